@@ -1,0 +1,2 @@
+"""foreshock"""
+__version__ = "0.1.0"
