@@ -1,2 +1,40 @@
-"""foreshock"""
+"""Foreshock: the seismograph of LLM reinforcement learning.
+
+`import foreshock` is what a trainer does, so it must cost next to nothing: the public names below are imported when they
+are first used, and nothing here ever imports torch, a web framework or a database.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foreshock.client.client import Client
+    from foreshock.learning_rate.apply import apply_scale
+    from foreshock.learning_rate.feed import AdviceFeed
+    from foreshock.rollouts.batch import RolloutBatch
+
 __version__ = "0.1.0"
+
+__all__ = ["AdviceFeed", "Client", "RolloutBatch", "__version__", "apply_scale"]
+
+_HOMES = {
+    "AdviceFeed": "foreshock.learning_rate.feed",
+    "Client": "foreshock.client.client",
+    "RolloutBatch": "foreshock.rollouts.batch",
+    "apply_scale": "foreshock.learning_rate.apply",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public name `name` from its module, once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foreshock' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

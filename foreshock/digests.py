@@ -1,0 +1,75 @@
+"""Digests: what makes two things the same thing. Always SHA-256, always written `sha256:<64 hexadecimal digits>`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from foreshock.errors import WeightsError
+
+__all__ = ["canonical_json", "digest_of_bytes", "digest_of_json", "rollout_set_digest", "weights_digest"]
+
+_CHUNK_BYTES = 4 << 20
+
+
+def digest_of_bytes(data: bytes | bytearray | memoryview) -> str:
+    """The digest of a body's bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """`value` as JSON with one spelling: sorted keys, no spaces, UTF-8 as it is, no NaN or infinity.
+
+    Raises ValueError where a float is not finite, TypeError where a value has no JSON form.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest_of_json(value: Any) -> str:
+    """The digest of `value`'s canonical JSON: equal for equal values, however their keys were ordered."""
+    return digest_of_bytes(canonical_json(value).encode())
+
+
+def rollout_set_digest(sample_ids: Iterable[str]) -> str:
+    """The digest of a set of rollouts, by their sample ids; their order does not matter."""
+    digest = hashlib.sha256()
+    for sample_id in sorted(sample_id.encode() for sample_id in sample_ids):
+        # The length in front keeps {"ab", "c"} and {"a", "bc"} apart.
+        digest.update(len(sample_id).to_bytes(8, "little"))
+        digest.update(sample_id)
+    return "sha256:" + digest.hexdigest()
+
+
+def weights_digest(folder: str | Path) -> str:
+    """The digest of a checkpoint in Hugging Face form: name, size and content of its `*.safetensors` and `config.json`.
+
+    Tokenizer files, READMEs and the like do not change what a model computes and are left out. Raises WeightsError
+    where the folder or its safetensors are missing or cannot be read.
+    """
+    root = Path(folder)
+    try:
+        names = sorted(
+            path.name for path in root.iterdir() if path.suffix == ".safetensors" or path.name == "config.json"
+        )
+        if not any(name.endswith(".safetensors") for name in names):
+            raise WeightsError(f"{root.name!r} holds no *.safetensors file: save the weights as safetensors")
+        digest = hashlib.sha256()
+        for name in names:
+            _add_file(digest, root / name)
+    except OSError as error:
+        raise WeightsError(f"the weights in {root.name!r} cannot be read: {error.strerror or error}") from error
+    return "sha256:" + digest.hexdigest()
+
+
+def _add_file(digest: hashlib._Hash, path: Path) -> None:
+    """Add a file's name, size and content to `digest`."""
+    encoded_name = path.name.encode()
+    digest.update(len(encoded_name).to_bytes(8, "little"))
+    digest.update(encoded_name)
+    digest.update(path.stat().st_size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)

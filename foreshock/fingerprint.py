@@ -1,0 +1,123 @@
+"""The fingerprint of a score: everything that can change the last bits of a log-prob.
+
+Two scores are comparable as "the same scorer twice" only where their fingerprints agree; where they differ, the
+difference of the two is what a link of the chain is about.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foreshock.digests import canonical_json, digest_of_bytes
+from foreshock.errors import ConfigurationError
+
+__all__ = ["Fingerprint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What made a score. None (or an empty mapping) means: not known.
+
+    `flags` and `library_versions` map names to values as text. `weights_digest` is what
+    `foreshock.digests.weights_digest` gives. `batch_composition` says how tokens were grouped for the forward pass, such
+    as "128 padded right": another composition is the noise floor of the same scorer.
+    """
+
+    engine: str
+    engine_version: str | None = None
+    dtype: str | None = None
+    head_dtype: str | None = None
+    master_dtype: str | None = None
+    autocast: str | None = None
+    quantization: str | None = None
+    logprobs_mode: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    attention_backend: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    weights_version: int | None = None
+    weights_digest: str | None = None
+    batch_composition: str | None = None
+    device_name: str | None = None
+    cpu_isa: str | None = None
+    driver: str | None = None
+    library_versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for name, hint in hints.items():
+            object.__setattr__(self, name, _checked(name, hint, getattr(self, name)))
+        if not self.engine:
+            raise ConfigurationError("a fingerprint needs an `engine`, such as 'vllm' or 'torch'")
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The known fields as plain JSON values; what is not known is left out."""
+        known = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value is None or value == {}:
+                continue
+            known[item.name] = dict(value) if isinstance(value, Mapping) else value
+        return known
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Fingerprint:
+        """The fingerprint of `to_dict()`. A field of a newer release is ignored.
+
+        Raises ConfigurationError where a field has a wrong type or `engine` is missing.
+        """
+        names = {item.name for item in dataclasses.fields(cls)}
+        known = {name: value for name, value in values.items() if name in names}
+        if "engine" not in known:
+            raise ConfigurationError("a fingerprint needs an `engine`, such as 'vllm' or 'torch'")
+        return cls(**known)
+
+    def to_json(self) -> str:
+        """The known fields as canonical JSON: one text for one fingerprint."""
+        return canonical_json(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Fingerprint:
+        """The fingerprint of `to_json()`. Raises ConfigurationError where `text` is not one."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"a fingerprint is a JSON object, and this is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"a fingerprint is a JSON object, not {type(values).__name__}")
+        return cls.from_dict(values)
+
+    def digest(self) -> str:
+        """`sha256:…` of the canonical JSON."""
+        return digest_of_bytes(self.to_json().encode())
+
+
+def _checked(name: str, hint: Any, value: Any) -> Any:
+    """`value` as the field `name` stores it; raises ConfigurationError where its type is wrong."""
+    if typing.get_origin(hint) is types.UnionType:
+        if value is None:
+            return None
+        hint = next(option for option in typing.get_args(hint) if option is not types.NoneType)
+    if typing.get_origin(hint) is not None:
+        if isinstance(value, Mapping) and all(isinstance(part, str) for item in value.items() for part in item):
+            return dict(sorted(value.items()))
+        raise ConfigurationError(f"fingerprint: `{name}` must map names to text, and is {value!r}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, hint) or isinstance(value, bool):
+        raise ConfigurationError(f"fingerprint: `{name}` must be {hint.__name__}, and is {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"fingerprint: `{name}` must be finite, and is {value!r}")
+    return value
