@@ -1,0 +1,50 @@
+# make demo    the whole thing on a recorded run, with real engines; ONCE=1 exits at the end instead of keeping the pages up
+# make test    everything that CI runs
+# make bench-… one measured claim each; prints a table, then one line of key=value pairs, exits 1 where the bar is not reached
+
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+export VENV PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup lint types imports pytest format bench-exactness bench-replay bench-demo bench-early-warning screenshot clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo:
+	@scripts/setup_environment.sh demo
+	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
+
+setup:
+	@scripts/setup_environment.sh test
+	@scripts/setup_programs.sh
+
+test: setup lint types imports pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+pytest: setup
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-exactness bench-replay bench-demo bench-early-warning: bench-%: setup
+	@$(BIN)/python -m benchmarks.$(subst -,_,$*)
+
+screenshot: setup
+	$(BIN)/python -m scripts.screenshot
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache foreshock-data

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The programs that tests start: PostgreSQL, Prometheus, Chromium. Installs what is missing where that needs no question
+# (root on a Debian-like system), says elsewhere what to install; tests that need a missing program then skip with a reason.
+set -euo pipefail
+
+missing=()
+{ command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 || missing+=(postgresql)
+{ command -v prometheus && command -v promtool; } >/dev/null 2>&1 || missing+=(prometheus)
+{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null 2>&1 || missing+=(chromium)
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "setup: installing ${missing[*]}" >&2
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+else
+    echo "setup: tests that need ${missing[*]} will skip; install with: sudo apt-get install ${missing[*]}" >&2
+fi

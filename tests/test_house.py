@@ -1,0 +1,78 @@
+"""The house rules that a program can check: sizes of files and functions, what the project may say of itself, the docs against the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = ("foreshock", "service", "probes")
+
+
+def tracked_files(*patterns: str) -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *patterns],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout: the list of tracked files is unknown")
+    return [REPOSITORY / name for name in listing.stdout.split("\0") if name and (REPOSITORY / name).is_file()]
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_file_of_code_is_longer_than_450_lines() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in tracked_files("*.py")}
+    too_long = {str(path.relative_to(REPOSITORY)): length for path, length in lengths.items() if length > 450}
+    assert not too_long
+
+
+def test_no_function_needs_a_scroll() -> None:
+    too_long = [
+        f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.name} ({node.end_lineno - node.lineno + 1} lines)"
+        for path in tracked_files(*(f"{package}/*.py" for package in PACKAGES))
+        for node in functions(path)
+        if node.end_lineno is not None and node.end_lineno - node.lineno + 1 > 60
+    ]
+    assert not too_long
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(REPOSITORY))
+        for path in tracked_files(*(f"{package}/*.py" for package in PACKAGES))
+        if not path.match("*/migrations/versions/*") and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not silent
+
+
+def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+    pattern = re.compile(r"/(work|farm|root)/[.a-z]")
+    leaks = [
+        f"{path.relative_to(REPOSITORY)}: {match.group()}"
+        for path in tracked_files("*.py", "*.md", "*.toml", "*.yml", "*.sh", "Makefile", "*.json", "*.html")
+        if (match := pattern.search(path.read_text()))
+    ]
+    assert not leaks
+
+
+def test_every_make_target_and_command_in_the_readme_exists() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    makefile = (REPOSITORY / "Makefile").read_text()
+    pyproject = (REPOSITORY / "pyproject.toml").read_text()
+    for target in re.findall(r"make ([a-z][a-z-]*)", readme):
+        assert re.search(rf"^[a-z -]*\b{target}\b[a-z -]*:", makefile, re.MULTILINE), target
+    for command in re.findall(r"`?foreshock ([a-z]+)\b", " ".join(re.findall(r"^\s*\$?\s*(foreshock [a-z]+.*)$", readme, re.MULTILINE))):
+        assert re.search(rf"^{command} = ", pyproject, re.MULTILINE), command
