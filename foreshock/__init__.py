@@ -1,6 +1,6 @@
 """Foreshock: the seismograph of LLM reinforcement learning.
 
-`import foreshock` is what a trainer does, so it must cost next to nothing: the public names below are imported when they
+`import foreshock` is what a trainer does, so it must cost next to nothing: public names are imported when they
 are first used, and nothing here ever imports torch, a web framework or a database.
 """
 

@@ -26,7 +26,7 @@ class Fingerprint:
     """What made a score. None (or an empty mapping) means: not known.
 
     `flags` and `library_versions` map names to values as text. `weights_digest` is what
-    `foreshock.digests.weights_digest` gives. `batch_composition` says how tokens were grouped for the forward pass, such
+    `foreshock.digests.weights_digest` gives. `batch_composition` says how tokens were grouped for a forward pass, such
     as "128 padded right": another composition is the noise floor of the same scorer.
     """
 

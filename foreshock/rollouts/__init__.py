@@ -1,0 +1,20 @@
+"""Rollouts and their formats: the table a trainer logs, its validation, its Parquet form, and importers."""
+
+from __future__ import annotations
+
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.parquet import decode_rollouts, decode_scores, encode_rollouts, encode_scores
+from foreshock.rollouts.scores import ScoreBatch
+
+__all__ = [
+    "BatchAttributes",
+    "DecodeLimits",
+    "RolloutBatch",
+    "ScoreBatch",
+    "decode_rollouts",
+    "decode_scores",
+    "encode_rollouts",
+    "encode_scores",
+]

@@ -1,0 +1,104 @@
+"""What is true of a whole batch: how it was sampled, and which log-probs were logged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foreshock.digests import canonical_json
+from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.fingerprint import Fingerprint
+
+__all__ = ["LOGPROBS_MODES", "TRAINER_POLICIES", "BatchAttributes"]
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+TrainerPolicy = Literal["recomputed_old", "current", "bypass"]
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+TRAINER_POLICIES = ("recomputed_old", "current", "bypass")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAttributes:
+    """Batch attributes; None means: not known.
+
+    `temperature`, `top_p`, `top_k` (-1: all) and `min_p` are the sampling defaults, which a column of that name
+    overrides per rollout. `logprobs_mode` says whether the engine logged log-probs before ("raw_logprobs") or after
+    ("processed_logprobs") temperature and truncation: without it, truncation cannot be told from agreement.
+    `trainer_policy` says what `trainer_log_probs` are: recomputed with the old weights before the update
+    ("recomputed_old"), the current policy ("current"), or a copy of the engine's ("bypass"). `length_cap` is the
+    largest number of response tokens that generation allowed. Raises ConfigurationError on a value that is not one.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    logprobs_mode: LogprobsMode | None = None
+    trainer_weights_version: int | None = None
+    trainer_policy: TrainerPolicy | None = None
+    length_cap: int | None = None
+    engine_fingerprint: Fingerprint | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        for name, least in (("top_k", -1), ("trainer_weights_version", 0), ("length_cap", 1)):
+            _check_integer(name, getattr(self, name), least)
+        _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        _check_choice("trainer_policy", self.trainer_policy, TRAINER_POLICIES)
+        if self.engine_fingerprint is not None and not isinstance(self.engine_fingerprint, Fingerprint):
+            raise ConfigurationError("batch attribute `engine_fingerprint` must be a Fingerprint")
+
+    def to_json(self) -> str:
+        """The known attributes as canonical JSON, the value of the Parquet key `foreshock.batch`."""
+        known: dict[str, Any] = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value is not None:
+                known[item.name] = value.to_dict() if isinstance(value, Fingerprint) else value
+        return canonical_json(known)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> BatchAttributes:
+        """The attributes of `to_json()`; an attribute of a newer release is ignored.
+
+        Raises InvalidRolloutsError where `text` is no JSON object or a value makes no sense.
+        """
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRolloutsError(f"the batch attributes are not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise InvalidRolloutsError("the batch attributes must be a JSON object")
+        names = {item.name for item in dataclasses.fields(cls)}
+        known = {name: value for name, value in values.items() if name in names}
+        try:
+            if isinstance(known.get("engine_fingerprint"), Mapping):
+                known["engine_fingerprint"] = Fingerprint.from_dict(known["engine_fingerprint"])
+            return cls(**known)
+        except ConfigurationError as error:
+            raise InvalidRolloutsError(str(error)) from error
+
+
+def _number(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise ConfigurationError(f"batch attribute `{name}` must be a number >= 0, and is {value!r}")
+    return float(value)
+
+
+def _check_integer(name: str, value: object, least: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 2**31 - 1:
+        raise ConfigurationError(f"batch attribute `{name}` must be a whole number >= {least}, and is {value!r}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise ConfigurationError(f"batch attribute `{name}` must be one of {', '.join(choices)}, and is {value!r}")

@@ -1,0 +1,120 @@
+"""Arrow columns as numpy arrays, exactly: nulls, offsets and values out of range are errors that name their row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.rollouts.ragged import offsets_of_lengths, row_of_position
+from foreshock.rollouts.schema import ColumnSpec
+
+__all__ = ["ColumnReader"]
+
+_INTEGER_RANGES = {"uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1)}
+
+
+class ColumnReader:
+    """The columns of a decoded table, whose types `footer.py` has accepted."""
+
+    def __init__(self, table: pa.Table, metadata: dict[bytes, bytes]) -> None:
+        self._table = table
+        self.metadata = metadata
+
+    def has(self, column: ColumnSpec) -> bool:
+        """Whether the table has the column."""
+        return column.name in self._table.column_names
+
+    def is_list(self, column: ColumnSpec) -> bool:
+        """Whether the table has the column, with a list in each row."""
+        return self.has(column) and _is_list(self._table.schema.field(column.name).type)
+
+    def strings(self, column: ColumnSpec) -> list[Any]:
+        """One string or None per row; None becomes an error where the column is required."""
+        array = self._table.column(column.name)
+        if column.required and array.null_count:
+            self._refuse_null(column, array)
+        values: list[Any] = array.to_pylist()
+        return values
+
+    def numbers(self, column: ColumnSpec, *, missing: float) -> NDArray[Any]:
+        """One number per row; `missing` where it is null."""
+        array = _one_chunk(self._table.column(column.name))
+        nulls = np.asarray(array.is_null())
+        values = _convert(column, array.fill_null(0) if array.null_count else array, None)
+        if nulls.any():
+            values = values.copy()
+            values[nulls] = missing
+        return values
+
+    def ragged(self, column: ColumnSpec) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The flat values and the N + 1 offsets of a list column; a null list or a null in a list is an error."""
+        chunks = self._table.column(column.name)
+        if chunks.null_count:
+            self._refuse_null(column, chunks)
+        lengths = pc.list_value_length(chunks)
+        offsets = offsets_of_lengths(lengths.to_numpy().astype(np.int64))
+        flat = _one_chunk(pc.list_flatten(chunks))
+        if flat.null_count:
+            position = int(np.argmax(np.asarray(flat.is_null())))
+            row = row_of_position(offsets, position)
+            raise InvalidRolloutsError(
+                f"the value at token {position - int(offsets[row])} is null: write NaN for a number that is missing",
+                row=row,
+                column=column.name,
+            )
+        return _convert(column, flat, offsets), offsets
+
+    def check_lengths(
+        self, column: ColumnSpec, offsets: NDArray[np.int64], expected: NDArray[np.int64], against: str
+    ) -> None:
+        """Raise for the first row whose list is not as long as that of the column `against`."""
+        lengths, wanted = np.diff(offsets), np.diff(expected)
+        wrong = lengths != wanted
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise InvalidRolloutsError(
+                f"has {lengths[row]} values where `{against}` has {wanted[row]}: log one value per token",
+                row=row,
+                column=column.name,
+            )
+
+    def _refuse_null(self, column: ColumnSpec, array: pa.ChunkedArray) -> None:
+        row = int(np.argmax(np.asarray(array.is_null())))
+        what = "is null: write an empty list" if column.shape != "rollout" else "is missing or empty: give it a value"
+        if column.shape == "response" and not column.required:
+            what = "is null: write one value per token, or leave the column out"
+        raise InvalidRolloutsError(what, row=row, column=column.name)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _one_chunk(chunks: pa.ChunkedArray) -> pa.Array:
+    if chunks.num_chunks == 1:
+        return chunks.chunk(0)
+    return pa.concat_arrays(chunks.chunks) if chunks.num_chunks else pa.array([], type=chunks.type)
+
+
+def _convert(column: ColumnSpec, array: pa.Array, offsets: NDArray[np.int64] | None) -> NDArray[Any]:
+    """`array` (without nulls) in the column's own type; raises where an integer does not fit."""
+    values = array.to_numpy(zero_copy_only=False)
+    wanted = np.dtype(column.value_type)
+    if values.dtype == wanted:
+        return values
+    if column.value_type in _INTEGER_RANGES:
+        least, most = _INTEGER_RANGES[column.value_type]
+        wrong = (values < least) | (values > most)
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            row = position if offsets is None else row_of_position(offsets, position)
+            raise InvalidRolloutsError(
+                f"{values[position]} does not fit into {column.value_type}", row=row, column=column.name
+            )
+    with np.errstate(over="ignore"):
+        return values.astype(wanted)

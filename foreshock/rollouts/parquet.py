@@ -1,0 +1,183 @@
+"""Rollouts and scores as Parquet: plain float32 lists that any Parquet reader reads.
+
+Written are about 64 rollouts a row group, so that one rollout can be read without the rest; zstd; float lists split by
+byte position first (BYTE_STREAM_SPLIT), which is what lets log-probs compress at all.
+
+Reading trusts nothing: see `footer.py` for what is checked before a value is decoded, `columns.py` for how Arrow's
+columns become arrays. Whatever Arrow itself raises becomes InvalidRolloutsError.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.columns import ColumnReader
+from foreshock.rollouts.footer import open_checked
+from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.schema import (
+    ATTRIBUTES_KEY,
+    FINGERPRINT_KEY,
+    ROLLOUT_COLUMNS,
+    SCORE_COLUMNS,
+    ColumnSpec,
+)
+from foreshock.rollouts.scores import ScoreBatch
+from foreshock.rollouts.validation import validate_rollouts, validate_scores
+
+__all__ = ["ROLLOUTS_PER_ROW_GROUP", "decode_rollouts", "decode_scores", "encode_rollouts", "encode_scores"]
+
+ROLLOUTS_PER_ROW_GROUP = 64
+_BATCH_ROWS = 4_096
+
+
+def encode_rollouts(batch: RolloutBatch) -> bytes:
+    """`batch` as the bytes of a Parquet file; equal batches give equal bytes under one pyarrow version."""
+    columns = []
+    for column in ROLLOUT_COLUMNS:
+        value = getattr(batch, column.field)
+        if value is None:
+            continue
+        offsets = None
+        if batch.per_token(column):
+            offsets = batch.prompt_offsets if column.shape == "prompt" else batch.response_offsets
+        columns.append((column, _to_arrow(column, value, offsets)))
+    return _write(columns, {ATTRIBUTES_KEY: batch.attributes.to_json().encode()})
+
+
+def encode_scores(scores: ScoreBatch) -> bytes:
+    """`scores` as the bytes of a Parquet file, the fingerprint in its metadata."""
+    values = {"sample_id": (scores.sample_ids, None), "log_probs": (scores.log_probs, scores.offsets)}
+    columns = [(column, _to_arrow(column, *values[column.name])) for column in SCORE_COLUMNS]
+    return _write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()})
+
+
+def decode_rollouts(
+    data: bytes | bytearray | memoryview | BinaryIO, limits: DecodeLimits | None = None
+) -> RolloutBatch:
+    """The validated batch in `data`.
+
+    Raises InvalidRolloutsError (with `.row` and `.column`) where it breaks the schema or a rule, LimitExceededError where
+    it is larger than `limits`.
+    """
+    limits = limits or DecodeLimits()
+    reader = _read(data, ROLLOUT_COLUMNS, limits)
+    values: dict[str, Any] = {}
+    attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
+    for column in ROLLOUT_COLUMNS:
+        if not reader.has(column):
+            continue
+        if column.value_type == "string":
+            values[column.field] = reader.strings(column)
+        elif reader.is_list(column):
+            flat, offsets = reader.ragged(column)
+            values[column.field] = flat
+            if column.required:
+                values[column.field.replace("_token_ids", "_offsets")] = offsets
+            elif column.shape != "prompt":
+                reader.check_lengths(column, offsets, values["response_offsets"], "response_token_ids")
+        elif column.field == "top_k":
+            default = attributes.top_k if attributes.top_k is not None else -1
+            values[column.field] = reader.numbers(column, missing=default)
+        else:
+            values[column.field] = reader.numbers(column, missing=np.nan)
+    per_token = reader.is_list(next(column for column in ROLLOUT_COLUMNS if column.field == "advantage"))
+    batch = RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
+    validate_rollouts(batch, limits)
+    return batch
+
+
+def decode_scores(data: bytes | bytearray | memoryview | BinaryIO, limits: DecodeLimits | None = None) -> ScoreBatch:
+    """The validated scores in `data`; raises as `decode_rollouts` does, and where the fingerprint is missing."""
+    limits = limits or DecodeLimits()
+    reader = _read(data, SCORE_COLUMNS, limits)
+    text = reader.metadata.get(FINGERPRINT_KEY)
+    if text is None:
+        raise InvalidRolloutsError(
+            f"the Parquet metadata lacks the key {FINGERPRINT_KEY.decode()!r}: say what computed the scores"
+        )
+    try:
+        fingerprint = Fingerprint.from_json(text)
+    except ConfigurationError as error:
+        raise InvalidRolloutsError(str(error)) from error
+    names, log_probs = SCORE_COLUMNS
+    flat, offsets = reader.ragged(log_probs)
+    sample_ids = [name if name is not None else "" for name in reader.strings(names)]
+    scores = ScoreBatch(sample_ids=sample_ids, log_probs=flat, offsets=offsets, fingerprint=fingerprint)
+    validate_scores(scores, limits)
+    return scores
+
+
+def _to_arrow(column: ColumnSpec, value: Any, offsets: np.ndarray[Any, Any] | None) -> pa.Array:
+    if offsets is None:
+        missing = np.isnan(value) if column.value_type == "float32" else None
+        return pa.array(value, type=column.arrow_type(per_token=False), mask=missing)
+    flat = pa.array(value, type=getattr(pa, column.value_type)())
+    arrow_type = column.arrow_type(per_token=True)
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat, type=arrow_type)
+
+
+def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, bytes]) -> bytes:
+    schema = pa.schema([pa.field(column.name, array.type) for column, array in columns], metadata=metadata)
+    table = pa.Table.from_arrays([array for _, array in columns], schema=schema)
+    sink = pa.BufferOutputStream()
+    floats = [
+        f"{column.name}.list.element"
+        for column, array in columns
+        if column.value_type == "float32" and pa.types.is_list(array.type)
+    ]
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=ROLLOUTS_PER_ROW_GROUP,
+        compression="zstd",
+        use_dictionary=[column.name for column, _ in columns if column.value_type == "string"],
+        use_byte_stream_split=floats,
+        write_statistics=False,
+    )
+    return bytes(sink.getvalue())
+
+
+def _read(
+    data: bytes | bytearray | memoryview | BinaryIO, columns: tuple[ColumnSpec, ...], limits: DecodeLimits
+) -> ColumnReader:
+    """Check the footer, then decode a few thousand rows at a time, counting as we go."""
+    body = _body(data, limits)
+    try:
+        file = open_checked(body, columns, limits)
+        batches, values = [], 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            batches.append(batch)
+            values += batch.nbytes
+            if values > limits.max_uncompressed_bytes:
+                raise LimitExceededError(
+                    f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes: send more, smaller shards"
+                )
+        table = pa.Table.from_batches(batches, schema=file.schema_arrow)
+        return ColumnReader(table, dict(file.schema_arrow.metadata or {}))
+    except MemoryError as error:
+        raise LimitExceededError("it needs more memory than there is: send more, smaller shards") from error
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, UnicodeDecodeError) as error:
+        if isinstance(error, InvalidRolloutsError | LimitExceededError):
+            raise
+        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        raise InvalidRolloutsError(f"this is not a readable Parquet file: {reason}") from error
+
+
+def _body(data: bytes | bytearray | memoryview | BinaryIO, limits: DecodeLimits) -> pa.Buffer:
+    if isinstance(data, io.IOBase) or hasattr(data, "read"):
+        data = data.read(limits.max_body_bytes + 1)  # type: ignore[union-attr]
+    size = memoryview(data).nbytes  # type: ignore[arg-type]
+    if size > limits.max_body_bytes:
+        raise LimitExceededError(
+            f"the body has more than the {limits.max_body_bytes:,} bytes of one shard: send more, smaller shards"
+        )
+    return pa.py_buffer(data)

@@ -1,0 +1,36 @@
+"""Ragged arrays: flat values of all rows and the N + 1 offsets at which rows begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["concatenate_offsets", "offsets_of_lengths", "row_of_position", "take_rows"]
+
+
+def offsets_of_lengths(lengths: Any) -> NDArray[np.int64]:
+    """The [N + 1] offsets of rows with these [N] lengths."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    offsets = np.zeros(lengths.size + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def concatenate_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The offsets of ragged arrays laid one after the other."""
+    return offsets_of_lengths(np.concatenate([np.diff(part) for part in parts] or [np.zeros(0, np.int64)]))
+
+
+def row_of_position(offsets: NDArray[np.int64], position: int) -> int:
+    """The row that the flat position belongs to."""
+    return int(np.searchsorted(offsets, position, side="right")) - 1
+
+
+def take_rows(offsets: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The flat positions of the chosen rows in their new order, and the new offsets."""
+    new_offsets = offsets_of_lengths(np.diff(offsets)[rows])
+    shifts = np.repeat(offsets[:-1][rows] - new_offsets[:-1], np.diff(new_offsets))
+    return np.arange(new_offsets[-1], dtype=np.int64) + shifts, new_offsets

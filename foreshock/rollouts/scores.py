@@ -1,0 +1,36 @@
+"""What one scorer said about a set of rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.fingerprint import Fingerprint
+
+__all__ = ["ScoreBatch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreBatch:
+    """One scorer's log-prob for each response token of N rollouts, T tokens in all.
+
+    `log_probs[offsets[i]:offsets[i + 1]]` are those of `sample_ids[i]`, one per response token (tool output included, so
+    that they line up with the rollout); NaN where the scorer gave none. `fingerprint` says what computed them.
+    """
+
+    sample_ids: list[str]  # N, unique in the batch
+    log_probs: NDArray[np.float32]  # [T], natural logarithms
+    offsets: NDArray[np.int64]  # [N + 1]
+    fingerprint: Fingerprint
+
+    @property
+    def num_rollouts(self) -> int:
+        """N."""
+        return len(self.sample_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.offsets[-1])
