@@ -24,8 +24,8 @@ class RolloutBatch:
     """N rollouts with T response tokens in all and P prompt tokens in all: flat values plus offsets, no padding.
 
     The tokens of rollout i are `response_token_ids[response_offsets[i]:response_offsets[i + 1]]`; every [T]
-    field is cut the same way. A field that is None was not logged. Missing numbers of a rollout are NaN, missing strings None.
-    The constructor trusts its arguments; `from_arrays`, `from_lists` and `decode_rollouts` validate.
+    field is cut the same way. A field that is None was not logged. Missing numbers of a rollout are NaN, missing
+    strings None. The constructor trusts its arguments; `from_arrays`, `from_lists` and `decode_rollouts` validate.
     """
 
     sample_ids: list[str]  # N, unique in the batch
@@ -71,7 +71,7 @@ class RolloutBatch:
         """[T] True where the model sampled the token: what measures are taken over."""
         if self.response_mask is None:
             return np.ones(self.num_tokens, dtype=np.bool_)
-        return self.response_mask != 0
+        return np.asarray(self.response_mask != 0, dtype=np.bool_)
 
     @property
     def generated_lengths(self) -> NDArray[np.int64]:

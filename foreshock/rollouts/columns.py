@@ -103,7 +103,7 @@ def _one_chunk(chunks: pa.ChunkedArray) -> pa.Array:
 
 def _convert(column: ColumnSpec, array: pa.Array, offsets: NDArray[np.int64] | None) -> NDArray[Any]:
     """`array` (without nulls) in the column's own type; raises where an integer does not fit."""
-    values = array.to_numpy(zero_copy_only=False)
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     wanted = np.dtype(column.value_type)
     if values.dtype == wanted:
         return values
@@ -117,4 +117,5 @@ def _convert(column: ColumnSpec, array: pa.Array, offsets: NDArray[np.int64] | N
                 f"{values[position]} does not fit into {column.value_type}", row=row, column=column.name
             )
     with np.errstate(over="ignore"):
-        return values.astype(wanted)
+        converted: NDArray[Any] = values.astype(wanted)
+    return converted

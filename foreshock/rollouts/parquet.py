@@ -38,6 +38,8 @@ __all__ = ["ROLLOUTS_PER_ROW_GROUP", "decode_rollouts", "decode_scores", "encode
 ROLLOUTS_PER_ROW_GROUP = 64
 _BATCH_ROWS = 4_096
 
+Body = bytes | bytearray | memoryview | BinaryIO
+
 
 def encode_rollouts(batch: RolloutBatch) -> bytes:
     """`batch` as the bytes of a Parquet file; equal batches give equal bytes under one pyarrow version."""
@@ -60,13 +62,11 @@ def encode_scores(scores: ScoreBatch) -> bytes:
     return _write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()})
 
 
-def decode_rollouts(
-    data: bytes | bytearray | memoryview | BinaryIO, limits: DecodeLimits | None = None
-) -> RolloutBatch:
+def decode_rollouts(data: Body, limits: DecodeLimits | None = None) -> RolloutBatch:
     """The validated batch in `data`.
 
-    Raises InvalidRolloutsError (with `.row` and `.column`) where it breaks the schema or a rule, LimitExceededError where
-    it is larger than `limits`.
+    Raises InvalidRolloutsError (with `.row` and `.column`) where it breaks the schema or a rule, LimitExceededError
+    where it is larger than `limits`.
     """
     limits = limits or DecodeLimits()
     reader = _read(data, ROLLOUT_COLUMNS, limits)
@@ -95,7 +95,7 @@ def decode_rollouts(
     return batch
 
 
-def decode_scores(data: bytes | bytearray | memoryview | BinaryIO, limits: DecodeLimits | None = None) -> ScoreBatch:
+def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     """The validated scores in `data`; raises as `decode_rollouts` does, and where the fingerprint is missing."""
     limits = limits or DecodeLimits()
     reader = _read(data, SCORE_COLUMNS, limits)
@@ -146,9 +146,7 @@ def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, byt
     return bytes(sink.getvalue())
 
 
-def _read(
-    data: bytes | bytearray | memoryview | BinaryIO, columns: tuple[ColumnSpec, ...], limits: DecodeLimits
-) -> ColumnReader:
+def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> ColumnReader:
     """Check the footer, then decode a few thousand rows at a time, counting as we go."""
     body = _body(data, limits)
     try:
@@ -172,10 +170,10 @@ def _read(
         raise InvalidRolloutsError(f"this is not a readable Parquet file: {reason}") from error
 
 
-def _body(data: bytes | bytearray | memoryview | BinaryIO, limits: DecodeLimits) -> pa.Buffer:
+def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:
     if isinstance(data, io.IOBase) or hasattr(data, "read"):
-        data = data.read(limits.max_body_bytes + 1)  # type: ignore[union-attr]
-    size = memoryview(data).nbytes  # type: ignore[arg-type]
+        data = data.read(limits.max_body_bytes + 1)
+    size = memoryview(data).nbytes
     if size > limits.max_body_bytes:
         raise LimitExceededError(
             f"the body has more than the {limits.max_body_bytes:,} bytes of one shard: send more, smaller shards"

@@ -7,9 +7,10 @@ One row is one rollout. A column is `shape`:
 - "response": a list with one value per response token (all such lists of one rollout have equal lengths);
 - "rollout or response": either (`advantage`).
 
-What is written is always the exact Arrow type of `ColumnSpec.arrow_type()`. What is read may also be a type that holds the
-same values: `large_list` or `fixed_size_list` for a list, `large_string`, `string_view` or a dictionary of strings for a
-string, any integer type whose values are in range for an integer, float16 or float64 (rounded to float32) for a float.
+What is written is always the exact Arrow type of `ColumnSpec.arrow_type()`. What is read may also be a type that holds
+the same values: `large_list` or `fixed_size_list` for a list, `large_string`, `string_view` or a dictionary of strings
+for a string, any integer type whose values are in range for an integer, float16 or float64 (rounded to float32) for a
+float.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ __all__ = ["ScoreBatch"]
 class ScoreBatch:
     """One scorer's log-prob for each response token of N rollouts, T tokens in all.
 
-    `log_probs[offsets[i]:offsets[i + 1]]` are those of `sample_ids[i]`, one per response token (tool output included, so
-    that they line up with the rollout); NaN where the scorer gave none. `fingerprint` says what computed them.
+    `log_probs[offsets[i]:offsets[i + 1]]` are those of `sample_ids[i]`, one per response token (tool output included,
+    so that they line up with the rollout); NaN where the scorer gave none. `fingerprint` says what computed them.
     """
 
     sample_ids: list[str]  # N, unique in the batch
