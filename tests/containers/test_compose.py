@@ -1,0 +1,217 @@
+"""docker-compose.yml is valid by the Compose Specification, refers only to what exists, and is safe by default."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+REPOSITORY = Path(__file__).parents[2]
+SCHEMA = Path(__file__).parent / "data" / "compose-spec.json"
+SCHEMA_SHA256 = "d549057ebc2925f39f62799eab0db7b9e2c18b35b6c00595199116da3ed10e64"
+VARIABLE = re.compile(r"\$\{(?P<name>[A-Z_]+)(?P<rule>:[?-][^}]*)?\}")
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    document = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = compose["services"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    content = SCHEMA.read_bytes()
+    assert hashlib.sha256(content).hexdigest() == SCHEMA_SHA256, "the schema is vendored unchanged"
+    return Draft202012Validator(json.loads(content))
+
+
+def source_of_bind(volume: Any) -> str | None:
+    """The host path of a bind mount, or None for a named volume."""
+    if isinstance(volume, dict):
+        return str(volume["source"]) if volume["type"] == "bind" else None
+    source = str(volume).split(":", 1)[0]
+    return source if source.startswith((".", "/")) else None
+
+
+def name_of_volume(volume: Any) -> str | None:
+    if isinstance(volume, dict):
+        return str(volume["source"]) if volume["type"] == "volume" else None
+    source = str(volume).split(":", 1)[0]
+    return None if source.startswith((".", "/")) else source
+
+
+def test_the_file_is_valid_by_the_compose_specification(
+    compose: dict[str, Any], validator: Draft202012Validator
+) -> None:
+    problems = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(compose)]
+    assert not problems
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"services": {"service": {"imagee": "a:1"}}},
+        {"services": {"service": {"image": "a:1", "ports": [{"published": []}]}}},
+        {"services": {"service": {"image": "a:1", "depends_on": {"b": {"condition": "service_is_happy"}}}}},
+        {"volumes": {"data": {"driver": 3}}},
+    ],
+)
+def test_the_schema_refuses_what_is_wrong(broken: dict[str, Any], validator: Draft202012Validator) -> None:
+    assert not validator.is_valid(broken)
+
+
+def test_compose_itself_accepts_the_file_where_its_plugin_is_installed(tmp_path: Path) -> None:
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
+    ):
+        pytest.skip("the docker compose plugin is not installed; the schema was checked above")
+    environment_file = tmp_path / "environment"
+    names = {match["name"] for match in VARIABLE.finditer((REPOSITORY / "docker-compose.yml").read_text())}
+    environment_file.write_text("".join(f"{name}=1\n" for name in sorted(names)))
+    command = ["docker", "compose", "--env-file", str(environment_file), "--profile", "*", "config", "--quiet"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_five_parts_are_there(services: dict[str, dict[str, Any]]) -> None:
+    assert {"service", "database", "prometheus", "grafana", "worker"} <= services.keys()
+    assert "profiles" not in services["worker"], "a plain `docker compose up` starts a worker"
+
+
+def test_every_name_that_a_service_refers_to_exists(
+    compose: dict[str, Any], services: dict[str, dict[str, Any]]
+) -> None:
+    for name, service in services.items():
+        for needed, how in service.get("depends_on", {}).items():
+            assert needed in services, f"{name} waits for {needed}"
+            if how["condition"] == "service_healthy":
+                assert not services[needed]["healthcheck"].get("disable"), f"{name} waits for the health of {needed}"
+        assert set(service.get("networks", [])) <= compose["networks"].keys(), name
+        assert set(service.get("secrets", [])) <= compose["secrets"].keys(), name
+        for volume in service.get("volumes", []):
+            named = name_of_volume(volume)
+            assert named is None or named in compose["volumes"], f"{name} mounts {named}"
+    mounted = {name_of_volume(volume) for service in services.values() for volume in service.get("volumes", [])}
+    assert compose["volumes"].keys() <= mounted, "no volume is declared and forgotten"
+
+
+def test_every_file_that_is_mounted_or_built_from_exists(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        if "build" in service:
+            assert (REPOSITORY / service["build"]["context"] / service["build"]["dockerfile"]).is_file(), name
+        for volume in service.get("volumes", []):
+            source = source_of_bind(volume)
+            # A path with a variable is the user's own folder, made by compose when it is missing.
+            if source is not None and "${" not in source:
+                assert (REPOSITORY / source).exists(), f"{name} mounts {source}"
+
+
+def test_prometheus_starts_with_the_configuration_of_the_repository(services: dict[str, dict[str, Any]]) -> None:
+    prometheus = services["prometheus"]
+    (flag,) = [argument for argument in prometheus["command"] if argument.startswith("--config.file=")]
+    inside = flag.partition("=")[2]
+    mounts = dict(volume.split(":")[:2] for volume in prometheus["volumes"])
+    (folder,) = [source for source, target in mounts.items() if inside.startswith(target + "/")]
+    configuration = REPOSITORY / folder / Path(inside).name
+    assert configuration.is_file()
+    targets = {
+        target
+        for job in yaml.safe_load(configuration.read_text())["scrape_configs"]
+        for group in job.get("static_configs", [])
+        for target in group["targets"]
+    }
+    assert "service:8765" in targets, "Prometheus scrapes the service by its name on the compose network"
+
+
+def test_images_are_pinned_to_a_version(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        _, colon, tag = service["image"].rpartition(":")
+        assert colon, f"{name} has an image without a tag"
+        assert re.search(r"\d+\.\d+", tag), f"{name}: {tag} is not a version"
+    for dockerfile in (REPOSITORY / "containers").glob("Dockerfile.*"):
+        images = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", dockerfile.read_text(), re.MULTILINE)
+        assert images, dockerfile
+        assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-[a-z-]+", image) for image in images), dockerfile
+
+
+def test_servers_have_a_health_check_and_the_rest_says_that_it_has_none(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        check = service["healthcheck"]
+        if "ports" in service or name == "database":
+            assert check["test"][0] == "CMD", name
+            assert check["interval"], name
+            assert check["retries"], name
+        else:
+            assert check == {"disable": True}, name
+
+
+def test_every_published_port_is_bound_to_loopback_by_default(services: dict[str, dict[str, Any]]) -> None:
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    assert all(port.startswith("${FORESHOCK_BIND:-127.0.0.1}:") for port in ports)
+
+
+def test_the_database_is_not_published(services: dict[str, dict[str, Any]], compose: dict[str, Any]) -> None:
+    assert "ports" not in services["database"]
+    assert services["database"]["networks"] == ["data"]
+    assert compose["networks"]["data"]["internal"] is True
+
+
+def test_no_secret_is_written_in_the_file_and_empty_ones_are_refused() -> None:
+    text = (REPOSITORY / "docker-compose.yml").read_text()
+    for line in text.splitlines():
+        if re.search(r"(PASSWORD|API_KEY):", line):
+            assert VARIABLE.search(line), line
+    for match in VARIABLE.finditer(text):
+        if match["name"].endswith("PASSWORD"):
+            assert (match["rule"] or "").startswith(":?"), f"{match['name']} may not be empty"
+
+
+def test_every_variable_is_in_the_example_and_no_secret_has_a_value_there() -> None:
+    used = {match["name"] for match in VARIABLE.finditer((REPOSITORY / "docker-compose.yml").read_text())}
+    used |= set(
+        re.findall(r"^    environment: ([A-Z_]+)$", (REPOSITORY / "docker-compose.yml").read_text(), re.MULTILINE)
+    )
+    example = dict(
+        line.split("=", 1)
+        for line in (REPOSITORY / ".env.example").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    assert used == example.keys()
+    assert all(not value for name, value in example.items() if name.endswith(("PASSWORD", "API_KEY")))
+
+
+def test_containers_do_not_run_as_root_and_ship_no_secret() -> None:
+    for dockerfile in (REPOSITORY / "containers").glob("Dockerfile.*"):
+        text = dockerfile.read_text()
+        assert re.search(r"^USER \d{4,}$", text, re.MULTILINE), dockerfile
+        assert not re.search(r"PASSWORD|API_KEY", text), dockerfile
+    ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored, "the build context is an allow-list, so that .env never reaches an image"
+    for path in (line.removeprefix("!") for line in ignored if line.startswith("!")):
+        assert (REPOSITORY / path).exists(), path
+
+
+def test_the_worker_image_is_built_for_cpu_and_for_cuda(services: dict[str, dict[str, Any]]) -> None:
+    assert services["worker"]["build"]["args"] == {"ACCELERATOR": "cpu"}
+    assert services["worker-cuda"]["build"]["args"] == {"ACCELERATOR": "cuda"}
+    for name in ("worker", "worker-cuda"):
+        roots = services[name]["environment"]["FORESHOCK_WEIGHTS_ROOTS"]
+        targets = {volume["target"] for volume in services[name]["volumes"]}
+        assert {root.partition("=")[2] for root in roots.split(",")} <= targets
