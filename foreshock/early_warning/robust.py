@@ -1,0 +1,34 @@
+"""Medians and a noise scale that neither a single wild step nor a trend disturbs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation of a normal law / its median absolute deviation."""
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; the mean of the two middle ones for an even count. Raises ValueError when empty."""
+    if not values:
+        raise ValueError("the median of nothing")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return 0.5 * (ordered[middle - 1] + ordered[middle])
+
+
+def step_noise(values: Sequence[float]) -> float:
+    """Standard deviation of step-to-step noise, from absolute successive differences (so that a trend adds little).
+
+    An upper estimate: few differences can look calm by chance, so it is widened by 1 + 1.5 / √n (about two standard
+    errors of a median of absolute values). 0 with fewer than three values.
+    """
+    if len(values) < 3:
+        return 0.0
+    differences = [abs(later - earlier) for earlier, later in pairwise(values)]
+    widening = 1.0 + 1.5 / math.sqrt(len(differences))
+    return MAD_TO_SIGMA * widening * median(differences) / math.sqrt(2.0)
