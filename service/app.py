@@ -1,0 +1,88 @@
+"""The application: its long-lived parts, its routers, and the shape of its errors.
+
+`create_app(settings)` opens the database and the token store but migrates nothing: `foreshock serve` (or a test) does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service.attempts.endpoints import router as attempts
+from service.background import Sweeper
+from service.context import ServiceContext
+from service.database.session import Database
+from service.decoding.pool import DecoderPool
+from service.guards import RequestGuard
+from service.health.endpoints import router as health
+from service.openapi import document_problems
+from service.problem import install_problem_handlers
+from service.runs.endpoints import router as runs
+from service.settings import Settings
+from service.store.tokens import TokenStore
+
+# The routers of every noun; the pages come last, since theirs are the loosest paths.
+ROUTERS = (health, runs, attempts)
+
+
+def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
+    """The application for these settings; `decoders` lets several applications of one process share a pool."""
+    app = FastAPI(
+        title="Foreshock",
+        description="The seismograph of LLM reinforcement learning: runs, rollouts, measurements, alerts and advice.",
+        version=_version(),
+        lifespan=_lifespan,
+    )
+    app.state.context = _make_context(settings, decoders)
+    app.state.owns_decoders = decoders is None
+    install_problem_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(RequestGuard, settings=settings)
+    document_problems(app)
+    return app
+
+
+def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceContext:
+    secret = settings.session_secret.get_secret_value() if settings.session_secret else secrets.token_urlsafe(32)
+    return ServiceContext(
+        settings=settings,
+        database=Database(settings.database_url),
+        store=TokenStore(settings.store_url),
+        decoders=decoders or DecoderPool(settings),
+        session_secret=secret.encode(),
+        # Called, in this order, inside the transaction that closes a step.
+        step_observers=(),
+    )
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    context: ServiceContext = app.state.context
+    # What runs every `sweep_interval_seconds`.
+    sweeper = Sweeper(
+        context.settings.sweep_interval_seconds,
+        [context.store.remove_stale_temporaries],
+    )
+    if not context.decoders.is_warm:
+        await run_in_threadpool(context.decoders.warm_up)
+    sweeper.start()
+    try:
+        yield
+    finally:
+        await run_in_threadpool(sweeper.stop)
+        if app.state.owns_decoders:
+            await run_in_threadpool(context.decoders.close)
+        await run_in_threadpool(context.database.close)
+
+
+def _version() -> str:
+    try:
+        return version("foreshock")
+    except PackageNotFoundError:
+        return "0"

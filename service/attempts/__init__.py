@@ -1,0 +1,1 @@
+"""Attempts: a run's start and its resumes."""

@@ -1,0 +1,53 @@
+"""What a request works with, made once by `create_app`: settings, database, token store, decoders, step observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+from sqlalchemy.orm import Session
+
+from service.database.session import Database
+from service.decoding.pool import DecoderPool
+from service.settings import Settings
+from service.store.tokens import TokenStore
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStepValues:
+    """A step that has just closed, or whose values changed after it closed.
+
+    `values` are keyed `comparison:measure` (`trainer/rollout:k3_kl`, `rollout:response_length_mean`) and
+    `scalars:name`; what is not estimable is absent.
+    """
+
+    run_id: str
+    attempt: int
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+# Called inside the transaction that closes (or changes) the step; what it writes is committed with it.
+StepObserver = Callable[[Session, ClosedStepValues], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """The long-lived parts of one service process."""
+
+    settings: Settings
+    database: Database
+    store: TokenStore
+    decoders: DecoderPool
+    session_secret: bytes
+    step_observers: tuple[StepObserver, ...] = ()
+
+
+def context_of(request: Request) -> ServiceContext:
+    """The context of the application that serves this request."""
+    return cast(ServiceContext, request.app.state.context)
+
+
+Context = Annotated[ServiceContext, Depends(context_of)]

@@ -1,0 +1,1 @@
+"""The database: engine and dialects, tables, sessions (read, write), migrations."""

@@ -1,0 +1,66 @@
+"""Engines for SQLite (WAL, foreign keys, explicit BEGIN) and PostgreSQL (psycopg 3)."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from foreshock.errors import ConfigurationError
+
+_BUSY_TIMEOUT_MS = 30_000
+
+
+def parse_database_url(text: str) -> URL:
+    """The URL with its driver spelled out; raises ConfigurationError for a database that is not supported."""
+    try:
+        url = make_url(text)
+    except ArgumentError as error:
+        raise ConfigurationError("FORESHOCK_DATABASE_URL is not a URL such as sqlite:///./foreshock.db") from error
+    if url.get_backend_name() == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            raise ConfigurationError("FORESHOCK_DATABASE_URL must name a file: sqlite:///./foreshock-data/foreshock.db")
+        return url.set(drivername="sqlite+pysqlite")
+    raise ConfigurationError(f"FORESHOCK_DATABASE_URL: {url.get_backend_name()} is neither sqlite nor postgresql")
+
+
+def make_engine(text: str, *, for_writing: bool = True) -> Engine:
+    """An engine for the database at a URL.
+
+    On SQLite an engine for writing takes the write lock when a transaction begins (BEGIN IMMEDIATE), so that it waits
+    for other processes there and not in the middle; one for reading sees a snapshot and takes no lock.
+    """
+    url = parse_database_url(text)
+    if url.get_backend_name() == "postgresql":
+        return create_engine(url, pool_pre_ping=True, pool_size=20, max_overflow=40)
+    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, pool_size=20, max_overflow=40)
+    event.listen(engine, "connect", _prepare_sqlite_connection)
+    event.listen(engine, "begin", _begin_immediate if for_writing else _begin_deferred)
+    return engine
+
+
+def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
+    # sqlite3 would otherwise begin transactions by itself, too late for SAVEPOINT and for DDL.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    # An answered request must survive a power cut; group commit shares the price of the fsync.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_deferred(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")

@@ -1,0 +1,1 @@
+"""Untrusted Parquet is decoded and measured in other processes, bounded in number, memory and time."""

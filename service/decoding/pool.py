@@ -1,0 +1,117 @@
+"""The pool of decoders: spawned processes with a memory limit and an alarm, replaced when one dies or has done enough.
+
+A body that kills its decoder (out of memory, a crash in native code) is tried once more, since the pool is shared and
+the death may have been another body's; then it is refused. The service itself goes on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from service.decoding.worker import prepare_process, run_with_alarm, wait_a_moment
+from service.problem import ProblemError
+from service.settings import Settings
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_TRIES = 2
+
+
+class DecoderDied(ProblemError):
+    """The process that decoded this body was killed, twice: by the memory limit, the time limit or a crash."""
+
+    status = 503
+
+
+class DecodersBusy(ProblemError):
+    """More bodies wait for a decoder than the service wants to hold."""
+
+    status = 503
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    executor: ProcessPoolExecutor
+    started: int = 0
+
+
+class DecoderPool:
+    """Runs module-level functions in other processes. Thread-safe; `run` waits for the answer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(settings.decode_processes + settings.decode_queue)
+        self._generation = self._new_generation()
+        self._warm = threading.Event()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the decoders have started."""
+        return self._warm.is_set()
+
+    def warm_up(self) -> None:
+        """Start every process now, so that the first upload does not wait for it."""
+        executor = self._generation.executor
+        for future in [executor.submit(wait_a_moment) for _ in range(self._settings.decode_processes)]:
+            future.result()
+        self._warm.set()
+
+    def run(
+        self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
+        """`function(*arguments)` in a decoder; raises what it raises, DecodersBusy or DecoderDied."""
+        if not self._places.acquire(blocking=False):
+            raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
+        try:
+            for _ in range(_TRIES):
+                generation = self._current()
+                try:
+                    future = generation.executor.submit(
+                        run_with_alarm, self._settings.decode_timeout_seconds, function, *arguments, **named
+                    )
+                    result: Result = future.result()
+                    return result
+                except BrokenProcessPool:
+                    self._replace(generation)
+        finally:
+            self._places.release()
+        raise DecoderDied(
+            "the process that decoded this body died (memory, time or a damaged file): send smaller shards",
+            headers={"Retry-After": "5"},
+        )
+
+    def close(self) -> None:
+        """End the processes once they have finished what they do."""
+        self._generation.executor.shutdown(wait=True, cancel_futures=True)
+
+    def _current(self) -> _Generation:
+        with self._lock:
+            if self._generation.started >= self._settings.decode_recycle_after:
+                # What it still works on is finished; native libraries' leaks end with it.
+                self._generation.executor.shutdown(wait=False)
+                self._generation = self._new_generation()
+            self._generation.started += 1
+            return self._generation
+
+    def _replace(self, broken: _Generation) -> None:
+        with self._lock:
+            if self._generation is broken:
+                broken.executor.shutdown(wait=False)
+                self._generation = self._new_generation()
+
+    def _new_generation(self) -> _Generation:
+        return _Generation(
+            ProcessPoolExecutor(
+                self._settings.decode_processes,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=prepare_process,
+                initargs=(self._settings.decode_memory_bytes,),
+            )
+        )

@@ -1,0 +1,173 @@
+"""Errors as RFC 9457 problems: the base class every error of the service has, and the handlers that render them.
+
+An error carries its own status: `class RunNotFound(ProblemError): status = 404`. The framework's own 404, 405 and 422,
+the library's `InvalidRolloutsError` and `LimitExceededError`, and anything unforeseen (500) come out in the same shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from foreshock.errors import InvalidRolloutsError, LimitExceededError
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+_logger = logging.getLogger(__name__)
+
+
+class ProblemItem(BaseModel):
+    """One of several faults of a request: where it is and what is wrong."""
+
+    location: str = Field(description="such as `query.step` or `body.key`")
+    message: str
+
+
+class ProblemDocument(BaseModel):
+    """The body of every error (RFC 9457, `application/problem+json`)."""
+
+    type: str = Field(description="`urn:foreshock:problem:<slug>`; stable, one for each kind of error")
+    title: str
+    status: int
+    detail: str
+    row: int | None = Field(default=None, description="row of the uploaded table that is wrong, from 0")
+    column: str | None = Field(default=None, description="column of the uploaded table that is wrong")
+    errors: list[ProblemItem] | None = None
+
+
+class ProblemError(Exception):
+    """Base of the service's errors. Subclasses set `status`; the class name gives the problem's type and title."""
+
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        row: int | None = None,
+        column: str | None = None,
+        errors: Sequence[ProblemItem] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.row = row
+        self.column = column
+        self.errors = list(errors)
+        self.headers = dict(headers or {})
+
+    def document(self) -> ProblemDocument:
+        """The problem as it goes over the wire."""
+        words = re.findall(r"[A-Z][a-z0-9]*", type(self).__name__.removesuffix("Error"))
+        return ProblemDocument(
+            type="urn:foreshock:problem:" + "-".join(words).lower(),
+            title=" ".join(words).capitalize(),
+            status=self.status,
+            detail=self.detail,
+            row=self.row,
+            column=self.column,
+            errors=self.errors or None,
+        )
+
+
+class InvalidRequest(ProblemError):
+    """A path, query or body that does not fit the contract."""
+
+    status = 422
+
+
+class InvalidRollouts(ProblemError):
+    """An uploaded table that breaks the rollout schema; `row` and `column` say where."""
+
+    status = 422
+
+
+class LimitExceeded(ProblemError):
+    """An upload beyond a configured cap; the detail names the cap."""
+
+    status = 413
+
+
+class UnsupportedMediaType(ProblemError):
+    """A body of another content type than the endpoint takes."""
+
+    status = 415
+
+
+class NotAcceptable(ProblemError):
+    """None of the media types in Accept can be given."""
+
+    status = 406
+
+
+class InternalError(ProblemError):
+    """A fault of the service itself; its cause is in the service's log only."""
+
+    status = 500
+
+
+def problem_response(error: ProblemError) -> JSONResponse:
+    """The error as an `application/problem+json` response."""
+    return JSONResponse(
+        error.document().model_dump(exclude_none=True),
+        status_code=error.status,
+        media_type=PROBLEM_MEDIA_TYPE,
+        headers=error.headers or None,
+    )
+
+
+def install_problem_handlers(app: FastAPI) -> None:
+    """Make every error of `app`, the framework's own included, a problem document."""
+    app.add_exception_handler(ProblemError, _own_error)
+    app.add_exception_handler(RequestValidationError, _request_invalid)
+    app.add_exception_handler(HTTPException, _framework_error)
+    app.add_exception_handler(InvalidRolloutsError, _library_error)
+    app.add_exception_handler(LimitExceededError, _library_error)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def _own_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ProblemError)
+    return problem_response(error)
+
+
+def _request_invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    items = [
+        ProblemItem(location=".".join(str(part) for part in fault["loc"]), message=str(fault["msg"]))
+        for fault in error.errors()
+    ]
+    detail = "; ".join(f"{item.location}: {item.message}" for item in items)
+    return problem_response(InvalidRequest(detail or "the request is not valid", errors=items))
+
+
+def _framework_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    title = HTTPStatus(error.status_code).phrase
+    document = ProblemDocument(
+        type="urn:foreshock:problem:" + title.lower().replace(" ", "-"),
+        title=title,
+        status=error.status_code,
+        detail=str(error.detail),
+    )
+    content: dict[str, Any] = document.model_dump(exclude_none=True)
+    return JSONResponse(content, error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def _library_error(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, InvalidRolloutsError):
+        return problem_response(InvalidRollouts(str(error), row=error.row, column=error.column))
+    return problem_response(LimitExceeded(str(error)))
+
+
+def _unforeseen(request: Request, error: Exception) -> JSONResponse:
+    _logger.error("unforeseen error in %s %s", request.method, request.url.path, exc_info=error)
+    return problem_response(InternalError("the service failed; its log says why"))

@@ -1,0 +1,46 @@
+"""Field types that several nouns share: names, steps, free JSON; bounded so that both databases can hold them."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from fastapi import Path
+from pydantic import AfterValidator, Field, StringConstraints
+
+LARGEST_STEP = 2**31 - 1
+_DEEPEST = 16
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Step = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+AttemptNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
+RunIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
+StepPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
+
+
+def storable_json(value: dict[str, Any]) -> dict[str, Any]:
+    """The value, if JSONB can hold it; raises ValueError for NUL, non-finite numbers and absurd nesting."""
+    _check_json(value, _DEEPEST)
+    return value
+
+
+def _check_json(value: Any, depth: int) -> None:
+    if depth == 0:
+        raise ValueError(f"is nested more than {_DEEPEST} levels deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("holds a number that is not finite")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError("holds an integer beyond 64 bits")
+    if isinstance(value, str):
+        if "\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ValueError("holds text that cannot be stored (NUL or a lone surrogate)")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_json(key, depth - 1)
+            _check_json(item, depth - 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_json(item, depth - 1)
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(storable_json)]

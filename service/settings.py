@@ -1,0 +1,74 @@
+"""The service's one settings object: `FORESHOCK_*` environment variables, typed, printable with secrets masked."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_address
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy.engine import make_url
+
+_MEBIBYTE = 1024 * 1024
+_MASK = "********"
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Sizes are bytes, durations seconds, unless the name says otherwise."""
+
+    model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65535)
+    processes: int = Field(default=1, ge=1, description="uvicorn processes; more than one requires PostgreSQL")
+    database_url: str = "sqlite:///./foreshock-data/foreshock.db"
+    store_url: str = "./foreshock-data/tokens"
+    allowed_hosts: str = Field(default="", description="comma-separated names besides loopback and FORESHOCK_HOST")
+    bootstrap_key: SecretStr | None = Field(default=None, min_length=24, description="an admin key made at start")
+    session_secret: SecretStr | None = Field(default=None, min_length=24, description="signs the pages' sessions")
+    session_hours: float = Field(default=12.0, gt=0)
+
+    max_body_bytes: int = Field(default=256 * _MEBIBYTE, gt=0)
+    max_json_bytes: int = Field(default=8 * _MEBIBYTE, gt=0)
+    max_rollouts: int = Field(default=65_536, gt=0, description="rollouts in one shard")
+    max_tokens: int = Field(default=64_000_000, gt=0, description="prompt and response tokens in one shard")
+    max_shards: int = Field(default=4096, gt=0, description="shards of one step")
+
+    decode_processes: int = Field(default=min(2, os.cpu_count() or 1), gt=0)
+    decode_memory_bytes: int = Field(default=4096 * _MEBIBYTE, gt=0, description="address space above the idle size")
+    decode_timeout_seconds: float = Field(default=300.0, gt=0)
+    decode_recycle_after: int = Field(default=500, gt=0, description="shards after which decoders are replaced")
+    decode_queue: int = Field(default=64, gt=0, description="shards that may wait before clients are told 503")
+
+    step_grace_seconds: float = Field(default=600.0, gt=0)
+    sweep_interval_seconds: float = Field(default=5.0, gt=0)
+
+    def printable(self) -> dict[str, str]:
+        """Name and value of every setting, with secrets and the database's password masked."""
+        shown = {name: str(value) for name, value in self.model_dump().items()}
+        for name in ("bootstrap_key", "session_secret"):
+            shown[name] = _MASK if getattr(self, name) is not None else "(not set)"
+        shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
+        return {f"FORESHOCK_{name.upper()}": value for name, value in shown.items()}
+
+    @property
+    def binds_loopback_only(self) -> bool:
+        """Whether only this machine can reach the address the service binds."""
+        return is_loopback(self.host)
+
+    @property
+    def host_allow_list(self) -> frozenset[str]:
+        """Host header names (without port, lower case) that requests may carry."""
+        named = {part.strip().lower() for part in self.allowed_hosts.split(",") if part.strip()}
+        own = set() if self.host in ("0.0.0.0", "::", "") else {self.host.lower()}
+        return frozenset({"localhost", "127.0.0.1", "::1"} | named | own)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""The token store: Parquet files that the catalogue in the database points at."""

@@ -1,0 +1,89 @@
+"""Token files in a local folder: written aside, made durable, then renamed into place.
+
+A file that no catalogue row names (a crash between the rename and the commit) is an orphan: nothing reads it. No
+client string is ever part of a path; names are made of the server's run id, integers and the body's digest.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from foreshock.errors import ConfigurationError
+
+_TEMPORARY = "temporary"
+_STALE_SECONDS = 3600.0
+
+
+class TokenStore:
+    """Files below one root; names are relative to it, with `/`."""
+
+    def __init__(self, url: str) -> None:
+        if "://" in url and not url.startswith("file://"):
+            raise ConfigurationError("FORESHOCK_STORE_URL must be a local folder, such as ./foreshock-data/tokens")
+        self.root = Path(url.removeprefix("file://")).absolute()
+        self._temporary = self.root / _TEMPORARY
+        self._temporary.mkdir(parents=True, exist_ok=True)
+
+    def temporary_file(self) -> Path:
+        """A new, empty file beside the store's own, so that a rename moves no bytes."""
+        descriptor, name = tempfile.mkstemp(dir=self._temporary)
+        os.close(descriptor)
+        return Path(name)
+
+    def publish(self, temporary: Path, name: str) -> None:
+        """Give a temporary file its name; it and its folders survive a power cut afterwards."""
+        final = self.path_of(name)
+        created = _make_folders(final.parent)
+        _sync(temporary)
+        temporary.replace(final)
+        for folder in {final.parent, *(folder.parent for folder in created)}:
+            _sync(folder)
+
+    def path_of(self, name: str) -> Path:
+        """The file of a catalogue name; raises ValueError for one that would leave the store."""
+        path = (self.root / name).absolute()
+        if ".." in path.parts or not path.is_relative_to(self.root):
+            raise ValueError(f"{name!r} is not inside the token store")
+        return path
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if it is there."""
+        self.path_of(name).unlink(missing_ok=True)
+
+    def check_writable(self) -> None:
+        """Raise OSError unless a file can be written and renamed."""
+        probe = self.temporary_file()
+        try:
+            probe.write_bytes(b"foreshock")
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def remove_stale_temporaries(self) -> int:
+        """Delete temporary files that no running request can still own; how many there were."""
+        oldest = time.time() - _STALE_SECONDS
+        stale = [path for path in self._temporary.iterdir() if path.stat().st_mtime < oldest]
+        for path in stale:
+            path.unlink(missing_ok=True)
+        return len(stale)
+
+
+def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: str) -> str:
+    """Where a shard's tokens are. The digest keeps two different bodies apart until one of them is committed."""
+    return f"{run_id}/{attempt:04d}/{step:09d}/{shard:05d}-{digest.removeprefix('sha256:')}.parquet"
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,108 @@
+"""Fixtures of the service's tests: real SQLite and PostgreSQL databases, the application, and a real HTTP server.
+
+`database_url` is parametrised over both databases, and with it everything that is made from it: `database`,
+`settings`, `app`, `server`, `http`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.database.schema import upgrade
+from service.database.session import Database
+from service.decoding.pool import DecoderPool
+from service.settings import Settings
+from tests.service.postgres import PostgresCluster, start_postgres
+from tests.service.server import RunningServer
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresCluster]:
+    """A PostgreSQL cluster of this test session's own."""
+    cluster = start_postgres()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresCluster) -> str:
+    """The name of a migrated database that tests copy."""
+    url = postgres.new_database()
+    upgrade(url)
+    return url.partition("?")[0].rpartition("/")[2]
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file that tests copy."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a fresh, migrated database."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "foreshock.db")
+        return f"sqlite:///{tmp_path / 'foreshock.db'}"
+    template: str = request.getfixturevalue("postgres_template")
+    cluster: PostgresCluster = request.getfixturevalue("postgres")
+    return cluster.new_database(template)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The service's own access to the fresh database."""
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture(scope="session")
+def decoders() -> Iterator[DecoderPool]:
+    """One pool of decoder processes for the whole test session."""
+    pool = DecoderPool(Settings(decode_processes=2, max_body_bytes=1 << 20))
+    pool.warm_up()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    """Settings with small caps, so that tests can go beyond them."""
+    return Settings(
+        database_url=database_url,
+        store_url=str(tmp_path / "tokens"),
+        max_body_bytes=1 << 20,
+        max_json_bytes=1 << 18,
+        step_grace_seconds=3600,
+        sweep_interval_seconds=3600,
+    )
+
+
+@pytest.fixture
+def app(settings: Settings, decoders: DecoderPool) -> FastAPI:
+    """The application; `server` (or a TestClient) runs its lifespan."""
+    return create_app(settings, decoders)
+
+
+@pytest.fixture
+def server(app: FastAPI) -> Iterator[RunningServer]:
+    """The application behind uvicorn on a free loopback port."""
+    with RunningServer(app) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    """A client of the running server."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client

@@ -1,0 +1,111 @@
+"""A PostgreSQL of the tests' own, started from the machine's programs in a temporary folder."""
+
+from __future__ import annotations
+
+import getpass
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+_INSTALL = "PostgreSQL's programs (initdb, postgres) are missing: apt-get install postgresql"
+
+
+class PostgresCluster:
+    """A running cluster; `new_database(template)` gives the URL of a fresh database."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._account = _unprivileged_account()
+        self._numbers = itertools.count(1)
+        programs = _find_programs()
+        if self._account is not None:
+            shutil.chown(folder, self._account)
+        data = folder / "data"
+        choices = ["-U", "foreshock", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        self._run([programs / "initdb", "-D", data, *choices])
+        options = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200"]
+        command = [programs / "postgres", "-D", data, "-k", folder, "-h", ""]
+        for option in options:
+            command += ["-c", option]
+        self._log = (folder / "log").open("wb")
+        self._server = subprocess.Popen(command, stdout=self._log, stderr=self._log, cwd=folder, user=self._account)
+        self._wait()
+
+    def url(self, name: str) -> str:
+        """The URL of one of its databases, over the Unix socket."""
+        return f"postgresql://foreshock@/{name}?host={self._folder}"
+
+    def new_database(self, template: str = "template0") -> str:
+        """The URL of a new database, a copy of `template`."""
+        name = f"foreshock_{next(self._numbers)}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return self.url(name)
+
+    def stop(self) -> None:
+        """Stop it and remove its files."""
+        self._server.send_signal(signal.SIGINT)
+        self._server.wait(timeout=30)
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self, command: list[object]) -> None:
+        done = subprocess.run(
+            [str(part) for part in command], cwd=self._folder, user=self._account, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{command[0]} failed: {done.stderr}")
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                psycopg.connect(self.url("postgres")).close()
+                return
+            except psycopg.OperationalError:
+                if self._server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((self._folder / "log").read_text()) from None
+                time.sleep(0.05)
+
+
+def start_postgres() -> PostgresCluster:
+    """Start a cluster; skip where its programs are not installed, fail where CI should have installed them."""
+    try:
+        _find_programs()
+    except FileNotFoundError:
+        if os.environ.get("CI"):
+            pytest.fail(_INSTALL)
+        pytest.skip(_INSTALL)
+    # A short path: the name of a Unix socket has at most 107 bytes.
+    return PostgresCluster(Path(tempfile.mkdtemp(prefix="fsk-pg-", dir="/tmp")))
+
+
+def _find_programs() -> Path:
+    found = shutil.which("initdb")
+    if found is not None and shutil.which("postgres") is not None:
+        return Path(found).resolve().parent
+    for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    raise FileNotFoundError(_INSTALL)
+
+
+def _unprivileged_account() -> str | None:
+    """Whom to run it as: PostgreSQL refuses root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise RuntimeError(f"PostgreSQL refuses to run as {getpass.getuser()} and there is no other account")
