@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 REPOSITORY = Path(__file__).parents[2]
 SCHEMA = Path(__file__).parent / "data" / "compose-spec.json"
 SCHEMA_SHA256 = "d549057ebc2925f39f62799eab0db7b9e2c18b35b6c00595199116da3ed10e64"
-VARIABLE = re.compile(r"\$\{(?P<name>[A-Z_]+)(?P<rule>:[?-][^}]*)?\}")
+VARIABLE = re.compile(r"\$\{(?P<name>[A-Z_]+)(?P<rule>:[?-][^}]*)?")
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +176,10 @@ def test_the_database_is_not_published(services: dict[str, dict[str, Any]], comp
 def test_no_secret_is_written_in_the_file_and_empty_ones_are_refused() -> None:
     text = (REPOSITORY / "docker-compose.yml").read_text()
     for line in text.splitlines():
-        if re.search(r"(PASSWORD|API_KEY):", line):
+        if re.search(r"(PASSWORD|_KEY|_SECRET):", line):
             assert VARIABLE.search(line), line
     for match in VARIABLE.finditer(text):
-        if match["name"].endswith("PASSWORD"):
+        if match["name"].endswith(("PASSWORD", "BOOTSTRAP_KEY", "SESSION_SECRET")):
             assert (match["rule"] or "").startswith(":?"), f"{match['name']} may not be empty"
 
 
@@ -194,7 +194,7 @@ def test_every_variable_is_in_the_example_and_no_secret_has_a_value_there() -> N
         if line and not line.startswith("#")
     )
     assert used == example.keys()
-    assert all(not value for name, value in example.items() if name.endswith(("PASSWORD", "API_KEY")))
+    assert all(not value for name, value in example.items() if name.endswith(("PASSWORD", "KEY", "SECRET")))
 
 
 def test_containers_do_not_run_as_root_and_ship_no_secret() -> None:

@@ -1,0 +1,140 @@
+"""What a figure is before a browser draws it.
+
+Colours are written as roles, `var(--series-1)`: the page's style sheet gives each role a value in light and in dark,
+and `static/figures.js` puts those values in before it calls Plotly. A figure carries its caption (how to read it) and
+its summary (what it shows, for those who do not see it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+"""A Plotly trace, shape or layout: Plotly's own vocabulary, written straight to JSON."""
+
+INK = "var(--ink)"
+MUTED = "var(--muted)"
+GRID = "var(--grid)"
+HEALTHY, LOOK, BAD = "var(--healthy)", "var(--look)", "var(--bad)"
+HEALTHY_BAND, LOOK_BAND, BAD_BAND = "var(--healthy-band)", "var(--look-band)", "var(--bad-band)"
+SERIES = tuple(f"var(--series-{number})" for number in range(1, 7))
+SERIES_BAND = "var(--series-band)"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over steps, in step order; None where a value is missing or not estimable."""
+
+    steps: Sequence[int]
+    values: Sequence[float | None]
+
+    def points(self) -> list[tuple[int, float]]:
+        """The finite points only."""
+        return [
+            (step, value)
+            for step, value in zip(self.steps, self.values, strict=True)
+            if value is not None and math.isfinite(value)
+        ]
+
+    def last(self) -> tuple[int, float] | None:
+        points = self.points()
+        return points[-1] if points else None
+
+    def __bool__(self) -> bool:
+        return bool(self.points())
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawable figure: Plotly traces and layout, and the same in words."""
+
+    title: str
+    caption: str
+    summary: str
+    traces: Sequence[Json]
+    layout: Json = field(default_factory=dict)
+    height: int = 320
+
+    def to_json(self) -> Json:
+        return {
+            "title": self.title,
+            "caption": self.caption,
+            "summary": self.summary,
+            "height": self.height,
+            "data": without_nonfinite(list(self.traces)),
+            "layout": without_nonfinite(self.layout),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Nothing to draw, and why, in words that tell the reader what to do about it."""
+
+    title: str
+    why: str
+
+    def to_json(self) -> Json:
+        return {"title": self.title, "missing": self.why}
+
+
+def without_nonfinite(value: Any) -> Any:
+    """JSON has no NaN: Plotly draws a gap at null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: without_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nonfinite(item) for item in value]
+    return value
+
+
+def line(curve: Curve, name: str, colour: str, **more: Any) -> Json:
+    """A line over steps; short curves get markers, since one point alone draws no line."""
+    sparse = len(curve.points()) <= 40
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if sparse else "lines",
+        "x": list(curve.steps),
+        "y": list(curve.values),
+        "name": name,
+        "line": {"color": colour, "width": 2, **more.pop("line", {})},
+        "marker": {"size": 7 if len(curve.points()) <= 6 else 4, "color": colour, **more.pop("marker", {})},
+        "connectgaps": sparse,
+        **more,
+    }
+
+
+def vertical_marker(step: float, text: str, colour: str, *, row: float = 1.0) -> tuple[Json, Json]:
+    """A dashed vertical line through the whole plot at `step`, and its label at the height `row` (1: the top)."""
+    shape = {
+        "type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1,
+        "line": {"color": colour, "width": 1.5, "dash": "dash"},
+    }  # fmt: skip
+    label = {
+        "x": step, "xref": "x", "y": row, "yref": "paper", "text": text, "showarrow": False,
+        "xanchor": "left", "yanchor": "top", "xshift": 4, "font": {"color": colour, "size": 12},
+    }  # fmt: skip
+    return shape, label
+
+
+def step_axis(**more: Any) -> Json:
+    return {"title": {"text": "training step"}, "rangemode": "tozero", "tickformat": "d", **more}
+
+
+def scientific(value: float) -> str:
+    """`1.2e-05` for a person: `1.2e-5`, and plain digits where they are shorter."""
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def extent(values: Iterable[float]) -> tuple[float, float] | None:
+    """(smallest, largest), or None of nothing."""
+    found = list(values)
+    return (min(found), max(found)) if found else None

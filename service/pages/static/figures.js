@@ -1,0 +1,115 @@
+// Draws every element with data-figure: fetches its specification, puts the theme's colours in, hands it to Plotly.
+
+const ROLE = /^var\((--[a-z0-9-]+)\)$/;
+const drawn = new WeakMap(); // element → {etag, specification}
+
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  return (role) => style.getPropertyValue(role).trim();
+}
+
+/** A copy of `value` in which every "var(--role)" is the colour that the style sheet gives that role now. */
+function withColours(value, colour) {
+  if (typeof value === "string") {
+    const role = ROLE.exec(value);
+    return role ? colour(role[1]) : value;
+  }
+  if (Array.isArray(value)) return value.map((item) => withColours(item, colour));
+  if (value && typeof value === "object") {
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, withColours(item, colour)]));
+  }
+  return value;
+}
+
+function axis(given, colour) {
+  return {
+    automargin: true, gridcolor: colour("--grid"), linecolor: colour("--rule"), zerolinecolor: colour("--grid"),
+    tickfont: { color: colour("--muted"), size: 12 }, ...given,
+    title: { standoff: 8, font: { size: 12.5, color: colour("--muted") }, ...(given.title ?? {}) },
+  };
+}
+
+function completeLayout(given, height, colour) {
+  const layout = {
+    height, autosize: true, margin: { l: 52, r: 12, t: 22, b: 44 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--ink") },
+    hovermode: "x unified", dragmode: "zoom",
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--rule"), font: { color: colour("--ink") } },
+    legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 12.5 } },
+    ...given,
+  };
+  for (const key of Object.keys(layout)) {
+    if (/^[xy]axis\d*$/.test(key)) layout[key] = axis(layout[key], colour);
+  }
+  // Touch: a finger on the plot scrolls the page.
+  if (window.matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
+  return layout;
+}
+
+function say(element, words) {
+  window.Plotly.purge(element);
+  const paragraph = document.createElement("p");
+  paragraph.className = "missing";
+  paragraph.textContent = words;
+  element.replaceChildren(paragraph);
+  element.removeAttribute("role");
+  element.removeAttribute("aria-label");
+  element.classList.remove("waiting");
+  element.style.minHeight = "0";
+}
+
+async function draw(element, specification) {
+  const caption = element.parentElement.querySelector("figcaption");
+  if (specification.missing) {
+    if (caption) caption.textContent = "";
+    say(element, specification.missing);
+    return;
+  }
+  if (element.classList.contains("waiting") || element.querySelector(".missing")) {
+    element.replaceChildren();
+    element.classList.remove("waiting");
+  }
+  const colour = colours();
+  const { data, layout } = withColours({ data: specification.data, layout: specification.layout }, colour);
+  element.style.minHeight = `${specification.height}px`;
+  // The drawing is a picture to a screen reader; its label says what it shows.
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", `${specification.title}. ${specification.summary}`);
+  if (caption) caption.textContent = specification.caption;
+  await window.Plotly.react(element, data, completeLayout(layout, specification.height, colour), {
+    displayModeBar: false, responsive: true,
+  });
+}
+
+/** Fetches and draws one figure; does nothing when the server still has what is drawn. */
+async function refreshFigure(element) {
+  const before = drawn.get(element);
+  const headers = before?.etag ? { "If-None-Match": before.etag } : {};
+  const response = await fetch(element.dataset.figure, { headers, cache: "no-store", credentials: "same-origin" });
+  if (response.status === 304) return;
+  if (!response.ok) throw new Error(`${response.status} for ${element.dataset.figure}`);
+  const specification = await response.json();
+  drawn.set(element, { etag: response.headers.get("ETag"), specification });
+  await draw(element, specification);
+}
+
+/** Refreshes every figure of the page; a figure that fails says so and the others go on. */
+export async function refreshFigures() {
+  const elements = [...document.querySelectorAll("[data-figure]")];
+  const results = await Promise.allSettled(elements.map(refreshFigure));
+  let failures = 0;
+  results.forEach((result, index) => {
+    if (result.status !== "rejected") return;
+    failures += 1;
+    if (!drawn.has(elements[index])) say(elements[index], "This figure could not be loaded. The service may be away; reload to try again.");
+  });
+  return failures;
+}
+
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const element of document.querySelectorAll("[data-figure]")) {
+    const state = drawn.get(element);
+    if (state) draw(element, state.specification);
+  }
+});

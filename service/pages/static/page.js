@@ -1,0 +1,53 @@
+// Draws the page's figures and, while a run is live, keeps page and figures fresh: politely, and only while somebody looks.
+
+import { refreshFigures } from "./figures.js";
+
+const SLOWEST_SECONDS = 120;
+
+/** Puts newer text into the parts marked data-part; a part that holds the keyboard focus is left alone. */
+function replaceParts(fresh) {
+  for (const part of document.querySelectorAll("[data-part]")) {
+    const newer = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
+    if (newer && newer.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) {
+      part.replaceChildren(...document.importNode(newer, true).childNodes);
+    }
+  }
+}
+
+async function refreshPage(state) {
+  const headers = state.etag ? { "If-None-Match": state.etag } : {};
+  const response = await fetch(window.location.href, { headers, cache: "no-store", credentials: "same-origin" });
+  if (response.status === 304) return true;
+  if (!response.ok) throw new Error(String(response.status));
+  state.etag = response.headers.get("ETag");
+  const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+  replaceParts(fresh);
+  return fresh.body.dataset.live === "yes";
+}
+
+function announce(words) {
+  const status = document.querySelector("#freshness");
+  if (status) status.textContent = words;
+}
+
+async function keepFresh(seconds) {
+  const state = { etag: null };
+  let pause = seconds;
+  for (let live = true; live; ) {
+    await new Promise((resolve) => setTimeout(resolve, pause * 1000));
+    if (document.hidden) continue;
+    try {
+      live = await refreshPage(state);
+      if (await refreshFigures()) throw new Error("figures");
+      pause = seconds;
+      announce(live ? "" : "The run has ended; this page no longer changes.");
+    } catch {
+      pause = Math.min(pause * 2, SLOWEST_SECONDS);
+      announce(`The service does not answer; trying again in ${pause} seconds.`);
+    }
+  }
+}
+
+await refreshFigures();
+document.body.dataset.drawn = "yes";
+if (document.body.dataset.live === "yes") keepFresh(Number(document.body.dataset.refreshSeconds));

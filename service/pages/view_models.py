@@ -1,0 +1,215 @@
+"""What the templates show: text that is ready to read, nothing to compute.
+
+`gather` fills these; no template sees a database row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Tone = Literal["", "good", "look", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A badge: a word and its tone; the word alone must be enough for who does not see the colour."""
+
+    text: str
+    tone: Tone = ""
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time for a machine (ISO 8601) and for a person."""
+
+    machine: str
+    person: str
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks: `may_operate` shows the forms that change something."""
+
+    signed_in: bool
+    may_operate: bool
+    csrf_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A place for a figure; the browser fetches its specification from `address`."""
+
+    id: str
+    title: str
+    address: str
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    name: str
+    address: str
+    project: str
+    state: Label
+    model: str | None
+    trainer: str | None
+    engine: str | None
+    last_step: int | None
+    mismatch: str | None
+    advice: str | None
+    alerts: Label
+    last_data: Moment | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPage:
+    runs: Sequence[RunRow]
+    next_address: str | None
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An operator's decision that a form offers."""
+
+    kind: str
+    text: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdvicePanel:
+    scale: str
+    mode: Label
+    headline: str
+    reason: str
+    phase: str
+    schedule: str
+    next_decay_step: str
+    observed_step: str
+    revision: str
+    applied: str | None
+    actions: Sequence[Action]
+
+
+@dataclass(frozen=True, slots=True)
+class AlertCard:
+    address: str
+    rule: str
+    severity: str
+    tone: Tone
+    state: str
+    step: int
+    step_address: str
+    measured: str
+    why: str
+    what_to_do: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRow:
+    step: int
+    step_address: str
+    state: Label
+    kind: str
+    scorers: Sequence[str]
+    worker: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    id: str
+    address: str
+    name: str
+    project: str
+    state: Label
+    live: bool
+    model: str | None
+    trainer: str | None
+    engine: str | None
+    hardware: str | None
+    initial_learning_rate: str | None
+    attempt: int | None
+    last_step: int | None
+    last_step_address: str
+    last_data: Moment | None
+    advice: AdvicePanel | None
+    alerts: Sequence[AlertCard]
+    alerts_said: str
+    figures: Sequence[Plot]
+    probes: Sequence[ProbeRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number in a table, with the tone of the range it lies in."""
+
+    text: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRow:
+    """One measure: a value for each comparison of the page, in the page's order."""
+
+    name: str
+    meaning: str
+    values: Sequence[Value]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasure:
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    sample_id: str
+    position: int
+    token_id: int
+    d: str
+    log_probs: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPage:
+    run_name: str
+    run_address: str
+    project: str
+    step: int
+    attempt: int
+    state: Label
+    live: bool
+    rollouts: str
+    tokens: str
+    shards: str
+    earlier: int | None
+    earlier_address: str | None
+    later: int | None
+    later_address: str | None
+    comparisons: Sequence[str]
+    measures: Sequence[MeasureRow]
+    step_measures: Sequence[StepMeasure]
+    figures: Sequence[Plot]
+    worst_comparison: str
+    worst_scorers: Sequence[str]
+    worst_tokens: Sequence[TokenRow]
+    worst_missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoginPage:
+    csrf_token: str
+    next: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemPage:
+    title: str
+    detail: str
