@@ -1,0 +1,34 @@
+"""Measures of the mismatch between the policy that sampled (μ) and the one that is trained (π); see `registry.py`."""
+
+from __future__ import annotations
+
+from foreshock.measures.attribution import CHAIN, Attribution, Link, attribute
+from foreshock.measures.buckets import BUCKET_EDGES, BucketTable
+from foreshock.measures.comparison import Comparison, StepMeasurement, compare, measure_step
+from foreshock.measures.intervals import Interval
+from foreshock.measures.registry import MEASURES, Measure, measure_named
+from foreshock.measures.statistics import ComparisonStatistics, fold
+from foreshock.measures.step_statistics import StepStatistics, fold_steps
+from foreshock.measures.summaries import RolloutSummaries
+
+__all__ = [
+    "BUCKET_EDGES",
+    "CHAIN",
+    "MEASURES",
+    "Attribution",
+    "BucketTable",
+    "Comparison",
+    "ComparisonStatistics",
+    "Interval",
+    "Link",
+    "Measure",
+    "RolloutSummaries",
+    "StepMeasurement",
+    "StepStatistics",
+    "attribute",
+    "compare",
+    "fold",
+    "fold_steps",
+    "measure_named",
+    "measure_step",
+]

@@ -1,0 +1,62 @@
+"""Measure a batch: one comparison of two scores, or all that a trainer has logged of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from foreshock.measures.per_rollout import sum_rollouts
+from foreshock.measures.statistics import ComparisonStatistics, token_inputs
+from foreshock.measures.step_statistics import StepStatistics
+from foreshock.measures.summaries import RolloutSummaries
+from foreshock.rollouts.batch import RolloutBatch
+
+__all__ = ["Comparison", "StepMeasurement", "compare", "measure_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What one comparison `target/behaviour` gives: statistics that merge, and a row per rollout."""
+
+    statistics: ComparisonStatistics
+    summaries: RolloutSummaries
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    """Statistics of the rollouts, and of each logged comparison by its name `target/behaviour`."""
+
+    step: StepStatistics
+    comparisons: dict[str, Comparison]
+
+
+def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Comparison:
+    """Compare log π `target` with log μ `behaviour`, each [T] over the batch's response tokens.
+
+    Measured are model-generated tokens with two finite log-probs. The batch's entropies are those of the logged μ, so
+    they are used only where `behaviour` is the batch's own `rollout_log_probs`. Raises InvalidRolloutsError where a size
+    does not fit.
+    """
+    behaviour = np.asarray(behaviour)
+    logged = batch.rollout_log_probs
+    is_logged = logged is not None and (behaviour is logged or np.array_equal(behaviour, logged, equal_nan=True))
+    inputs = token_inputs(
+        target,
+        behaviour,
+        batch.response_offsets,
+        batch.response_mask,
+        entropy=batch.entropy if is_logged else None,
+        turn=batch.turn,
+    )
+    sums = sum_rollouts(inputs)
+    return Comparison(ComparisonStatistics.of_rollout_sums(sums, batch.group_ids), RolloutSummaries.of(batch, sums))
+
+
+def measure_step(batch: RolloutBatch) -> StepMeasurement:
+    """Measure a batch as it was logged: its rollouts, and `trainer/rollout` where both log-probs are there."""
+    comparisons = {}
+    if batch.trainer_log_probs is not None and batch.rollout_log_probs is not None:
+        comparisons["trainer/rollout"] = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
+    return StepMeasurement(StepStatistics.of(batch), comparisons)

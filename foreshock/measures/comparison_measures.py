@@ -1,0 +1,171 @@
+"""From statistics to measures: each by the canonical aggregation, Σ over tokens / number of tokens.
+
+NaN means "not estimable": no tokens, an input that was not logged, or too few rollouts for the quantity to be visible.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from foreshock.measures.histograms import LOG_RATIO_GRID
+from foreshock.measures.log_weights import LogWeights
+from foreshock.measures.per_rollout import TAIL_ASYMMETRY_THRESHOLD, TAIL_THRESHOLDS
+
+if TYPE_CHECKING:
+    from foreshock.measures.statistics import ComparisonStatistics
+
+__all__ = ["comparison_measures"]
+
+
+def comparison_measures(statistics: ComparisonStatistics) -> dict[str, float]:
+    """Every comparison and sequence measure of the registry by its column name."""
+    return {
+        **_token_means(statistics),
+        **_probabilities(statistics),
+        **_distribution(statistics),
+        **_sequences(statistics),
+        **_with_groups(statistics),
+        "tokens": statistics.tokens,
+        "rollouts": statistics.rollouts,
+        "incomplete_rollouts": statistics.count("incomplete_rollouts"),
+        "nonfinite_target": statistics.nonfinite_target,
+        "nonfinite_behaviour": statistics.nonfinite_behaviour,
+    }
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan
+
+
+def _named_means(d: float, d2: float, k3: float, ratio: float, chi2: float, reverse: float, tv: float, error: float,
+                 suffix: str) -> dict[str, float]:  # fmt: skip
+    """The measures that are means of one term, from the means of the terms."""
+    return {
+        f"kl{suffix}": -d,
+        f"k2_kl{suffix}": 0.5 * d2,
+        f"k3_kl{suffix}": k3,
+        f"chi2_token{suffix}": chi2,
+        f"reverse_chi2_token{suffix}": reverse,
+        f"tv_token{suffix}": tv,
+        # ρ² − 1 = (ρ − 1)² + 2(ρ − 1)
+        f"verl_chi2_token{suffix}": chi2 + 2.0 * ratio,
+        f"mean_ratio{suffix}": 1.0 + ratio,
+        f"token_mult_prob_error{suffix}": 1.0 + error,
+    }
+
+
+def _token_means(statistics: ComparisonStatistics) -> dict[str, float]:
+    names = (
+        "d", "d2", "k3_kl", "ratio_minus_one", "chi2_token", "reverse_chi2_token", "tv_token", "prob_error_minus_one",
+    )  # fmt: skip
+    means = [_ratio(statistics.sum(name), statistics.tokens) for name in names]
+    return {
+        **_named_means(*means, suffix=""),
+        "mean_abs_d": _ratio(statistics.sum("abs_d"), statistics.tokens),
+        "rms_d": math.sqrt(means[1]) if means[1] >= 0.0 else math.nan,
+        "zero_fraction": _ratio(statistics.count("zero_tokens"), statistics.tokens),
+        "ess_token": statistics.token_weights.effective_fraction(),
+    }
+
+
+def _probabilities(statistics: ComparisonStatistics) -> dict[str, float]:
+    """verl's measures of probabilities."""
+    tokens = statistics.tokens
+    of_target = _moment(statistics, "within_target", "between_target", "target_probability")
+    of_behaviour = _moment(statistics, "within_behaviour", "between_behaviour", "behaviour_probability")
+    of_both = _moment(statistics, "within_product", "between_product", "target_probability", "behaviour_probability")
+    of_difference = _moment(statistics, "within_difference", "between_difference", "abs_probability_difference")
+    scale = math.sqrt(of_target) * math.sqrt(of_behaviour) if min(of_target, of_behaviour) > 0.0 else 0.0
+    return {
+        "rollout_probs_diff_mean": _ratio(statistics.sum("abs_probability_difference"), tokens),
+        "rollout_probs_diff_max": float(statistics.extremes[2]) if tokens else math.nan,
+        "rollout_probs_diff_std": math.sqrt(max(of_difference, 0.0) / (tokens - 1)) if tokens > 1 else math.nan,
+        "rollout_actor_probs_pearson_corr": max(-1.0, min(1.0, of_both / scale)) if scale > 0.0 else math.nan,
+    }
+
+
+def _moment(
+    statistics: ComparisonStatistics, within: str, between: str, first: str, second: str | None = None
+) -> float:
+    """Σ (a − mean a)(b − mean b) over tokens, from moments within and between rollouts.
+
+    Exact rational arithmetic, because Σ S²/n and (ΣS)²/n may agree in all but their last digits.
+    """
+    if not statistics.tokens:
+        return math.nan
+    totals = _exact(statistics, first) * _exact(statistics, second or first)
+    return statistics.sum(within) + float(_exact(statistics, between) - totals / statistics.tokens)
+
+
+def _exact(statistics: ComparisonStatistics, name: str) -> Fraction:
+    from foreshock.measures.statistics import SUMS
+
+    return statistics.sums.exact(SUMS.index(name))
+
+
+def _distribution(statistics: ComparisonStatistics) -> dict[str, float]:
+    """Extremes, quantiles and tails of d."""
+    tokens = statistics.tokens
+    counts = statistics.histogram.sum(axis=0)
+    counts[0] += statistics.count("zero_tokens")
+    minus_lowest, highest = (float(value) if tokens else math.nan for value in statistics.extremes[:2])
+    largest = max(abs(minus_lowest), abs(highest)) if tokens else math.nan
+    asymmetry = statistics.count("below_threshold") - statistics.sum("upper_ratio")
+    return {
+        # The middle of the last bin could lie above the largest value in it.
+        "p99_abs_d": min(LOG_RATIO_GRID.quantile(counts, 0.99), largest) if tokens else math.nan,
+        "p999_abs_d": min(LOG_RATIO_GRID.quantile(counts, 0.999), largest) if tokens else math.nan,
+        "max_abs_d": largest,
+        "min_d": -minus_lowest,
+        "max_d": highest,
+        **{f"tail_{name}": _ratio(statistics.count(f"tail_{name}"), tokens) for name in TAIL_THRESHOLDS},
+        f"tail_asymmetry_{TAIL_ASYMMETRY_THRESHOLD}": _ratio(asymmetry, tokens),
+    }
+
+
+def _sequences(statistics: ComparisonStatistics) -> dict[str, float]:
+    """Means over sequences, and weights of whole turns and sequences."""
+    from foreshock.measures.sequences import SEQUENCE_MEANS
+
+    rollouts = statistics.count("measured_rollouts")
+    means = [_ratio(statistics.sum(f"{name}_seq"), rollouts) for name in SEQUENCE_MEANS]
+    named = _named_means(*means, suffix="_seq_mean")
+    return {
+        **named,
+        "log_ppl_diff": named["kl_seq_mean"],
+        "log_ppl_abs_diff": _ratio(statistics.sum("abs_mean_d"), rollouts),
+        "sequence_log_ppl_abs_diff": _ratio(statistics.sum("abs_sum_d"), rollouts),
+        "geo_ratio": 1.0 + _ratio(statistics.sum("geo_ratio_minus_one"), rollouts),
+        "verl_chi2_seq": _ratio(statistics.sum("squared_weight_minus_one"), rollouts),
+        "ess_turn": _estimable(statistics.turn_weights, statistics.sum("k3_kl")),
+        "ess_seq": _estimable(statistics.sequence_weights, statistics.sum("k3_kl")),
+    }
+
+
+def _estimable(weights: LogWeights, k3_sum: float) -> float:
+    """The effective fraction, or NaN where 2·KL·T > ln N: a sample of N cannot show less than 1/N.
+
+    KL·T is the KL of a whole turn or sequence: Σ k3 over their number.
+    """
+    if weights.count == 0 or not 2.0 * k3_sum / weights.count <= math.log(weights.count):
+        return math.nan
+    return weights.effective_fraction()
+
+
+def _with_groups(statistics: ComparisonStatistics) -> dict[str, float]:
+    """What is clustered by prompt group, or needs entropies."""
+    k3, kl = statistics.interval("k3_kl"), statistics.interval("kl")
+    with_entropy = statistics.count("entropy_tokens")
+    entropy = _ratio(statistics.sum("entropy"), with_entropy)
+    k3_mean = _ratio(statistics.sum("k3_kl"), statistics.tokens)
+    surprisal = statistics.clusters.standardised("surprisal", statistics.sum("surprisal"))
+    return {
+        "kl_low": kl.low,
+        "kl_high": kl.high,
+        "k3_kl_low": k3.low,
+        "k3_kl_high": k3.high,
+        "k3_kl_per_entropy": k3_mean / entropy if entropy > 0.0 else math.nan,
+        "surprisal_z": surprisal if with_entropy else math.nan,
+    }

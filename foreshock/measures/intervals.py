@@ -1,0 +1,99 @@
+"""Confidence intervals of token means, clustered by prompt group.
+
+Rollouts of one prompt are dependent, and so are the tokens of one rollout: the error of a token mean m = ΣS_g / ΣT_g over
+groups g follows from the residuals e_g = S_g − m·T_g (facts: 1.3–1.8 times the error that independent tokens would
+have), with Student's t at G − 1 degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Interval", "clustered_interval", "interval_from_residuals", "student_t_quantile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A two-sided 95 % confidence interval of `mean`; NaN bounds where fewer than two clusters were seen."""
+
+    mean: float
+    low: float
+    high: float
+    clusters: int
+
+
+def clustered_interval(
+    sums: NDArray[np.float64], tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None
+) -> Interval:
+    """The interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] names each rollout's cluster.
+
+    Without `clusters` each rollout is one. Rollouts without tokens take no part.
+    """
+    if clusters is not None:
+        _, inverse = np.unique(clusters, return_inverse=True)
+        sums = np.bincount(inverse, weights=sums)
+        tokens = np.bincount(inverse, weights=tokens).astype(np.int64)
+    sums, tokens = sums[tokens > 0], tokens[tokens > 0]
+    if tokens.size == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = float(sums.sum() / tokens.sum())
+        residuals = sums - mean * tokens
+        square = float(np.square(residuals).sum())
+    return interval_from_residuals(mean, square, int(tokens.sum()), int(tokens.size))
+
+
+def interval_from_residuals(mean: float, square_sum: float, tokens: int, clusters: int) -> Interval:
+    """The interval of a ratio mean from Σ e_g², the number of tokens, and the number of clusters."""
+    if clusters < 2 or tokens == 0 or not math.isfinite(square_sum) or not math.isfinite(mean):
+        return Interval(mean, math.nan, math.nan, clusters)
+    error = math.sqrt(max(square_sum, 0.0) * clusters / (clusters - 1)) / tokens
+    reach = student_t_quantile(0.975, clusters - 1) * error
+    return Interval(mean, mean - reach, mean + reach, clusters)
+
+
+@functools.lru_cache(maxsize=4096)
+def student_t_quantile(probability: float, degrees: int) -> float:
+    """The value that Student's t with `degrees` ≥ 1 degrees of freedom stays below with `probability` ≥ 0.5."""
+    tail = 1.0 - probability
+    low, high = 0.0, 1.0
+    while _upper_tail(high, degrees) > tail:
+        high *= 2.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _upper_tail(middle, degrees) > tail else (low, middle)
+    return 0.5 * (low + high)
+
+
+def _upper_tail(value: float, degrees: int) -> float:
+    """P(t > value) for value ≥ 0: half the regularised incomplete beta function at ν / (ν + t²)."""
+    x = degrees / (degrees + value * value)
+    return 0.5 * _incomplete_beta(0.5 * degrees, 0.5, x)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function by Lentz's continued fraction (Numerical Recipes, 6.4)."""
+    if x <= 0.0 or x >= 1.0:
+        return 0.0 if x <= 0.0 else 1.0
+    if x > (a + 1.0) / (a + b + 2.0):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0))
+    fraction = d
+    for m in range(1, 10_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
+        for step in (even, odd):
+            d = 1.0 / (1.0 + step * d)
+            c = 1.0 + step / c
+            fraction *= c * d
+        if abs(c * d - 1.0) < 1e-16:
+            break
+    return front * fraction / a

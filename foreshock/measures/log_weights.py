@@ -1,0 +1,67 @@
+"""Sums of importance weights in log space, as pairs (largest log weight, Σ exp(log weight − largest)).
+
+A product of ratios over a long response leaves the range of a float64 easily; its logarithm never does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LogWeights"]
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LogWeights:
+    """Σ w and Σ w² of N weights. `square_*` are those of 2 log w; an empty sum has the largest −inf."""
+
+    count: int = 0
+    largest: float = -math.inf
+    scaled_sum: float = 0.0
+    scaled_square_sum: float = 0.0
+
+    @classmethod
+    def of(cls, log_weights: Float64) -> LogWeights:
+        """The sums over an array of finite log weights."""
+        if log_weights.size == 0:
+            return cls()
+        largest = float(log_weights.max())
+        with np.errstate(under="ignore"):
+            scaled = np.exp(log_weights - largest)
+            squares = float(np.square(scaled).sum())
+        return cls(int(log_weights.size), largest, float(scaled.sum()), squares)
+
+    def merge(self, other: LogWeights) -> LogWeights:
+        """The sums over both."""
+        if other.count == 0:
+            return self
+        if self.count == 0:
+            return other
+        largest = max(self.largest, other.largest)
+        mine, theirs = math.exp(self.largest - largest), math.exp(other.largest - largest)
+        return LogWeights(
+            self.count + other.count,
+            largest,
+            self.scaled_sum * mine + other.scaled_sum * theirs,
+            self.scaled_square_sum * mine * mine + other.scaled_square_sum * theirs * theirs,
+        )
+
+    def effective_fraction(self) -> float:
+        """(Σw)² / (N Σw²), the effective sample size as a fraction of N, between 1/N and 1. NaN where N is 0."""
+        if self.count == 0:
+            return math.nan
+        return self.scaled_sum * self.scaled_sum / (self.count * self.scaled_square_sum)
+
+    def to_array(self) -> Float64:
+        """The three floats, [3]; the count is kept with the integers."""
+        return np.array([self.largest, self.scaled_sum, self.scaled_square_sum])
+
+    @classmethod
+    def from_array(cls, count: int, values: Float64) -> LogWeights:
+        """The pair of `to_array()`."""
+        return cls(count, float(values[0]), float(values[1]), float(values[2]))

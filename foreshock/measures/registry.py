@@ -1,0 +1,202 @@
+"""Every measure there is: one record each, with what it means and where it comes from.
+
+`MEASURES` is what the service's wide table, the exporter and the pages are generated from; the order is that of reading.
+`name` is the field's name; `column` the same as an identifier (`tail(2)` → `tail_2`), which is also the key in the
+dictionaries that `ComparisonStatistics.measures()` and `StepStatistics.measures()` return.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from foreshock.measures.per_rollout import TAIL_ASYMMETRY_THRESHOLD, TAIL_THRESHOLDS
+
+__all__ = ["COMPARISON_MEASURES", "MEASURES", "STEP_MEASURES", "Measure", "measure_named"]
+
+Kind = Literal["comparison", "step", "sequence"]
+
+TOKEN_MEAN = "token mean"
+SEQUENCE_MEAN = "mean over sequences"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One measure.
+
+    `kind`: "comparison" measures are of tokens and "sequence" measures of whole responses, both of a comparison
+    `target/behaviour` (π/μ); "step" measures are of the rollouts of a step. `direction` says which divergence a value
+    estimates, for tokens drawn from μ, or where good values lie. `aggregation` says over what the mean is taken.
+    """
+
+    name: str
+    formula: str
+    unit: str
+    direction: str
+    aggregation: str
+    kind: Kind
+    source: str
+    column_type: Literal["float", "integer"] = "float"
+
+    @property
+    def column(self) -> str:
+        """The name as a column: letters, digits and underscores."""
+        return re.sub(r"\W+", "_", self.name).strip("_")
+
+
+def _token(name: str, formula: str, unit: str, direction: str, source: str) -> Measure:
+    return Measure(name, formula, unit, direction, TOKEN_MEAN, "comparison", source)
+
+
+def _sequence(name: str, formula: str, unit: str, direction: str, source: str) -> Measure:
+    return Measure(name, formula, unit, direction, SEQUENCE_MEAN, "sequence", source)
+
+
+def _extreme(name: str, formula: str, unit: str, direction: str, aggregation: str) -> Measure:
+    return Measure(name, formula, unit, direction, aggregation, "comparison", "Foreshock")
+
+
+def _count(name: str, formula: str, kind: Kind = "comparison") -> Measure:
+    return Measure(name, formula, "count", "", "sum", kind, "Foreshock", "integer")
+
+
+SCHULMAN = 'Schulman, "Approximating KL divergence" (2020)'
+VERL = "verl, rollout_corr_helper"
+VERL_DEBUG = "verl, debug metrics"
+
+_PER_TOKEN: tuple[Measure, ...] = (
+    _token("kl", "−d", "nats", "KL(μ‖π), k1", SCHULMAN),
+    _token("k2_kl", "d²/2", "nats", "KL(μ‖π) where d is small", SCHULMAN),
+    _token("k3_kl", "ρ − 1 − d", "nats", "KL(μ‖π), never negative", SCHULMAN),
+    _token("chi2_token", "(ρ − 1)²", "1", "χ²(π‖μ)", "definition of χ²"),
+    _token("reverse_chi2_token", "(1 − ρ)²/ρ", "1", "χ²(μ‖π)", "definition of χ²"),
+    _token("tv_token", "(1 − ρ)⁺", "1", "D_TV(π, μ), also under truncation", "definition of total variation"),
+    _token("verl_chi2_token", "ρ² − 1", "1", "χ²(π‖μ) where E ρ = 1", VERL),
+    _token("mean_ratio", "ρ", "1", "1 where the logged μ is the sampling law and covers π", "importance sampling"),
+    _token("token_mult_prob_error", "exp|d|", "1", "1 is ideal, above 1.05 suspicious", "NeMo-RL"),
+)
+
+_TOKEN_ONLY: tuple[Measure, ...] = (
+    _token("mean_abs_d", "|d|", "nats", "0 is agreement", "Foreshock"),
+    _token("rms_d", "√ mean d²", "nats", "0 is agreement", "Foreshock"),
+    _extreme("p99_abs_d", "|d|, 99th percentile on a grid of about 1 %", "nats", "0 is agreement", "quantile of tokens"),
+    _extreme("p999_abs_d", "|d|, 99.9th percentile, same grid", "nats", "0 is agreement", "quantile of tokens"),
+    _extreme("max_abs_d", "|d|", "nats", "0 is agreement", "maximum over tokens"),
+    _extreme("min_d", "d", "nats", "π ≪ μ where far below 0", "minimum over tokens"),
+    _extreme("max_d", "d", "nats", "π ≫ μ where far above 0", "maximum over tokens"),
+    _token("zero_fraction", "1{d = 0}", "1", "1 where π was copied from μ", "Foreshock"),
+    _token("rollout_probs_diff_mean", "|π − μ|", "1", "0 is agreement; hides rare tokens", VERL_DEBUG),
+    Measure(
+        "rollout_probs_diff_max", "|π − μ|", "1", "0 is agreement", "maximum over tokens", "comparison", VERL_DEBUG
+    ),
+    Measure(
+        "rollout_probs_diff_std", "standard deviation of |π − μ|", "1", "0 is agreement", "tokens, n − 1",
+        "comparison", VERL_DEBUG,
+    ),
+    Measure(
+        "rollout_actor_probs_pearson_corr", "correlation of π and μ", "1", "1 is agreement", "over tokens",
+        "comparison", VERL_DEBUG + "; MiniMax-M1",
+    ),
+    Measure(
+        "ess_token", "(Σρ)²/(N Σρ²)", "fraction of tokens", "χ²(π‖μ): 1 is agreement", "over tokens", "comparison",
+        "Kong (1992); unclamped",
+    ),
+    *(
+        _token(f"tail({threshold})", f"1{{max(ρ, 1/ρ) > {threshold}}}", "1", "R3's F(τ)", "R3")
+        for threshold in TAIL_THRESHOLDS
+    ),
+    _token(
+        f"tail_asymmetry({TAIL_ASYMMETRY_THRESHOLD})",
+        f"1{{d < −{TAIL_ASYMMETRY_THRESHOLD}}} − ρ·1{{d > {TAIL_ASYMMETRY_THRESHOLD}}}",
+        "1",
+        "P_μ(π ≪ μ) − P_π(π ≫ μ): above 0 where π lost what μ samples",
+        "Foreshock",
+    ),
+    _token("k3_kl_per_entropy", "mean k3 / mean entropy", "1", "steadier than k3 as entropy falls", "Foreshock"),
+    Measure(
+        "surprisal_z", "Σ(−log μ(a) − H(μ)), standardised", "standard deviations",
+        "0 where the logged μ is the law that sampled", "clustered by prompt group", "comparison",
+        "martingale difference; Foreshock",
+    ),
+    *(
+        Measure(
+            f"{name}_{end}", f"95 % confidence interval of {name}, {end} end", "nats", "KL(μ‖π)",
+            "token mean, clustered by prompt group", "comparison", "ratio estimator, Student's t with G − 1",
+        )
+        for name in ("kl", "k3_kl")
+        for end in ("low", "high")
+    ),
+)  # fmt: skip
+
+_OF_SEQUENCES: tuple[Measure, ...] = (
+    *(
+        _sequence(f"{measure.name}_seq_mean", f"mean over the sequence of {measure.formula}", measure.unit,
+                  f"{measure.direction}; biased where length depends on the tokens", measure.source)
+        for measure in _PER_TOKEN
+    ),
+    _sequence("log_ppl_diff", "mean over the sequence of −d", "nats", "KL(μ‖π), 1/T-weighted", VERL),
+    _sequence("log_ppl_abs_diff", "|mean over the sequence of −d|", "nats", "0 is agreement", VERL),
+    _sequence("sequence_log_ppl_abs_diff", "|Σ d|", "nats", "0 is agreement; grows with length",
+              "length-decay learning-rate paper, eq. 8"),
+    _sequence("geo_ratio", "exp(mean d)", "1", "1 is agreement", "Geo-RS, Geo-MIS"),
+    _sequence("verl_chi2_seq", "exp(2 Σ d) − 1", "1", "χ²(π‖μ) of sequences where E ρ = 1", VERL + "; unclamped"),
+    Measure("ess_turn", "(Σρ)²/(N Σρ²), ρ of a turn", "fraction of turns", "1 is agreement",
+            "over turns, in log space; NaN where not estimable", "sequence", "Kong (1992); unclamped"),
+    Measure("ess_seq", "(Σρ)²/(N Σρ²), ρ of a sequence", "fraction of sequences", "1 is agreement",
+            "over sequences, in log space; NaN where not estimable", "sequence", "Kong (1992); unclamped"),
+)  # fmt: skip
+
+_COMPARISON_COUNTS: tuple[Measure, ...] = (
+    _count("tokens", "model-generated tokens with two finite log-probs"),
+    _count("rollouts", "rollouts compared"),
+    _count("incomplete_rollouts", "rollouts with a token that one side gave no finite log-prob"),
+    _count("nonfinite_target", "model-generated tokens whose target log-prob is NaN or ±inf"),
+    _count("nonfinite_behaviour", "model-generated tokens whose behaviour log-prob is NaN or ±inf"),
+)
+
+
+def _step(name: str, formula: str, unit: str, direction: str = "", aggregation: str = "mean over rollouts") -> Measure:
+    return Measure(name, formula, unit, direction, aggregation, "step", "Foreshock")
+
+
+_LENGTH = "model-generated tokens of a response, before any filtering"
+
+STEP_MEASURES: tuple[Measure, ...] = (
+    _count("num_rollouts", "rollouts of the step", "step"),
+    _count("num_tokens", "model-generated tokens of the step", "step"),
+    _count("num_tool_tokens", "response tokens that the model did not sample", "step"),
+    _step("response_length_mean", _LENGTH, "tokens", "a surge often comes before a collapse"),
+    _step("response_length_std", _LENGTH, "tokens", "", "standard deviation over rollouts, n − 1"),
+    *(
+        _step(f"response_length_p{percent}", _LENGTH, "tokens", "",
+              f"{percent}th percentile over rollouts; exact below 256, else within 0.4 %")
+        for percent in (50, 90, 99)
+    ),
+    _step("response_length_min", _LENGTH, "tokens", "", "minimum over rollouts"),
+    _step("response_length_max", _LENGTH, "tokens", "", "maximum over rollouts"),
+    _step("prompt_length_mean", "prompt tokens", "tokens"),
+    _step("truncated_fraction", "finish reason `length`, or as long as the cap", "1", "0 is healthy"),
+    _step("turns_mean", "turns of a rollout", "turns"),
+    _step("reward_mean", "reward", "reward", "higher is better"),
+    _step("reward_std", "reward", "reward", "", "standard deviation over rollouts, n − 1"),
+    _step("reward_min", "reward", "reward", "", "minimum over rollouts"),
+    _step("reward_max", "reward", "reward", "", "maximum over rollouts"),
+    _step("entropy_mean", "logged entropy", "nats", "falls as a run goes on", TOKEN_MEAN),
+    _step("rollout_log_prob_mean", "log μ", "nats", "", TOKEN_MEAN),
+    _step("trainer_log_prob_mean", "log π", "nats", "", TOKEN_MEAN),
+    _step("lag_mean", "trainer weights version − version that sampled", "versions", "0 is on-policy", TOKEN_MEAN),
+    _step("lag_max", "trainer weights version − version that sampled", "versions", "0 is on-policy",
+          "maximum over tokens"),
+    _count("nonfinite_log_probs", "NaN or ±inf among logged log-probs of model-generated tokens", "step"),
+)  # fmt: skip
+
+COMPARISON_MEASURES: tuple[Measure, ...] = (*_PER_TOKEN, *_TOKEN_ONLY, *_OF_SEQUENCES, *_COMPARISON_COUNTS)
+MEASURES: tuple[Measure, ...] = (*COMPARISON_MEASURES, *STEP_MEASURES)
+
+_BY_NAME = {**{measure.column: measure for measure in MEASURES}, **{measure.name: measure for measure in MEASURES}}
+
+
+def measure_named(name: str) -> Measure:
+    """The measure of that name or column; raises KeyError where there is none."""
+    return _BY_NAME[name]

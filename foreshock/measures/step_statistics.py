@@ -1,0 +1,244 @@
+"""The mergeable statistics of a step's rollouts themselves: lengths, truncation, rewards, entropy, lag."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.errors import StatisticsError
+from foreshock.measures import blob
+from foreshock.measures.histograms import LENGTH_GRID
+from foreshock.measures.lengths import LengthStatistics
+from foreshock.measures.sums import CompensatedSums, two_product
+from foreshock.rollouts.batch import RolloutBatch
+
+__all__ = ["StepStatistics", "fold_steps", "lag_of_tokens", "truncated_rollouts"]
+
+COUNTS = (
+    "tool_tokens",
+    "prompt_tokens",
+    "truncated",
+    "truncation_known",
+    "turns",
+    "turns_known",
+    "rewards",
+    "entropies",
+    "rollout_log_probs",
+    "trainer_log_probs",
+    "lags",
+    "lag_sum",
+    "nonfinite_rollout_log_probs",
+    "nonfinite_trainer_log_probs",
+)
+SUMS = ("reward", "reward_squared", "entropy", "rollout_log_prob", "trainer_log_prob")
+# They merge by maximum; −inf is "none yet".
+EXTREMES = ("minus_min_reward", "max_reward", "max_lag")
+
+_KIND = "step"
+_LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
+    "counts": ("<i8", (len(COUNTS),)),
+    "sums": ("<f8", (2, len(SUMS))),
+    "extremes": ("<f8", (len(EXTREMES),)),
+    "length_moments": ("<i8", (5,)),
+    "length_histogram": ("<i8", (LENGTH_GRID.size,)),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepStatistics:
+    """Statistics of some rollouts of one step. Build them with `of`."""
+
+    statistics_version: ClassVar[int] = blob.STATISTICS_VERSION
+
+    counts: NDArray[np.int64]
+    sums: CompensatedSums
+    extremes: NDArray[np.float64]
+    lengths: LengthStatistics
+
+    @classmethod
+    def of(cls, batch: RolloutBatch) -> StepStatistics:
+        """The statistics of a batch's rollouts."""
+        counts = dict.fromkeys(COUNTS, 0)
+        sums = {name: CompensatedSums.zeros(1) for name in SUMS}
+        extremes = dict.fromkeys(EXTREMES, -math.inf)
+        generated = batch.generated
+        counts["tool_tokens"] = batch.num_tokens - int(generated.sum())
+        counts["prompt_tokens"] = int(batch.prompt_offsets[-1])
+        truncated, known = truncated_rollouts(batch)
+        counts["truncated"], counts["truncation_known"] = int(truncated.sum()), int(known.sum())
+        if batch.turn is not None:
+            counts["turns"], counts["turns_known"] = int(turns_of_rollouts(batch).sum()), batch.num_rollouts
+        if batch.reward is not None:
+            rewards = batch.reward[np.isfinite(batch.reward)].astype(np.float64)
+            counts["rewards"] = rewards.size
+            sums["reward"] = CompensatedSums.over_first_axis(rewards[:, None])
+            square, lost = two_product(rewards, rewards)
+            sums["reward_squared"] = CompensatedSums.over_first_axis(square[:, None], lost[:, None])
+            extremes["minus_min_reward"] = float(np.max(-rewards, initial=-math.inf))
+            extremes["max_reward"] = float(np.max(rewards, initial=-math.inf))
+        for name, values in (
+            ("entropy", batch.entropy),
+            ("rollout_log_prob", batch.rollout_log_probs),
+            ("trainer_log_prob", batch.trainer_log_probs),
+        ):
+            if values is None:
+                continue
+            finite = np.isfinite(values) & generated
+            plural = "entropies" if name == "entropy" else f"{name}s"
+            counts[plural] = int(finite.sum())
+            if name != "entropy":
+                counts[f"nonfinite_{plural}"] = int(generated.sum()) - counts[plural]
+            # Rounding to a rollout's own sum first keeps the sum independent of how rollouts were split.
+            sums[name] = CompensatedSums.over_first_axis(_row_sums(batch, np.where(finite, values, 0.0))[:, None])
+        lag = lag_of_tokens(batch)
+        if lag is not None:
+            of_generated = lag[generated]
+            counts["lags"], counts["lag_sum"] = of_generated.size, int(of_generated.sum())
+            extremes["max_lag"] = float(np.max(of_generated, initial=-math.inf)) if of_generated.size else -math.inf
+        return cls(
+            np.array([counts[name] for name in COUNTS], dtype=np.int64),
+            CompensatedSums(
+                np.concatenate([sums[name].high for name in SUMS]), np.concatenate([sums[name].low for name in SUMS])
+            ),
+            np.array([extremes[name] for name in EXTREMES]),
+            LengthStatistics.of(batch.generated_lengths),
+        )
+
+    def merge(self, other: StepStatistics) -> StepStatistics:
+        """The statistics over the rollouts of both."""
+        return StepStatistics(
+            self.counts + other.counts,
+            self.sums + other.sums,
+            np.maximum(self.extremes, other.extremes),
+            self.lengths.merge(other.lengths),
+        )
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts."""
+        return self.lengths.count
+
+    @property
+    def tokens(self) -> int:
+        """Model-generated tokens."""
+        return self.lengths.total
+
+    def measures(self) -> dict[str, float]:
+        """Every step measure of the registry by column name; NaN where it was not logged."""
+        counts = dict(zip(COUNTS, self.counts.tolist(), strict=True))
+        sums = dict(zip(SUMS, self.sums.value.tolist(), strict=True))
+        minus_lowest, highest, max_lag = (value if value > -math.inf else math.nan for value in self.extremes.tolist())
+        lengths = self.lengths
+        return {
+            "num_rollouts": self.rollouts,
+            "num_tokens": self.tokens,
+            "num_tool_tokens": counts["tool_tokens"],
+            "response_length_mean": lengths.mean(),
+            "response_length_std": lengths.standard_deviation(),
+            **{f"response_length_p{percent}": lengths.quantile(percent / 100) for percent in (50, 90, 99)},
+            "response_length_min": lengths.minimum(),
+            "response_length_max": lengths.maximum(),
+            "prompt_length_mean": _ratio(counts["prompt_tokens"], self.rollouts),
+            "truncated_fraction": _ratio(counts["truncated"], counts["truncation_known"]),
+            "turns_mean": _ratio(counts["turns"], counts["turns_known"]),
+            "reward_mean": _ratio(sums["reward"], counts["rewards"]),
+            "reward_std": self._reward_deviation(counts["rewards"]),
+            "reward_min": -minus_lowest,
+            "reward_max": highest,
+            "entropy_mean": _ratio(sums["entropy"], counts["entropies"]),
+            "rollout_log_prob_mean": _ratio(sums["rollout_log_prob"], counts["rollout_log_probs"]),
+            "trainer_log_prob_mean": _ratio(sums["trainer_log_prob"], counts["trainer_log_probs"]),
+            "lag_mean": _ratio(counts["lag_sum"], counts["lags"]),
+            "lag_max": max_lag,
+            "nonfinite_log_probs": counts["nonfinite_rollout_log_probs"] + counts["nonfinite_trainer_log_probs"],
+        }
+
+    def _reward_deviation(self, count: int) -> float:
+        if count < 2:
+            return math.nan
+        total, square = (self.sums.exact(SUMS.index(name)) for name in ("reward", "reward_squared"))
+        return math.sqrt(max(float((square - total * total / count) / (count - 1)), 0.0))
+
+    def to_bytes(self) -> bytes:
+        """The statistics as a blob that `from_bytes` reads: a JSON header and raw arrays."""
+        return blob.pack(
+            _KIND,
+            {
+                "counts": self.counts,
+                "sums": np.stack([self.sums.high, self.sums.low]),
+                "extremes": self.extremes,
+                "length_moments": self.lengths.moments,
+                "length_histogram": self.lengths.histogram,
+            },
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StepStatistics:
+        """The statistics of `to_bytes()`. Raises StatisticsError where they are damaged or of another version."""
+        arrays = blob.unpack(_KIND, data, _LAYOUT)
+        return cls(
+            arrays["counts"],
+            CompensatedSums(*arrays["sums"]),
+            arrays["extremes"],
+            LengthStatistics(arrays["length_moments"], arrays["length_histogram"]),
+        )
+
+
+def fold_steps(parts: Iterable[StepStatistics]) -> StepStatistics:
+    """The statistics over all parts, merged in the order given. Raises StatisticsError where there is no part."""
+    try:
+        return functools.reduce(StepStatistics.merge, parts)
+    except TypeError:
+        raise StatisticsError("there are no statistics to fold") from None
+
+
+def truncated_rollouts(batch: RolloutBatch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """[N] whether a rollout was cut off, and whether that is known.
+
+    It was where its finish reason is `length`, or, without a reason, where it is as long as the batch's cap.
+    """
+    reasons = batch.finish_reasons or [None] * batch.num_rollouts
+    said = np.array([reason is not None for reason in reasons], dtype=np.bool_)
+    truncated = np.array([reason == "length" for reason in reasons], dtype=np.bool_)
+    cap = batch.attributes.length_cap
+    if cap is None:
+        return truncated, said
+    return truncated | (~said & (batch.response_lengths >= cap)), np.ones_like(said)
+
+
+def turns_of_rollouts(batch: RolloutBatch) -> NDArray[np.int64]:
+    """[N] in how many turns the model sampled; needs `turn`."""
+    if batch.turn is None:
+        raise ValueError("the batch has no turns")
+    generated = np.flatnonzero(batch.generated)
+    rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
+    turn = batch.turn[generated]
+    begins = np.ones(turn.size, dtype=np.bool_)
+    begins[1:] = (turn[1:] != turn[:-1]) | (rows[1:] != rows[:-1])
+    return np.bincount(rows[begins], minlength=batch.num_rollouts).astype(np.int64)
+
+
+def lag_of_tokens(batch: RolloutBatch) -> NDArray[np.int64] | None:
+    """[T] trainer weights version − the version that sampled; None where either is not known."""
+    if batch.weights_version is None or batch.attributes.trainer_weights_version is None:
+        return None
+    return batch.attributes.trainer_weights_version - batch.weights_version.astype(np.int64)
+
+
+def _row_sums(batch: RolloutBatch, values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """[N] the sum of each rollout's values, [T]."""
+    sums = np.zeros(batch.num_rollouts)
+    filled = np.flatnonzero(batch.response_lengths)
+    if filled.size:
+        sums[filled] = np.add.reduceat(values, batch.response_offsets[:-1][filled], dtype=np.float64)
+    return sums
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

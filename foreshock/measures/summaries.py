@@ -1,0 +1,170 @@
+"""One row a rollout: its sums of d and what was known of it.
+
+Kept beside the statistics, they give what no fold can: sequence-level measures at any threshold, who a correction would
+lose, and intervals clustered by rollout or group.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from foreshock.errors import StatisticsError
+from foreshock.measures.blob import STATISTICS_VERSION
+from foreshock.measures.intervals import Interval, clustered_interval
+from foreshock.measures.per_rollout import RolloutSums
+from foreshock.measures.step_statistics import lag_of_tokens, truncated_rollouts, turns_of_rollouts
+from foreshock.rollouts.batch import RolloutBatch
+
+__all__ = ["SUMMARY_SCHEMA", "RolloutSummaries"]
+
+SUMMARY_SCHEMA = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("group_id", pa.string()),
+        ("length", pa.int64()),  # model-generated tokens
+        ("n_tokens", pa.int64()),  # of those, with two finite log-probs: what the sums are over
+        ("sum_d", pa.float64()),
+        ("sum_abs_d", pa.float64()),
+        ("sum_d2", pa.float64()),
+        ("sum_ratio", pa.float64()),
+        ("sum_ratio2", pa.float64()),
+        ("sum_k3", pa.float64()),
+        ("sum_abs_probability_difference", pa.float64()),
+        ("sum_log_target", pa.float64()),
+        ("sum_log_behaviour", pa.float64()),
+        ("min_d", pa.float64()),
+        ("max_d", pa.float64()),
+        ("reward", pa.float32()),
+        ("advantage", pa.float64()),  # the mean over generated tokens where it was logged per token
+        ("turns", pa.int64()),
+        ("finish_reason", pa.string()),
+        ("truncated", pa.bool_()),
+        ("lag", pa.float64()),  # the mean over generated tokens
+    ],
+    metadata={"statistics_version": str(STATISTICS_VERSION)},
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutSummaries:
+    """A table of SUMMARY_SCHEMA. Null where something was not logged; d = log target − log behaviour."""
+
+    table: pa.Table
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rows."""
+        return int(self.table.num_rows)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One column of numbers as an array; NaN for null."""
+        values: NDArray[Any] = self.table.column(name).to_numpy()
+        return values
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, sums: RolloutSums) -> RolloutSummaries:
+        """The rows of a batch whose sums were taken by `sum_rollouts`."""
+        measured = sums.tokens > 0
+        above = sums.column("ratio_minus_one")
+        squares = sums.column("chi2_token") + 2.0 * above + sums.tokens
+        truncated, known = truncated_rollouts(batch)
+        nothing = pa.nulls(batch.num_rollouts)
+        lag = lag_of_tokens(batch)
+        columns: dict[str, Any] = {
+            "sample_id": batch.sample_ids,
+            "group_id": batch.group_ids if batch.group_ids is not None else nothing,
+            "length": sums.generated,
+            "n_tokens": sums.tokens,
+            "sum_d": sums.column("d"),
+            "sum_abs_d": sums.column("abs_d"),
+            "sum_d2": sums.column("d2"),
+            "sum_ratio": above + sums.tokens,
+            "sum_ratio2": squares,
+            "sum_k3": sums.column("k3_kl"),
+            "sum_abs_probability_difference": sums.column("abs_probability_difference"),
+            "sum_log_target": sums.column("log_target"),
+            "sum_log_behaviour": sums.column("log_behaviour"),
+            "min_d": pa.array(sums.min_d, mask=~measured),
+            "max_d": pa.array(sums.max_d, mask=~measured),
+            "reward": nothing if batch.reward is None else pa.array(batch.reward, mask=np.isnan(batch.reward)),
+            "advantage": _optional(_advantages(batch)),
+            "turns": nothing if batch.turn is None else turns_of_rollouts(batch),
+            "finish_reason": batch.finish_reasons if batch.finish_reasons is not None else nothing,
+            "truncated": pa.array(truncated, mask=~known),
+            "lag": _optional(None if lag is None else _generated_means(batch, lag), batch.num_rollouts),
+        }
+        arrays = [
+            (value if isinstance(value, pa.Array) else pa.array(value, type=field.type)).cast(field.type)
+            for field, value in ((field, columns[field.name]) for field in SUMMARY_SCHEMA)
+        ]
+        return cls(pa.Table.from_arrays(arrays, schema=SUMMARY_SCHEMA))
+
+    @staticmethod
+    def concat(parts: Iterable[RolloutSummaries]) -> RolloutSummaries:
+        """The rows of all parts, in the order given."""
+        tables = [part.table for part in parts]
+        return RolloutSummaries(pa.concat_tables(tables) if tables else SUMMARY_SCHEMA.empty_table())
+
+    def interval(self, name: str) -> Interval:
+        """The 95 % interval of the token mean `kl` or `k3_kl`, clustered by prompt group, or by rollout without one."""
+        sums = -self.column("sum_d") if name == "kl" else self.column({"k3_kl": "sum_k3"}[name])
+        groups = self.table.column("group_id").to_pylist()
+        names = [f"g{group}" if group is not None else f"r{row}" for row, group in enumerate(groups)]
+        _, clusters = np.unique(np.array(names), return_inverse=True)
+        return clustered_interval(sums, self.column("n_tokens"), clusters)
+
+    def to_bytes(self) -> bytes:
+        """The table as an Arrow IPC file, compressed with zstd."""
+        sink = io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, SUMMARY_SCHEMA, options=options) as writer:
+            writer.write_table(self.table)
+        return sink.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RolloutSummaries:
+        """The table of `to_bytes()`. Raises StatisticsError where it is damaged or of another version."""
+        try:
+            table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise StatisticsError(f"these rollout summaries cannot be read: {error}") from error
+        version = (table.schema.metadata or {}).get(b"statistics_version", b"none").decode(errors="replace")
+        if version != str(STATISTICS_VERSION):
+            raise StatisticsError(
+                f"these rollout summaries are of version {version!r} and this release reads {STATISTICS_VERSION}: "
+                "measure them again from their tokens (`foreshock remeasure`)"
+            )
+        if not table.schema.equals(SUMMARY_SCHEMA):
+            raise StatisticsError("these rollout summaries do not have the columns of their version")
+        return cls(table)
+
+
+def _optional(values: NDArray[Any] | None, rows: int = 0) -> pa.Array:
+    if values is None:
+        return pa.nulls(rows)
+    return pa.array(values, mask=np.isnan(values))
+
+
+def _advantages(batch: RolloutBatch) -> NDArray[np.float64]:
+    if batch.advantage is None:
+        return np.full(batch.num_rollouts, np.nan)
+    if not batch.advantage_per_token:
+        return batch.advantage.astype(np.float64)
+    return _generated_means(batch, batch.advantage)
+
+
+def _generated_means(batch: RolloutBatch, values: NDArray[Any]) -> NDArray[np.float64]:
+    """[N] the mean of [T] values over each rollout's generated tokens; NaN where it has none."""
+    generated = batch.generated
+    rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
+    totals = np.bincount(rows, weights=values[generated].astype(np.float64), minlength=batch.num_rollouts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return totals / batch.generated_lengths

@@ -1,0 +1,94 @@
+"""Per-token formulas. Each takes d = log π − log μ in float64 and gives float64 of the same shape.
+
+μ is the policy that sampled, π the policy that is trained, ρ = exp(d); tokens are drawn from μ. All of them are written
+with expm1, never with exp(d) − 1: in float32 `exp(d) − d − 1` is wrong by a factor of two once k3 is below 1e-7.
+A d beyond ±709 overflows to infinity where the formula is that large; no warning is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "chi2_token",
+    "k2_kl",
+    "k3_kl",
+    "kl",
+    "log_ratio",
+    "mean_ratio",
+    "probability_difference",
+    "reverse_chi2_token",
+    "token_mult_prob_error",
+    "tv_token",
+    "verl_chi2_token",
+]
+
+Float64 = NDArray[np.float64]
+
+
+def log_ratio(target: NDArray[np.float32], behaviour: NDArray[np.float32]) -> Float64:
+    """d = log π − log μ in nats, [T]: subtracted in float64, which is exact for log-probs of ordinary size."""
+    return np.subtract(target, behaviour, dtype=np.float64)
+
+
+def kl(d: Float64) -> Float64:
+    """k1 = −d in nats. Its mean estimates KL(μ‖π); single values are negative about as often as not."""
+    return -d
+
+
+def k2_kl(d: Float64) -> Float64:
+    """d²/2 in nats. Its mean approximates KL(μ‖π) where d is small."""
+    return 0.5 * d * d
+
+
+def k3_kl(d: Float64) -> Float64:
+    """k3 = ρ − 1 − d in nats, never negative. Its mean estimates KL(μ‖π) (Schulman, "Approximating KL divergence").
+
+    Unbiased only where π's support lies in μ's and the logged μ is the law that sampled; else E[k3] = KL − (1 − E ρ).
+    """
+    return _quiet(lambda: np.maximum(np.expm1(d) - d, 0.0))
+
+
+def chi2_token(d: Float64) -> Float64:
+    """(ρ − 1)². Its mean estimates χ²(π‖μ). Blind where π ≪ μ: see `reverse_chi2_token`."""
+    return _quiet(lambda: np.square(np.expm1(d)))
+
+
+def reverse_chi2_token(d: Float64) -> Float64:
+    """(1 − ρ)²/ρ = (ρ − 1)(1 − 1/ρ). Its mean estimates χ²(μ‖π)."""
+    return _quiet(lambda: np.expm1(d) * -np.expm1(-d))
+
+
+def tv_token(d: Float64) -> Float64:
+    """(1 − ρ)⁺, between 0 and 1. Its mean estimates D_TV(π, μ), also where sampling was truncated."""
+    return -np.expm1(np.minimum(d, 0.0))
+
+
+def verl_chi2_token(d: Float64) -> Float64:
+    """ρ² − 1, verl's form. Estimates χ²(π‖μ) where E ρ = 1; noisier than `chi2_token`, and often negative."""
+    return _quiet(lambda: np.expm1(2.0 * d))
+
+
+def mean_ratio(d: Float64) -> Float64:
+    """ρ. Its mean is 1 where the logged μ is the law that sampled and covers π."""
+    return _quiet(lambda: np.exp(d))
+
+
+def token_mult_prob_error(d: Float64) -> Float64:
+    """exp|d|, NeMo-RL's. 1.0 is ideal, a mean above 1.05 suspicious."""
+    return _quiet(lambda: np.exp(np.abs(d)))
+
+
+def probability_difference(target: NDArray[np.float32], behaviour: NDArray[np.float32]) -> Float64:
+    """|π − μ| as probabilities, [T], between 0 and 1, without cancellation. verl's `rollout_probs_diff`."""
+    distance = np.abs(log_ratio(target, behaviour))
+    likelier = np.minimum(np.maximum(target, behaviour, dtype=np.float64), 709.0)
+    return np.exp(likelier) * -np.expm1(-distance)
+
+
+def _quiet(formula: Callable[[], Float64]) -> Float64:
+    with np.errstate(over="ignore", under="ignore"):
+        return formula()
