@@ -1,12 +1,13 @@
 """Where a mismatch comes from: the chain of scores from the logged `rollout` to the logged `trainer`.
 
-Token by token, d of the whole is the sum of d of the links. A link's share is E[d_link·d]/E[d²]: shares add to 1, and a
-negative one means that the link cancels a part of the others. k3s of links do not add, and away from the first link they
-are not KLs under the policy that sampled.
+Token by token, d of the whole is the sum of d of the links. A link's share is E[d_link·d]/E[d²]: shares add to 1, and
+a negative one means that the link cancels a part of the others. k3s of links do not add, and away from the first link
+they are not KLs under the policy that sampled.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
-from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.measures import token
+from foreshock.measures.sums import CompensatedSums
 from foreshock.rollouts.ragged import offsets_of_lengths
 
 __all__ = ["CHAIN", "REFERENCE", "Attribution", "Link", "SideBranch", "attribute"]
@@ -72,9 +74,9 @@ class Link:
 class SideBranch:
     """Every score against the same weights at float32: which of engine and trainer is nearer to the truth.
 
-    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the scores that were weighed; `nearer` is
-    the one with the smaller k3, "equal" where they agree, None where one of the two is missing. `tokens` and `rollouts`
-    are those that all of these scores share.
+    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the scores that were weighed; `nearer`
+    is the one with the smaller k3, "equal" where they agree, None where one of the two is missing. `tokens` and
+    `rollouts` are those that all of these scores share.
     """
 
     reference: str
@@ -92,8 +94,8 @@ class Attribution:
 
     `chain` are the scores that were there, `missing` those of CHAIN that were not: their links are collapsed into one
     that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain has.
-    `cancellation` is Σ E[d_link²]/E[d²]: 1 where links are independent, above 1 where they cancel. `telescoping_error` is
-    the largest |Σ d_link − d| of a token.
+    `cancellation` is Σ E[d_link²]/E[d²]: 1 where links are independent, above 1 where they cancel. `telescoping_error`
+    is the largest |Σ d_link − d| of a token.
     """
 
     chain: tuple[str, ...]
@@ -134,13 +136,13 @@ def attribute(
 ) -> Attribution:
     """Attribute the difference between the ends of the chain to its links.
 
-    `scores` maps a scorer's name to its log-probs, [T] over the tokens of N rollouts cut at `offsets` [N + 1]; NaN where
-    it has none (a rollout without any finite value in a score is not shared, and left out). `mask` [T] is 0 where the
-    model did not sample. `group_ids` [N] name the prompts, for the intervals. Scores outside `chain` and
+    `scores` maps a scorer's name to its log-probs, [T] over the tokens of N rollouts cut at `offsets` [N + 1]; NaN
+    where it has none (a rollout without any finite value in a score is not shared, and left out). `mask` [T] is 0 where
+    the model did not sample. `group_ids` [N] name the prompts, for the intervals. Scores outside `chain` and
     `torch.float32` are weighed against `torch.float32` only.
 
-    Raises ConfigurationError where fewer than two scores of the chain are given, InvalidRolloutsError where sizes do not
-    fit.
+    Raises ConfigurationError where fewer than two scores of the chain are given, InvalidRolloutsError where sizes do
+    not fit.
     """
     present = tuple(name for name in chain if name in scores)
     if len(present) < 2:
@@ -149,7 +151,7 @@ def attribute(
     shared = _share({name: arrays[name] for name in present}, cuts, generated, group_ids)
     ends = present[-1], present[0]
     d = shared.scores[ends[0]] - shared.scores[ends[1]]
-    pairs = [(later, earlier) for earlier, later in zip(present[:-1], present[1:], strict=True)]
+    pairs = [(later, earlier) for earlier, later in itertools.pairwise(present)]
     of_links = [shared.scores[later] - shared.scores[earlier] for later, earlier in pairs]
     shares, lows, highs = _shares(of_links, d, shared)
     links = tuple(
@@ -219,7 +221,7 @@ def _shares(of_links: list[Float64], d: Float64, shared: _Shared) -> tuple[list[
     products = np.stack([np.add.reduceat(values * d, starts) for values in (*of_links, d)], axis=1)
     of_groups = np.stack(
         [np.bincount(shared.groups, weights=column, minlength=groups) for column in products.T], axis=1
-    )
+    ).astype(np.float64)
     total = products.sum(axis=0)
     shares = (total[:-1] / total[-1]).tolist()
     if groups < 2:
@@ -252,20 +254,19 @@ def _link(
     target: str, behaviour: str, cause: str, shared: _Shared, d: Float64, share: tuple[float, float, float]
 ) -> Link:
     """The moments of one link over the shared tokens."""
-    statistics = ComparisonStatistics.of(shared.scores[target], shared.scores[behaviour], shared.offsets)
-    measures = statistics.measures()
-    return Link(
-        f"{target}/{behaviour}", cause, measures["k3_kl"], -measures["kl"], measures["rms_d"], measures["max_abs_d"],
-        *share,
-    )  # fmt: skip
+    if not shared.tokens:
+        return Link(f"{target}/{behaviour}", cause, math.nan, math.nan, math.nan, math.nan, *share)
+    terms = (token.k3_kl(d), d, np.square(d))
+    of_rollouts = np.stack([np.add.reduceat(term, shared.offsets[:-1]) for term in terms], axis=1)
+    k3, mean, square = (CompensatedSums.over_first_axis(of_rollouts).value / shared.tokens).tolist()
+    return Link(f"{target}/{behaviour}", cause, k3, mean, math.sqrt(square), float(np.abs(d).max()), *share)
 
 
 def _cause(earlier: str, later: str, chain: Sequence[str]) -> str:
     """The causes of all links between the two scores: more than one where a score between them is missing."""
     between = chain[chain.index(earlier) : chain.index(later) + 1]
     causes = [
-        _CAUSES.get(pair, f"whatever differs between {pair[0]} and {pair[1]}")
-        for pair in zip(between[:-1], between[1:], strict=True)
+        _CAUSES.get(pair, f"whatever differs between {pair[0]} and {pair[1]}") for pair in itertools.pairwise(between)
     ]
     if len(causes) == 1:
         return causes[0]

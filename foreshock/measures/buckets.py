@@ -1,4 +1,4 @@
-"""Where the mismatch sits: tokens sorted into buckets by their probability under μ, or by their place in the response."""
+"""Where the mismatch sits: tokens in buckets by their probability under μ, or by their place in the response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def probability_buckets(behaviour: NDArray[np.floating]) -> NDArray[np.int64]:
 
 def position_buckets(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """[T] the bucket of each place in the response, counted from 0."""
-    exponents = ((positions + 1).astype(np.float64).view(np.int64) >> 52) - 1023
+    exponents: NDArray[np.int64] = ((positions + 1).astype(np.float64).view(np.int64) >> 52) - 1023
     return np.minimum(exponents, len(POSITION_EDGES) - 2)
 
 
@@ -53,7 +53,9 @@ class BucketSums:
     def of(cls, edges: tuple[float, ...], buckets: NDArray[np.int64], values: tuple[Float64, ...]) -> BucketSums:
         """The sums of `values`, one [T] array for each of BUCKET_SUMS, over the tokens of each bucket."""
         size = len(edges) - 1
-        totals = np.stack([np.bincount(buckets, weights=value, minlength=size) for value in values], axis=1)
+        totals = np.stack([np.bincount(buckets, weights=value, minlength=size) for value in values], axis=1).astype(
+            np.float64
+        )
         largest = np.zeros(size)
         np.maximum.at(largest, buckets, values[0])
         tokens = np.bincount(buckets, minlength=size).astype(np.int64)
@@ -78,8 +80,8 @@ class BucketSums:
 class BucketTable:
     """Per bucket, [B]; bucket i lies between `edges[i]` and `edges[i + 1]`, [B + 1]. NaN where there are no tokens.
 
-    `mean_d` is the mean of log π − log μ; `k3_kl` the token mean of k3 in nats; `mean_abs_probability_difference` that of
-    |π − μ|. `tokens` / Σ tokens · `k3_kl` is what the bucket adds to the k3 of the whole.
+    `mean_d` is the mean of log π − log μ; `k3_kl` the token mean of k3 in nats; `mean_abs_probability_difference` that
+    of |π − μ|. `tokens` / Σ tokens · `k3_kl` is what the bucket adds to the k3 of the whole.
     """
 
     edges: Float64

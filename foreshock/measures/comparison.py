@@ -36,8 +36,8 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
     """Compare log π `target` with log μ `behaviour`, each [T] over the batch's response tokens.
 
     Measured are model-generated tokens with two finite log-probs. The batch's entropies are those of the logged μ, so
-    they are used only where `behaviour` is the batch's own `rollout_log_probs`. Raises InvalidRolloutsError where a size
-    does not fit.
+    they are used only where `behaviour` is the batch's own `rollout_log_probs`. Raises InvalidRolloutsError where a
+    size does not fit.
     """
     behaviour = np.asarray(behaviour)
     logged = batch.rollout_log_probs

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from foreshock.measures.histograms import LOG_RATIO_GRID
 from foreshock.measures.log_weights import LogWeights
 from foreshock.measures.per_rollout import TAIL_ASYMMETRY_THRESHOLD, TAIL_THRESHOLDS
+from foreshock.measures.sequences import SEQUENCE_MEANS
 
 if TYPE_CHECKING:
     from foreshock.measures.statistics import ComparisonStatistics
@@ -39,9 +40,9 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-def _named_means(d: float, d2: float, k3: float, ratio: float, chi2: float, reverse: float, tv: float, error: float,
-                 suffix: str) -> dict[str, float]:  # fmt: skip
-    """The measures that are means of one term, from the means of the terms."""
+def _named_means(means: list[float], suffix: str) -> dict[str, float]:
+    """The measures that are means of one term, from the means of the terms SEQUENCE_MEANS."""
+    d, d2, k3, ratio, chi2, reverse, tv, error = means
     return {
         f"kl{suffix}": -d,
         f"k2_kl{suffix}": 0.5 * d2,
@@ -57,12 +58,9 @@ def _named_means(d: float, d2: float, k3: float, ratio: float, chi2: float, reve
 
 
 def _token_means(statistics: ComparisonStatistics) -> dict[str, float]:
-    names = (
-        "d", "d2", "k3_kl", "ratio_minus_one", "chi2_token", "reverse_chi2_token", "tv_token", "prob_error_minus_one",
-    )  # fmt: skip
-    means = [_ratio(statistics.sum(name), statistics.tokens) for name in names]
+    means = [_ratio(statistics.sum(name), statistics.tokens) for name in SEQUENCE_MEANS]
     return {
-        **_named_means(*means, suffix=""),
+        **_named_means(means, ""),
         "mean_abs_d": _ratio(statistics.sum("abs_d"), statistics.tokens),
         "rms_d": math.sqrt(means[1]) if means[1] >= 0.0 else math.nan,
         "zero_fraction": _ratio(statistics.count("zero_tokens"), statistics.tokens),
@@ -127,11 +125,9 @@ def _distribution(statistics: ComparisonStatistics) -> dict[str, float]:
 
 def _sequences(statistics: ComparisonStatistics) -> dict[str, float]:
     """Means over sequences, and weights of whole turns and sequences."""
-    from foreshock.measures.sequences import SEQUENCE_MEANS
-
     rollouts = statistics.count("measured_rollouts")
     means = [_ratio(statistics.sum(f"{name}_seq"), rollouts) for name in SEQUENCE_MEANS]
-    named = _named_means(*means, suffix="_seq_mean")
+    named = _named_means(means, "_seq_mean")
     return {
         **named,
         "log_ppl_diff": named["kl_seq_mean"],

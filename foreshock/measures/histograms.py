@@ -1,7 +1,8 @@
 """Histograms on fixed grids, whose bins are cut out of the bits of a float64.
 
-Each power of two is divided into equal steps: 64 for |d| (a bin is 0.8–1.6 % wide), 128 for lengths (whole numbers below
-256 have a bin of their own). Taking the bin from the bits instead of from a logarithm makes it the same on every machine.
+Each power of two is divided into equal steps: 64 for |d| (a bin is 0.8–1.6 % wide), 128 for lengths (whole numbers
+below 256 have a bin of their own). Taking the bin from the bits instead of from a logarithm makes it the same on every
+machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Confidence intervals of token means, clustered by prompt group.
 
-Rollouts of one prompt are dependent, and so are the tokens of one rollout: the error of a token mean m = ΣS_g / ΣT_g over
-groups g follows from the residuals e_g = S_g − m·T_g (facts: 1.3–1.8 times the error that independent tokens would
+Rollouts of one prompt are dependent, and so are the tokens of one rollout: the error of a token mean m = ΣS_g / ΣT_g
+over groups g follows from the residuals e_g = S_g − m·T_g (facts: 1.3–1.8 times the error that independent tokens would
 have), with Student's t at G − 1 degrees of freedom.
 """
 
@@ -36,7 +36,7 @@ def clustered_interval(
     """
     if clusters is not None:
         _, inverse = np.unique(clusters, return_inverse=True)
-        sums = np.bincount(inverse, weights=sums)
+        sums = np.bincount(inverse, weights=sums).astype(np.float64)
         tokens = np.bincount(inverse, weights=tokens).astype(np.int64)
     sums, tokens = sums[tokens > 0], tokens[tokens > 0]
     if tokens.size == 0:

@@ -1,7 +1,7 @@
 """One pass over the tokens of a comparison: what each rollout adds to every sum.
 
-The rollout is the smallest part that shards, groups and corrections are made of. Its sums are made here, from its tokens
-alone, so they are the same however rollouts were split; all that follows adds rollouts with compensated sums.
+The rollout is the smallest part that shards, groups and corrections are made of. Its sums are made here, from its
+tokens alone, so they are the same however rollouts were split; all that follows adds rollouts with compensated sums.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class TokenInputs:
 
 @dataclass(slots=True, eq=False)
 class RolloutSums:
-    """Per rollout: `tokens` that were measured, `generated` ones, `sums` [N, len(TOKEN_SUMS)], the range of d (NaN where
-    nothing was measured), `entropy_tokens`, `turns`. The rest is of all rollouts together.
+    """Per rollout: `tokens` that were measured, `generated` ones, `sums` [N, len(TOKEN_SUMS)], the range of d (NaN
+    where nothing was measured), `entropy_tokens`, `turns`. The rest is of all rollouts together.
     """
 
     tokens: NDArray[np.int64]
@@ -96,8 +96,8 @@ class RolloutSums:
     )
     probabilities: BucketSums = dataclasses.field(default_factory=lambda: BucketSums.empty(BUCKET_EDGES))
     positions: BucketSums = dataclasses.field(default_factory=lambda: BucketSums.empty(POSITION_EDGES))
-    token_weights: LogWeights = LogWeights()
-    turn_weights: LogWeights = LogWeights()
+    token_weights: LogWeights = dataclasses.field(default_factory=LogWeights)
+    turn_weights: LogWeights = dataclasses.field(default_factory=LogWeights)
 
     @classmethod
     def empty(cls, rollouts: int) -> RolloutSums:

@@ -1,6 +1,6 @@
 """Every measure there is: one record each, with what it means and where it comes from.
 
-`MEASURES` is what the service's wide table, the exporter and the pages are generated from; the order is that of reading.
+`MEASURES` is what the service's wide table, the exporter and the pages are generated from, in the order of reading.
 `name` is the field's name; `column` the same as an identifier (`tail(2)` → `tail_2`), which is also the key in the
 dictionaries that `ComparisonStatistics.measures()` and `StepStatistics.measures()` return.
 """
@@ -80,7 +80,7 @@ _PER_TOKEN: tuple[Measure, ...] = (
 _TOKEN_ONLY: tuple[Measure, ...] = (
     _token("mean_abs_d", "|d|", "nats", "0 is agreement", "Foreshock"),
     _token("rms_d", "√ mean d²", "nats", "0 is agreement", "Foreshock"),
-    _extreme("p99_abs_d", "|d|, 99th percentile on a grid of about 1 %", "nats", "0 is agreement", "quantile of tokens"),
+    _extreme("p99_abs_d", "|d|, 99th percentile, on a grid of 1 %", "nats", "0 is agreement", "quantile of tokens"),
     _extreme("p999_abs_d", "|d|, 99.9th percentile, same grid", "nats", "0 is agreement", "quantile of tokens"),
     _extreme("max_abs_d", "|d|", "nats", "0 is agreement", "maximum over tokens"),
     _extreme("min_d", "d", "nats", "π ≪ μ where far below 0", "minimum over tokens"),

@@ -215,7 +215,7 @@ class ComparisonStatistics:
         return self.positions.table(POSITION_EDGES)
 
     def interval(self, name: str) -> Interval:
-        """The 95 % interval of the token mean `kl` or `k3_kl`, clustered by prompt group (by rollout without groups)."""
+        """The 95 % interval of the token mean `kl` or `k3_kl`, clustered by prompt group (by rollout where none)."""
         sign, column = (-1.0, "d") if name == "kl" else (1.0, name)
         mean = self.sum(column) / self.tokens if self.tokens else math.nan
         found = self.clusters.interval(column, mean, self.tokens)
@@ -266,10 +266,10 @@ class ComparisonStatistics:
             LogWeights.from_array(int(counts[COUNTS.index(name)]), row)
             for name, row in zip(of_weights, weights, strict=True)
         )
-        buckets = [
+        probabilities, positions = (
             BucketSums(arrays[f"{name}_tokens"], _unpair(arrays[f"{name}_sums"]), arrays[f"{name}_max"])
             for name in ("probability", "position")
-        ]
+        )
         clusters = ClusterSums(
             arrays["group_keys"],
             arrays["group_tokens"],
@@ -278,9 +278,17 @@ class ComparisonStatistics:
             _unpair(arrays["single_sums"]),
         )
         return cls(
-            counts, _unpair(arrays["sums"]), arrays["extremes"], token, turn, sequence, arrays["histogram"], *buckets,
+            counts,
+            _unpair(arrays["sums"]),
+            arrays["extremes"],
+            token,
+            turn,
+            sequence,
+            arrays["histogram"],
+            probabilities,
+            positions,
             clusters,
-        )  # fmt: skip
+        )
 
 
 def fold(parts: Iterable[ComparisonStatistics]) -> ComparisonStatistics:

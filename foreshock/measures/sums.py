@@ -53,7 +53,7 @@ class CompensatedSums:
 
     @classmethod
     def over_first_axis(cls, values: Float64, low: Float64 | None = None) -> CompensatedSums:
-        """The sums of `values` (plus `low`, their rounding errors, where known) over the first axis: [N, ...] → [...]."""
+        """The sums of `values` (plus `low`, their rounding errors, if known) over the first axis: [N, ...] → [...]."""
         high = np.asarray(values, dtype=np.float64)
         low = np.zeros_like(high) if low is None else low
         if high.shape[0] == 0:

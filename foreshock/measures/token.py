@@ -64,7 +64,8 @@ def reverse_chi2_token(d: Float64) -> Float64:
 
 def tv_token(d: Float64) -> Float64:
     """(1 − ρ)⁺, between 0 and 1. Its mean estimates D_TV(π, μ), also where sampling was truncated."""
-    return -np.expm1(np.minimum(d, 0.0))
+    below: Float64 = np.minimum(d, 0.0)
+    return np.asarray(-np.expm1(below))
 
 
 def verl_chi2_token(d: Float64) -> Float64:
@@ -86,7 +87,7 @@ def probability_difference(target: NDArray[np.float32], behaviour: NDArray[np.fl
     """|π − μ| as probabilities, [T], between 0 and 1, without cancellation. verl's `rollout_probs_diff`."""
     distance = np.abs(log_ratio(target, behaviour))
     likelier = np.minimum(np.maximum(target, behaviour, dtype=np.float64), 709.0)
-    return np.exp(likelier) * -np.expm1(-distance)
+    return np.asarray(np.exp(likelier) * -np.expm1(-distance))
 
 
 def _quiet(formula: Callable[[], Float64]) -> Float64:
