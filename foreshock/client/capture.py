@@ -1,0 +1,228 @@
+"""From what a trainer holds to a RolloutBatch, in two parts: a copy now, the building later in the background.
+
+The trainer's thread only copies (so that it may reuse its buffers); everything that walks over rollouts or validates
+happens in `CapturedRollouts.build`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.parquet import decode_rollouts
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS
+
+__all__ = ["CapturedRollouts", "Rollouts", "capture_rollouts", "size_of"]
+
+# pyarrow ships no types, so that a checker would see no more than Any in its classes.
+Rollouts = RolloutBatch | Mapping[str, Any] | Any
+"""A RolloutBatch, a mapping of columns, a pyarrow Table or RecordBatch."""
+
+_FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS} | {
+    column.field: column.field for column in ROLLOUT_COLUMNS
+}
+_STRINGS = frozenset(column.field for column in ROLLOUT_COLUMNS if column.value_type == "string")
+_PROMPT = frozenset(column.field for column in ROLLOUT_COLUMNS if column.shape == "prompt")
+_LAYOUT = ("prompt_offsets", "response_offsets", "prompt_lengths", "response_lengths", "prompt_padding_mask",
+           "response_padding_mask")  # fmt: skip
+_BYTES_PER_LIST_ITEM = 8
+
+
+def size_of(rollouts: Rollouts) -> int:
+    """About how many bytes `rollouts` take in memory, found without walking over tokens."""
+    if isinstance(rollouts, RolloutBatch):
+        return sum(_size(getattr(rollouts, name)) for name in RolloutBatch.__slots__)
+    if isinstance(rollouts, pa.Table | pa.RecordBatch):
+        return int(rollouts.nbytes)
+    return sum(_size(value) for value in rollouts.values())
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        inner = sum(len(item) for item in value if isinstance(item, list | tuple))
+        inner += sum(int(item.nbytes) // _BYTES_PER_LIST_ITEM for item in value if hasattr(item, "nbytes"))
+        return _BYTES_PER_LIST_ITEM * (len(value) + inner)
+    return int(getattr(value, "nbytes", 0))
+
+
+def capture_rollouts(
+    rollouts: Rollouts, *, default_ids: str, attributes: BatchAttributes | None, copy: bool = True
+) -> CapturedRollouts:
+    """Copy what the trainer may change. `default_ids` starts the sample ids where none are given.
+
+    Raises InvalidRolloutsError for what cannot be taken at all, such as a tensor on a GPU.
+    """
+    if isinstance(rollouts, RolloutBatch):
+        values = {name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__}
+        return CapturedRollouts(batch=RolloutBatch(**values), attributes=attributes, default_ids=default_ids)
+    if isinstance(rollouts, pa.RecordBatch):
+        rollouts = pa.Table.from_batches([rollouts])
+    if isinstance(rollouts, pa.Table):
+        return CapturedRollouts(table=rollouts, attributes=attributes, default_ids=default_ids)
+    if not isinstance(rollouts, Mapping):
+        raise InvalidRolloutsError(
+            f"rollouts are a RolloutBatch, a mapping of columns or an Arrow table, not {type(rollouts).__name__}"
+        )
+    columns = {}
+    for name, value in rollouts.items():
+        if name not in _FIELD_OF and name not in _LAYOUT:
+            raise InvalidRolloutsError(f"there is no such column; the columns are {', '.join(_FIELD_OF)}", column=name)
+        if value is not None:
+            columns[_FIELD_OF.get(name, name)] = _copied(name, value, copy)
+    return CapturedRollouts(columns=columns, attributes=attributes, default_ids=default_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedRollouts:
+    """One of a batch, a table or columns, with what the caller said about it."""
+
+    default_ids: str
+    attributes: BatchAttributes | None
+    batch: RolloutBatch | None = None
+    table: pa.Table | None = None
+    columns: Mapping[str, Any] | None = None
+
+    def build(self) -> RolloutBatch:
+        """The validated batch. Raises InvalidRolloutsError naming row and column."""
+        if self.batch is not None:
+            return self._with_attributes(_validated(self.batch))
+        if self.table is not None:
+            return self._with_attributes(_from_table(self.table, self.default_ids))
+        return self._with_attributes(_from_columns(dict(self.columns or {}), self.default_ids))
+
+    def _with_attributes(self, batch: RolloutBatch) -> RolloutBatch:
+        """Attributes given with the call count more than those of the batch only where the batch has none."""
+        if self.attributes is None or self.attributes == BatchAttributes():
+            return batch
+        logged = {name: getattr(batch.attributes, name) for name in BatchAttributes.__slots__}
+        known = {name: value for name, value in logged.items() if value is not None}
+        return replace(batch, attributes=replace(self.attributes, **known))
+
+
+def _validated(batch: RolloutBatch) -> RolloutBatch:
+    from foreshock.rollouts.validation import validate_rollouts
+
+    validate_rollouts(batch)
+    return batch
+
+
+def _copied(name: str, value: Any, copy: bool) -> Any:
+    """`value` out of the trainer's reach: arrays copied, lists copied with the lists in them."""
+    value = _to_numpy(name, value)
+    if not copy:
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, list | tuple):
+        return [_copied(name, item, copy) if isinstance(item, list | np.ndarray) or _is_tensor(item) else item
+                for item in value]  # fmt: skip
+    return value
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "numpy")
+
+
+def _to_numpy(name: str, value: Any) -> Any:
+    """A torch tensor on the CPU as the numpy array of the same memory; anything else as it is."""
+    if not _is_tensor(value):
+        return value
+    if getattr(value.device, "type", "cpu") != "cpu":
+        raise InvalidRolloutsError("this tensor is on a device: copy it to the CPU before logging", column=name)
+    value = value.detach()
+    try:
+        return value.numpy()
+    except TypeError:
+        # numpy knows no bfloat16.
+        return value.float().numpy()
+
+
+def _from_table(table: pa.Table, default_ids: str) -> RolloutBatch:
+    """An Arrow table's batch: what a Parquet file may hold, a table may."""
+    if "sample_id" not in table.column_names:
+        table = table.append_column("sample_id", pa.array(_default_ids(default_ids, table.num_rows)))
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="none", row_group_size=64, write_statistics=False, use_dictionary=False)
+    return decode_rollouts(sink.getvalue())
+
+
+def _from_columns(columns: dict[str, Any], default_ids: str) -> RolloutBatch:
+    """The batch of flat arrays and offsets, of padded arrays and masks, of Arrow lists, or of lists of rollouts."""
+    layout = {name: columns.pop(name) for name in _LAYOUT if name in columns}
+    for name in ("prompt_token_ids", "response_token_ids"):
+        if name not in columns:
+            raise InvalidRolloutsError("this column is required", column=name)
+    for name, value in columns.items():
+        if isinstance(value, pa.Array | pa.ChunkedArray):
+            columns[name] = _from_arrow(name, value, layout)
+    prompts = _offsets("prompt", columns, layout)
+    responses = _offsets("response", columns, layout)
+    rollouts = (len(responses) if responses is not None else len(columns["response_token_ids"]) + 1) - 1
+    sample_ids = columns.pop("sample_ids", None)
+    sample_ids = _default_ids(default_ids, rollouts) if sample_ids is None else [str(name) for name in sample_ids]
+    for name in _STRINGS & columns.keys():
+        columns[name] = [None if item is None else str(item) for item in columns[name]]
+    if prompts is None and responses is None:
+        return RolloutBatch.from_lists(sample_ids, **columns)
+    if prompts is None or responses is None:
+        missing = "prompt" if prompts is None else "response"
+        raise InvalidRolloutsError(f"give `{missing}_offsets` too, or lists for both", column=f"{missing}_token_ids")
+    return RolloutBatch.from_arrays(sample_ids, prompt_offsets=prompts, response_offsets=responses, **columns)
+
+
+def _default_ids(start: str, count: int) -> list[str]:
+    return [f"{start}-{index}" for index in range(count)]
+
+
+def _from_arrow(name: str, array: pa.Array | pa.ChunkedArray, layout: dict[str, Any]) -> Any:
+    """An Arrow column as a flat array (its offsets go into `layout`) or as one value a rollout."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if name in _STRINGS:
+        return array.to_pylist()
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        if array.null_count:
+            raise InvalidRolloutsError("a list is null: write an empty list", column=name)
+        side = "prompt" if name in _PROMPT else "response"
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        if name in ("prompt_token_ids", "response_token_ids"):
+            layout[f"{side}_lengths"] = lengths
+        array = array.flatten()
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _offsets(side: str, columns: dict[str, Any], layout: Mapping[str, Any]) -> NDArray[np.int64] | None:
+    """The N + 1 offsets of prompts or responses, None where they are lists of rollouts; flattens padded arrays."""
+    if f"{side}_padding_mask" in layout:
+        real = np.asarray(layout[f"{side}_padding_mask"]).astype(np.bool_)
+        for name, value in columns.items():
+            if (name in _PROMPT) == (side == "prompt") and isinstance(value, np.ndarray) and value.ndim == 2:
+                if value.shape != real.shape:
+                    raise InvalidRolloutsError(f"has shape {value.shape}, its padding mask {real.shape}", column=name)
+                columns[name] = value[real]
+        return _cumulated(real.sum(axis=1))
+    if f"{side}_offsets" in layout:
+        return np.asarray(layout[f"{side}_offsets"])
+    if f"{side}_lengths" in layout:
+        return _cumulated(np.asarray(layout[f"{side}_lengths"]))
+    tokens = columns[f"{side}_token_ids"]
+    if not isinstance(tokens, Sequence):
+        raise InvalidRolloutsError(
+            f"give `{side}_offsets` (or `{side}_lengths`) with a flat array, `{side}_padding_mask` with a padded one",
+            column=f"{side}_token_ids",
+        )
+    return None
+
+
+def _cumulated(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

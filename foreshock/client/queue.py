@@ -1,0 +1,92 @@
+"""What stands between the trainer and the background: a queue bounded in items and bytes that never makes it wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foreshock.client.deliveries import Delivery
+
+__all__ = ["BoundedQueue", "Work"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Something logged: `make` encodes it, in the background. `size` is its bytes in memory."""
+
+    what: str
+    size: int
+    make: Callable[[], Delivery]
+
+
+class BoundedQueue:
+    """First in, first out. Room is reserved before arrays are copied, so that a full queue costs nothing."""
+
+    def __init__(self, *, max_items: int, max_bytes: int) -> None:
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._items: deque[Work] = deque()
+        self._reserved_items = 0
+        self._reserved_bytes = 0
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits, nor is being copied or encoded."""
+        return self._reserved_items == 0
+
+    def reserve(self, size: int, *, needed: bool = False, wait_seconds: float = 0.0) -> bool:
+        """Reserve room for one item of `size` bytes; False where there is none (after `wait_seconds`) or it is closed.
+
+        An item larger than the bound is let in when the queue is empty: it could never be logged otherwise.
+        """
+        deadline = time.monotonic() + wait_seconds
+        with self._changed:
+            while not self._closed:
+                fits = self._reserved_items < self._max_items and self._reserved_bytes + size <= self._max_bytes
+                if needed or fits or self._reserved_items == 0:
+                    self._reserved_items += 1
+                    self._reserved_bytes += size
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 60.0))
+            return False
+
+    def put(self, work: Work) -> None:
+        """Add work whose `size` was reserved."""
+        with self._changed:
+            self._items.append(work)
+            self._changed.notify_all()
+
+    def cancel(self, size: int) -> None:
+        """Give back room that was reserved and not used."""
+        with self._changed:
+            self._reserved_items -= 1
+            self._reserved_bytes -= size
+            self._changed.notify_all()
+
+    def get(self) -> Work | None:
+        """The oldest work, waiting for one; None when closed and empty. Its room stays reserved until `release`."""
+        with self._changed:
+            while not self._items:
+                # Closed with room still reserved: someone is copying, and will put.
+                if self._closed and not self._reserved_items:
+                    return None
+                self._changed.wait()
+            return self._items.popleft()
+
+    def release(self, work: Work) -> None:
+        """The work is encoded: its memory is free."""
+        self.cancel(work.size)
+
+    def close(self) -> None:
+        """Take nothing more; what waits can still be got."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

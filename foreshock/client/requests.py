@@ -1,0 +1,135 @@
+"""The requests that the client's calls become: paths, bodies and the checks of their arguments."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from foreshock.client.deliveries import PARQUET, Delivery, Registration
+from foreshock.errors import ConfigurationError
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.parquet import encode_rollouts
+
+__all__ = ["acknowledgement", "check_shard", "checkpoint", "registration", "rollouts", "scalars", "state"]
+
+_ATTEMPT = {"attempt": "{attempt}"}
+
+
+def registration(
+    project: str,
+    run_key: str,
+    described: Mapping[str, Any],
+    attempt_key: str,
+    resume_step: int,
+    fingerprint: Fingerprint | Mapping[str, Any] | None,
+) -> Registration:
+    """The bodies that get or create run and attempt; what is None is left out. Raises ConfigurationError."""
+    _check_whole_number("resume_step", resume_step)
+    run = {"project": project, "key": run_key}
+    run |= {name: value for name, value in described.items() if value is not None}
+    made = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
+    attempt = {"key": attempt_key, "resume_step": int(resume_step), "fingerprint": made}
+    _json(run), _json(attempt)
+    return Registration(run=run, attempt=attempt)
+
+
+def check_shard(step: int, shard: int, shards: int) -> None:
+    """Raise ConfigurationError where the three make no sense."""
+    _check_whole_number("step", step)
+    _check_whole_number("shard", shard)
+    if not shard < shards:
+        raise ConfigurationError(f"`shard` counts from 0 and is below `shards`: {shard!r} of {shards!r} is neither")
+
+
+def rollouts(
+    registration: Registration, step: int, shard: int, shards: int, build: Callable[[], RolloutBatch]
+) -> Delivery:
+    """One shard. Builds and encodes, so it takes a while; raises InvalidRolloutsError."""
+    return Delivery(
+        kind="rollouts",
+        registration=registration,
+        method="PUT",
+        path=f"/v1/runs/{{run}}/steps/{int(step)}/rollouts/{int(shard)}",
+        query={**_ATTEMPT, "shards": str(int(shards))},
+        content_type=PARQUET,
+        body=encode_rollouts(build()),
+    )
+
+
+def scalars(registration: Registration, step: int, source: str, values: Mapping[str, Any]) -> Delivery:
+    """Numbers by name; not finite ones become null. Raises ConfigurationError where a value is no number."""
+    _check_whole_number("step", step)
+    numbers: dict[str, float | None] = {}
+    for name, value in values.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"the scalar {name!r} must be one number, and is {value!r}") from error
+        numbers[str(name)] = number if math.isfinite(number) else None
+    path = f"/v1/runs/{{run}}/steps/{int(step)}/scalars"
+    return _json_delivery("scalars", registration, "PUT", path, {"source": source, "values": numbers}, _ATTEMPT)
+
+
+def checkpoint(
+    registration: Registration,
+    step: int,
+    root: str,
+    path: str,
+    digest: str,
+    weights_version: int | None,
+    expires_at_us: int | None,
+) -> Delivery:
+    """The announcement of saved weights."""
+    _check_whole_number("step", step)
+    body = {
+        "root": root,
+        "path": path,
+        "format": "hf_safetensors",
+        "digest": digest,
+        "weights_version": weights_version,
+        "expires_at_us": expires_at_us,
+    }
+    body = {name: value for name, value in body.items() if value is not None}
+    where = f"/v1/runs/{{run}}/checkpoints/{int(step)}"
+    return _json_delivery("checkpoint", registration, "PUT", where, body, _ATTEMPT)
+
+
+def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
+    """The end of the run."""
+    return _json_delivery("state", registration, "PATCH", "/v1/runs/{run}", {"state": state}, {})
+
+
+def acknowledgement(registration: Registration, revision: int, step: int, learning_rate: float) -> Delivery:
+    """Which learning rate was applied."""
+    body = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
+    return _json_delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body, {})
+
+
+def _json_delivery(
+    kind: Literal["scalars", "checkpoint", "state", "acknowledgement"],
+    registration: Registration,
+    method: str,
+    path: str,
+    body: Mapping[str, Any],
+    query: Mapping[str, str],
+) -> Delivery:
+    return Delivery(kind, registration, method=method, path=path, query=query, body=_json(body))
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"this cannot be sent as JSON: {error}") from error
+
+
+def _check_whole_number(name: str, value: object) -> None:
+    try:
+        fits = int(value) == value and int(value) >= 0  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ConfigurationError(f"`{name}` must be a whole number >= 0, and is {value!r}")

@@ -1,0 +1,81 @@
+"""The client's settings: arguments first, then `FORESHOCK_*` environment variables, then defaults."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreshock.client.connection import DEFAULT_URL
+
+__all__ = ["ClientSettings", "default_attempt_key"]
+
+_MEBIBYTE = 1 << 20
+_GIBIBYTE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Everything about how a client works; what it logs is not in here. Sizes are bytes, durations seconds."""
+
+    url: str
+    api_key: str | None
+    spool_directory: Path
+    max_queue_items: int = 10_000
+    max_queue_bytes: int = 2 * _GIBIBYTE
+    """Arrays of the trainer, copied and not yet encoded."""
+    max_outbox_bytes: int = 256 * _MEBIBYTE
+    """Encoded and not yet delivered, in memory; what is above goes to disk."""
+    max_spool_bytes: int = 16 * _GIBIBYTE
+    max_rejected_bytes: int = _GIBIBYTE
+    timeout_seconds: float = 60.0
+    exit_seconds: float = 10.0
+    """How long the end of the process may be held up to deliver what is left; then it stays on disk."""
+
+    @classmethod
+    def resolve(
+        cls, url: str | None = None, api_key: str | None = None, spool_directory: str | os.PathLike[str] | None = None
+    ) -> ClientSettings:
+        """Settings from the arguments, the environment and the defaults, in this order."""
+        address = url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
+        directory = spool_directory or os.environ.get("FORESHOCK_SPOOL_DIRECTORY") or _default_spool_directory(address)
+        return cls(
+            url=address,
+            api_key=api_key or os.environ.get("FORESHOCK_API_KEY") or None,
+            spool_directory=Path(directory).expanduser().absolute(),
+        )
+
+
+def _default_spool_directory(url: str) -> Path:
+    """A folder per user and service that survives a restart of the machine where there is a home."""
+    service = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
+    cache = os.environ.get("XDG_CACHE_HOME")
+    home = Path(cache) if cache else Path.home() / ".cache"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        usable = os.access(home, os.W_OK | os.X_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        home = Path(tempfile.gettempdir()) / f"foreshock-{os.getuid()}"
+    return home / "foreshock" / "spool" / service
+
+
+def default_attempt_key(environment: Mapping[str, str] | None = None) -> str:
+    """A key for this start of the job, the same on all ranks of a launch by torchrun or Slurm.
+
+    Elsewhere each process is an attempt of its own: hand all ranks the same `attempt_key` when several log.
+    """
+    environment = os.environ if environment is None else environment
+    if given := environment.get("FORESHOCK_ATTEMPT_KEY"):
+        return given
+    job = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if job != "none":
+        return f"torchrun-{job}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if slurm := environment.get("SLURM_JOB_ID"):
+        return f"slurm-{slurm}-{environment.get('SLURM_RESTART_COUNT', '0')}"
+    return f"process-{uuid.uuid4().hex}"

@@ -1,0 +1,115 @@
+"""The advice of the service as the trainer holds it: absolute state from which `scale(step)` follows for any step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foreshock.early_warning.schedule import LengthDecaySchedule, scale_at
+
+__all__ = ["Advice", "AdviceAlert"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceAlert:
+    """An open alert of the run; `severity` is "info", "look" or "bad"."""
+
+    rule: str
+    step: int
+    severity: str
+    why: str
+    what_to_do: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> AdviceAlert:
+        """What is missing is empty: a newer service may name things otherwise."""
+        return cls(
+            rule=str(value.get("rule", "")),
+            step=int(value.get("step") or 0),
+            severity=str(value.get("severity", "info")),
+            why=str(value.get("why", "")),
+            what_to_do=str(value.get("what_to_do", "")),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of `from_json`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One answer of `GET /v1/runs/{run}/lr-advice`.
+
+    `schedule` and `halvings` (the steps of halvings beside it) are absolute: the scale of a step does not depend on
+    when, how often or in which order answers came. In mode "shadow" the trainer is told 1.0.
+    """
+
+    attempt: int
+    revision: int
+    mode: str = "shadow"
+    phase: str = "warming"
+    schedule: LengthDecaySchedule | None = None
+    halvings: tuple[int, ...] = ()
+    observed_step: int = -1
+    stale: bool = False
+    reason: str = ""
+    alerts: tuple[AdviceAlert, ...] = ()
+    want_weights_at_step: int | None = None
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Answers sort by it from older to newer: attempt, then revision, then how far the service had seen."""
+        return self.attempt, self.revision, self.observed_step
+
+    def advised_scale(self, step: int) -> float:
+        """η(step) / η₀ as advised, whatever the mode."""
+        return scale_at(self.schedule, self.halvings, step)
+
+    def scale(self, step: int) -> float:
+        """The factor to apply at `step`: `advised_scale`, or 1.0 in shadow."""
+        return self.advised_scale(step) if self.mode == "apply" else 1.0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Advice:
+        """The advice of an answer's body, or of `to_json()`.
+
+        Raises ValueError, KeyError or TypeError where it is none.
+        """
+        schedule = value.get("schedule")
+        halvings = tuple(sorted(int(step) for step in value.get("rule_halvings") or ()))
+        observed = value.get("observed_step")
+        wanted = value.get("want_weights_at_step")
+        parsed = LengthDecaySchedule.from_json(schedule) if schedule is not None else None
+        if parsed is not None and not math.isfinite(parsed.factor):
+            raise ValueError("the schedule's factor is not finite")
+        return cls(
+            attempt=int(value["attempt"]),
+            revision=int(value["revision"]),
+            mode=str(value.get("mode", "shadow")),
+            phase=str(value.get("phase", "")),
+            schedule=parsed,
+            halvings=halvings,
+            observed_step=-1 if observed is None else int(observed),
+            stale=bool(value.get("stale", False)),
+            reason=str(value.get("reason") or ""),
+            alerts=tuple(AdviceAlert.from_json(alert) for alert in value.get("alerts") or ()),
+            want_weights_at_step=None if wanted is None else int(wanted),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values for a checkpoint; `from_json` reads them."""
+        return {
+            "attempt": self.attempt,
+            "revision": self.revision,
+            "mode": self.mode,
+            "phase": self.phase,
+            "schedule": self.schedule.to_json() if self.schedule is not None else None,
+            "rule_halvings": list(self.halvings),
+            "observed_step": self.observed_step,
+            "stale": self.stale,
+            "reason": self.reason,
+            "alerts": [alert.to_json() for alert in self.alerts],
+            "want_weights_at_step": self.want_weights_at_step,
+        }

@@ -1,0 +1,111 @@
+"""The advice as a torch scheduler: wraps any other scheduler, or stands alone. Importing this imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from foreshock.learning_rate.apply import applied_learning_rates, restore_base, write_scale
+
+__all__ = ["Advised", "ForeshockLR"]
+
+
+class Advised(Protocol):
+    """What is needed of an AdviceFeed; `acknowledge`, `state_dict` and `load_state_dict` are used where they exist."""
+
+    def scale(self, step: int) -> float:
+        """The factor for the training step `step`."""
+
+
+class ForeshockLR(LRScheduler):
+    """`scheduler`'s learning rates times the advised scale.
+
+    Wrap the outermost scheduler and step only this one, as often as that one was stepped:
+
+        scheduler = ForeshockLR(optimizer, feed, CosineAnnealingLR(optimizer, T_max=1000))
+
+    `advice` is an AdviceFeed, or any function of the training step. The training step is `first_step` plus the
+    number of `step()` calls divided by `steps_per_training_step` (optimizer steps in one training step), unless
+    `training_step` is given, a function that says which step comes next.
+
+    Before each step of `scheduler` its own learning rates are put back, so that schedulers which multiply what they
+    find do not compound. What was applied is acknowledged to the service in the background. `state_dict` holds the
+    wrapped scheduler's state and the feed's. `get_last_lr` and the param groups show the scaled rates.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        advice: Advised | Callable[[int], float],
+        scheduler: LRScheduler | None = None,
+        *,
+        first_step: int = 1,
+        steps_per_training_step: int = 1,
+        training_step: Callable[[], int] | None = None,
+    ) -> None:
+        if scheduler is not None and scheduler.optimizer is not optimizer:
+            raise ValueError("the wrapped scheduler belongs to another optimizer")
+        if steps_per_training_step < 1:
+            raise ValueError(f"steps_per_training_step is at least 1, and this is {steps_per_training_step!r}")
+        # LRScheduler.__init__ is left out on purpose: its initial step would count as a training step.
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.advice = advice
+        self.first_step = first_step
+        self.steps_per_training_step = steps_per_training_step
+        self.last_epoch = 0
+        self.base_lrs = list(getattr(scheduler, "base_lrs", applied_learning_rates(optimizer)))
+        self._training_step = training_step
+        self._step_count = 1
+        self._apply()
+
+    def training_step(self) -> int:
+        """The training step whose learning rate stands in the param groups now."""
+        if self._training_step is not None:
+            return self._training_step()
+        return self.first_step + self.last_epoch // self.steps_per_training_step
+
+    def step(self, epoch: Any = None, **keywords: Any) -> None:
+        """Step the wrapped scheduler (handing on what it takes, such as `metrics`), then apply the scale."""
+        restore_base(self.optimizer)
+        if self.scheduler is not None:
+            self.scheduler.step(*(() if epoch is None else (epoch,)), **keywords)
+        self.last_epoch += 1
+        self._step_count += 1
+        self._apply()
+
+    def get_lr(self) -> list[Any]:
+        """The scaled learning rates, one per param group."""
+        return list(applied_learning_rates(self.optimizer))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped scheduler's state, the feed's, and the number of steps taken."""
+        save = getattr(self.advice, "state_dict", None)
+        return {
+            "last_epoch": self.last_epoch,
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "advice": save() if save is not None else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up `state_dict()`; before or after the optimizer's own, both orders give the same rates."""
+        self.last_epoch = state_dict["last_epoch"]
+        self._step_count = self.last_epoch + 1
+        if self.scheduler is not None and state_dict.get("scheduler") is not None:
+            self.scheduler.load_state_dict(state_dict["scheduler"])
+        load = getattr(self.advice, "load_state_dict", None)
+        if load is not None and state_dict.get("advice") is not None:
+            load(state_dict["advice"])
+        self._apply()
+
+    def _apply(self) -> None:
+        step = self.training_step()
+        scale_of: Any = getattr(self.advice, "scale", self.advice)
+        write_scale(self.optimizer, float(scale_of(step)))
+        self._last_lr: list[Any] = self.get_lr()
+        acknowledge = getattr(self.advice, "acknowledge", None)
+        if acknowledge is not None and self._last_lr:
+            acknowledge(step, max(self._last_lr))

@@ -1,0 +1,265 @@
+"""apply_scale: the base rate of any scheduler times the scale, once, whatever the scheduler does."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from foreshock.learning_rate import applied_learning_rates, apply_scale, base_learning_rates, restore_base
+
+
+class PlainOptimizer:
+    """Param groups and nothing else."""
+
+    def __init__(self, *rates: Any) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"lr": rate} for rate in rates]
+
+
+class MegatronLikeScheduler:
+    """Writes `lr` anew each step from its own state, with a multiplier per group."""
+
+    def __init__(self, optimizer: Any, rates: list[float]) -> None:
+        self.optimizer, self.rates, self.steps = optimizer, rates, 0
+
+    def step(self) -> float:
+        rate = self.rates[self.steps % len(self.rates)]
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_mult", 1.0)
+        return rate
+
+
+def sgd(rate: Any = 1.0, groups: int = 1) -> torch.optim.SGD:
+    parameters = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": rate / (index + 1)} for index in range(groups)]
+    optimizer = torch.optim.SGD(parameters, lr=rate)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones(2)
+    return optimizer
+
+
+SCHEDULERS: dict[str, Any] = {
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "warm-up": lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, step / 4)),
+    "exponential": lambda optimizer: ExponentialLR(optimizer, 0.9),
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, T_max=15, eta_min=0.01),
+    "restarts": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, T_0=5),
+    "step": lambda optimizer: StepLR(optimizer, 3, 0.5),
+    "multi-step": lambda optimizer: MultiStepLR(optimizer, [2, 5], 0.1),
+    "linear": lambda optimizer: LinearLR(optimizer, 0.1, 1.0, 5),
+    "constant": lambda optimizer: ConstantLR(optimizer, 0.25, 4),
+    "polynomial": lambda optimizer: PolynomialLR(optimizer, 12, 2.0),
+    "one-cycle": lambda optimizer: OneCycleLR(optimizer, 2.0, total_steps=30, cycle_momentum=False),
+    "sequential": lambda optimizer: SequentialLR(
+        optimizer, [LinearLR(optimizer, 0.1, 1.0, 4), CosineAnnealingLR(optimizer, 12)], milestones=[4]
+    ),
+}
+
+
+def scale_at(step: int) -> float:
+    return max(0.1, 0.5 ** (step // 4))
+
+
+def test_every_group_gets_its_base_times_the_scale() -> None:
+    optimizer = PlainOptimizer(1e-6, 3e-4)
+    apply_scale(optimizer, 0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [5e-7, 1.5e-4]
+    apply_scale(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [2.5e-7, 0.75e-4]
+    assert base_learning_rates(optimizer) == [1e-6, 3e-4]
+    assert applied_learning_rates(optimizer) == [2.5e-7, 0.75e-4]
+
+
+@given(
+    rate=st.floats(0, 1, allow_subnormal=False),
+    actions=st.lists(
+        st.one_of(
+            st.tuples(st.just("apply"), st.floats(0, 1)),
+            st.tuples(st.just("again"), st.just(0.0)),
+            st.tuples(st.just("schedule"), st.floats(0, 1)),
+            st.tuples(st.just("restore"), st.just(0.0)),
+            st.tuples(st.just("checkpoint"), st.just(0.0)),
+        ),
+        max_size=30,
+    ),
+)
+def test_repeated_application_never_compounds(rate: float, actions: list[tuple[str, float]]) -> None:
+    optimizer, base, scale = PlainOptimizer(rate), rate, 1.0
+    for action, value in actions:
+        if action == "apply":
+            scale = value
+            apply_scale(optimizer, scale)
+        elif action == "again":
+            apply_scale(optimizer, scale)
+        elif action == "schedule":
+            base = float.fromhex(value.hex())
+            optimizer.param_groups[0]["lr"] = base
+        elif action == "restore":
+            restore_base(optimizer)
+            assert optimizer.param_groups[0]["lr"] == base
+        else:
+            loaded = PlainOptimizer()
+            loaded.param_groups = torch.load(saved(optimizer.param_groups), weights_only=True)
+            optimizer = loaded
+        assert base_learning_rates(optimizer) == [base]
+    apply_scale(optimizer, scale)
+    assert optimizer.param_groups[0]["lr"] == base * scale
+
+
+def saved(value: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+def test_a_base_that_a_scheduler_halves_while_the_scale_is_a_half_is_a_new_base() -> None:
+    optimizer = PlainOptimizer(1.0)
+    apply_scale(optimizer, 0.5)
+    optimizer.param_groups[0]["lr"] = float("0.5")
+    apply_scale(optimizer, 0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_after_any_torch_scheduler_the_rate_is_its_own_times_the_scale(name: str, groups: int) -> None:
+    plain, scaled = sgd(groups=groups), sgd(groups=groups)
+    plain_scheduler, scaled_scheduler = SCHEDULERS[name](plain), SCHEDULERS[name](scaled)
+    for step in range(12):
+        apply_scale(scaled, scale_at(step))
+        assert rates(scaled) == pytest.approx([rate * scale_at(step) for rate in rates(plain)], rel=1e-12)
+        assert applied_learning_rates(scaled) == rates(scaled)
+        for optimizer, scheduler in ((plain, plain_scheduler), (scaled, scaled_scheduler)):
+            optimizer.step()
+            scheduler.step()
+
+
+def test_after_a_plateau_scheduler_the_rate_is_its_own_times_the_scale() -> None:
+    plain, scaled = sgd(), sgd()
+    schedulers = [ReduceLROnPlateau(optimizer, patience=1) for optimizer in (plain, scaled)]
+    for step in range(10):
+        apply_scale(scaled, scale_at(step))
+        assert rates(scaled) == pytest.approx([rates(plain)[0] * scale_at(step)], rel=1e-12)
+        for optimizer, scheduler in zip((plain, scaled), schedulers, strict=True):
+            optimizer.step()
+            scheduler.step(1.0)
+
+
+def rates(optimizer: Any) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def test_a_scheduler_that_rewrites_the_rate_every_step_is_followed() -> None:
+    optimizer = PlainOptimizer(0.0, 0.0)
+    optimizer.param_groups[1]["lr_mult"] = 10.0
+    scheduler = MegatronLikeScheduler(optimizer, [0.0, 1e-7, 1e-6, 1e-6, 5e-7])
+    for step in range(20):
+        rate = scheduler.step()
+        for _ in range(1 + step % 3):
+            apply_scale(optimizer, scale_at(step))
+        assert rates(optimizer) == [rate * scale_at(step), rate * 10.0 * scale_at(step)]
+
+
+def test_every_optimizer_step_until_the_next_call_is_scaled() -> None:
+    optimizer = sgd(1.0)
+    parameter = optimizer.param_groups[0]["params"][0]
+    apply_scale(optimizer, 0.25)
+    for _ in range(3):
+        optimizer.step()
+    assert parameter.tolist() == [1 - 3 * 0.25] * 2
+
+
+def test_a_tensor_rate_is_changed_in_place() -> None:
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=rate, capturable=False, foreach=False)
+    same = optimizer.param_groups[0]["lr"]
+    for _ in range(3):
+        apply_scale(optimizer, 0.3)
+    assert optimizer.param_groups[0]["lr"] is same
+    assert float(same) == pytest.approx(0.03, rel=1e-6)
+    restore_base(optimizer)
+    assert float(same) == pytest.approx(0.1, rel=1e-7)
+
+
+@pytest.mark.parametrize("after_step", [True, False])
+def test_a_resumed_optimizer_keeps_its_base(after_step: bool) -> None:
+    optimizer = sgd(1.0, groups=2)
+    apply_scale(optimizer, 0.5)
+    if after_step:
+        optimizer.step()
+    state = torch.load(saved(optimizer.state_dict()), weights_only=True)
+    resumed = sgd(123.0, groups=2)
+    resumed.load_state_dict(state)
+    apply_scale(resumed, 0.25)
+    assert rates(resumed) == [0.25, 0.125]
+    assert base_learning_rates(resumed) == [1.0, 0.5]
+
+
+def test_what_is_kept_in_a_param_group_is_floats_that_any_checkpoint_format_can_hold() -> None:
+    optimizer = sgd(1.0)
+    apply_scale(optimizer, 0.5)
+    kept = {key: value for key, value in optimizer.state_dict()["param_groups"][0].items() if "foreshock" in key}
+    assert len(kept) == 3
+    assert all(type(value) is float for value in kept.values())
+
+
+def test_a_copied_optimizer_gets_hooks_of_its_own() -> None:
+    optimizer = sgd(1.0)
+    scheduler = ExponentialLR(optimizer, 0.5)
+    apply_scale(optimizer, 0.5)
+    copied = copy.deepcopy(optimizer)
+    apply_scale(copied, 0.5)
+    assert rates(copied) == [0.5]
+    copied.step()
+    assert rates(copied) == [1.0]
+    del scheduler
+
+
+def test_a_wrapper_that_hides_a_torch_optimizer_is_scaled_through_it() -> None:
+    class Wrapper:
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.optimizer = inner
+
+        @property
+        def param_groups(self) -> list[dict[str, Any]]:
+            return self.optimizer.param_groups
+
+    inner = sgd(1.0)
+    scheduler: LRScheduler = ExponentialLR(inner, 0.5)
+    wrapper = Wrapper(inner)
+    for step in range(4):
+        apply_scale(wrapper, 0.5)
+        assert rates(inner) == [0.5**step * 0.5]
+        inner.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("scale", [-0.1, math.nan, math.inf])
+def test_a_scale_that_is_none_is_refused_and_nothing_is_written(scale: float) -> None:
+    optimizer = PlainOptimizer(1.0)
+    with pytest.raises(ValueError, match="finite number"):
+        apply_scale(optimizer, scale)
+    assert optimizer.param_groups == [{"lr": 1.0}]
