@@ -44,9 +44,11 @@ class SurgeSettings:
     """Steps. Slower doublings are ramps to the eye at any step."""
     baseline_values: int = 5
     """Values that a baseline needs; with one step's batch the median of five is the shortest that survives two wild
-    steps. Noisy runs need more: see ``confirmation``."""
-    confirmation_values: int = 3
-    """Values that a crossing must hold at least."""
+    steps. Noisy runs need more."""
+    confirmation_values: int = 5
+    """Values that a crossing must hold at least: the median of five survives two wild steps in a row."""
+    giving_up_values: int = 3
+    """Values after which a crossing whose median fell back is given up."""
     maximum_confirmation_values: int = 16
     """However noisy a run is, a crossing that holds this long is one: later would be of no use."""
     confirmation_z: float = 5.0
@@ -69,9 +71,16 @@ class SurgeSettings:
         return min(max(int(self.window_fraction * step), self.minimum_window), self.maximum_window)
 
     def confirmation(self, noise: float) -> int:
-        """Values that a crossing must hold in a run of this log-length noise; also the values of a baseline."""
+        """Values that a crossing must hold in a run of this log-length noise."""
+        return max(self._against(noise), self.confirmation_values)
+
+    def baseline(self, noise: float) -> int:
+        """Values that a baseline needs: twice as many as the noise asks of a crossing, as it is compared with."""
+        return max(2 * self._against(noise) - 1, self.baseline_values)
+
+    def _against(self, noise: float) -> int:
         needed = math.ceil((self.confirmation_z * noise / math.log(self.growth)) ** 2)
-        return min(max(needed, self.confirmation_values), self.maximum_confirmation_values)
+        return min(needed, self.maximum_confirmation_values)
 
     @property
     def kept_values(self) -> int:
@@ -193,8 +202,12 @@ def advance_surge(
         if confirmed is not None:
             sign = _sign_of(state, step, value, noise, confirmed, corroborated, settings)
             signs.append(sign)
+            # The next surge is measured against the lengths of this one, not against those before it.
+            known = sum(1 for known in state.steps if known < confirmed.step)
             state = replace(
                 state,
+                steps=state.steps[known:],
+                values=state.values[known:],
                 last_confirmed_step=step,
                 anchor=_level(state, settings),
                 anchor_step=step,
@@ -216,7 +229,7 @@ def _advance_crossing(
     crossing = state.crossing
     if crossing is not None:
         crossing = replace(crossing, values=(*crossing.values, value))
-        if len(crossing.values) >= settings.confirmation_values:
+        if len(crossing.values) >= settings.giving_up_values:
             if median(crossing.values) < crossing.threshold:
                 crossing = None
             elif len(crossing.values) >= settings.confirmation(noise):
@@ -235,7 +248,7 @@ def _advance_crossing(
 
 def _baseline(state: SurgeState, step: int, noise: float, settings: SurgeSettings) -> float | None:
     """The median log length before the growth window, over a span as long as the window; None while warming."""
-    needed = max(settings.baseline_values, 2 * settings.confirmation(noise) - 1)
+    needed = settings.baseline(noise)
     if len(state.values) < needed:
         return None
     window = settings.window(step)

@@ -1,0 +1,301 @@
+"""The log of advice: named cases first, then a machine that throws every order of events at its promises."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from foreshock.early_warning.decisions import (
+    AdviceConflictError,
+    AdviceState,
+    Decision,
+    Observation,
+    decide,
+    decide_as_operator,
+    fold,
+    rewind,
+    set_mode,
+)
+from foreshock.early_warning.detectors import OpenSignal
+
+
+def observed(
+    step: int, surge: int | None = None, signals: tuple[OpenSignal, ...] = (), trainer: int = -1
+) -> Observation:
+    return Observation(1, step, trainer, surge, signals, at_us=1_000 + step)
+
+
+def log_after(*observations: Observation) -> list[Decision]:
+    log: list[Decision] = []
+    for observation in observations:
+        log.extend(decide(log, observation))
+    return log
+
+
+RUNAWAY = OpenSignal("mismatch_runaway", 40)
+
+
+def test_a_surge_at_110_is_one_decision_and_the_published_schedule() -> None:
+    log = log_after(*(observed(step, 110 if step >= 114 else None) for step in range(1, 300)))
+    assert [decision.kind for decision in log] == ["surge"]
+    state = fold(log)
+    assert (state.revision, log[0].observed_step, log[0].effective_from_step) == (1, 114, 115)
+    assert [state.scale(step) for step in (197, 198, 396, 594, 792)] == [1.0, 0.5, 0.25, 0.125, 0.1]
+    assert state.next_decay_step(201) == 396
+    assert [state.phase(step, warming=False) for step in (201, 792)] == ["decaying", "floor"]
+
+
+def test_boundaries_already_past_are_not_caught_up() -> None:
+    # The whole history arrives at once, when the trainer is at step 500 already.
+    state = fold(log_after(observed(120, 110, trainer=500)))
+    assert [state.scale(step) for step in (198, 396, 500, 593, 594)] == [1.0, 1.0, 1.0, 1.0, 0.5]
+
+
+def test_late_data_that_moves_the_surge_changes_future_boundaries_only() -> None:
+    log = log_after(observed(114, 110), observed(250, 100))
+    state = fold(log)
+    assert [decision.kind for decision in log] == ["surge", "surge"]
+    # 198 was halved at; the new period is 180: the next boundary is 360, not 396.
+    assert [state.scale(step) for step in (197, 198, 250, 359, 360)] == [1.0, 0.5, 0.5, 0.5, 0.25]
+
+
+def test_a_period_that_moves_a_little_does_not_halve_twice_for_one_boundary() -> None:
+    state = fold(log_after(observed(114, 110), observed(199, 112)))
+    assert [state.scale(step) for step in (198, 201, 300, 402)] == [0.5, 0.5, 0.5, 0.25]
+
+
+def test_a_surge_that_does_not_stand_any_more_ends_the_schedule_but_gives_nothing_back() -> None:
+    state = fold(log_after(observed(114, 110), observed(250, None)))
+    assert state.schedule is None
+    assert [state.scale(step) for step in (198, 250, 396, 1000)] == [0.5, 0.5, 0.5, 0.5]
+
+
+def test_a_rule_halves_once_per_signal() -> None:
+    log = log_after(*(observed(step, None, (RUNAWAY,)) for step in range(40, 120)))
+    assert [(decision.kind, decision.effective_from_step) for decision in log] == [("rule_halving", 41)]
+    assert fold(log).scale(41) == 0.5
+
+
+def test_two_signals_halve_one_after_the_other_with_a_gap() -> None:
+    signals = (RUNAWAY, OpenSignal("other", 41))
+    log = log_after(*(observed(step, None, signals) for step in range(41, 120)))
+    assert [decision.effective_from_step for decision in log] == [42, 63]
+
+
+def test_a_rule_does_not_halve_right_after_a_boundary_of_the_schedule() -> None:
+    log = log_after(observed(114, 110), *(observed(step, 110, (RUNAWAY,)) for step in range(198, 240)))
+    assert [decision.effective_from_step for decision in log if decision.kind == "rule_halving"] == [219]
+
+
+def test_rules_stop_at_the_floor() -> None:
+    signals = [OpenSignal("r", step) for step in range(0, 1000, 50)]
+    log = log_after(*(observed(signal.fired_step, None, (signal,)) for signal in signals))
+    assert len(log) == 4
+    assert fold(log).scale(1000) == 0.1
+
+
+def test_hold_freezes_and_release_does_not_catch_up() -> None:
+    log = log_after(observed(114, 110))
+    log.append(decide_as_operator(log, "hold", observed(150, 110), "evaluation week"))
+    held = fold(log)
+    assert [held.scale(step) for step in (150, 198, 396, 5000)] == [1.0] * 4
+    assert held.phase(150, warming=False) == "held"
+    assert held.next_decay_step(150) is None
+    log.extend(decide(log, observed(160, 110, (RUNAWAY,))))
+    assert fold(log) == held
+    log.append(decide_as_operator(log, "release", observed(400, 110), "over"))
+    state = fold(log)
+    assert [state.scale(step) for step in (198, 400, 593, 594)] == [1.0, 1.0, 1.0, 0.5]
+
+
+def test_only_an_operator_raises_and_one_halving_at_a_time() -> None:
+    log = log_after(observed(114, 110), observed(450, 110))
+    log.append(decide_as_operator(log, "raise", observed(450, 110), "the reward stands still"))
+    state = fold(log)
+    assert [state.scale(step) for step in (451, 593, 594)] == [0.5, 0.5, 0.25]
+
+
+def test_a_raise_from_the_floor_is_felt() -> None:
+    log = log_after(observed(114, 110), observed(3000, 110))
+    log.append(decide_as_operator(log, "raise", observed(3000, 110), "try"))
+    assert fold(log).scale(3001) == 0.125
+
+
+@pytest.mark.parametrize("kind", ["release", "raise"])
+def test_operators_are_told_when_their_decision_would_change_nothing(kind: str) -> None:
+    with pytest.raises(AdviceConflictError):
+        decide_as_operator([], kind, observed(10), "?")  # type: ignore[arg-type]
+
+
+def test_a_second_hold_and_a_halving_at_the_floor_are_refused() -> None:
+    log = [decide_as_operator([], "hold", observed(10), "x")]
+    with pytest.raises(AdviceConflictError, match="held already"):
+        decide_as_operator(log, "hold", observed(11), "x")
+    log = []
+    for step in range(4):
+        log.append(decide_as_operator(log, "halve", observed(step), "x"))
+    with pytest.raises(AdviceConflictError, match="floor"):
+        decide_as_operator(log, "halve", observed(5), "x")
+
+
+def test_a_rewind_drops_decisions_beyond_its_resume_step_and_the_revision_goes_on() -> None:
+    log = log_after(observed(114, 110), observed(250, 110, (RUNAWAY,)))
+    assert fold(log).scale(251) == 0.25
+    early = [*log, rewind(log, 2, 100, at_us=5)]
+    assert fold(early) == AdviceState(attempt=2, revision=3, reason=early[-1].reason)
+    late = [*log, rewind(log, 2, 200, at_us=5)]
+    assert [fold(late).scale(step) for step in (197, 198, 251, 396)] == [1.0, 0.5, 0.5, 0.25]
+    assert fold(late).answered == ()
+
+
+def test_after_a_rewind_the_surviving_signal_is_answered_anew() -> None:
+    log = log_after(observed(45, None, (RUNAWAY,)))
+    log.append(rewind(log, 2, 43, at_us=5))
+    log.extend(decide(log, replace(observed(43, None, (RUNAWAY,)), attempt=2)))
+    assert [decision.kind for decision in log] == ["rule_halving", "rewind", "rule_halving"]
+    assert fold(log).scale(44) == 0.5
+
+
+def test_a_hold_outlives_a_rewind_from_the_step_that_the_run_resumes_at() -> None:
+    log = log_after(observed(114, 110))
+    log.append(decide_as_operator(log, "hold", observed(250, 110), "x"))
+    log.append(rewind(log, 2, 150, at_us=5))
+    state = fold(log)
+    assert state.phase(150, warming=False) == "held"
+    assert state.scale(5000) == 1.0
+
+
+def test_the_mode_is_a_decision_of_its_own_and_does_not_touch_the_scale() -> None:
+    log = log_after(observed(114, 110))
+    switched = set_mode(log, "apply", observed(120, 110), "operator")
+    assert switched is not None
+    log.append(switched)
+    assert fold(log).mode == "apply"
+    assert fold(log).scale(198) == 0.5
+    assert set_mode(log, "apply", observed(121, 110), "operator") is None
+
+
+class AdviceMachine(RuleBasedStateMachine):
+    """A trainer, late data, operators, resumes, in any order; ``told`` is what the trainer was told in this attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Decision] = []
+        self.attempt = 1
+        self.resume_step = 0
+        self.observed = -1
+        self.trainer = -1
+        self.surge: int | None = None
+        self.signals: tuple[OpenSignal, ...] = ()
+        self.told: dict[int, float] = {}
+        self.allowed_rise = False
+
+    def observation(self) -> Observation:
+        return Observation(self.attempt, self.observed, self.trainer, self.surge, self.signals, at_us=len(self.log))
+
+    def append(self, *decisions: Decision) -> None:
+        for decision in decisions:
+            before = fold(self.log)
+            assert decision.revision == before.revision + 1
+            self.log.append(Decision.from_json(json.loads(json.dumps(decision.to_json()))))
+            assert self.log[-1] == decision
+            after = fold(self.log)
+            if decision.kind in ("rewind", "mode"):
+                continue
+            first = decision.effective_from_step
+            if decision.kind != "raise":
+                assert [after.scale(step) for step in range(max(first - 300, 0), first)] == [
+                    before.scale(step) for step in range(max(first - 300, 0), first)
+                ]
+                # At most one halving, and never a rise.
+                told = min(before.scale(first - 1), before.scale(first))
+                assert max(0.1, told / 2) <= after.scale(first) <= before.scale(first - 1)
+            else:
+                assert before.scale(first) < after.scale(first) <= 2 * before.scale(first) + 1e-12
+
+    @rule(steps=st.integers(1, 60), polls=st.integers(0, 3))
+    def train(self, steps: int, polls: int) -> None:
+        for _ in range(steps):
+            self.trainer = max(self.trainer, self.observed, self.resume_step - 1) + 1
+            self.told[self.trainer] = fold(self.log).scale(self.trainer)
+            previous = self.told.get(self.trainer - 1)
+            if previous is not None and not self.allowed_rise:
+                assert self.told[self.trainer] <= previous
+            self.allowed_rise = False
+            if self.trainer - self.observed > polls:
+                self.observed = self.trainer - polls
+                self.append(*decide(self.log, self.observation()))
+
+    @rule(surge=st.one_of(st.none(), st.integers(1, 300)))
+    def late_data_moves_the_surge(self, surge: int | None) -> None:
+        self.surge = surge if surge is None or surge <= self.observed else None
+        self.append(*decide(self.log, self.observation()))
+
+    @rule(names=st.sets(st.sampled_from("abc")))
+    def rules_fire_or_clear(self, names: set[str]) -> None:
+        known = {signal.rule: signal for signal in self.signals}
+        self.signals = tuple(known.get(name, OpenSignal(name, max(self.observed, 0))) for name in sorted(names))
+        self.append(*decide(self.log, self.observation()))
+
+    @rule(kind=st.sampled_from(["halve", "raise", "hold", "release"]))
+    def operate(self, kind: str) -> None:
+        try:
+            decision = decide_as_operator(self.log, kind, self.observation(), "because")  # type: ignore[arg-type]
+        except AdviceConflictError:
+            return
+        self.allowed_rise = kind == "raise"
+        self.append(decision)
+
+    @precondition(lambda self: self.observed > 0)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        self.resume_step = data.draw(st.integers(max(0, self.observed - 150), self.observed + 1))
+        self.attempt += 1
+        self.append(rewind(self.log, self.attempt, self.resume_step, at_us=len(self.log)))
+        self.observed = self.resume_step - 1
+        self.trainer = -1
+        self.told = {}
+        if self.surge is not None and self.surge >= self.resume_step:
+            self.surge = None
+        self.signals = tuple(signal for signal in self.signals if signal.fired_step < self.resume_step)
+
+    @invariant()
+    def deciding_again_adds_nothing_new_about_the_surge(self) -> None:
+        # After a rewind the log waits for the next step that closes.
+        assert (
+            not [d for d in decide(self.log, self.observation()) if d.kind in ("surge", "retract")]
+            or not self.log
+            or (self.log[-1].kind == "rewind")
+        )
+
+    @invariant()
+    def scales_are_within_bounds_and_fall_along_the_schedule(self) -> None:
+        state = fold(self.log)
+        assert state.attempt == self.attempt
+        start = max(self.trainer, self.observed, 0)
+        ahead = [state.scale(step) for step in range(start, start + 250, 10)]
+        assert all(0.1 <= scale <= 1.0 for scale in ahead)
+        assert ahead == sorted(ahead, reverse=True)
+        if state.held_from_step is not None:
+            assert ahead[-1] == state.scale(self.observation().first_free_step)
+
+    @invariant()
+    def next_decay_step_is_where_the_scale_falls(self) -> None:
+        state = fold(self.log)
+        start = max(self.trainer, self.observed, 0)
+        following = state.next_decay_step(start)
+        if following is None:
+            assert state.scale(start + 5000) == state.scale(start)
+        else:
+            assert state.scale(following) < state.scale(following - 1) == state.scale(start)
+
+
+TestAdviceMachine = AdviceMachine.TestCase
+TestAdviceMachine.settings = settings(
+    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,93 @@
+"""The detectors' state is plain data: it survives JSON bit for bit, and a replay from any snapshot changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.early_warning.default_rules import K3
+from foreshock.early_warning.detectors import (
+    ClosedStep,
+    OpenSignal,
+    WarningConfiguration,
+    WarningState,
+    advance,
+    open_signals,
+)
+from tests.foreshock.early_warning.curves import LENGTH, closed_steps, noisy, surge_curve, watch
+
+CONFIGURATION = WarningConfiguration()
+NUMBERS = st.one_of(st.floats(1e-8, 1e4), st.just(0.0), st.just(math.nan), st.just(math.inf), st.just(-1.0))
+CLOSED = st.lists(st.dictionaries(st.sampled_from([*CONFIGURATION.keys, "rollout:lag_mean"]), NUMBERS), max_size=60)
+
+
+def numbered(rows: list[dict[str, float]], gaps: list[int]) -> list[ClosedStep]:
+    steps, step = [], 0
+    for index, row in enumerate(rows):
+        step += 1 + (gaps[index % len(gaps)] if gaps else 0)
+        steps.append(ClosedStep(step, row))
+    return steps
+
+
+@settings(deadline=None, max_examples=60)
+@given(CLOSED, st.lists(st.integers(0, 9), max_size=4))
+def test_continuing_from_json_at_every_step_is_bit_identical(rows: list[dict[str, float]], gaps: list[int]) -> None:
+    straight, through_json = WarningState(), WarningState()
+    for closed in numbered(rows, gaps):
+        straight, events = advance(straight, closed, CONFIGURATION)
+        through_json, same_events = advance(through_json, closed, CONFIGURATION)
+        data = through_json.to_bytes()
+        through_json = WarningState.from_bytes(data)
+        assert through_json.to_bytes() == data == straight.to_bytes()
+        assert through_json == straight
+        assert [event.to_json() for event in events] == [event.to_json() for event in same_events]
+        json.dumps([event.to_json() for event in events], allow_nan=False)
+
+
+@pytest.mark.parametrize("snapshot", [3, 50, 108, 111, 150])
+def test_a_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int) -> None:
+    series = {LENGTH: noisy(surge_curve(110, 6.0), 0.1), K3: noisy(np.r_[np.full(200, 5e-4), np.full(100, 3e-2)], 0.2)}
+    steps = closed_steps(series)
+    whole, events = watch(steps)
+    before, _ = watch(steps[:snapshot])
+    state = WarningState.from_bytes(before.to_bytes())
+    tail = []
+    for closed in steps[snapshot:]:
+        state, new = advance(state, closed, CONFIGURATION)
+        tail.extend(new)
+    assert state.to_bytes() == whole.to_bytes()
+    assert tail == [event for event in events if event.step > snapshot]
+
+
+def test_a_step_out_of_order_is_refused() -> None:
+    state, _ = advance(WarningState(), ClosedStep(5, {LENGTH: 100.0}), CONFIGURATION)
+    for step in (5, 4):
+        with pytest.raises(ValueError, match="replay from a state before it"):
+            advance(state, ClosedStep(step, {LENGTH: 100.0}), CONFIGURATION)
+
+
+def test_the_signals_that_move_the_learning_rate_are_named_while_they_stand() -> None:
+    k3 = np.r_[np.full(30, 5e-4), np.full(10, 2e-2), np.full(10, 5e-4)]
+    steps = closed_steps({K3: k3})
+    state, _ = watch(steps[:35])
+    assert open_signals(state, CONFIGURATION) == (OpenSignal("mismatch_runaway", 33),)
+    state, _ = watch(steps)
+    assert open_signals(state, CONFIGURATION) == ()
+
+
+def test_the_state_stays_small_however_long_the_run() -> None:
+    step = np.arange(1, 3001)
+    state, _ = watch(closed_steps({LENGTH: 1000.0 + step % 7, K3: np.full(3000, 1e-4)}))
+    assert len(state.to_bytes()) < 12_000
+
+
+def test_only_the_quantities_it_names_are_looked_at() -> None:
+    assert LENGTH in CONFIGURATION.keys
+    assert K3 in CONFIGURATION.keys
+    assert "scalars:grad_norm" in CONFIGURATION.keys
+    assert not any(key.endswith("@baseline") for key in CONFIGURATION.keys)

@@ -1,0 +1,151 @@
+"""The surge detector: finds the published shape, aims low, and is silent where there is nothing to find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.foreshock.early_warning.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
+
+
+@pytest.mark.parametrize("width", [3.0, 6.0, 10.0, 15.0])
+@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_finds_the_published_surge_near_110(width: float, sigma: float, seed: int) -> None:
+    curve = noisy(surge_curve(110, width), sigma, seed)
+    state, events = watch(closed_steps({LENGTH: curve}))
+    surges = [event for event in events if event.rule == "length_surge"]
+    assert len(surges) == 1
+    assert state.surge_step is not None
+    # A slow rise (15) under noise (0.2) is first crossed early: too early only slows.
+    assert 80 <= state.surge_step <= 120
+    assert surges[0].moves_learning_rate
+    assert surges[0].evidence["surge_step"] == state.surge_step
+    assert state.surge_step < surges[0].step <= state.surge_step + 16
+
+
+def test_the_surge_step_is_the_first_crossing_not_its_confirmation() -> None:
+    curve = np.r_[np.full(100, 1000.0), np.full(20, 2100.0)]
+    state, events = watch(closed_steps({LENGTH: curve}))
+    assert state.surge_step == 101
+    assert fired(events) == [("length_surge", 105)]
+    assert events[0].evidence["decay_period"] == 181
+
+
+@pytest.mark.parametrize("over", [100, 200, 400])
+@pytest.mark.parametrize("sigma", [0.02, 0.1])
+def test_a_slow_ramp_is_an_event_without_effect_on_the_learning_rate(over: int, sigma: float) -> None:
+    step = np.arange(1, over + 200)
+    curve = noisy(1000.0 + 2000.0 * np.minimum(step / over, 1.0), sigma)
+    state, events = watch(closed_steps({LENGTH: curve}))
+    assert state.surge_step is None
+    assert {event.rule for event in events} == {"length_ramp"}
+    assert not any(event.moves_learning_rate for event in events)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flat_noisy_run_has_no_surge(sigma: float, seed: int) -> None:
+    state, events = watch(closed_steps({LENGTH: noisy(np.full(400, 800.0), sigma, seed)}))
+    assert state.surge_step is None
+    assert not [event for event in events if event.rule.startswith("length_surge")]
+
+
+def test_single_wild_steps_are_no_surge() -> None:
+    curve = noisy(np.full(200, 600.0), 0.1)
+    curve[[30, 60, 61, 120]] *= 5.5
+    state, _ = watch(closed_steps({LENGTH: curve}))
+    assert state.surge_step is None
+
+
+def test_coming_back_from_a_shrink_is_no_surge() -> None:
+    curve = np.r_[np.full(60, 700.0), np.full(60, 30.0), np.full(60, 160.0)]
+    state, events = watch(closed_steps({LENGTH: curve}))
+    assert state.surge_step is None
+    assert not [event for event in events if event.rule.startswith("length_surge")]
+
+
+def early_curve() -> np.ndarray:
+    return np.r_[np.full(9, 900.0), np.full(80, 2040.0)]
+
+
+def test_a_very_early_surge_alone_does_not_move_the_learning_rate() -> None:
+    state, events = watch(closed_steps({LENGTH: early_curve()}))
+    assert ("length_surge_early", 14) in fired(events)
+    assert state.surge_step is None
+    assert not any(event.moves_learning_rate for event in events)
+
+
+@pytest.mark.parametrize("signal", ["scalars:grad_norm", "trainer/rollout:k3_kl"])
+def test_a_very_early_surge_counts_once_a_gradient_or_mismatch_signal_corroborates_it(signal: str) -> None:
+    level = 0.4 if signal == "scalars:grad_norm" else 5e-4
+    other = np.r_[np.full(29, level), np.full(60, 8 * level)]
+    state, events = watch(closed_steps({LENGTH: early_curve(), signal: other}))
+    assert state.surge_step == 10
+    moving = [event for event in events if event.moves_learning_rate]
+    assert [event.rule for event in moving] == ["length_surge"]
+    assert moving[0].step in (32, 34)
+    assert moving[0].evidence["decay_period"] == 100
+
+
+def test_corroboration_that_comes_too_late_is_no_corroboration() -> None:
+    gradient = np.r_[np.full(70, 0.4), np.full(19, 4.0)]
+    state, _ = watch(closed_steps({LENGTH: early_curve(), "scalars:grad_norm": gradient}))
+    assert state.surge_step is None
+
+
+def test_an_early_surge_that_was_not_corroborated_does_not_hide_a_later_one() -> None:
+    curve = np.r_[early_curve(), np.full(60, 2040.0), np.full(40, 6000.0)]
+    state, _ = watch(closed_steps({LENGTH: curve}))
+    assert state.surge_step == 150
+
+
+def test_a_second_surge_is_told_but_the_schedule_keeps_the_first() -> None:
+    curve = np.r_[np.full(100, 1000.0), np.full(100, 2500.0), np.full(60, 6000.0)]
+    state, events = watch(closed_steps({LENGTH: curve}))
+    assert state.surge_step == 101
+    assert fired(events) == [("length_surge", 105), ("length_surge_again", 205)]
+    assert [event.moves_learning_rate for event in events] == [True, False]
+
+
+def test_missing_steps_and_missing_values_change_little() -> None:
+    curve = noisy(surge_curve(110, 6.0), 0.1)
+    kept = [step for step in range(1, 301) if step % 10 and step % 7]
+    holes = {LENGTH: [curve[step - 1] if step % 4 else float("nan") for step in kept]}
+    state, _ = watch(closed_steps(holes, kept))
+    assert state.surge_step is not None
+    assert 100 <= state.surge_step <= 120
+
+
+def test_a_run_logged_every_fifth_step_surges_at_its_step_number() -> None:
+    steps = list(range(5, 601, 5))
+    curve = [surge_curve(300, 10.0, steps=600)[step - 1] for step in steps]
+    state, _ = watch(closed_steps({LENGTH: curve}, steps))
+    assert state.surge_step is not None
+    assert 285 <= state.surge_step <= 320
+
+
+@given(st.floats(1.0, 50.0), st.integers(0, 5))
+def test_only_ratios_of_lengths_matter(factor: float, seed: int) -> None:
+    curve = noisy(surge_curve(60, 5.0, steps=120), 0.1, seed)
+    plain, _ = watch(closed_steps({LENGTH: curve}))
+    scaled, _ = watch(closed_steps({LENGTH: factor * curve}))
+    assert plain.surge_step is not None
+    assert scaled.surge_step == plain.surge_step
+
+
+def test_no_baseline_no_surge() -> None:
+    state, events = watch(closed_steps({LENGTH: [1000.0, 1000.0, 5000.0, 5000.0]}))
+    assert state.warming
+    assert events == []
+    state, _ = watch(closed_steps({LENGTH: [1000.0] * 5}))
+    assert not state.warming
+
+
+@pytest.mark.parametrize("length", [0.0, 0.4, float("nan"), float("inf"), -1.0])
+def test_odd_lengths_do_no_harm(length: float) -> None:
+    state, events = watch(closed_steps({LENGTH: [1000.0] * 30 + [length] + [1000.0] * 30}))
+    assert state.surge_step is None
+    assert not [event for event in events if event.rule.startswith("length_surge")]
