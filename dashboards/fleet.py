@@ -1,0 +1,146 @@
+"""All runs now, read from Prometheus: who is alive, who drifts, what the advice is, and whether probes are answered."""
+
+from __future__ import annotations
+
+from dashboards.panels import Dashboard, Level, Panel, PromQuery, Row
+from dashboards.run import DENSE_LEVELS, TAIL_LEVELS
+
+OPEN_ALERT_LEVELS = (Level(None, "green"), Level(1, "red"))
+# Columns that Prometheus adds to every row.
+PLUMBING = ("Time", "__name__", "job", "instance")
+
+
+def fleet_dashboard() -> Dashboard:
+    """The dashboard of all runs."""
+    return Dashboard(
+        uid="foreshock-fleet",
+        title="Foreshock: all runs now",
+        description="Mismatch, advice and alerts of every exported run, over time.",
+        rows=(
+            Row("Now", _now()),
+            Row("Mismatch", _mismatch()),
+            Row("Learning rate", _advice()),
+            Row("Probes", _probes()),
+        ),
+    )
+
+
+def _now() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Open alerts",
+            "stat",
+            (PromQuery("sum(foreshock_alerts_open) or vector(0)", "open"),),
+            "Alerts that nobody has resolved, of every run.",
+            width=6,
+            height=6,
+            levels=OPEN_ALERT_LEVELS,
+        ),
+        Panel(
+            "Since the last data",
+            "stat",
+            (PromQuery("time() - foreshock_last_ingest_timestamp_seconds", "{{run}}"),),
+            "How long ago rollouts of each run arrived.",
+            width=9,
+            height=6,
+            unit="s",
+            levels=(Level(None, "green"), Level(1800, "yellow"), Level(7200, "red")),
+        ),
+        Panel(
+            "Newest step",
+            "stat",
+            (PromQuery("foreshock_step", "{{run}}"),),
+            "The newest closed step of each run.",
+            width=9,
+            height=6,
+        ),
+        Panel(
+            "Runs",
+            "table",
+            (PromQuery("foreshock_run_info", table=True),),
+            "Runs that the exporter shows.",
+            width=24,
+            height=7,
+            hidden_columns=(*PLUMBING, "Value"),
+        ),
+    )
+
+
+def _mismatch() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "k3 per token, trainer/rollout",
+            "timeseries",
+            (PromQuery('foreshock_k3_kl_nats{comparison="trainer/rollout"}', "{{run}}"),),
+            "Estimate of KL(rollout‖trainer) of the newest closed step.",
+            logarithmic=True,
+            levels=DENSE_LEVELS,
+        ),
+        Panel(
+            "k3 per token, other comparisons",
+            "timeseries",
+            (PromQuery('foreshock_k3_kl_nats{comparison!="trainer/rollout"}', "{{run}} {{comparison}}"),),
+            "Links of the chain, where a probe measured them.",
+            logarithmic=True,
+        ),
+        Panel(
+            "Tail F(2), trainer/rollout",
+            "timeseries",
+            (PromQuery('foreshock_tail_2_ratio{comparison="trainer/rollout"}', "{{run}}"),),
+            "Tokens off by more than a factor of two: healthy below 0.01, dangerous above 0.1.",
+            unit="percentunit",
+            levels=TAIL_LEVELS,
+        ),
+        Panel(
+            "Truncated responses",
+            "timeseries",
+            (PromQuery("foreshock_truncated_ratio", "{{run}}"),),
+            "Responses that hit the length cap.",
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+        ),
+    )
+
+
+def _advice() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Learning-rate scale, advised and applied",
+            "timeseries",
+            (
+                PromQuery("foreshock_learning_rate_advised_scale", "{{run}} advised"),
+                PromQuery("foreshock_learning_rate_applied_scale", "{{run}} applied"),
+            ),
+            "Multiplies the trainer's own schedule. In shadow a trainer applies 1.",
+            minimum=0,
+            maximum=1,
+        ),
+        Panel(
+            "Open alerts by rule",
+            "table",
+            (PromQuery("foreshock_alerts_open > 0", table=True),),
+            "The run's page says why, and what to do.",
+            hidden_columns=PLUMBING,
+        ),
+    )
+
+
+def _probes() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Longest wait for a worker",
+            "timeseries",
+            (PromQuery("foreshock_probe_job_oldest_waiting_seconds", "{{accelerator}}"),),
+            "Seconds that the oldest queued job has waited.",
+            unit="s",
+            minimum=0,
+        ),
+        Panel(
+            "Tries that failed in an hour",
+            "timeseries",
+            (PromQuery("increase(foreshock_probe_job_failures_total[1h])", "{{accelerator}}"),),
+            "GET /v1/probes/{probe} gives the reasons.",
+            minimum=0,
+        ),
+    )

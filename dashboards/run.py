@@ -1,0 +1,173 @@
+"""One run over its training steps, read from PostgreSQL: every curve of the service's wide table by SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards.panels import Dashboard, Level, Panel, Row, SqlQuery, Variable
+from foreshock.measures.registry import measure_named
+
+DENSE_LEVELS = (Level(None, "green"), Level(1e-3, "yellow"), Level(1e-2, "red"))
+TAIL_LEVELS = (Level(None, "green"), Level(0.01, "yellow"), Level(0.1, "red"))
+
+# A step survives in the newest attempt that begins at or before it; older tails are superseded.
+SURVIVES = (
+    "{table}.attempt = (SELECT max(a.attempt) FROM attempts a "
+    "WHERE a.run_id = {table}.run_id AND a.resume_step <= {table}.step)"
+)
+
+
+def curves(comparison: str, measures: Sequence[str]) -> SqlQuery:
+    """Some measures of one comparison over steps; `comparison` is SQL: a literal or a variable."""
+    columns = ", ".join(f'm."{measure_named(name).column}"' for name in measures)
+    survives = SURVIVES.format(table="m")
+    return SqlQuery(
+        f"SELECT m.step, {columns} FROM measurements m "
+        f"WHERE m.run_id = ${{run:sqlstring}} AND m.comparison = {comparison} AND {survives} ORDER BY m.step"
+    )
+
+
+def measure_by_comparison(measure: str, comparisons: Sequence[str]) -> SqlQuery:
+    """One measure of several comparisons, a column each."""
+    column = measure_named(measure).column
+    columns = ", ".join(
+        f'max(m."{column}") FILTER (WHERE m.comparison = \'{name}\') AS "{name}"' for name in comparisons
+    )
+    survives = SURVIVES.format(table="m")
+    return SqlQuery(
+        f"SELECT m.step, {columns} FROM measurements m "
+        f"WHERE m.run_id = ${{run:sqlstring}} AND {survives} GROUP BY m.step ORDER BY m.step"
+    )
+
+
+def scalars(*names: str) -> SqlQuery:
+    """Scalars that the trainer reported, a column each."""
+    columns = ", ".join(f"max(s.value) FILTER (WHERE s.name = '{name}') AS \"{name}\"" for name in names)
+    survives = SURVIVES.format(table="s")
+    return SqlQuery(
+        f"SELECT s.step, {columns} FROM scalars s "
+        f"WHERE s.run_id = ${{run:sqlstring}} AND {survives} GROUP BY s.step ORDER BY s.step"
+    )
+
+
+COMPARISON = "${comparison:sqlstring}"
+CHAIN = (
+    "trainer/rollout",
+    "vllm.prefill/rollout",
+    "torch.trainer/vllm.prefill",
+    "trainer/torch.trainer",
+    "torch.float32/vllm.prefill",
+)
+
+
+def run_dashboard() -> Dashboard:
+    """The dashboard of one run."""
+    return Dashboard(
+        uid="foreshock-run",
+        title="Foreshock: one run over its steps",
+        description="Mismatch, lengths, rewards and tails of one run, over training steps.",
+        variables=(
+            Variable(
+                "run",
+                "Run",
+                SqlQuery(
+                    "SELECT coalesce(name, key) || ' (' || project || ')' AS __text, id AS __value FROM runs "
+                    "WHERE deleted_at_us IS NULL ORDER BY created_at_us DESC"
+                ),
+            ),
+            Variable(
+                "comparison",
+                "Comparison",
+                SqlQuery(
+                    "SELECT DISTINCT comparison FROM measurements WHERE run_id = ${run:sqlstring} "
+                    "AND comparison <> 'rollout' ORDER BY comparison"
+                ),
+            ),
+        ),
+        rows=(Row("Mismatch", _mismatch()), Row("Rollouts", _rollouts()), Row("Training", _training())),
+    )
+
+
+def _mismatch() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "k3 per token, every comparison",
+            "trend",
+            (measure_by_comparison("k3_kl", CHAIN),),
+            "Estimate of KL(behaviour‖target) in nats, mean over tokens. Dense bf16 at lag 0: look above 1e-3, bad "
+            "above 1e-2; a mixture of experts sits about ten times higher. 0 is not drawn on a log axis.",
+            width=24,
+            height=11,
+            logarithmic=True,
+            levels=DENSE_LEVELS,
+        ),
+        Panel(
+            "k3 and its interval",
+            "trend",
+            (curves(COMPARISON, ("k3_kl", "k3_kl_low", "k3_kl_high")),),
+            "95 % confidence interval, clustered by prompt group.",
+            logarithmic=True,
+        ),
+        Panel(
+            "k3 / entropy",
+            "trend",
+            (curves(COMPARISON, ("k3_kl_per_entropy",)),),
+            "Healthy k3 falls with entropy as a run goes on; this ratio is far steadier.",
+            logarithmic=True,
+        ),
+        Panel(
+            "Tail: tokens off by more than a factor of two",
+            "trend",
+            (curves(COMPARISON, ("tail(2)",)),),
+            "F(2) of R3. Healthy below 0.01, dangerous above 0.1.",
+            unit="percentunit",
+            minimum=0,
+            levels=TAIL_LEVELS,
+        ),
+        Panel(
+            "Effective sample size of token weights",
+            "trend",
+            (curves(COMPARISON, ("ess_token",)),),
+            "(Σρ)²/(N Σρ²), unclamped. 1 is agreement.",
+            unit="percentunit",
+            maximum=1,
+        ),
+    )
+
+
+def _rollouts() -> tuple[Panel, ...]:
+    lengths = ("response_length_mean", "response_length_p50", "response_length_p90", "response_length_max")
+    return (
+        Panel(
+            "Response length",
+            "trend",
+            (curves("'rollout'", lengths),),
+            "Model-generated tokens per rollout, before any filtering. A surge here dates the schedule.",
+            minimum=0,
+        ),
+        Panel(
+            "Truncated responses",
+            "trend",
+            (curves("'rollout'", ("truncated_fraction",)),),
+            "Where many responses are cut, a surge of length cannot be seen in their mean.",
+            unit="percentunit",
+            minimum=0,
+            maximum=1,
+        ),
+        Panel("Reward", "trend", (curves("'rollout'", ("reward_mean",)),), "Mean over rollouts."),
+        Panel(
+            "Log-probs that are not finite",
+            "trend",
+            (curves("'rollout'", ("nonfinite_log_probs",)),),
+            "NaN and ±inf: counted, kept out of every mean.",
+            minimum=0,
+        ),
+    )
+
+
+def _training() -> tuple[Panel, ...]:
+    return (
+        Panel("Learning rate", "trend", (scalars("lr"),), "As the trainer reports it.", unit="sci", width=8),
+        Panel("Gradient norm", "trend", (scalars("grad_norm"),), "Before clipping.", width=8, logarithmic=True),
+        Panel("Entropy", "trend", (scalars("entropy"),), "Nats per token, as the trainer reports it.", width=8),
+    )

@@ -1,0 +1,238 @@
+"""The checked-in dashboards are current, and every query in them works on a real database and names real metrics."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+
+from dashboards.generate import FOLDER, dashboards, stale_files
+from dashboards.panels import GRID_WIDTH, POSTGRESQL, PROMETHEUS, Panel, PromQuery, SqlQuery
+from service.database.schema import upgrade
+from tests.service.postgres import PostgresCluster, start_postgres
+
+REPOSITORY = Path(__file__).parents[2]
+PROVISIONING = REPOSITORY / "dashboards" / "grafana" / "provisioning"
+READER_SQL = REPOSITORY / "dashboards" / "grafana" / "reader.sql"
+DASHBOARDS = {dashboard.uid: dashboard.render() for dashboard in dashboards()}
+SQL_VARIABLE = re.compile(r"\$\{(\w+):sqlstring\}")
+
+
+def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def targets(datasource: dict[str, str], key: str) -> list[tuple[str, str]]:
+    """(where, query) of every panel that asks this data source."""
+    return [
+        (f"{uid}: {panel['title']}", target[key])
+        for uid, dashboard in DASHBOARDS.items()
+        for panel in panels_of(dashboard)
+        for target in panel["targets"]
+        if target["datasource"] == datasource
+    ]
+
+
+def variables(datasource: dict[str, str]) -> list[tuple[str, str]]:
+    return [
+        (f"{uid}: variable {variable['name']}", variable["definition"])
+        for uid, dashboard in DASHBOARDS.items()
+        for variable in dashboard["templating"]["list"]
+        if variable["datasource"] == datasource
+    ]
+
+
+SQL = [*targets(POSTGRESQL, "rawSql"), *variables(POSTGRESQL)]
+EXPRESSIONS = targets(PROMETHEUS, "expr")
+
+
+def test_the_checked_in_json_is_current() -> None:
+    assert stale_files() == [], "run python -m dashboards.generate"
+
+
+def test_a_file_that_is_not_current_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in FOLDER.glob("*.json"):
+        shutil.copy(path, tmp_path / path.name)
+    monkeypatch.setattr("dashboards.generate.FOLDER", tmp_path)
+    assert stale_files() == []
+    changed = tmp_path / "foreshock-run.json"
+    changed.write_text(changed.read_text().replace("Response length", "Length"))
+    (tmp_path / "forgotten.json").write_text("{}")
+    assert {path.name for path in stale_files()} == {"foreshock-run.json", "forgotten.json"}
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_panels_have_their_own_id_and_do_not_overlap(uid: str) -> None:
+    panels = DASHBOARDS[uid]["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= GRID_WIDTH, panel["title"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_every_panel_says_what_it_shows_and_asks_a_provisioned_source(uid: str) -> None:
+    provisioned = yaml.safe_load((PROVISIONING / "datasources" / "foreshock.yml").read_text())["datasources"]
+    sources = {(source["type"], source["uid"]) for source in provisioned}
+    for panel in panels_of(DASHBOARDS[uid]):
+        assert panel["description"], panel["title"]
+        assert panel["targets"], panel["title"]
+        assert all((t["datasource"]["type"], t["datasource"]["uid"]) in sources for t in panel["targets"])
+
+
+def test_a_panel_asks_one_source_only() -> None:
+    mixed = Panel("mixed", "timeseries", (PromQuery("up"), SqlQuery("SELECT 1")), "two sources")
+    with pytest.raises(ValueError, match="mixes datasources"):
+        mixed.render(1, 0, 0)
+
+
+def test_the_provisioning_meets_the_compose_file() -> None:
+    compose = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    mounts = dict(volume.split(":")[:2] for volume in compose["grafana"]["volumes"])
+    (provider,) = yaml.safe_load((PROVISIONING / "dashboards" / "foreshock.yml").read_text())["providers"]
+    assert mounts["./dashboards/grafana/json"] == provider["options"]["path"]
+    assert mounts["./dashboards/grafana/provisioning"] == "/etc/grafana/provisioning"
+    home = Path(compose["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (FOLDER / home.name).is_file()
+    assert str(home.parent) == provider["options"]["path"]
+    for source in yaml.safe_load((PROVISIONING / "datasources" / "foreshock.yml").read_text())["datasources"]:
+        host = source["url"].removeprefix("http://").partition(":")[0]
+        assert host in compose, f"{source['name']} is at {host}, which is no service"
+        for secret in source.get("secureJsonData", {}).values():
+            assert secret.removeprefix("$") in compose["grafana"]["environment"]
+    assert "READER_PASSWORD" in compose["grafana-reader"]["environment"]
+
+
+def test_every_metric_that_a_panel_asks_for_is_exported() -> None:
+    from service.exporter.metrics import METRIC_NAMES
+
+    for where, expression in EXPRESSIONS:
+        for name in re.findall(r"foreshock_\w+", expression):
+            assert name in METRIC_NAMES, f"{where} asks for {name}"
+
+
+def test_prometheus_itself_accepts_every_expression(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        if os.environ.get("CI"):
+            pytest.fail("promtool is missing: apt-get install prometheus")
+        pytest.skip("promtool is missing: apt-get install prometheus")
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, (_, expr) in enumerate(EXPRESSIONS)]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(EXPRESSIONS)} rules found" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[PostgresCluster]:
+    cluster = start_postgres()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def database_url(cluster: PostgresCluster) -> str:
+    """A migrated database with a run that was resumed once, and the reader's role, made twice."""
+    url = cluster.new_database()
+    upgrade(url)
+    psql = shutil.which("psql")
+    assert psql is not None, "psql comes with PostgreSQL"
+    for _ in range(2):
+        done = subprocess.run(
+            [psql, "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={READER_SQL}", url],
+            env={"READER_PASSWORD": "it's a secret", "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "INSERT INTO runs (id, project, key, advice_mode, state, last_step, created_at_us, updated_at_us) "
+            "VALUES ('run_1', 'default', 'O''Brien', 'shadow', 'running', 3, 1, 1)"
+        )
+        for attempt, resume_step in ((1, 0), (2, 2)):
+            connection.execute(
+                "INSERT INTO attempts (run_id, attempt, key, resume_step, fingerprint, created_at_us) "
+                "VALUES ('run_1', %s, %s, %s, '{}', 1)",
+                (attempt, f"start {attempt}", resume_step),
+            )
+        # Attempt 1 went to step 3, attempt 2 began again at step 2.
+        for attempt, step, k3 in ((1, 1, 1e-5), (1, 2, 5e-1), (1, 3, 5e-1), (2, 2, 2e-5), (2, 3, 3e-5)):
+            connection.execute(
+                "INSERT INTO measurements (run_id, attempt, step, comparison, k3_kl, computed_at_us) "
+                "VALUES ('run_1', %s, %s, 'trainer/rollout', %s, 1)",
+                (attempt, step, k3),
+            )
+            connection.execute(
+                "INSERT INTO scalars (run_id, attempt, step, source, name, value, received_at_us) "
+                "VALUES ('run_1', %s, %s, 'trainer', 'grad_norm', %s, 1)",
+                (attempt, step, k3),
+            )
+    return url
+
+
+@pytest.fixture
+def reader(database_url: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A connection with the role that Grafana has."""
+    with psycopg.connect(database_url, user="foreshock_reader", password="it's a secret") as connection:
+        yield connection
+
+
+def filled(sql: str, run: str = "run_1") -> str:
+    """The query as Grafana sends it: `${name:sqlstring}` becomes a quoted literal."""
+    values = {"run": run, "comparison": "trainer/rollout"}
+    return SQL_VARIABLE.sub(lambda match: "'" + values[match[1]].replace("'", "''") + "'", sql)
+
+
+@pytest.mark.parametrize(("where", "sql"), SQL, ids=[where for where, _ in SQL])
+def test_every_sql_query_runs_as_the_reader(reader: psycopg.Connection[tuple[Any, ...]], where: str, sql: str) -> None:
+    query = filled(sql)
+    assert "$" not in query, "variables are quoted by Grafana (:sqlstring), never pasted in"
+    rows = reader.execute(query.encode()).fetchall()
+    if "'rollout'" not in sql:
+        assert rows, where
+
+
+def test_a_trend_shows_only_steps_that_survived(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
+    (sql,) = [query for where, query in SQL if where.endswith("k3 per token, every comparison")]
+    rows = reader.execute(filled(sql).encode()).fetchall()
+    assert [(row[0], row[1]) for row in rows] == [(1, 1e-5), (2, 2e-5), (3, 3e-5)]
+
+
+def test_every_trend_has_the_step_on_its_axis(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
+    for dashboard in DASHBOARDS.values():
+        for panel in panels_of(dashboard):
+            if panel["type"] == "trend":
+                cursor = reader.execute(filled(panel["targets"][0]["rawSql"]).encode())
+                names = [column.name for column in cursor.description or ()]
+                assert names[0] == panel["options"]["xField"] == "step", panel["title"]
+                assert len(set(names)) == len(names) > 1, panel["title"]
+
+
+@pytest.mark.parametrize("table", ["api_keys", "shards", "shard_statistics", "measurement_statistics"])
+def test_the_reader_sees_no_keys_and_no_tokens(reader: psycopg.Connection[tuple[Any, ...]], table: str) -> None:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        reader.execute(f"SELECT * FROM {table}".encode())
+
+
+def test_the_reader_writes_nothing(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
+    with pytest.raises((psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege)):
+        reader.execute("DELETE FROM measurements")
