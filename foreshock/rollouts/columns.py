@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from foreshock.errors import InvalidRolloutsError
+from foreshock.errors import InvalidRolloutsError, LimitExceededError
+from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.ragged import offsets_of_lengths, row_of_position
 from foreshock.rollouts.schema import ColumnSpec
 
@@ -21,8 +22,9 @@ _INTEGER_RANGES = {"uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "int3
 class ColumnReader:
     """The columns of a decoded table, whose types `footer.py` has accepted."""
 
-    def __init__(self, table: pa.Table, metadata: dict[bytes, bytes]) -> None:
+    def __init__(self, table: pa.Table, metadata: dict[bytes, bytes], limits: DecodeLimits) -> None:
         self._table = table
+        self._limits = limits
         self.metadata = metadata
 
     def has(self, column: ColumnSpec) -> bool:
@@ -38,6 +40,12 @@ class ColumnReader:
         array = self._table.column(column.name)
         if column.required and array.null_count:
             self._refuse_null(column, array)
+        longest = max((_longest(chunk) for chunk in array.chunks), default=0)
+        if longest > self._limits.max_identifier_bytes:
+            raise LimitExceededError(
+                f"holds a text of {longest:,} bytes, more than {self._limits.max_identifier_bytes:,}: shorten it",
+                column=column.name,
+            )
         values: list[Any] = array.to_pylist()
         return values
 
@@ -93,6 +101,13 @@ class ColumnReader:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _longest(strings: pa.Array) -> int:
+    """The bytes of the longest string; every entry of a dictionary counts, used or not."""
+    values = strings.dictionary if pa.types.is_dictionary(strings.type) else strings
+    length = pc.max(pc.binary_length(values.cast(pa.large_string()))).as_py()
+    return int(length or 0)
 
 
 def _one_chunk(chunks: pa.ChunkedArray) -> pa.Array:

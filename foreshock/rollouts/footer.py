@@ -19,7 +19,9 @@ __all__ = ["open_checked"]
 
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
-_HEX_PER_KEY = 100
+_NAME_CHARACTERS = 80
+# A value of a list, as wide as float32 or int32.
+_DECODED_BYTES = 4
 
 
 def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> pq.ParquetFile:
@@ -46,11 +48,17 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
         raise InvalidRolloutsError("there are no rows: send at least one rollout")
     for key, value in (metadata.metadata or {}).items():
         if len(value) > limits.max_metadata_bytes:
-            name = key[:_HEX_PER_KEY].decode(errors="replace")
+            name = key[:_NAME_CHARACTERS].decode(errors="replace")
             raise LimitExceededError(f"the metadata {name!r} has more than {limits.max_metadata_bytes:,} bytes")
     _check_schema(file.schema_arrow, columns)
-    _check_sizes(metadata, limits)
-    return file
+    _check_sizes(metadata, columns, limits)
+    # Strings stay dictionaries: a long one repeated in every row must not be written out row by row.
+    strings = {column.name for column in columns if column.value_type == "string"}
+    return pq.ParquetFile(
+        pa.BufferReader(body),
+        metadata=metadata,
+        read_dictionary=sorted(strings.intersection(file.schema_arrow.names)),
+    )
 
 
 def _check_frame(body: pa.Buffer, limits: DecodeLimits) -> None:
@@ -73,14 +81,15 @@ def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
         if field.name not in specs:
             raise InvalidRolloutsError(
                 f"is not a column of the schema: leave it out (the columns are {', '.join(specs)})",
-                column=field.name[:80],
+                column=field.name[:_NAME_CHARACTERS],
             )
         if field.name in seen:
             raise InvalidRolloutsError("appears twice: write each column once", column=field.name)
         seen.add(field.name)
         if not _accepts(specs[field.name], field.type):
             raise InvalidRolloutsError(
-                f"must be {specs[field.name].type_name()}, and is {str(field.type)[:80]}", column=field.name
+                f"must be {specs[field.name].type_name()}, and is {str(field.type)[:_NAME_CHARACTERS]}",
+                column=field.name,
             )
     for column in columns:
         if column.required and column.name not in seen:
@@ -105,8 +114,8 @@ def _accepts(column: ColumnSpec, given: pa.DataType) -> bool:
     return bool(pa.types.is_integer(values))
 
 
-def _check_sizes(metadata: pq.FileMetaData, limits: DecodeLimits) -> None:
-    """Sum what the column chunks claim to hold."""
+def _check_sizes(metadata: pq.FileMetaData, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> None:
+    """Sum what the column chunks claim to hold, and what that becomes once decoded."""
     uncompressed, rows = 0, 0
     values = [0] * metadata.num_columns
     for index in range(metadata.num_row_groups):
@@ -122,15 +131,19 @@ def _check_sizes(metadata: pq.FileMetaData, limits: DecodeLimits) -> None:
             values[position] += chunk.num_values
     if rows != metadata.num_rows:
         raise InvalidRolloutsError("this is not a readable Parquet file: its row groups do not add up to its rows")
-    if uncompressed > limits.max_uncompressed_bytes:
-        raise LimitExceededError(
-            f"it decodes to {uncompressed:,} bytes, more than {limits.max_uncompressed_bytes:,}: send smaller shards"
-        )
+    widths = {column.name: 4 if column.value_type == "string" else _DECODED_BYTES for column in columns}
+    decoded = 0
     for position, count in enumerate(values):
+        name = metadata.schema.column(position).path.split(".")[0]
+        decoded += count * widths[name]
         # An empty list is one value too, as far as a footer counts.
         if count > limits.max_tokens + rows:
-            column = metadata.schema.column(position).path.split(".")[0]
             raise LimitExceededError(
-                f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards",
-                column=column[:80],
+                f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
             )
+    # Run-length encoding makes a million equal values of a few bytes, so the sizes of pages alone bound nothing.
+    if max(uncompressed, decoded) > limits.max_uncompressed_bytes:
+        raise LimitExceededError(
+            f"it decodes to {max(uncompressed, decoded):,} bytes, more than {limits.max_uncompressed_bytes:,}: "
+            "send more, smaller shards"
+        )

@@ -1,9 +1,9 @@
 """Import rollouts from JSON lines: one rollout a line, one file a step (`step_0001.jsonl` or `step_0001.jsonl.gz`).
 
 A line is an object with `group` (the prompt's number in the step), `prompt_token_ids`, `response_token_ids`, and, where
-known, `step`, `rollout_log_probs` (log μ), `old_log_probs` (log π before the update, which become `trainer_log_probs`),
-`entropy`, `reward`, `finish_reason`. Ids are made from the step, the group and the place in the group, so that importing
-a file twice gives the same rollouts.
+known, `step`, `rollout_log_probs` (log μ), `old_log_probs` (log π before the update, which become
+`trainer_log_probs`), `entropy`, `reward`, `finish_reason`. Ids are made from the step, the group and the place in the
+group, so that importing a file twice gives the same rollouts.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def read_jsonl(
     return _batch(lines, step, attributes)
 
 
-def _lines(file: IO[bytes], step: int, limits: DecodeLimits) -> Iterator[dict[str, Any]]:
+def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> Iterator[dict[str, Any]]:
     """The objects of a file's lines, whose size is watched while they are decompressed."""
     size = 0
     row = -1

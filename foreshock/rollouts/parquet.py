@@ -160,7 +160,7 @@ def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> 
                     f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes: send more, smaller shards"
                 )
         table = pa.Table.from_batches(batches, schema=file.schema_arrow)
-        return ColumnReader(table, dict(file.schema_arrow.metadata or {}))
+        return ColumnReader(table, dict(file.schema_arrow.metadata or {}), limits)
     except MemoryError as error:
         raise LimitExceededError("it needs more memory than there is: send more, smaller shards") from error
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, UnicodeDecodeError) as error:
