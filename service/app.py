@@ -15,19 +15,25 @@ from starlette.concurrency import run_in_threadpool
 
 from service.attempts.endpoints import router as attempts
 from service.background import Sweeper
+from service.checkpoints.endpoints import router as checkpoints
 from service.context import ServiceContext
 from service.database.session import Database
 from service.decoding.pool import DecoderPool
 from service.guards import RequestGuard
 from service.health.endpoints import router as health
+from service.measurements.endpoints import router as measurements
 from service.openapi import document_problems
 from service.problem import install_problem_handlers
+from service.rollouts.endpoints import router as rollouts
 from service.runs.endpoints import router as runs
+from service.scalars.endpoints import router as scalars
 from service.settings import Settings
+from service.steps.endpoints import router as steps
+from service.steps.service import close_overdue_steps
 from service.store.tokens import TokenStore
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
-ROUTERS = (health, runs, attempts)
+ROUTERS = (health, runs, attempts, steps, rollouts, scalars, checkpoints, measurements)
 
 
 def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
@@ -67,7 +73,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     # What runs every `sweep_interval_seconds`.
     sweeper = Sweeper(
         context.settings.sweep_interval_seconds,
-        [context.store.remove_stale_temporaries],
+        [lambda: close_overdue_steps(context), context.store.remove_stale_temporaries],
     )
     if not context.decoders.is_warm:
         await run_in_threadpool(context.decoders.warm_up)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
+import numpy as np
 from fastapi import Depends, Request
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
+from foreshock.rollouts import RolloutBatch
 from service.database.session import Database
 from service.decoding.pool import DecoderPool
 from service.settings import Settings
@@ -34,6 +37,20 @@ StepObserver = Callable[[Session, ClosedStepValues], None]
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredShard:
+    """A shard of rollouts whose scores are wanted: where it belongs and its rollouts."""
+
+    run_id: str
+    attempt: int
+    step: int
+    batch: RolloutBatch
+
+
+# What probes computed of a shard: scorer → log-probs, [T] as the batch's response tokens, NaN where it was not scored.
+ScoreReader = Callable[[Session, TokenStore, ScoredShard], Mapping[str, NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceContext:
     """The long-lived parts of one service process."""
 
@@ -43,6 +60,7 @@ class ServiceContext:
     decoders: DecoderPool
     session_secret: bytes
     step_observers: tuple[StepObserver, ...] = ()
+    score_readers: tuple[ScoreReader, ...] = ()
 
 
 def context_of(request: Request) -> ServiceContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Path, Query
 from pydantic import AfterValidator, Field, StringConstraints
 
 LARGEST_STEP = 2**31 - 1
@@ -16,6 +16,12 @@ Step = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
 AttemptNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
 RunIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 StepPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
+AttemptQuery = Annotated[int, Query(ge=1, le=LARGEST_STEP)]
+SurvivingOrAttempt = Annotated[
+    int | None, Query(ge=1, le=LARGEST_STEP, description="one attempt; absent: the steps that survive")
+]
+FromStep = Annotated[int, Query(ge=0, le=LARGEST_STEP)]
+ToStep = Annotated[int, Query(ge=0, le=LARGEST_STEP, description="included")]
 
 
 def storable_json(value: dict[str, Any]) -> dict[str, Any]:

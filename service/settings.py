@@ -43,6 +43,10 @@ class Settings(BaseSettings):
     step_grace_seconds: float = Field(default=600.0, gt=0)
     sweep_interval_seconds: float = Field(default=5.0, gt=0)
 
+    lease_seconds: float = Field(default=60.0, gt=0, description="how long a worker keeps a job without a heartbeat")
+    probe_tries: int = Field(default=3, gt=0, description="tries after which a probe's job is given up")
+    exporter_max_runs: int = Field(default=200, gt=0, description="running runs that /metrics shows, newest data first")
+
     def printable(self) -> dict[str, str]:
         """Name and value of every setting, with secrets and the database's password masked."""
         shown = {name: str(value) for name, value in self.model_dump().items()}

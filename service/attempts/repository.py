@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.database.tables import Attempt, Run
+from service.database.tables import Attempt
 
 
 def find(session: Session, run_id: str, attempt: int) -> Attempt | None:
@@ -23,11 +23,6 @@ def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
 def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
     """Every attempt of a run, in order."""
     return session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.attempt)).all()
-
-
-def lock_run(session: Session, run_id: str) -> None:
-    """Make others that number attempts of this run wait."""
-    session.execute(select(Run.id).where(Run.id == run_id).with_for_update())
 
 
 def next_number(session: Session, run_id: str) -> int:

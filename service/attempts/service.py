@@ -11,7 +11,7 @@ from service.attempts.surviving import surviving_attempt
 from service.database.dialect import insert_if_absent
 from service.database.tables import Attempt
 from service.problem import ProblemError
-from service.runs.service import get_run
+from service.runs.service import get_run, lock_run
 from service.security import Principal
 
 
@@ -31,8 +31,7 @@ def get_or_create_attempt(
     session: Session, principal: Principal, run_id: str, body: AttemptCreate
 ) -> tuple[Attempt, bool]:
     """The attempt of this key, and whether it is new; raises AttemptConflict where `resume_step` differs."""
-    get_run(session, principal, run_id)
-    repository.lock_run(session, run_id)
+    lock_run(session, principal, run_id)
     row = {
         "run_id": run_id,
         "attempt": repository.next_number(session, run_id),

@@ -64,7 +64,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard
 def measure_shard(batch: RolloutBatch) -> tuple[ShardPart, ...]:
     """The statistics of a batch: one part for the step itself, one for each pair of logged scores."""
     measured = measure_step(batch)
-    step = ShardPart(STEP_ROW, measured.statistics.statistics_version, measured.statistics.to_bytes(), None)
+    step = ShardPart(STEP_ROW, measured.step.statistics_version, measured.step.to_bytes(), None)
     pairs = [
         ShardPart(
             name,

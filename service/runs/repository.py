@@ -15,6 +15,12 @@ def find(session: Session, run_id: str) -> Run | None:
     return session.get(Run, run_id)
 
 
+def find_and_lock(session: Session, run_id: str) -> Run | None:
+    """The run as it is now; other transactions that lock it wait until this one ends."""
+    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
+    return session.scalar(query.execution_options(populate_existing=True))
+
+
 def find_by_key(session: Session, project: str, key: str) -> Run | None:
     """The run with this project and client key, deleted ones included."""
     return session.scalar(select(Run).where(Run.project == project, Run.key == key))

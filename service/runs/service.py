@@ -31,12 +31,15 @@ class RunDeleted(ProblemError):
 
 def get_run(session: Session, principal: Principal, run_id: str) -> Run:
     """The run, if the principal may see it; raises RunNotFound or RunDeleted."""
-    run = repository.find(session, run_id)
-    if run is None or not principal.sees(run.project):
-        raise RunNotFound(f"there is no run {run_id}")
-    if run.deleted_at_us is not None:
-        raise RunDeleted(f"the run {run_id} was deleted")
-    return run
+    return _visible(repository.find(session, run_id), principal, run_id)
+
+
+def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
+    """As `get_run`, and every other change of this run waits until this transaction ends.
+
+    Steps of a run close one after the other, so that what observes them sees one order.
+    """
+    return _visible(repository.find_and_lock(session, run_id), principal, run_id)
 
 
 def get_or_create_run(session: Session, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
@@ -76,7 +79,7 @@ def list_runs(
 
 def update_run(session: Session, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
     """Change what `changes` names."""
-    run = get_run(session, principal, run_id)
+    run = lock_run(session, principal, run_id)
     for name, value in changes.model_dump(exclude_unset=True).items():
         if value is not None or name == "name":
             setattr(run, name, value)
@@ -86,8 +89,16 @@ def update_run(session: Session, principal: Principal, run_id: str, changes: Run
 
 def delete_run(session: Session, principal: Principal, run_id: str) -> None:
     """Put a tombstone on the run: later calls are told 410."""
-    run = get_run(session, principal, run_id)
+    run = lock_run(session, principal, run_id)
     run.deleted_at_us = run.updated_at_us = now_us()
+
+
+def _visible(run: Run | None, principal: Principal, run_id: str) -> Run:
+    if run is None or not principal.sees(run.project):
+        raise RunNotFound(f"there is no run {run_id}")
+    if run.deleted_at_us is not None:
+        raise RunDeleted(f"the run {run_id} was deleted")
+    return run
 
 
 def _key_of(run: RunRead) -> CursorKey:

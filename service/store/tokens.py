@@ -7,6 +7,7 @@ client string is ever part of a path; names are made of the server's run id, int
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -71,8 +72,14 @@ class TokenStore:
 
 
 def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: str) -> str:
-    """Where a shard's tokens are. The digest keeps two different bodies apart until one of them is committed."""
-    return f"{run_id}/{attempt:04d}/{step:09d}/{shard:05d}-{digest.removeprefix('sha256:')}.parquet"
+    """A new name for a shard's tokens. Each upload has its own, so that one that loses a race removes only itself."""
+    digits = digest.removeprefix("sha256:")[:16]
+    return f"{run_id}/{attempt:04d}/{step:09d}/{shard:05d}-{digits}-{secrets.token_hex(8)}.parquet"
+
+
+def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
+    """Where a shard of a job's scores is; equal bytes that two tries send are one file."""
+    return f"{run_id}/{attempt:04d}/{step:09d}/scores/{job_id}-{digest.removeprefix('sha256:')}.parquet"
 
 
 def _make_folders(folder: Path) -> list[Path]:

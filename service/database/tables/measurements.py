@@ -18,7 +18,7 @@ measurements = Table(
     Column("attempt", BigInteger, primary_key=True, autoincrement=False),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("comparison", String, primary_key=True),
-    *(Column(measure.name, Double) for measure in MEASURES),
+    *(Column(measure.column, Double) for measure in MEASURES),
     Column("computed_at_us", BigInteger, nullable=False),
     ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
 )

@@ -1,0 +1,1 @@
+"""Checkpoints that a run announced: where workers find weights."""

@@ -1,0 +1,45 @@
+"""What checkpoints look like over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
+
+
+def inside_its_root(path: str) -> str:
+    """The path, if it is relative and stays below its root; raises ValueError."""
+    parts = PurePosixPath(path).parts
+    if path.startswith("/") or ".." in parts or "\\" in path or not parts:
+        raise ValueError("must be relative to its root, with `/`, and without `..`")
+    return path
+
+
+class CheckpointPut(BaseModel):
+    """Weights that exist: below a root that workers know by name from their own configuration."""
+
+    root: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+    path: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$"),
+        AfterValidator(inside_its_root),
+    ]
+    format: CheckpointFormat = "hf_safetensors"
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] = Field(
+        description="of the weights, as `foreshock.digests.weights_digest` computes it"
+    )
+    weights_version: int | None = Field(default=None, ge=0, lt=2**31)
+    expires_at_us: int | None = Field(default=None, ge=0, lt=2**63, description="when the files may go; null: never")
+
+
+class CheckpointRead(CheckpointPut):
+    """An announced checkpoint."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: int
+    attempt: int
+    announced_at_us: int

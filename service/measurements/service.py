@@ -1,0 +1,130 @@
+"""Measurements: stored when a step closes or is scored, read as curves or as probability buckets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock.measures.buckets import BucketTable
+from foreshock.measures.registry import MEASURES, measure_named
+from foreshock.measures.statistics import ComparisonStatistics
+from service.attempts.repository import of_run
+from service.attempts.service import attempt_of_step, require_attempt
+from service.attempts.surviving import survives
+from service.database.tables import MeasurementStatistics, measurements
+from service.decoding.shards import STEP_ROW
+from service.measurements import repository
+from service.measurements.downsampling import keep_extremes
+from service.measurements.folded import FoldedStatistics
+from service.measurements.repository import Curves
+from service.problem import InvalidRequest, ProblemError
+from service.runs.service import get_run
+from service.security import Principal
+
+
+class UnknownMeasure(ProblemError):
+    """A measure that is not registered."""
+
+    status = 422
+
+
+class MeasurementNotFound(ProblemError):
+    """The step has no such comparison, or has not closed yet."""
+
+    status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class CurveQuery:
+    """Which curves: no comparisons or measures means all; `attempt` None means the steps that survive."""
+
+    comparisons: Sequence[str] = ()
+    measures: Sequence[str] = ()
+    attempt: int | None = None
+    from_step: int = 0
+    to_step: int = 2**31 - 1
+    max_points: int | None = None
+
+
+def store_measurement(session: Session, run_id: str, attempt: int, step: int, folded: FoldedStatistics) -> None:
+    """Store (or overwrite) the measures and statistics of one comparison at one step; NaN is stored as NULL."""
+    key = {"run_id": run_id, "attempt": attempt, "step": step, "comparison": folded.comparison}
+    values = {measure.column: folded.measures.get(measure.column) for measure in MEASURES}
+    row = {name: None if value is None or math.isnan(value) else float(value) for name, value in values.items()}
+    repository.put(
+        session,
+        {**key, **row, "computed_at_us": now_us()},
+        {
+            **key,
+            "statistics_version": folded.statistics_version,
+            "statistics": folded.statistics,
+            "summaries": folded.summaries,
+        },
+    )
+
+
+def values_of_step(session: Session, run_id: str, attempt: int, step: int) -> dict[str, float]:
+    """The step's estimable measures, keyed `comparison:measure`."""
+    return {
+        f"{comparison}:{measure}": value
+        for comparison, values in repository.of_step(session, run_id, attempt, step).items()
+        for measure, value in values.items()
+    }
+
+
+def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:
+    """The curves of a run; raises UnknownMeasure naming what is not registered."""
+    get_run(session, principal, run_id)
+    measures = _columns_of(query.measures)
+    if query.from_step > query.to_step:
+        raise InvalidRequest(f"query.from_step: {query.from_step} is beyond to_step {query.to_step}")
+    if query.attempt is not None:
+        require_attempt(session, run_id, query.attempt)
+        chosen = measurements.c.attempt == query.attempt
+    else:
+        chosen = survives(of_run(session, run_id), measurements.c.attempt, measurements.c.step)
+    steps = (query.from_step, query.to_step)
+    curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
+    return curves if query.max_points is None else keep_extremes(curves, query.max_points)
+
+
+def read_buckets(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> BucketTable:
+    """The probability buckets of a comparison at a step; raises MeasurementNotFound."""
+    if comparison == STEP_ROW:
+        raise InvalidRequest("query.comparison: buckets are of two scores, such as trainer/rollout")
+    found = statistics_of_step(session, principal, run_id, step, attempt, comparison)
+    return ComparisonStatistics.from_bytes(found.statistics).buckets()
+
+
+def statistics_of_step(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> MeasurementStatistics:
+    """The folded statistics of a comparison at a step; raises MeasurementNotFound naming what there is."""
+    get_run(session, principal, run_id)
+    chosen = attempt_of_step(session, run_id, step, attempt)
+    found = repository.statistics_of(session, run_id, chosen, step, comparison)
+    if found is None:
+        there = ", ".join(repository.comparisons_of(session, run_id, chosen, step)) or "nothing yet"
+        raise MeasurementNotFound(f"step {step} of attempt {chosen} has no {comparison}: measured is {there}")
+    return found
+
+
+def _columns_of(names: Sequence[str]) -> list[str]:
+    if not names:
+        return [measure.column for measure in MEASURES]
+    columns: dict[str, None] = {}
+    unknown = []
+    for name in names:
+        try:
+            columns[measure_named(name).column] = None
+        except KeyError:
+            unknown.append(name)
+    if unknown:
+        raise UnknownMeasure(f"there is no measure {', '.join(unknown)}: see the names in GET /v1/measures")
+    return list(columns)

@@ -1,0 +1,1 @@
+"""Scalars that a source (the trainer, an engine) reports for a step."""

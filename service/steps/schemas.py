@@ -1,0 +1,17 @@
+"""What steps look like over HTTP."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class StepRead(BaseModel):
+    """A step of one attempt."""
+
+    step: int
+    attempt: int
+    shards: int = Field(description="shards that are there")
+    expected_shards: int
+    closed: bool
+    rollouts: int
+    tokens: int = Field(description="response tokens")

@@ -1,0 +1,80 @@
+"""What tests send: small batches of rollouts, and the few requests that set a run up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from foreshock.rollouts import RolloutBatch, encode_rollouts
+
+PARQUET = "application/vnd.apache.parquet"
+
+
+def make_batch(rollouts: int = 6, seed: int = 0, prefix: str = "sample", **columns: Any) -> RolloutBatch:
+    """Rollouts of 1 to 12 tokens, two to a prompt group, with both log-probs; `columns` replace what is made."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 13, rollouts)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    behaviour = -random.exponential(1.0, offsets[-1]).astype(np.float32)
+    target = np.minimum(behaviour + random.normal(0, 0.05, offsets[-1]), 0.0).astype(np.float32)
+    values: dict[str, Any] = {
+        "sample_ids": [f"{prefix}-{seed}-{number}" for number in range(rollouts)],
+        "prompt_token_ids": np.arange(rollouts, dtype=np.int32),
+        "prompt_offsets": np.arange(rollouts + 1),
+        "response_token_ids": random.integers(0, 16, offsets[-1]).astype(np.int32),
+        "response_offsets": offsets,
+        "rollout_log_probs": behaviour,
+        "trainer_log_probs": target,
+        "group_ids": [f"group-{number // 2}" for number in range(rollouts)],
+        "reward": random.integers(0, 2, rollouts).astype(np.float32),
+        "finish_reasons": ["stop"] * rollouts,
+    }
+    return RolloutBatch.from_arrays(**(values | columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """One attempt of one run, and how to send to it."""
+
+    http: httpx.Client
+    run: str
+    attempt: int = 1
+
+    def put_shard(
+        self, step: int, body: bytes | RolloutBatch, shard: int = 0, shards: int = 1, media_type: str = PARQUET
+    ) -> httpx.Response:
+        """Upload a shard."""
+        content = body if isinstance(body, bytes) else encode_rollouts(body)
+        return self.http.put(
+            f"/v1/runs/{self.run}/steps/{step}/rollouts/{shard}",
+            params={"attempt": self.attempt, "shards": shards},
+            content=content,
+            headers={"Content-Type": media_type},
+        )
+
+    def put_scalars(self, step: int, values: dict[str, float | None], source: str = "trainer") -> httpx.Response:
+        """Report scalars."""
+        return self.http.put(
+            f"/v1/runs/{self.run}/steps/{step}/scalars",
+            params={"attempt": self.attempt},
+            json={"source": source, "values": values},
+        )
+
+    def get(self, path: str, **query: Any) -> httpx.Response:
+        """Read something below the run."""
+        return self.http.get(f"/v1/runs/{self.run}/{path}", params=query)
+
+    def new_attempt(self, key: str, resume_step: int) -> Sender:
+        """The same run, resumed."""
+        answer = self.http.post(f"/v1/runs/{self.run}/attempts", json={"key": key, "resume_step": resume_step})
+        return Sender(self.http, self.run, answer.raise_for_status().json()["attempt"])
+
+
+def start_run(http: httpx.Client, key: str = "a-run", **fields: Any) -> Sender:
+    """A new run with its first attempt."""
+    run = http.post("/v1/runs", json={"key": key, **fields}).raise_for_status().json()["id"]
+    http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
+    return Sender(http, run)
