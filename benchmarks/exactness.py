@@ -1,0 +1,198 @@
+"""Is what the service answers what the formulas say? Rollouts go in over HTTP, every measure comes back over HTTP, and each is
+compared with a direct float64 evaluation written here from the formulas alone (math.fsum over Python floats; no code shared).
+
+Bars: 1e-9 relative on every measure; the sum over links of d equals d of the whole, token by token, to 1e-12.
+Data: random batches with |d| from 1e-6 to 30, NaN and infinities among them, and every step of the recorded run.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from benchmarks.running_service import running_service
+from foreshock.measures.attribution import attribute
+from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
+
+RECORDED = Path(__file__).resolve().parents[1] / "examples" / "tiny_rl" / "recorded"
+BAR_MEASURES = 1e-9
+BAR_TELESCOPING = 1e-12
+PAIR = "trainer/rollout"
+
+Tokens = list[tuple[float, float]]
+
+
+def tokens_of(batch: RolloutBatch) -> list[Tokens]:
+    """(log π, log μ) of the model-generated tokens with finite log-probs, a list a rollout."""
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    rollouts = []
+    for start, end in zip(batch.response_offsets[:-1], batch.response_offsets[1:], strict=True):
+        rollouts.append(
+            [
+                (float(batch.trainer_log_probs[i]), float(batch.rollout_log_probs[i]))
+                for i in range(start, end)
+                if (batch.response_mask is None or batch.response_mask[i])
+                and math.isfinite(batch.trainer_log_probs[i])
+                and math.isfinite(batch.rollout_log_probs[i])
+            ]
+        )
+    return rollouts
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def token_mean(formula: Callable[[float], float]) -> Callable[[list[Tokens]], float]:
+    return lambda rollouts: mean([formula(p - q) for rollout in rollouts for p, q in rollout])
+
+
+def probability_difference(rollouts: list[Tokens]) -> list[float]:
+    return [abs(math.exp(p) - math.exp(q)) for rollout in rollouts for p, q in rollout]
+
+
+def pearson(rollouts: list[Tokens]) -> float:
+    target = [math.exp(p) for rollout in rollouts for p, _ in rollout]
+    behaviour = [math.exp(q) for rollout in rollouts for _, q in rollout]
+    mean_target, mean_behaviour = mean(target), mean(behaviour)
+    covariance = math.fsum((a - mean_target) * (b - mean_behaviour) for a, b in zip(target, behaviour, strict=True))
+    return covariance / math.sqrt(
+        math.fsum((a - mean_target) ** 2 for a in target) * math.fsum((b - mean_behaviour) ** 2 for b in behaviour)
+    )
+
+
+def ess_token(rollouts: list[Tokens]) -> float:
+    ratios = [p - q for rollout in rollouts for p, q in rollout]
+    largest = max(ratios)
+    total = math.fsum(math.exp(d - largest) for d in ratios)
+    return total * total / (len(ratios) * math.fsum(math.exp(2 * (d - largest)) for d in ratios))
+
+
+def log_ppl_diffs(rollouts: list[Tokens]) -> list[float]:
+    return [mean([q - p for p, q in rollout]) for rollout in rollouts if rollout]
+
+
+DIRECT: dict[str, Callable[[list[Tokens]], float]] = {
+    "kl": token_mean(lambda d: -d),
+    "k2_kl": token_mean(lambda d: d * d / 2),
+    "k3_kl": token_mean(lambda d: math.expm1(d) - d),
+    "chi2_token": token_mean(lambda d: math.expm1(d) ** 2),
+    "reverse_chi2_token": token_mean(lambda d: math.expm1(d) ** 2 * math.exp(-d)),
+    "tv_token": token_mean(lambda d: max(0.0, -math.expm1(d))),
+    "verl_chi2_token": token_mean(lambda d: math.exp(2 * d) - 1),
+    "mean_ratio": token_mean(math.exp),
+    "token_mult_prob_error": token_mean(lambda d: math.exp(abs(d))),
+    "tail_2": token_mean(lambda d: float(math.exp(abs(d)) > 2)),
+    "ess_token": ess_token,
+    "log_ppl_diff": lambda rollouts: mean(log_ppl_diffs(rollouts)),
+    "log_ppl_abs_diff": lambda rollouts: mean([abs(x) for x in log_ppl_diffs(rollouts)]),
+    "sequence_log_ppl_abs_diff": lambda rollouts: mean(
+        [abs(math.fsum(p - q for p, q in rollout)) for rollout in rollouts if rollout]
+    ),
+    "rollout_probs_diff_mean": lambda rollouts: mean(probability_difference(rollouts)),
+    "rollout_probs_diff_max": lambda rollouts: max(probability_difference(rollouts)),
+    "rollout_actor_probs_pearson_corr": pearson,
+}
+
+
+def random_batch(seed: int, scale: float) -> RolloutBatch:
+    """64 rollouts whose |d| is around `scale` nats, with a few log-probs that are NaN or infinite."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 200, 64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    behaviour = -random.exponential(1.0 + scale, offsets[-1]).astype(np.float32)
+    target = np.minimum(behaviour + random.normal(0, scale, offsets[-1]), 0).astype(np.float32)
+    for position, value in zip(random.integers(0, offsets[-1], 6), (np.nan, -np.inf, np.inf) * 2, strict=True):
+        (target if value == value else behaviour)[position] = value
+    prompt = np.zeros(64, dtype=np.int32)
+    return RolloutBatch(
+        sample_ids=[f"{seed}-{i}" for i in range(64)],
+        prompt_token_ids=prompt,
+        prompt_offsets=np.arange(65, dtype=np.int64),
+        response_token_ids=random.integers(0, 1000, offsets[-1]).astype(np.int32),
+        response_offsets=offsets,
+        rollout_log_probs=behaviour,
+        trainer_log_probs=target,
+        response_mask=(random.random(offsets[-1]) < 0.95).astype(np.uint8),
+    )
+
+
+def batches() -> Iterator[tuple[str, RolloutBatch]]:
+    for seed, scale in enumerate((1e-6, 1e-4, 1e-2, 1.0, 10.0)):
+        yield f"random |d|~{scale:g}", random_batch(seed, scale)
+    for path in sorted((RECORDED / "rollouts").glob("*.parquet")):
+        yield f"recorded {path.stem}", decode_rollouts(path.read_bytes())
+
+
+def relative_error(answer: float | None, direct: float) -> float:
+    if answer is None or not math.isfinite(answer):
+        return math.inf
+    return abs(answer - direct) / max(abs(direct), 1e-300) if answer != direct else 0.0
+
+
+def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, float | None]:
+    """Uploads the batch as a step of a run of its own, in two shards, and reads all its measures back."""
+    run = client.post("/v1/runs", json={"key": name}).raise_for_status().json()["id"]
+    client.post(f"/v1/runs/{run}/attempts", json={"key": "1"}).raise_for_status()
+    half = batch.num_rollouts // 2
+    for shard, rows in enumerate((range(half), range(half, batch.num_rollouts))):
+        client.put(
+            f"/v1/runs/{run}/steps/1/rollouts/{shard}",
+            params={"attempt": 1, "shards": 2},
+            content=encode_rollouts(batch.select(np.array(rows))),
+            headers={"Content-Type": "application/vnd.apache.parquet"},
+        ).raise_for_status()
+    answer = client.get(f"/v1/runs/{run}/measurements", params={"comparison": PAIR}).raise_for_status()
+    return {name: column[0] for name, column in answer.json()["columns"].items()}
+
+
+def telescoping_error(batch: RolloutBatch, seed: int) -> float:
+    """Largest |Σ d_link − d| over tokens for a chain of four scores, two of them random, evaluated on the numbers themselves."""
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    random = np.random.default_rng(seed)
+    size = batch.num_tokens
+    scores = {
+        "rollout": batch.rollout_log_probs,
+        "vllm.prefill": (batch.rollout_log_probs + random.normal(0, 0.01, size)).astype(np.float32),
+        "torch.trainer": (batch.trainer_log_probs + random.normal(0, 0.01, size)).astype(np.float32),
+        "trainer": batch.trainer_log_probs,
+    }
+    return float(attribute(scores, batch.response_offsets, batch.response_mask).telescoping_error)
+
+
+def main() -> int:
+    worst: dict[str, tuple[float, str]] = dict.fromkeys(DIRECT, (0.0, ""))
+    worst_telescoping = 0.0
+    steps = 0
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as address:
+        with httpx.Client(base_url=address, timeout=60) as client:
+            for number, (name, batch) in enumerate(batches()):
+                rollouts = tokens_of(batch)
+                answers = measured(client, name, batch)
+                for measure, formula in DIRECT.items():
+                    error = relative_error(answers[measure], formula(rollouts))
+                    worst[measure] = max(worst[measure], (error, name))
+                worst_telescoping = max(worst_telescoping, telescoping_error(batch, number))
+                steps += 1
+    print(f"{'measure':36s} {'largest relative error':>24s}   on")
+    for measure, (error, name) in worst.items():
+        print(f"{measure:36s} {error:24.2e}   {name}")
+    largest = max(error for error, _ in worst.values())
+    reached = largest <= BAR_MEASURES and worst_telescoping <= BAR_TELESCOPING
+    print(
+        f"steps={steps} measures={len(DIRECT)} largest_relative_error={largest:.3e} "
+        f"telescoping_error={worst_telescoping:.3e} reached={str(reached).lower()}"
+    )
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The real service, started as a user would start it, for as long as a benchmark needs it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running_service(folder: Path) -> Iterator[str]:
+    """Starts `foreshock serve` on its embedded default in `folder`; yields its address; stops it at the end.
+
+    Raises RuntimeError with the end of its log when it dies or is not ready within a minute.
+    """
+    port = free_port()
+    log = folder / "serve.log"
+    with log.open("w") as sink:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "foreshock.commands.main", "serve", "--port", str(port)],
+            cwd=folder,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")},
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(address, server, log)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def _wait_until_ready(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            if httpx.get(f"{address}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"the service did not become ready:\n{log.read_text()[-2000:]}")
