@@ -1,0 +1,65 @@
+"""The engine processes of a worker, kept warm from job to job for as long as nothing that matters changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from foreshock.digests import canonical_json
+from probes.engines.process import EngineError, EngineProcess, JobAbandonedError, Patience
+from probes.engines.protocol import ScoreCommand
+from probes.scorers.request import Report
+from probes.scorers.table import ENGINES, scorer_named
+
+__all__ = ["EnginePool"]
+
+
+class EnginePool:
+    """One process an engine. An engine that could only reload weights in place (see `table.Engine`) gets a new process
+    whenever the weights or the options are others. On a GPU only one process is kept, as each may claim its memory.
+    """
+
+    def __init__(self, folder: Path, patience: Patience | None = None) -> None:
+        self._folder = folder
+        self._patience = patience or Patience()
+        self._processes: dict[str, tuple[str, EngineProcess]] = {}
+
+    def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
+        """Have `command` done by its engine; the seconds it took there.
+
+        Raises EngineError, JobAbandonedError and UnsupportedScoreError as `EngineProcess.score` does.
+        """
+        engine = ENGINES[scorer_named(command.scorer).engine]
+        key = ""
+        if engine.process_per_weights:
+            key = canonical_json([command.weights_folder, command.weights_digest, command.options, command.accelerator])
+        process = self._process(engine.name, key, alone=command.accelerator != "cpu")
+        try:
+            return process.score(command, report, abandoned)
+        except EngineError as error:
+            if error.kind == "retry":
+                self.close(engine.name)  # after an unexpected failure nothing in that process can be trusted
+            raise
+        except JobAbandonedError:
+            self._processes.pop(engine.name, None)
+            raise
+
+    def close(self, engine: str | None = None) -> None:
+        """End the process of `engine`, or all."""
+        for name in [engine] if engine else list(self._processes):
+            _, process = self._processes.pop(name, ("", None))
+            if process is not None:
+                process.close()
+
+    def _process(self, engine: str, key: str, *, alone: bool) -> EngineProcess:
+        warm = self._processes.get(engine)
+        if warm is not None and (warm[0] != key or not warm[1].alive()):
+            self.close(engine)
+            warm = None
+        if alone:
+            for other in [name for name in self._processes if name != engine]:
+                self.close(other)
+        if warm is None:
+            warm = key, EngineProcess(engine, self._folder, self._patience)
+            self._processes[engine] = warm
+        return warm[1]

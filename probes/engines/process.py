@@ -1,0 +1,221 @@
+"""The worker's side of one engine process: start it, give it commands, and end it and all it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from foreshock.errors import ForeshockError
+from probes.engines.protocol import Failed, FailureKind, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
+from probes.scorers.request import Report
+
+__all__ = ["EngineError", "EngineProcess", "JobAbandonedError", "Patience"]
+
+Answer = TypeVar("Answer", Ready, Scored)
+
+_POLL_SECONDS = 0.2
+_SECONDS_TO_LEAVE = 5.0
+_LOG_TAIL_BYTES = 16_384
+_LOG_TAIL_LINES = 12
+# Not for engines: what they do not need they cannot leak.
+_WITHHELD = ("FORESHOCK_API_KEY",)
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in our process, which is already one of its own
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+}
+_DEFAULT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+
+
+class EngineError(ForeshockError):
+    """An engine gave no scores. `kind` "final": it would fail again; "retry": it may not. `gone`: its process ended."""
+
+    def __init__(self, reason: str, kind: FailureKind, *, gone: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.kind = kind
+        self.gone = gone
+
+
+class JobAbandonedError(ForeshockError):
+    """The job was given up from outside (its lease is lost, or the worker has to stop) while an engine worked on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait, in seconds: for a process to listen, and for any sign of life while it scores (loading a
+    model gives none)."""
+
+    start_seconds: float = 120.0
+    silence_seconds: float = 1800.0
+
+
+class EngineProcess:
+    """A running engine. Its output goes to a log file in `folder`. Not thread-safe: one command at a time."""
+
+    def __init__(self, engine: str, folder: Path, patience: Patience | None = None) -> None:
+        self.engine = engine
+        self._patience = patience or Patience()
+        self._buffer = b""
+        self._number = 0
+        self._log = folder / f"{engine}-{time.monotonic_ns()}.log"
+        requests_read, self._requests = os.pipe()
+        self._replies, replies_write = os.pipe()
+        command = [sys.executable, "-m", "probes.engines", engine]
+        command += ["--requests", str(requests_read), "--replies", str(replies_write)]
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(requests_read, replies_write),
+                    env=_environment(),
+                    start_new_session=True,  # a group of its own, so that it can be ended with all it started
+                )
+        except OSError:
+            os.close(self._requests)
+            os.close(self._replies)
+            raise
+        finally:
+            os.close(requests_read)
+            os.close(replies_write)
+        self._open = True
+        self._listens = False
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is the id of its process group too."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._open and self._process.poll() is None
+
+    def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
+        """Have the command done; the seconds it took in the engine.
+
+        `report` is called with the response tokens done; `abandoned` is asked a few times a second.
+        Raises EngineError where there are no scores; JobAbandonedError, the process ended, where `abandoned` said so.
+        """
+        if not self._listens:
+            self._wait_for(Ready, self._patience.start_seconds, report, abandoned)
+            self._listens = True
+        self._number += 1
+        numbered = command.model_copy(update={"number": self._number})
+        try:
+            os.write(self._requests, numbered.line())
+        except OSError as error:
+            raise self._crashed() from error
+        scored = self._wait_for(Scored, self._patience.silence_seconds, report, abandoned)
+        return scored.seconds
+
+    def close(self) -> None:
+        """End the process and all it started: politely where it is idle, then by force."""
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._requests)  # the process takes the end of its commands as the wish that it leaves
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_LEAVE)
+        self._kill()
+        os.close(self._replies)
+
+    def kill(self) -> None:
+        """End the process and all it started, at once."""
+        if self._open:
+            self._open = False
+            os.close(self._requests)
+            self._kill()
+            os.close(self._replies)
+
+    def log_tail(self) -> str:
+        """The last lines that the engine wrote."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        return "\n".join(line[:400] for line in lines[-_LOG_TAIL_LINES:])
+
+    def _wait_for(
+        self, wanted: type[Answer], silence_seconds: float, report: Report, abandoned: Callable[[], bool]
+    ) -> Answer:
+        """The next reply of the kind `wanted`; progress is reported on the way."""
+        heard = time.monotonic()
+        while True:
+            if abandoned():
+                self.kill()
+                raise JobAbandonedError(f"{self.engine} was ended in the middle of a job that nobody waits for")
+            reply = self._next_reply()
+            if reply is None:
+                if time.monotonic() - heard > silence_seconds:
+                    tail = self.log_tail()
+                    self.kill()
+                    raise EngineError(
+                        f"{self.engine} gave no sign of life for {silence_seconds:g} s and was ended; its last words:"
+                        f"\n{tail}",
+                        "retry",
+                        gone=True,
+                    )
+                continue
+            heard = time.monotonic()
+            if isinstance(reply, Progress):
+                report(reply.tokens)
+            elif isinstance(reply, Failed):
+                raise EngineError(reply.reason, reply.failure)
+            elif isinstance(reply, wanted):
+                return reply
+
+    def _next_reply(self) -> Reply | None:
+        """A reply, or None where none came within a moment; raises EngineError where the process ended."""
+        while b"\n" not in self._buffer:
+            readable, _, _ = select.select([self._replies], [], [], _POLL_SECONDS)
+            if not readable:
+                return None
+            piece = os.read(self._replies, 65_536)
+            if not piece:
+                raise self._crashed()
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            return parse_reply(line)
+        except ValueError as error:
+            raise EngineError(f"{self.engine} said something that is no reply: {error}", "retry") from error
+
+    def _crashed(self) -> EngineError:
+        """The error of a process that ended by itself, with its exit status and last words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_LEAVE)
+        status = self._process.poll()
+        how = "closed its pipe" if status is None else f"was ended by signal {-status}" if status < 0 else ""
+        how = how or f"exited with status {status}"
+        hint = " (9: often the system's memory ran out)" if status == -signal.SIGKILL else ""
+        tail = self.log_tail()
+        self.kill()
+        return EngineError(f"the process of {self.engine} {how}{hint}; its last words:\n{tail}", "retry", gone=True)
+
+    def _kill(self) -> None:
+        # The group may outlive its leader: an engine's own workers.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+    return {**_DEFAULT_ENVIRONMENT, **inherited, **_ENVIRONMENT}

@@ -1,0 +1,81 @@
+"""What worker and engine process say to each other: one JSON object a line, over two pipes of their own.
+
+Standard output is not used: engines and their libraries write to it. Rollouts and scores travel as Parquet files in a
+private folder of the worker.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+__all__ = ["Failed", "FailureKind", "Message", "Progress", "Ready", "Reply", "ScoreCommand", "Scored", "parse_reply"]
+
+FailureKind = Literal["retry", "final"]
+
+
+class Message(BaseModel):
+    """A line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def line(self) -> bytes:
+        """The message as a line of JSON."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+class ScoreCommand(Message):
+    """To the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`."""
+
+    number: int
+    scorer: str
+    variant: str
+    weights_folder: str
+    weights_digest: str
+    weights_version: int | None
+    options: dict[str, Any]
+    accelerator: str
+    rollouts: str
+    scores: str
+
+
+class Ready(Message):
+    """From the engine's process, once: it listens."""
+
+    kind: Literal["ready"] = "ready"
+    pid: int
+
+
+class Progress(Message):
+    """From the engine: that many response tokens of the command are scored."""
+
+    kind: Literal["progress"] = "progress"
+    number: int
+    tokens: int
+
+
+class Scored(Message):
+    """From the engine: the scores of the command are written."""
+
+    kind: Literal["scored"] = "scored"
+    number: int
+    seconds: float
+
+
+class Failed(Message):
+    """From the engine: no scores. "final": the same command will fail again; "retry": it may not."""
+
+    kind: Literal["failed"] = "failed"
+    number: int
+    reason: str
+    failure: FailureKind
+
+
+Reply = Ready | Progress | Scored | Failed
+_REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
+
+
+def parse_reply(line: bytes) -> Reply:
+    """The reply of a line; raises ValueError where it is none."""
+    return _REPLY.validate_json(line)

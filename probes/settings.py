@@ -1,0 +1,80 @@
+"""The settings of a worker: FORESHOCK_* environment variables, printed at start with secrets masked."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from foreshock.errors import ConfigurationError
+
+__all__ = ["WorkerSettings", "load_settings"]
+
+
+class WorkerSettings(BaseSettings):
+    """What a worker needs to know. Times are in seconds.
+
+    `weights_roots` maps the names that checkpoints are announced with to folders of this machine, written
+    `name=/absolute/folder,other=/another`. `accelerator` is the kind of hardware that this worker offers ("cpu", or a
+    name such as "nvidia-h200"); empty means what is found.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True, populate_by_name=True)
+
+    url: str = "http://127.0.0.1:8765"
+    api_key: SecretStr | None = None
+    weights_roots: Annotated[dict[str, Path], NoDecode] = Field(default_factory=dict)
+    accelerator: str = ""
+    worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    lease_wait_seconds: float = Field(default=20.0, ge=0, le=60)
+    engine_start_seconds: float = Field(default=120.0, gt=0)
+    engine_silence_seconds: float = Field(default=1800.0, gt=0)
+    shutdown_grace_seconds: float = Field(default=20.0, ge=0)
+
+    @field_validator("weights_roots", mode="before")
+    @classmethod
+    def _parse_roots(cls, value: object) -> object:
+        return parse_roots(value) if isinstance(value, str) else value
+
+    @field_validator("weights_roots")
+    @classmethod
+    def _absolute_roots(cls, roots: dict[str, Path]) -> dict[str, Path]:
+        for name, folder in roots.items():
+            if not folder.is_absolute():
+                raise ValueError(f"the folder of the weights root {name!r} must be absolute, not {str(folder)!r}")
+        return roots
+
+    def shown(self) -> dict[str, str]:
+        """The settings as text for a log, the key masked."""
+        texts = {name: str(getattr(self, name)) for name in type(self).model_fields}
+        texts["weights_roots"] = ", ".join(f"{name}={folder}" for name, folder in self.weights_roots.items()) or "none"
+        texts["api_key"] = "set" if self.api_key else "not set"
+        return texts
+
+
+def parse_roots(text: str) -> dict[str, Path]:
+    """`name=/folder,other=/folder` as a mapping; raises ValueError where it is not of that form."""
+    roots: dict[str, Path] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, folder = part.partition("=")
+        if not equals or not name.strip() or not folder.strip():
+            raise ValueError(f"weights roots are written name=/absolute/folder,other=/another, not {part!r}")
+        if name.strip() in roots:
+            raise ValueError(f"the weights root {name.strip()!r} is given twice")
+        roots[name.strip()] = Path(folder.strip())
+    return roots
+
+
+def load_settings(**overrides: object) -> WorkerSettings:
+    """The settings from the environment, `overrides` (None: not given) on top; raises ConfigurationError."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return WorkerSettings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "FORESHOCK_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise ConfigurationError(f"{name}: {first['msg']}") from error
