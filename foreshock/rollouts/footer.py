@@ -8,19 +8,30 @@ process that decodes).
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.schema import ColumnSpec
+from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
 __all__ = ["open_checked"]
 
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 _NAME_CHARACTERS = 80
-# A value of a list, as wide as float32 or int32.
+
+# Field numbers of parquet.thrift, by struct.
+_FILE_ROWS, _FILE_ROW_GROUPS, _FILE_KEY_VALUES = 3, 4, 5
+_GROUP_COLUMNS, _GROUP_ROWS = 1, 3
+_CHUNK_FILE_PATH, _CHUNK_METADATA = 1, 3
+_COLUMN_PATH, _COLUMN_VALUES, _COLUMN_UNCOMPRESSED, _COLUMN_COMPRESSED = 3, 5, 6, 7
+_KEY, _VALUE = 1, 2
+
+# A value as it is decoded: float32, int32, or the index into a dictionary of strings.
 _DECODED_BYTES = 4
 
 
@@ -29,40 +40,21 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
 
     Raises InvalidRolloutsError or LimitExceededError; Arrow's own errors pass through to the caller.
     """
-    _check_frame(body, limits)
-    file = pq.ParquetFile(
-        pa.BufferReader(body),
-        thrift_string_size_limit=limits.max_footer_bytes,
-        thrift_container_size_limit=limits.max_footer_bytes,
-    )
-    metadata = file.metadata
-    if metadata.num_row_groups > limits.max_row_groups:
-        raise LimitExceededError(
-            f"{metadata.num_row_groups:,} row groups are more than {limits.max_row_groups:,}: write larger ones"
-        )
-    if metadata.num_rows > limits.max_rollouts:
-        raise LimitExceededError(
-            f"{metadata.num_rows:,} rollouts are more than the {limits.max_rollouts:,} of one shard: send more shards"
-        )
-    if metadata.num_rows <= 0:
-        raise InvalidRolloutsError("there are no rows: send at least one rollout")
-    for key, value in (metadata.metadata or {}).items():
-        if len(value) > limits.max_metadata_bytes:
-            name = key[:_NAME_CHARACTERS].decode(errors="replace")
-            raise LimitExceededError(f"the metadata {name!r} has more than {limits.max_metadata_bytes:,} bytes")
+    _check_claims(_read_footer(body, limits), limits)
+    bounds = {
+        "thrift_string_size_limit": limits.max_footer_bytes,
+        "thrift_container_size_limit": limits.max_footer_bytes,
+    }
+    file = pq.ParquetFile(pa.BufferReader(body), **bounds)
     _check_schema(file.schema_arrow, columns)
-    _check_sizes(metadata, columns, limits)
     # Strings stay dictionaries: a long one repeated in every row must not be written out row by row.
     strings = {column.name for column in columns if column.value_type == "string"}
-    return pq.ParquetFile(
-        pa.BufferReader(body),
-        metadata=metadata,
-        read_dictionary=sorted(strings.intersection(file.schema_arrow.names)),
-    )
+    kept = sorted(strings.intersection(file.schema_arrow.names))
+    return pq.ParquetFile(pa.BufferReader(body), read_dictionary=kept, **bounds)
 
 
-def _check_frame(body: pa.Buffer, limits: DecodeLimits) -> None:
-    """A Parquet file starts and ends with PAR1; before the last one stands the footer's size."""
+def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> dict[int, Any]:
+    """A Parquet file starts and ends with PAR1; before the last one stand the footer and its size."""
     view = memoryview(body)
     if view.nbytes < len(_MAGIC) + _TRAILER_BYTES or bytes(view[:4]) != _MAGIC or bytes(view[-4:]) != _MAGIC:
         raise InvalidRolloutsError("this is not a Parquet file: send the bytes that `encode_rollouts` gives")
@@ -70,7 +62,86 @@ def _check_frame(body: pa.Buffer, limits: DecodeLimits) -> None:
     if footer_bytes > limits.max_footer_bytes:
         raise LimitExceededError(f"the Parquet footer has more than {limits.max_footer_bytes:,} bytes")
     if footer_bytes > view.nbytes - len(_MAGIC) - _TRAILER_BYTES:
-        raise InvalidRolloutsError("this is not a readable Parquet file: its footer is cut off")
+        raise _unreadable("its footer is cut off")
+    try:
+        return read_struct(bytes(view[-_TRAILER_BYTES - footer_bytes : -_TRAILER_BYTES]))
+    except ThriftError as error:
+        raise _unreadable(f"its footer is damaged ({error})") from error
+
+
+def _check_claims(footer: dict[int, Any], limits: DecodeLimits) -> None:
+    """Check the numbers of rows, row groups and bytes of metadata, then what the column chunks claim to hold."""
+    rows = _number(footer, _FILE_ROWS)
+    groups = _structs(footer, _FILE_ROW_GROUPS)
+    if len(groups) > limits.max_row_groups:
+        raise LimitExceededError(
+            f"{len(groups):,} row groups are more than {limits.max_row_groups:,}: write larger ones"
+        )
+    if rows > limits.max_rollouts:
+        raise LimitExceededError(
+            f"{rows:,} rollouts are more than the {limits.max_rollouts:,} of one shard: send more shards"
+        )
+    if rows == 0:
+        raise InvalidRolloutsError("there are no rows: send at least one rollout")
+    if sum(_number(group, _GROUP_ROWS) for group in groups) != rows:
+        raise _unreadable("its row groups do not add up to its rows")
+    for item in _structs(footer, _FILE_KEY_VALUES, required=False):
+        key, value = item.get(_KEY, b""), item.get(_VALUE, b"")
+        if not isinstance(key, bytes) or not isinstance(value, bytes):
+            raise _unreadable("its metadata is damaged")
+        if len(value) > limits.max_metadata_bytes:
+            name = key[:_NAME_CHARACTERS].decode(errors="replace")
+            raise LimitExceededError(f"the metadata {name!r} has more than {limits.max_metadata_bytes:,} bytes")
+    _check_chunks(groups, rows, limits)
+
+
+def _check_chunks(groups: list[dict[int, Any]], rows: int, limits: DecodeLimits) -> None:
+    """Sum what the column chunks claim to hold, and what that becomes once decoded."""
+    uncompressed = 0
+    values: dict[str, int] = {}
+    for group in groups:
+        for chunk in _structs(group, _GROUP_COLUMNS):
+            metadata = chunk.get(_CHUNK_METADATA)
+            # A chunk may name another file to be read from; no body of ours does.
+            if _CHUNK_FILE_PATH in chunk or not isinstance(metadata, dict):
+                raise _unreadable("a column is not in the file itself")
+            path = metadata.get(_COLUMN_PATH)
+            if not isinstance(path, list) or not path or not isinstance(path[0], bytes):
+                raise _unreadable("a column has no name")
+            name = path[0][:_NAME_CHARACTERS].decode(errors="replace")
+            _number(metadata, _COLUMN_COMPRESSED)
+            uncompressed += _number(metadata, _COLUMN_UNCOMPRESSED)
+            values[name] = values.get(name, 0) + _number(metadata, _COLUMN_VALUES)
+    for name, count in values.items():
+        # An empty list is one value too, as far as a footer counts.
+        if count > limits.max_tokens + rows:
+            raise LimitExceededError(
+                f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
+            )
+    # Run-length encoding makes a million equal values of a few bytes, so the sizes of pages alone bound nothing.
+    decoded = max(uncompressed, _DECODED_BYTES * sum(values.values()))
+    if decoded > limits.max_uncompressed_bytes:
+        raise LimitExceededError(
+            f"it decodes to {decoded:,} bytes, more than {limits.max_uncompressed_bytes:,}: send more, smaller shards"
+        )
+
+
+def _number(struct: dict[int, Any], field: int) -> int:
+    value = struct.get(field)
+    if type(value) is not int or value < 0:
+        raise _unreadable("its footer lacks a size, or has a negative one")
+    return value
+
+
+def _structs(struct: dict[int, Any], field: int, *, required: bool = True) -> list[dict[int, Any]]:
+    value = struct.get(field, None if required else [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _unreadable("its footer lacks a list")
+    return value
+
+
+def _unreadable(reason: str) -> InvalidRolloutsError:
+    return InvalidRolloutsError(f"this is not a readable Parquet file: {reason}")
 
 
 def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
@@ -112,38 +183,3 @@ def _accepts(column: ColumnSpec, given: pa.DataType) -> bool:
     if column.value_type == "float32":
         return bool(pa.types.is_floating(values))
     return bool(pa.types.is_integer(values))
-
-
-def _check_sizes(metadata: pq.FileMetaData, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> None:
-    """Sum what the column chunks claim to hold, and what that becomes once decoded."""
-    uncompressed, rows = 0, 0
-    values = [0] * metadata.num_columns
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
-        if group.num_rows < 0:
-            raise InvalidRolloutsError("this is not a readable Parquet file: a row group has less than no rows")
-        rows += group.num_rows
-        for position in range(metadata.num_columns):
-            chunk = group.column(position)
-            if chunk.num_values < 0 or chunk.total_uncompressed_size < 0:
-                raise InvalidRolloutsError("this is not a readable Parquet file: a column has less than no values")
-            uncompressed += chunk.total_uncompressed_size
-            values[position] += chunk.num_values
-    if rows != metadata.num_rows:
-        raise InvalidRolloutsError("this is not a readable Parquet file: its row groups do not add up to its rows")
-    widths = {column.name: 4 if column.value_type == "string" else _DECODED_BYTES for column in columns}
-    decoded = 0
-    for position, count in enumerate(values):
-        name = metadata.schema.column(position).path.split(".")[0]
-        decoded += count * widths[name]
-        # An empty list is one value too, as far as a footer counts.
-        if count > limits.max_tokens + rows:
-            raise LimitExceededError(
-                f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
-            )
-    # Run-length encoding makes a million equal values of a few bytes, so the sizes of pages alone bound nothing.
-    if max(uncompressed, decoded) > limits.max_uncompressed_bytes:
-        raise LimitExceededError(
-            f"it decodes to {max(uncompressed, decoded):,} bytes, more than {limits.max_uncompressed_bytes:,}: "
-            "send more, smaller shards"
-        )

@@ -18,6 +18,6 @@ class DecodeLimits:
     max_response_tokens: int = 1_048_576
     max_prompt_tokens: int = 1_048_576
     max_row_groups: int = 65_536
-    max_footer_bytes: int = 64 << 20
+    max_footer_bytes: int = 16 << 20
     max_identifier_bytes: int = 1_024
     max_metadata_bytes: int = 1 << 20

@@ -9,14 +9,16 @@ columns become arrays. Whatever Arrow itself raises becomes InvalidRolloutsError
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
+from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError, RolloutsError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
@@ -69,7 +71,13 @@ def decode_rollouts(data: Body, limits: DecodeLimits | None = None) -> RolloutBa
     where it is larger than `limits`.
     """
     limits = limits or DecodeLimits()
-    reader = _read(data, ROLLOUT_COLUMNS, limits)
+    with _arrow_errors():
+        batch = _to_batch(_read(data, ROLLOUT_COLUMNS, limits))
+    validate_rollouts(batch, limits)
+    return batch
+
+
+def _to_batch(reader: ColumnReader) -> RolloutBatch:
     values: dict[str, Any] = {}
     attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
     for column in ROLLOUT_COLUMNS:
@@ -90,15 +98,19 @@ def decode_rollouts(data: Body, limits: DecodeLimits | None = None) -> RolloutBa
         else:
             values[column.field] = reader.numbers(column, missing=np.nan)
     per_token = reader.is_list(next(column for column in ROLLOUT_COLUMNS if column.field == "advantage"))
-    batch = RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
-    validate_rollouts(batch, limits)
-    return batch
+    return RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
 
 
 def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     """The validated scores in `data`; raises as `decode_rollouts` does, and where the fingerprint is missing."""
     limits = limits or DecodeLimits()
-    reader = _read(data, SCORE_COLUMNS, limits)
+    with _arrow_errors():
+        scores = _to_scores(_read(data, SCORE_COLUMNS, limits))
+    validate_scores(scores, limits)
+    return scores
+
+
+def _to_scores(reader: ColumnReader) -> ScoreBatch:
     text = reader.metadata.get(FINGERPRINT_KEY)
     if text is None:
         raise InvalidRolloutsError(
@@ -111,9 +123,7 @@ def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     names, log_probs = SCORE_COLUMNS
     flat, offsets = reader.ragged(log_probs)
     sample_ids = [name if name is not None else "" for name in reader.strings(names)]
-    scores = ScoreBatch(sample_ids=sample_ids, log_probs=flat, offsets=offsets, fingerprint=fingerprint)
-    validate_scores(scores, limits)
-    return scores
+    return ScoreBatch(sample_ids=sample_ids, log_probs=flat, offsets=offsets, fingerprint=fingerprint)
 
 
 def _to_arrow(column: ColumnSpec, value: Any, offsets: np.ndarray[Any, Any] | None) -> pa.Array:
@@ -148,24 +158,30 @@ def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, byt
 
 def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> ColumnReader:
     """Check the footer, then decode a few thousand rows at a time, counting as we go."""
-    body = _body(data, limits)
+    file = open_checked(_body(data, limits), columns, limits)
+    batches, values = [], 0
+    for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+        batches.append(batch)
+        values += batch.nbytes
+        if values > limits.max_uncompressed_bytes:
+            raise LimitExceededError(
+                f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes: send more, smaller shards"
+            )
+    table = pa.Table.from_batches(batches, schema=file.schema_arrow)
+    table.validate(full=True)
+    return ColumnReader(table, dict(file.schema_arrow.metadata or {}), limits)
+
+
+@contextlib.contextmanager
+def _arrow_errors() -> Iterator[None]:
+    """Whatever Arrow raises about a damaged or hostile file says so as an InvalidRolloutsError."""
     try:
-        file = open_checked(body, columns, limits)
-        batches, values = [], 0
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            batches.append(batch)
-            values += batch.nbytes
-            if values > limits.max_uncompressed_bytes:
-                raise LimitExceededError(
-                    f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes: send more, smaller shards"
-                )
-        table = pa.Table.from_batches(batches, schema=file.schema_arrow)
-        return ColumnReader(table, dict(file.schema_arrow.metadata or {}), limits)
+        yield
+    except RolloutsError:
+        raise
     except MemoryError as error:
         raise LimitExceededError("it needs more memory than there is: send more, smaller shards") from error
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, UnicodeDecodeError) as error:
-        if isinstance(error, InvalidRolloutsError | LimitExceededError):
-            raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         raise InvalidRolloutsError(f"this is not a readable Parquet file: {reason}") from error
 

@@ -1,0 +1,115 @@
+"""A reader of Thrift's compact protocol, which Parquet footers are written in.
+
+Arrow's own view of a column chunk (`RowGroupMetaData.column`) ends the whole process on some damaged footers instead of
+raising, and the sizes in it are what must be known before anything else is tried. So the footer is read here, in
+bounded time and depth: every value takes at least one byte of input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ThriftError", "read_struct"]
+
+_MAX_DEPTH = 24
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
+_INTEGERS = (4, 5, 6)
+
+
+class ThriftError(ValueError):
+    """The bytes are not a struct in the compact protocol."""
+
+
+def read_struct(data: bytes) -> dict[int, Any]:
+    """The struct that `data` begins with: field numbers to integers, bytes, lists, booleans or structs.
+
+    Doubles and maps, which a footer's sizes do not use, come as None. Raises ThriftError where `data` is not a struct.
+    """
+    try:
+        return _Reader(data).struct(0)
+    except IndexError:
+        raise ThriftError("it ends too early") from None
+
+
+class _Reader:
+    """A position in the bytes; reading beyond their end raises IndexError."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def struct(self, depth: int) -> dict[int, Any]:
+        if depth > _MAX_DEPTH:
+            raise ThriftError("it is nested too deeply")
+        fields: dict[int, Any] = {}
+        number = 0
+        while (header := self._byte()) != _STOP:
+            delta, kind = header >> 4, header & 15
+            number = number + delta if delta else self._integer()
+            fields[number] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in _INTEGERS:
+            return self._integer()
+        if kind == _BINARY:
+            return self._bytes(self._varint())
+        if kind == _STRUCT:
+            return self.struct(depth + 1)
+        if kind in (_LIST, _SET):
+            return self._list(depth)
+        if kind in (_BYTE, _TRUE, _FALSE):
+            return self._byte()
+        if kind == _DOUBLE:
+            self._bytes(8)
+            return None
+        if kind == _MAP:
+            return self._map(depth)
+        raise ThriftError(f"there is no type {kind}")
+
+    def _list(self, depth: int) -> list[Any]:
+        if depth > _MAX_DEPTH:
+            raise ThriftError("it is nested too deeply")
+        header = self._byte()
+        size, kind = header >> 4, header & 15
+        if size == 15:
+            size = self._varint()
+        if size > len(self._data) - self._position:
+            raise ThriftError("a list is longer than the data")
+        return [self._value(kind, depth + 1) for _ in range(size)]
+
+    def _map(self, depth: int) -> None:
+        size = self._varint()
+        if size > len(self._data) - self._position:
+            raise ThriftError("a map is longer than the data")
+        kinds = self._byte() if size else 0
+        for _ in range(size):
+            self._value(kinds >> 4, depth + 1)
+            self._value(kinds & 15, depth + 1)
+
+    def _byte(self) -> int:
+        byte = self._data[self._position]
+        self._position += 1
+        return byte
+
+    def _bytes(self, size: int) -> bytes:
+        if size > len(self._data) - self._position:
+            raise ThriftError("a text is longer than the data")
+        start = self._position
+        self._position += size
+        return self._data[start : self._position]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+            if shift > 63:
+                raise ThriftError("a number has more than 64 bits")
+
+    def _integer(self) -> int:
+        zigzag = self._varint()
+        return (zigzag >> 1) ^ -(zigzag & 1)
