@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from ipaddress import ip_address
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import make_url
+
+from foreshock.errors import ConfigurationError
 
 _MEBIBYTE = 1024 * 1024
 _MASK = "********"
@@ -66,6 +68,18 @@ class Settings(BaseSettings):
         named = {part.strip().lower() for part in self.allowed_hosts.split(",") if part.strip()}
         own = set() if self.host in ("0.0.0.0", "::", "") else {self.host.lower()}
         return frozenset({"localhost", "127.0.0.1", "::1"} | named | own)
+
+
+def load_settings() -> Settings:
+    """The settings in the environment; raises ConfigurationError naming the variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = [
+            f"FORESHOCK_{'_'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}"
+            for fault in error.errors(include_input=False)
+        ]
+        raise ConfigurationError("; ".join(faults)) from None
 
 
 def is_loopback(host: str) -> bool:

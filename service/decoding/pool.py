@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from service.decoding.worker import prepare_process, run_with_alarm, wait_a_moment
@@ -73,11 +74,9 @@ class DecoderPool:
             for _ in range(_TRIES):
                 generation = self._current()
                 try:
-                    future = generation.executor.submit(
-                        run_with_alarm, self._settings.decode_timeout_seconds, function, *arguments, **named
-                    )
-                    result: Result = future.result()
-                    return result
+                    task = partial(function, *arguments, **named)
+                    future = generation.executor.submit(run_with_alarm, self._settings.decode_timeout_seconds, task)
+                    return future.result()
                 except BrokenProcessPool:
                     self._replace(generation)
         finally:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import connection, parent_process
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
@@ -31,12 +31,12 @@ def prepare_process(memory_bytes: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def run_with_alarm(seconds: float, function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
+def run_with_alarm(seconds: float, task: Callable[[], Result]) -> Result:
     """Run a task; past `seconds` the process is killed by SIGALRM, whatever native code it is in."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return function(*arguments, **named)
+        return task()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 

@@ -15,9 +15,7 @@ from service.keys import repository
 from service.security import Scope, hash_secret
 
 
-def create_key(
-    session: Session, secret: str, name: str, project: str | None, scopes: Collection[Scope]
-) -> ApiKey:
+def create_key(session: Session, secret: str, name: str, project: str | None, scopes: Collection[Scope]) -> ApiKey:
     """Store the hash of `secret` with what it is good for; an equal secret keeps the row it has."""
     if not scopes:
         raise ConfigurationError("a key needs at least one scope: ingest, read, worker or admin")

@@ -19,7 +19,7 @@ def keep_extremes(curves: Curves, max_points: int) -> Curves:
     indexed = range(len(curves.keys))
     for _, group in groupby(indexed, key=lambda index: curves.keys[index][2]):
         kept += _of_one_comparison(curves, list(group), max_points)
-    return Curves(curves.measures, [curves.keys[index] for index in kept], [curves.values[index] for index in kept])
+    return curves.rows(kept)
 
 
 def _of_one_comparison(curves: Curves, rows: Sequence[int], max_points: int) -> list[int]:

@@ -48,6 +48,7 @@ def _columns(curves: Curves) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {
         name: [key[position] for key in curves.keys] for position, name in enumerate(_KEYS)
     }
+    columns["from_sample"] = list(curves.from_sample)
     for position, name in enumerate(curves.measures):
         columns[name] = [_finite(row[position]) for row in curves.values]
     return columns
@@ -66,7 +67,7 @@ def _csv(columns: dict[str, list[Any]]) -> str:
 
 
 def _parquet(columns: dict[str, list[Any]]) -> bytes:
-    types = {"step": pa.int64(), "attempt": pa.int64(), "comparison": pa.string()}
+    types = {"step": pa.int64(), "attempt": pa.int64(), "comparison": pa.string(), "from_sample": pa.bool_()}
     arrays = {name: pa.array(values, type=types.get(name, pa.float64())) for name, values in columns.items()}
     sink = io.BytesIO()
     pq.write_table(pa.table(arrays), sink, compression="zstd")

@@ -17,11 +17,24 @@ from service.database.tables.measurements import MEASUREMENT_KEY
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Rows of the wide table: (step, attempt, comparison) of each, and the chosen measures, None where absent."""
+    """Rows of the wide table: (step, attempt, comparison) of each, and the chosen measures, None where absent.
+
+    `from_sample` says of each row whether only some of the step's rollouts took part.
+    """
 
     measures: tuple[str, ...]
     keys: list[tuple[int, int, str]]
     values: list[tuple[float | None, ...]]
+    from_sample: list[bool]
+
+    def rows(self, chosen: Sequence[int]) -> Curves:
+        """These rows only, in this order."""
+        return Curves(
+            self.measures,
+            [self.keys[row] for row in chosen],
+            [self.values[row] for row in chosen],
+            [self.from_sample[row] for row in chosen],
+        )
 
 
 def put(session: Session, row: Mapping[str, Any], statistics: Mapping[str, Any]) -> None:
@@ -69,10 +82,15 @@ def curves(
 ) -> Curves:
     """The chosen measures over `steps[0]` ≤ step ≤ `steps[1]`, by comparison and step; no comparisons: all of them."""
     table = measurements.c
-    query = select(table.step, table.attempt, table.comparison, *(table[name] for name in measures)).where(
-        table.run_id == run_id, chosen, table.step.between(*steps)
-    )
+    query = select(
+        table.step, table.attempt, table.comparison, table.from_sample, *(table[name] for name in measures)
+    ).where(table.run_id == run_id, chosen, table.step.between(*steps))
     if comparisons:
         query = query.where(table.comparison.in_(comparisons))
     rows = session.execute(query.order_by(table.comparison, table.step, table.attempt)).all()
-    return Curves(tuple(measures), [tuple(row[:3]) for row in rows], [tuple(row[3:]) for row in rows])
+    return Curves(
+        tuple(measures),
+        [tuple(row[:3]) for row in rows],
+        [tuple(row[4:]) for row in rows],
+        [row.from_sample for row in rows],
+    )

@@ -21,13 +21,14 @@ class MeasureRead(BaseModel):
 
 
 class MeasurementColumns(BaseModel):
-    """Equally long lists: `step`, `attempt`, `comparison`, and one list a measure (null where not estimable)."""
+    """Equally long lists; beside those named here one list a measure (null where not estimable)."""
 
     model_config = ConfigDict(extra="allow")
 
     step: list[int]
     attempt: list[int]
     comparison: list[str]
+    from_sample: list[bool] = Field(description="whether only some of the step's rollouts took part")
 
 
 class MeasurementsRead(BaseModel):

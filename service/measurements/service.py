@@ -50,14 +50,19 @@ class CurveQuery:
     max_points: int | None = None
 
 
-def store_measurement(session: Session, run_id: str, attempt: int, step: int, folded: FoldedStatistics) -> None:
-    """Store (or overwrite) the measures and statistics of one comparison at one step; NaN is stored as NULL."""
+def store_measurement(
+    session: Session, run_id: str, attempt: int, step: int, folded: FoldedStatistics, *, from_sample: bool = False
+) -> None:
+    """Store (or overwrite) the measures and statistics of one comparison at one step; NaN is stored as NULL.
+
+    `from_sample`: only some of the step's rollouts took part.
+    """
     key = {"run_id": run_id, "attempt": attempt, "step": step, "comparison": folded.comparison}
     values = {measure.column: folded.measures.get(measure.column) for measure in MEASURES}
     row = {name: None if value is None or math.isnan(value) else float(value) for name, value in values.items()}
     repository.put(
         session,
-        {**key, **row, "computed_at_us": now_us()},
+        {**key, **row, "from_sample": from_sample, "computed_at_us": now_us()},
         {
             **key,
             "statistics_version": folded.statistics_version,

@@ -11,19 +11,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
+from foreshock.rollouts import RolloutBatch, decode_rollouts
 from service.attempts.service import attempt_of_step
 from service.context import ScoredShard, ServiceContext
 from service.database.tables import Shard
+from service.decoding.limits import stored_limits
 from service.measurements.schemas import TokenRow, TokensRead
 from service.measurements.service import MeasurementNotFound
 from service.problem import InvalidRequest, ProblemError
 from service.rollouts.repository import of_step
 from service.runs.service import get_run
 from service.security import Principal
-
-# The store's own files were checked when they came in, under limits that may have been wider then.
-_STORED_LIMITS = DecodeLimits(max_body_bytes=2**40, max_rollouts=2**31, max_tokens=2**40, max_uncompressed_bytes=2**40)
 
 Scores = Mapping[str, NDArray[np.float32]]
 
@@ -131,7 +129,7 @@ def _read_shards(
             if sample_id not in names:
                 continue
         with path.open("rb") as file:
-            batch = decode_rollouts(file, _STORED_LIMITS)
+            batch = decode_rollouts(file, stored_limits())
         key = ScoredShard(shard.run_id, shard.attempt, shard.step, batch)
         scores: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.rollouts import DecodeLimits
 from service.attempts.service import require_attempt
 from service.context import ServiceContext
 from service.database.tables import Shard
+from service.decoding.limits import decode_limits
 from service.decoding.shards import DecodedShard, decode_shard
 from service.problem import InvalidRequest, ProblemError
 from service.rollouts import repository
@@ -43,9 +43,7 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
         steps.check_expected_shards(session, address.run_id, address.attempt, address.step, address.shards)
 
 
-def ingest_shard(
-    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload
-) -> ShardReceipt:
+def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> ShardReceipt:
     """Store a received body as a shard, once.
 
     Raises InvalidRolloutsError and LimitExceededError for a bad body, ShardConflict where other bytes are stored,
@@ -58,7 +56,7 @@ def ingest_shard(
     name = shard_file_name(address.run_id, address.attempt, address.step, address.shard, upload.digest)
     temporary = context.store.temporary_file()
     try:
-        decoded = context.decoders.run(decode_shard, upload.path, temporary, _limits(context))
+        decoded = context.decoders.run(decode_shard, upload.path, temporary, decode_limits(context.settings))
         context.store.publish(temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
@@ -150,11 +148,4 @@ def _stored_before(session: Session, address: ShardAddress, digest: str) -> Shar
         rollouts=shard.rollouts,
         tokens=shard.tokens,
         step_closed=steps.is_closed(session, address.run_id, address.attempt, address.step),
-    )
-
-
-def _limits(context: ServiceContext) -> DecodeLimits:
-    settings = context.settings
-    return DecodeLimits(
-        max_body_bytes=settings.max_body_bytes, max_rollouts=settings.max_rollouts, max_tokens=settings.max_tokens
     )

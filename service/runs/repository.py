@@ -26,9 +26,7 @@ def find_by_key(session: Session, project: str, key: str) -> Run | None:
     return session.scalar(select(Run).where(Run.project == project, Run.key == key))
 
 
-def newest_first(
-    session: Session, project: str | None, after: tuple[int, str] | None, limit: int
-) -> Sequence[Run]:
+def newest_first(session: Session, project: str | None, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
     """Up to `limit` runs that are not deleted, newest first, older than `after` (created_at_us, id)."""
     query = select(Run).where(Run.deleted_at_us.is_(None))
     if project is not None:

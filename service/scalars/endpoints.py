@@ -52,6 +52,4 @@ def read_scalars(
 ) -> ScalarsRead:
     """Scalars by column, ordered by name, source and step."""
     with context.database.read() as session:
-        return service.read_scalars(
-            session, principal, run, source or [], name or [], attempt, (from_step, to_step)
-        )
+        return service.read_scalars(session, principal, run, source or [], name or [], attempt, (from_step, to_step))

@@ -21,6 +21,4 @@ def fold_shards(comparison: str, shards: Sequence[ShardStatistics]) -> FoldedSta
     summaries = RolloutSummaries.concat(
         [RolloutSummaries.from_bytes(shard.summaries) for shard in shards if shard.summaries is not None]
     )
-    return FoldedStatistics(
-        comparison, pair.measures(), pair.statistics_version, pair.to_bytes(), summaries.to_bytes()
-    )
+    return FoldedStatistics(comparison, pair.measures(), pair.statistics_version, pair.to_bytes(), summaries.to_bytes())

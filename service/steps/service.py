@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 from sqlalchemy.orm import Session
@@ -66,9 +67,7 @@ def open_step(session: Session, run_id: str, attempt: int, step: int, shards: in
     return found
 
 
-def count_shard(
-    session: Session, observers: Sequence[StepObserver], step: Step, rollouts: int, tokens: int
-) -> bool:
+def count_shard(session: Session, observers: Sequence[StepObserver], step: Step, rollouts: int, tokens: int) -> bool:
     """Count a shard that was just added; close the step with its last one, fold again after that. Whether closed."""
     step.received_shards += 1
     step.rollouts += rollouts
@@ -89,9 +88,7 @@ def close_step(session: Session, observers: Sequence[StepObserver], step: Step) 
     notify_observers(session, observers, step.run_id, step.attempt, step.step)
 
 
-def notify_observers(
-    session: Session, observers: Sequence[StepObserver], run_id: str, attempt: int, step: int
-) -> None:
+def notify_observers(session: Session, observers: Sequence[StepObserver], run_id: str, attempt: int, step: int) -> None:
     """Tell the observers the values of a closed step; called when it closes and when they change later."""
     values = values_of_step(session, run_id, attempt, step)
     values |= {f"scalars:{name}": value for name, value in scalars_of_step(session, run_id, attempt, step).items()}
@@ -99,9 +96,7 @@ def notify_observers(
         observe(session, ClosedStepValues(run_id, attempt, step, values))
 
 
-def values_changed(
-    session: Session, observers: Sequence[StepObserver], run_id: str, attempt: int, step: int
-) -> None:
+def values_changed(session: Session, observers: Sequence[StepObserver], run_id: str, attempt: int, step: int) -> None:
     """Tell the observers of late scalars or scores if the step has closed; before, they wait. The run is locked."""
     if is_closed(session, run_id, attempt, step):
         notify_observers(session, observers, run_id, attempt, step)
@@ -117,11 +112,9 @@ def close_overdue_steps(context: ServiceContext) -> int:
     """Close the steps whose shards stayed away for the grace time; how many."""
     before = now_us() - int(context.settings.step_grace_seconds * 1e6)
     with context.database.read() as session:
-        keys = [(each.run_id, each.attempt, each.step) for each in repository.overdue(session, before, _CLOSED_AT_ONCE)]
-    return sum(
-        context.database.write(lambda session, key=key: _close_if_overdue(session, context, *key, before))
-        for key in keys
-    )
+        overdue = repository.overdue(session, before, _CLOSED_AT_ONCE)
+    keys = [(each.run_id, each.attempt, each.step) for each in overdue]
+    return sum(context.database.write(partial(_close_if_overdue, context, before, key)) for key in keys)
 
 
 def list_steps(
@@ -137,11 +130,9 @@ def list_steps(
     return page_of([_read(row) for row in rows], limit, _key_of)
 
 
-def _close_if_overdue(
-    session: Session, context: ServiceContext, run_id: str, attempt: int, step: int, before_us: int
-) -> bool:
-    run = find_and_lock(session, run_id)
-    found = repository.find(session, run_id, attempt, step)
+def _close_if_overdue(context: ServiceContext, before_us: int, key: tuple[str, int, int], session: Session) -> bool:
+    run = find_and_lock(session, key[0])
+    found = repository.find(session, *key)
     if run is None or run.deleted_at_us is not None or found is None:
         return False
     if found.closed_at_us is not None or found.last_shard_at_us >= before_us:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKeyConstraint, String, Table
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKeyConstraint, String, Table
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.measures.registry import MEASURES
@@ -19,6 +19,8 @@ measurements = Table(
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("comparison", String, primary_key=True),
     *(Column(measure.column, Double) for measure in MEASURES),
+    # Whether only some of the step's rollouts took part, as in a probe of a sample.
+    Column("from_sample", Boolean, nullable=False),
     Column("computed_at_us", BigInteger, nullable=False),
     ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
 )

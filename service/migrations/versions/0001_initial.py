@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
-
 revision = '0001'
 down_revision = None
 branch_labels = None
@@ -48,6 +47,29 @@ def upgrade() -> None:
     with op.batch_alter_table('runs', schema=None) as batch_op:
         batch_op.create_index(batch_op.f('ix_runs_created_at_us_id'), ['created_at_us', 'id'], unique=False)
 
+    op.create_table('workers',
+    sa.Column('project', sa.String(), nullable=False),
+    sa.Column('name', sa.String(), nullable=False),
+    sa.Column('accelerator', sa.String(), nullable=False),
+    sa.Column('device_name', sa.String(), nullable=False),
+    sa.Column('scorers', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('first_seen_at_us', sa.BigInteger(), nullable=False),
+    sa.Column('last_seen_at_us', sa.BigInteger(), nullable=False),
+    sa.PrimaryKeyConstraint('project', 'name', name=op.f('pk_workers'))
+    )
+    op.create_table('advice_decisions',
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('revision', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('attempt', sa.BigInteger(), nullable=False),
+    sa.Column('kind', sa.String(), nullable=False),
+    sa.Column('effective_from_step', sa.BigInteger(), nullable=False),
+    sa.Column('reason', sa.String(), nullable=False),
+    sa.Column('author', sa.String(), nullable=False),
+    sa.Column('made_at_us', sa.BigInteger(), nullable=False),
+    sa.Column('decision', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.ForeignKeyConstraint(['run_id'], ['runs.id'], name=op.f('fk_advice_decisions_run_id_runs')),
+    sa.PrimaryKeyConstraint('run_id', 'revision', name=op.f('pk_advice_decisions'))
+    )
     op.create_table('attempts',
     sa.Column('run_id', sa.String(), nullable=False),
     sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
@@ -59,6 +81,43 @@ def upgrade() -> None:
     sa.PrimaryKeyConstraint('run_id', 'attempt', name=op.f('pk_attempts')),
     sa.UniqueConstraint('run_id', 'key', name=op.f('uq_attempts_run_id_key'))
     )
+    op.create_table('advice_acknowledgements',
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('revision', sa.BigInteger(), nullable=False),
+    sa.Column('applied_learning_rate', sa.Double(), nullable=False),
+    sa.Column('received_at_us', sa.BigInteger(), nullable=False),
+    sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name=op.f('fk_advice_acknowledgements_run_id_attempt_attempts')),
+    sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', name=op.f('pk_advice_acknowledgements'))
+    )
+    op.create_table('alerts',
+    sa.Column('id', sa.String(), nullable=False),
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('attempt', sa.BigInteger(), nullable=False),
+    sa.Column('rule', sa.String(), nullable=False),
+    sa.Column('step', sa.BigInteger(), nullable=False),
+    sa.Column('severity', sa.String(), nullable=False),
+    sa.Column('value', sa.Double(), nullable=False),
+    sa.Column('threshold', sa.Double(), nullable=False),
+    sa.Column('why', sa.String(), nullable=False),
+    sa.Column('what_to_do', sa.String(), nullable=False),
+    sa.Column('moves_learning_rate', sa.Boolean(), nullable=False),
+    sa.Column('evidence', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('state', sa.String(), nullable=False),
+    sa.Column('cleared_step', sa.BigInteger(), nullable=True),
+    sa.Column('changed_by', sa.String(), nullable=False),
+    sa.Column('version', sa.BigInteger(), nullable=False),
+    sa.Column('opened_at_us', sa.BigInteger(), nullable=False),
+    sa.Column('changed_at_us', sa.BigInteger(), nullable=False),
+    sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name=op.f('fk_alerts_run_id_attempt_attempts')),
+    sa.PrimaryKeyConstraint('id', name=op.f('pk_alerts')),
+    sa.UniqueConstraint('run_id', 'attempt', 'rule', 'step', name=op.f('uq_alerts_run_id_attempt_rule_step'))
+    )
+    with op.batch_alter_table('alerts', schema=None) as batch_op:
+        batch_op.create_index(batch_op.f('ix_alerts_run_id_state'), ['run_id', 'state'], unique=False)
+        batch_op.create_index(batch_op.f('ix_alerts_run_id_version'), ['run_id', 'version'], unique=False)
+
     op.create_table('checkpoints',
     sa.Column('run_id', sa.String(), nullable=False),
     sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
@@ -72,6 +131,16 @@ def upgrade() -> None:
     sa.Column('announced_at_us', sa.BigInteger(), nullable=False),
     sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name=op.f('fk_checkpoints_run_id_attempt_attempts')),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', name=op.f('pk_checkpoints'))
+    )
+    op.create_table('detector_snapshots',
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('configuration_digest', sa.String(), nullable=False),
+    sa.Column('milestone', sa.Boolean(), nullable=False),
+    sa.Column('state', sa.LargeBinary(), nullable=False),
+    sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name=op.f('fk_detector_snapshots_run_id_attempt_attempts')),
+    sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', name=op.f('pk_detector_snapshots'))
     )
     op.create_table('measurement_statistics',
     sa.Column('run_id', sa.String(), nullable=False),
@@ -165,6 +234,7 @@ def upgrade() -> None:
     sa.Column('lag_mean', sa.Double(), nullable=True),
     sa.Column('lag_max', sa.Double(), nullable=True),
     sa.Column('nonfinite_log_probs', sa.Double(), nullable=True),
+    sa.Column('from_sample', sa.Boolean(), nullable=False),
     sa.Column('computed_at_us', sa.BigInteger(), nullable=False),
     sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name=op.f('fk_measurements_run_id_attempt_attempts')),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', 'comparison', name=op.f('pk_measurements'))
@@ -197,6 +267,53 @@ def upgrade() -> None:
     with op.batch_alter_table('steps', schema=None) as batch_op:
         batch_op.create_index(batch_op.f('ix_steps_closed_at_us_last_shard_at_us'), ['closed_at_us', 'last_shard_at_us'], unique=False)
 
+    op.create_table('trainer_progress',
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('polled_step', sa.BigInteger(), nullable=False),
+    sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name=op.f('fk_trainer_progress_run_id_attempt_attempts')),
+    sa.PrimaryKeyConstraint('run_id', 'attempt', name=op.f('pk_trainer_progress'))
+    )
+    op.create_table('attributions',
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('stale', sa.Boolean(), nullable=False),
+    sa.Column('changed_at_us', sa.BigInteger(), nullable=False),
+    sa.Column('document', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=True),
+    sa.Column('computed_at_us', sa.BigInteger(), nullable=True),
+    sa.ForeignKeyConstraint(['run_id', 'attempt', 'step'], ['steps.run_id', 'steps.attempt', 'steps.step'], name=op.f('fk_attributions_run_id_attempt_step_steps')),
+    sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', name=op.f('pk_attributions'))
+    )
+    with op.batch_alter_table('attributions', schema=None) as batch_op:
+        batch_op.create_index(batch_op.f('ix_attributions_stale_changed_at_us'), ['stale', 'changed_at_us'], unique=False)
+
+    op.create_table('probes',
+    sa.Column('id', sa.String(), nullable=False),
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('attempt', sa.BigInteger(), nullable=False),
+    sa.Column('step', sa.BigInteger(), nullable=False),
+    sa.Column('kind', sa.String(), nullable=False),
+    sa.Column('request_digest', sa.String(), nullable=False),
+    sa.Column('scorers', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('options', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('accelerator', sa.String(), nullable=True),
+    sa.Column('max_rollouts', sa.BigInteger(), nullable=True),
+    sa.Column('checkpoint', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('checkpoint_expires_at_us', sa.BigInteger(), nullable=True),
+    sa.Column('selection', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('rollouts', sa.BigInteger(), nullable=False),
+    sa.Column('tokens', sa.BigInteger(), nullable=False),
+    sa.Column('rollout_set_digest', sa.String(), nullable=False),
+    sa.Column('from_sample', sa.Boolean(), nullable=False),
+    sa.Column('created_at_us', sa.BigInteger(), nullable=False),
+    sa.ForeignKeyConstraint(['run_id', 'attempt', 'step'], ['steps.run_id', 'steps.attempt', 'steps.step'], name=op.f('fk_probes_run_id_attempt_step_steps')),
+    sa.PrimaryKeyConstraint('id', name=op.f('pk_probes')),
+    sa.UniqueConstraint('run_id', 'request_digest', name=op.f('uq_probes_run_id_request_digest'))
+    )
+    with op.batch_alter_table('probes', schema=None) as batch_op:
+        batch_op.create_index(batch_op.f('ix_probes_run_id_created_at_us_id'), ['run_id', 'created_at_us', 'id'], unique=False)
+
     op.create_table('shards',
     sa.Column('run_id', sa.String(), nullable=False),
     sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
@@ -213,6 +330,30 @@ def upgrade() -> None:
     sa.ForeignKeyConstraint(['run_id', 'attempt', 'step'], ['steps.run_id', 'steps.attempt', 'steps.step'], name=op.f('fk_shards_run_id_attempt_step_steps')),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', 'shard', name=op.f('pk_shards'))
     )
+    op.create_table('probe_jobs',
+    sa.Column('id', sa.String(), nullable=False),
+    sa.Column('probe_id', sa.String(), nullable=False),
+    sa.Column('engine', sa.String(), nullable=False),
+    sa.Column('scorers', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('needs', sa.String(), nullable=False),
+    sa.Column('accelerator', sa.String(), nullable=True),
+    sa.Column('state', sa.String(), nullable=False),
+    sa.Column('tries', sa.BigInteger(), nullable=False),
+    sa.Column('fencing_token', sa.BigInteger(), nullable=False),
+    sa.Column('lease_id', sa.String(), nullable=True),
+    sa.Column('lease_expires_at_us', sa.BigInteger(), nullable=True),
+    sa.Column('worker', sa.String(), nullable=True),
+    sa.Column('reason', sa.String(), nullable=True),
+    sa.Column('reasons', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('queued_at_us', sa.BigInteger(), nullable=False),
+    sa.Column('finished_at_us', sa.BigInteger(), nullable=True),
+    sa.ForeignKeyConstraint(['probe_id'], ['probes.id'], name=op.f('fk_probe_jobs_probe_id_probes')),
+    sa.PrimaryKeyConstraint('id', name=op.f('pk_probe_jobs')),
+    sa.UniqueConstraint('probe_id', 'engine', name=op.f('uq_probe_jobs_probe_id_engine'))
+    )
+    with op.batch_alter_table('probe_jobs', schema=None) as batch_op:
+        batch_op.create_index(batch_op.f('ix_probe_jobs_state_queued_at_us_id'), ['state', 'queued_at_us', 'id'], unique=False)
+
     op.create_table('shard_statistics',
     sa.Column('run_id', sa.String(), nullable=False),
     sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
@@ -225,13 +366,95 @@ def upgrade() -> None:
     sa.ForeignKeyConstraint(['run_id', 'attempt', 'step', 'shard'], ['shards.run_id', 'shards.attempt', 'shards.step', 'shards.shard'], name=op.f('fk_shard_statistics_run_id_attempt_step_shard_shards')),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', 'shard', 'comparison', name=op.f('pk_shard_statistics'))
     )
+    op.create_table('leases',
+    sa.Column('id', sa.String(), nullable=False),
+    sa.Column('job_id', sa.String(), nullable=False),
+    sa.Column('token', sa.BigInteger(), nullable=False),
+    sa.Column('project', sa.String(), nullable=False),
+    sa.Column('worker', sa.String(), nullable=False),
+    sa.Column('accelerator', sa.String(), nullable=False),
+    sa.Column('device_name', sa.String(), nullable=False),
+    sa.Column('granted_at_us', sa.BigInteger(), nullable=False),
+    sa.Column('ended_at_us', sa.BigInteger(), nullable=True),
+    sa.Column('outcome', sa.String(), nullable=True),
+    sa.Column('reason', sa.String(), nullable=True),
+    sa.ForeignKeyConstraint(['job_id'], ['probe_jobs.id'], name=op.f('fk_leases_job_id_probe_jobs')),
+    sa.PrimaryKeyConstraint('id', name=op.f('pk_leases')),
+    sa.UniqueConstraint('job_id', 'token', name=op.f('uq_leases_job_id_token'))
+    )
+    with op.batch_alter_table('leases', schema=None) as batch_op:
+        batch_op.create_index(batch_op.f('ix_leases_outcome_accelerator'), ['outcome', 'accelerator'], unique=False)
+
+    op.create_table('score_shards',
+    sa.Column('job_id', sa.String(), nullable=False),
+    sa.Column('token', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('scorer', sa.String(), nullable=False),
+    sa.Column('variant', sa.String(), nullable=False),
+    sa.Column('shard', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('digest', sa.String(), nullable=False),
+    sa.Column('body_bytes', sa.BigInteger(), nullable=False),
+    sa.Column('file', sa.String(), nullable=False),
+    sa.Column('rollouts', sa.BigInteger(), nullable=False),
+    sa.Column('tokens', sa.BigInteger(), nullable=False),
+    sa.Column('fingerprint_digest', sa.String(), nullable=False),
+    sa.Column('fingerprint', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('received_at_us', sa.BigInteger(), nullable=False),
+    sa.ForeignKeyConstraint(['job_id'], ['probe_jobs.id'], name=op.f('fk_score_shards_job_id_probe_jobs')),
+    sa.PrimaryKeyConstraint('job_id', 'token', 'scorer', 'variant', 'shard', name=op.f('pk_score_shards'))
+    )
+    op.create_table('scores',
+    sa.Column('run_id', sa.String(), nullable=False),
+    sa.Column('attempt', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
+    sa.Column('rollout_set_digest', sa.String(), nullable=False),
+    sa.Column('scorer', sa.String(), nullable=False),
+    sa.Column('fingerprint_digest', sa.String(), nullable=False),
+    sa.Column('variant', sa.String(), nullable=False),
+    sa.Column('fingerprint', sa.JSON().with_variant(postgresql.JSONB(), "postgresql"), nullable=False),
+    sa.Column('job_id', sa.String(), nullable=False),
+    sa.Column('token', sa.BigInteger(), nullable=False),
+    sa.Column('accelerator', sa.String(), nullable=False),
+    sa.Column('device_name', sa.String(), nullable=False),
+    sa.Column('rollouts', sa.BigInteger(), nullable=False),
+    sa.Column('tokens', sa.BigInteger(), nullable=False),
+    sa.Column('from_sample', sa.Boolean(), nullable=False),
+    sa.Column('published_at_us', sa.BigInteger(), nullable=False),
+    sa.ForeignKeyConstraint(['job_id'], ['probe_jobs.id'], name=op.f('fk_scores_job_id_probe_jobs')),
+    sa.ForeignKeyConstraint(['run_id', 'attempt', 'step'], ['steps.run_id', 'steps.attempt', 'steps.step'], name=op.f('fk_scores_run_id_attempt_step_steps')),
+    sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', 'rollout_set_digest', 'scorer', 'fingerprint_digest', 'variant', name=op.f('pk_scores'))
+    )
+    with op.batch_alter_table('scores', schema=None) as batch_op:
+        batch_op.create_index(batch_op.f('ix_scores_job_id'), ['job_id'], unique=False)
+
     # ### end Alembic commands ###
 
 
 def downgrade() -> None:
     # ### commands auto generated by Alembic - please adjust! ###
+    with op.batch_alter_table('scores', schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f('ix_scores_job_id'))
+
+    op.drop_table('scores')
+    op.drop_table('score_shards')
+    with op.batch_alter_table('leases', schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f('ix_leases_outcome_accelerator'))
+
+    op.drop_table('leases')
     op.drop_table('shard_statistics')
+    with op.batch_alter_table('probe_jobs', schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f('ix_probe_jobs_state_queued_at_us_id'))
+
+    op.drop_table('probe_jobs')
     op.drop_table('shards')
+    with op.batch_alter_table('probes', schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f('ix_probes_run_id_created_at_us_id'))
+
+    op.drop_table('probes')
+    with op.batch_alter_table('attributions', schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f('ix_attributions_stale_changed_at_us'))
+
+    op.drop_table('attributions')
+    op.drop_table('trainer_progress')
     with op.batch_alter_table('steps', schema=None) as batch_op:
         batch_op.drop_index(batch_op.f('ix_steps_closed_at_us_last_shard_at_us'))
 
@@ -239,8 +462,17 @@ def downgrade() -> None:
     op.drop_table('scalars')
     op.drop_table('measurements')
     op.drop_table('measurement_statistics')
+    op.drop_table('detector_snapshots')
     op.drop_table('checkpoints')
+    with op.batch_alter_table('alerts', schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f('ix_alerts_run_id_version'))
+        batch_op.drop_index(batch_op.f('ix_alerts_run_id_state'))
+
+    op.drop_table('alerts')
+    op.drop_table('advice_acknowledgements')
     op.drop_table('attempts')
+    op.drop_table('advice_decisions')
+    op.drop_table('workers')
     with op.batch_alter_table('runs', schema=None) as batch_op:
         batch_op.drop_index(batch_op.f('ix_runs_created_at_us_id'))
 

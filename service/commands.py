@@ -1,0 +1,70 @@
+"""The commands `foreshock serve` and `foreshock keys`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+
+
+class ServeCommand:
+    """`foreshock serve`: check the settings, migrate the database, serve."""
+
+    help = "start the service: the REST API and the pages"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options; all else is set by FORESHOCK_* environment variables."""
+        parser.add_argument("--host", help="address to bind (FORESHOCK_HOST, default 127.0.0.1)")
+        parser.add_argument("--port", type=int, help="port to bind (FORESHOCK_PORT, default 8765)")
+        parser.add_argument("--processes", type=int, help="uvicorn processes; more than one needs PostgreSQL")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Serve until interrupted; raises ConfigurationError where the settings make no sense."""
+        from service.serving import serve
+
+        for name in ("host", "port", "processes"):
+            value = getattr(arguments, name)
+            if value is not None:
+                # By the environment, so that every process of the service sees the same.
+                os.environ[f"FORESHOCK_{name.upper()}"] = str(value)
+        os.environ.setdefault("FORESHOCK_SESSION_SECRET", secrets.token_urlsafe(32))
+        serve()
+        return 0
+
+
+class KeysCommand:
+    """`foreshock keys create|list|revoke`: API keys, in the database that FORESHOCK_DATABASE_URL names."""
+
+    help = "make, list and revoke API keys"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the three actions."""
+        actions = parser.add_subparsers(dest="action", required=True)
+        create = actions.add_parser("create", help="make a key and print it, once")
+        create.add_argument("name", help="what it is for, such as `trainer`")
+        create.add_argument("--project", help="the project it is bound to; without: every project")
+        create.add_argument(
+            "--scope",
+            action="append",
+            choices=["ingest", "read", "worker", "admin"],
+            help="may be repeated (default: ingest and read)",
+        )
+        actions.add_parser("list", help="list keys; their secrets are not stored")
+        revoke = actions.add_parser("revoke", help="make a key useless from now on")
+        revoke.add_argument("key", help="its id, as `list` shows it")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do what was asked; raises ConfigurationError where the key or the database is not there."""
+        from service.keys import console
+
+        if arguments.action == "create":
+            console.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"])
+        elif arguments.action == "list":
+            console.show()
+        else:
+            console.revoke(arguments.key)
+        return 0
+
+
+serve = ServeCommand()
+keys = KeysCommand()

@@ -1,0 +1,73 @@
+"""Start the service: print the settings, refuse what is unsafe, migrate, then hand over to uvicorn."""
+
+from __future__ import annotations
+
+import uvicorn
+from fastapi import FastAPI
+
+from foreshock.errors import ConfigurationError
+from service.app import create_app
+from service.database.engine import parse_database_url
+from service.database.schema import upgrade
+from service.database.session import Database
+from service.keys.repository import any_key_was_made
+from service.keys.service import create_key
+from service.security import Scope
+from service.settings import Settings, load_settings
+
+# Long polls end by themselves after at most this long.
+_SHUTDOWN_SECONDS = 30
+
+
+def serve() -> None:
+    """Serve until interrupted; raises ConfigurationError for settings that make no sense together."""
+    settings = load_settings()
+    for name, value in settings.printable().items():
+        print(f"{name}={value}")
+    check_processes(settings)
+    upgrade(settings.database_url)
+    prepare_keys(settings)
+    print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
+    uvicorn.run(
+        "service.serving:application",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.processes,
+        log_level="info",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+
+
+def application() -> FastAPI:
+    """The application for the settings in the environment: what each uvicorn process makes."""
+    return create_app(load_settings())
+
+
+def check_processes(settings: Settings) -> None:
+    """Raise ConfigurationError where several processes would write to one SQLite file."""
+    if settings.processes > 1 and parse_database_url(settings.database_url).get_backend_name() == "sqlite":
+        raise ConfigurationError(
+            f"FORESHOCK_PROCESSES={settings.processes} needs PostgreSQL (FORESHOCK_DATABASE_URL=postgresql://…): "
+            "SQLite has one writer"
+        )
+
+
+def prepare_keys(settings: Settings) -> None:
+    """Store the bootstrap key, if one is set; raises ConfigurationError for an open port that no key guards."""
+    database = Database(settings.database_url)
+    try:
+        if settings.bootstrap_key is not None:
+            secret = settings.bootstrap_key.get_secret_value()
+            database.write(lambda session: create_key(session, secret, "bootstrap", None, {Scope.ADMIN}))
+        with database.read() as session:
+            guarded = any_key_was_made(session)
+    finally:
+        database.close()
+    if not guarded and not settings.binds_loopback_only:
+        raise ConfigurationError(
+            f"FORESHOCK_HOST={settings.host} would let anyone in: make a key first (`foreshock keys create NAME`), "
+            "or set FORESHOCK_BOOTSTRAP_KEY, or bind 127.0.0.1"
+        )
