@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service.attempts.endpoints import router as attempts
+from service.attribution.endpoints import router as attribution
+from service.attribution.service import compute_left_over
 from service.background import Sweeper
 from service.checkpoints.endpoints import router as checkpoints
 from service.context import ServiceContext
@@ -21,19 +23,23 @@ from service.database.session import Database
 from service.decoding.pool import DecoderPool
 from service.guards import RequestGuard
 from service.health.endpoints import router as health
+from service.leases.endpoints import router as leases
+from service.leases.service import sweep as sweep_leases
 from service.measurements.endpoints import router as measurements
 from service.openapi import document_problems
+from service.probes.endpoints import router as probes
 from service.problem import install_problem_handlers
 from service.rollouts.endpoints import router as rollouts
 from service.runs.endpoints import router as runs
 from service.scalars.endpoints import router as scalars
+from service.scores.reader import read_replayed_scores
 from service.settings import Settings
 from service.steps.endpoints import router as steps
 from service.steps.service import close_overdue_steps
 from service.store.tokens import TokenStore
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
-ROUTERS = (health, runs, attempts, steps, rollouts, scalars, checkpoints, measurements)
+ROUTERS = (health, runs, attempts, steps, rollouts, scalars, checkpoints, measurements, probes, leases, attribution)
 
 
 def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
@@ -64,6 +70,8 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         session_secret=secret.encode(),
         # Called, in this order, inside the transaction that closes a step.
         step_observers=(),
+        # Who adds what was replayed to the tokens that are shown.
+        score_readers=(read_replayed_scores,),
     )
 
 
@@ -73,7 +81,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     # What runs every `sweep_interval_seconds`.
     sweeper = Sweeper(
         context.settings.sweep_interval_seconds,
-        [lambda: close_overdue_steps(context), context.store.remove_stale_temporaries],
+        [
+            lambda: close_overdue_steps(context),
+            lambda: sweep_leases(context),
+            lambda: compute_left_over(context),
+            context.store.remove_stale_temporaries,
+        ],
     )
     if not context.decoders.is_warm:
         await run_in_threadpool(context.decoders.warm_up)

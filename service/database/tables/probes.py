@@ -34,6 +34,7 @@ class Probe(Base):
     accelerator: Mapped[str | None]
     max_rollouts: Mapped[int | None]
     checkpoint: Mapped[dict[str, Any]]
+    checkpoint_expires_at_us: Mapped[int | None]
     selection: Mapped[list[list[Any]]] = mapped_column(JsonColumn)
     rollouts: Mapped[int]
     tokens: Mapped[int]
@@ -45,7 +46,8 @@ class Probe(Base):
 class ProbeJob(Base):
     """The part of a probe that one engine does. `fencing_token` grows with every lease and is never reused.
 
-    `reasons` keeps what went wrong in each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
+    `needs` names its scorers, sorted and joined by commas: a worker must have them all. `reasons` keeps what went wrong
+    in each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
     """
 
     __tablename__ = "probe_jobs"
@@ -55,6 +57,7 @@ class ProbeJob(Base):
     probe_id: Mapped[str] = mapped_column(ForeignKey("probes.id"))
     engine: Mapped[str]
     scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
+    needs: Mapped[str]
     accelerator: Mapped[str | None]
     state: Mapped[str]
     tries: Mapped[int]

@@ -1,0 +1,52 @@
+"""Queries on attributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database.dialect import upsert
+from service.database.tables import Run
+from service.database.tables.probes import Attribution
+
+KEY = ("run_id", "attempt", "step")
+
+
+def find(session: Session, run_id: str, attempt: int, step: int) -> Attribution | None:
+    """The attribution of a step."""
+    return session.get(Attribution, (run_id, attempt, step), populate_existing=True)
+
+
+def mark_stale(session: Session, run_id: str, attempt: int, step: int, now_us: int) -> None:
+    """Scores arrived: what was computed of the step is out of date."""
+    row = {"run_id": run_id, "attempt": attempt, "step": step, "stale": True, "changed_at_us": now_us}
+    upsert(session, Attribution, [row], KEY)
+
+
+def put(session: Session, run_id: str, attempt: int, step: int, document: dict[str, Any] | None, now_us: int) -> None:
+    """Store what was computed of the step."""
+    row = {
+        "run_id": run_id,
+        "attempt": attempt,
+        "step": step,
+        "stale": False,
+        "changed_at_us": now_us,
+        "document": document,
+        "computed_at_us": now_us,
+    }
+    upsert(session, Attribution, [row], KEY)
+
+
+def left_stale(session: Session, before_us: int, limit: int) -> Sequence[tuple[str, int, int]]:
+    """(run, attempt, step) of what became out of date before a time and was not computed since."""
+    query = (
+        select(Attribution.run_id, Attribution.attempt, Attribution.step)
+        .join(Run, Run.id == Attribution.run_id)
+        .where(Attribution.stale, Attribution.changed_at_us < before_us, Run.deleted_at_us.is_(None))
+        .order_by(Attribution.changed_at_us)
+        .limit(limit)
+    )
+    return [(run_id, attempt, step) for run_id, attempt, step in session.execute(query)]

@@ -1,0 +1,1 @@
+"""The Prometheus exporter: /metrics, read from SQL aggregates at each scrape."""

@@ -1,0 +1,1 @@
+"""Hardware: the workers that were seen and what waits for which accelerator."""

@@ -1,0 +1,1 @@
+"""Leases: how workers take jobs, keep them, and hand them back. `transitions` holds every rule."""

@@ -1,0 +1,1 @@
+"""Scores: what workers upload, checked against the rollouts, and published when their job is complete."""
