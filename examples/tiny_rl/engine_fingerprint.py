@@ -1,0 +1,43 @@
+"""What sampled the rollouts: everything about the engine and this machine that can change the last bits of μ."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from examples.tiny_rl.task import MAX_RESPONSE_TOKENS
+from foreshock.fingerprint import Fingerprint
+
+
+def engine_fingerprint(engine_version: str, weights_version: int | None, weights_digest: str | None) -> Fingerprint:
+    """The fingerprint of `Sampler` with the weights of one step, or of any (None)."""
+    return Fingerprint(
+        engine="vllm",
+        engine_version=engine_version,
+        dtype="bfloat16",
+        logprobs_mode="raw_logprobs",
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
+        flags={"enforce_eager": "true", "prefix_caching": "false", "max_tokens": str(MAX_RESPONSE_TOKENS)},
+        weights_version=weights_version,
+        weights_digest=weights_digest,
+        batch_composition="continuous batching of 128 sequences",
+        device_name=cpu_name(),
+        cpu_isa=torch.backends.cpu.get_cpu_capability(),
+        library_versions={name: version(name) for name in ("torch", "transformers")},
+    )
+
+
+def cpu_name() -> str:
+    """The processor's model name, where Linux tells it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,54 @@
+"""The trainer's forward pass: log-probabilities of sampled tokens, and nothing else.
+
+One place, because the replay stands on it: sequences (prompt, then response) padded to the right with the pad id, attention
+masked **by length** (a pad id that the model sampled is kept), bfloat16 autocast over float32 master weights, log-softmax in
+float32. Whoever runs this over the same weights and the same batch gets the same numbers, bit for bit on the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import Qwen3ForCausalLM
+
+from examples.tiny_rl.task import PAD
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """B sequences of at most W tokens, right-padded, each a prompt and its response."""
+
+    token_ids: torch.Tensor  # [B, W] int64
+    attention_mask: torch.Tensor  # [B, W] int64; 1 where there is a token
+    response_mask: torch.Tensor  # [B, W - 1] bool; True where the *next* token is one of the response
+
+
+def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> PaddedBatch:
+    """Right-pad each prompt + response to the longest; the masks come from lengths, never from ids."""
+    width = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
+    token_ids = torch.full((len(prompts), width), PAD, dtype=torch.int64)
+    attention_mask = torch.zeros_like(token_ids)
+    response_mask = torch.zeros((len(prompts), width - 1), dtype=torch.bool)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        length = len(prompt) + len(response)
+        token_ids[row, :length] = torch.tensor([*prompt, *response])
+        attention_mask[row, :length] = 1
+        response_mask[row, len(prompt) - 1 : length - 1] = True
+    return PaddedBatch(token_ids, attention_mask, response_mask)
+
+
+def next_token_log_probs(
+    model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each next token and the entropy of its distribution, in nats: two [B, W - 1] float32 tensors.
+
+    Where `response_mask` is False the values mean nothing.
+    """
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = model(input_ids=batch.token_ids, attention_mask=batch.attention_mask, use_cache=False).logits
+    distribution = torch.log_softmax(logits[:, :-1].float(), dim=-1)
+    chosen = distribution.gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
+    entropy = -(distribution.exp() * distribution).sum(-1).detach()
+    return chosen, entropy

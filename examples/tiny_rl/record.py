@@ -1,0 +1,135 @@
+"""A run on disk: what `recorded/` holds, written by a run and read by the demo and the tests.
+
+    manifest.json                 what made it: model, trainer, engine, attempts, checkpoints with their digests
+    metrics.jsonl                 a step a line: the trainer's scalars
+    rollouts/step_0001.parquet    every rollout of the step, in Foreshock's rollout table
+    checkpoints/step_0001/        float32 master weights that sampled and scored that step (Hugging Face format)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from foreshock.digests import weights_digest
+from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights that sampled and scored the rollouts of `step`."""
+
+    step: int
+    path: str
+    """Relative to the record's folder."""
+    digest: str
+    format: str = "hf_safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """What a run is called and made of, as it is told to the service."""
+
+    key: str
+    name: str
+    model: str
+    trainer: str
+    engine: str
+    hardware: str
+    initial_learning_rate: float
+    length_cap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A start of the run."""
+
+    key: str
+    resume_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What made a run."""
+
+    run: RunDescription
+    parameters: int
+    task: str
+    training: dict[str, Any]
+    """The options of the training command."""
+    scorer_options: dict[str, dict[str, Any]]
+    """What a scorer must be told to replay this run: scorer -> its options."""
+    engine_fingerprint: dict[str, Any]
+    attempts: list[Attempt]
+    steps: int
+    checkpoints: list[Checkpoint]
+
+
+class RunRecord:
+    """A folder in the form above."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls, folder: Path) -> RunRecord:
+        """An empty record. Raises FileExistsError where the folder already holds one."""
+        if (folder / "metrics.jsonl").exists():
+            raise FileExistsError(f"{folder} already holds a run: choose another folder, or remove it")
+        (folder / "rollouts").mkdir(parents=True, exist_ok=True)
+        return cls(folder)
+
+    def write_step(self, step: int, batch: RolloutBatch, scalars: Mapping[str, float]) -> None:
+        self.rollouts_file(step).write_bytes(encode_rollouts(batch))
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            # JSON has no NaN.
+            values = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def write_checkpoint(self, step: int, weights: Path) -> Path:
+        target = self.folder / "checkpoints" / f"step_{step:04d}"
+        shutil.copytree(weights, target, dirs_exist_ok=True)
+        return target
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        (self.folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+
+    def manifest(self) -> Manifest:
+        values = json.loads((self.folder / "manifest.json").read_text())
+        values["run"] = RunDescription(**values["run"])
+        values["attempts"] = [Attempt(**attempt) for attempt in values["attempts"]]
+        values["checkpoints"] = [Checkpoint(**checkpoint) for checkpoint in values["checkpoints"]]
+        return Manifest(**values)
+
+    def steps(self) -> list[int]:
+        """The recorded steps, ascending."""
+        return sorted(int(path.stem.removeprefix("step_")) for path in (self.folder / "rollouts").glob("step_*.parquet"))
+
+    def rollouts(self, step: int) -> RolloutBatch:
+        return decode_rollouts(self.rollouts_file(step).read_bytes(), DecodeLimits())
+
+    def rollouts_file(self, step: int) -> Path:
+        return self.folder / "rollouts" / f"step_{step:04d}.parquet"
+
+    def scalars(self) -> dict[int, dict[str, float]]:
+        """Per step the trainer's scalars; NaN where there was none."""
+        found = {}
+        for line in (self.folder / "metrics.jsonl").read_text().splitlines():
+            values = json.loads(line)
+            step = values.pop("step")
+            found[step] = {name: math.nan if value is None else value for name, value in values.items()}
+        return found
+
+    def checkpoints_found(self) -> list[Checkpoint]:
+        """The checkpoints in the folder, with their digests taken now."""
+        return [
+            Checkpoint(int(path.name.removeprefix("step_")), str(path.relative_to(self.folder)), weights_digest(path))
+            for path in sorted((self.folder / "checkpoints").glob("step_*"))
+        ]

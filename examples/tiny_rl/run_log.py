@@ -1,0 +1,101 @@
+"""Where a run is logged: always to a record on disk, and to a Foreshock service where one is given.
+
+The service also says how the learning rate is to be scaled; without one the scale is 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from examples.tiny_rl.record import Attempt, RunDescription, RunRecord
+from foreshock import AdviceFeed, Client
+from foreshock.rollouts import RolloutBatch
+
+WEIGHTS_ROOT = "tiny-rl"
+"""The name under which workers know the folder of a record: FORESHOCK_WEIGHTS_ROOTS='tiny-rl=/path/of/the/record'."""
+
+
+class RunLog(Protocol):
+    """What the training loop needs."""
+
+    def scale(self, step: int) -> float:
+        """The factor for the learning rate of a step."""
+
+    def log_step(self, step: int, batch: RolloutBatch, scalars: Mapping[str, float]) -> None:
+        """Log all rollouts of a step and the trainer's scalars."""
+
+    def log_checkpoint(self, step: int, weights: Path) -> None:
+        """Keep the weights that sample and score `step`."""
+
+
+class RecordLog:
+    """To disk alone."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self.record = record
+
+    def scale(self, step: int) -> float:
+        return 1.0
+
+    def log_step(self, step: int, batch: RolloutBatch, scalars: Mapping[str, float]) -> None:
+        self.record.write_step(step, batch, scalars)
+
+    def log_checkpoint(self, step: int, weights: Path) -> None:
+        self.record.write_checkpoint(step, weights)
+
+
+class ServiceLog:
+    """To disk and to a service, whose advice it follows."""
+
+    def __init__(self, record: RunRecord, client: Client, feed: AdviceFeed) -> None:
+        self._to_disk = RecordLog(record)
+        self._client = client
+        self._feed = feed
+
+    def scale(self, step: int) -> float:
+        return self._feed.scale(step)
+
+    def log_step(self, step: int, batch: RolloutBatch, scalars: Mapping[str, float]) -> None:
+        self._to_disk.log_step(step, batch, scalars)
+        self._client.log_rollouts(step, batch)
+        self._client.log_scalars(step, scalars)
+        self._feed.acknowledge(step, scalars["lr"])
+
+    def log_checkpoint(self, step: int, weights: Path) -> None:
+        folder = self._to_disk.record.write_checkpoint(step, weights)
+        path = str(folder.relative_to(self._to_disk.record.folder))
+        self._client.log_checkpoint(step, root=WEIGHTS_ROOT, path=path, local_folder=folder, weights_version=step)
+
+
+@contextlib.contextmanager
+def open_run_log(
+    record: RunRecord, description: RunDescription, attempt: Attempt, url: str | None
+) -> Iterator[RunLog]:
+    """The log of one run; at the end the service is told that it is over."""
+    if url is None:
+        yield RecordLog(record)
+        return
+    spool = record.folder / "spool"
+    with Client(url=url, run_key=description.key, attempt_key=attempt.key, spool_directory=spool) as client:
+        start_run(client, description, attempt)
+        with AdviceFeed(client) as feed:
+            yield ServiceLog(record, client, feed)
+        client.flush(60.0)
+
+
+def start_run(client: Client, description: RunDescription, attempt: Attempt) -> None:
+    """Say what the run is; the trainer obeys the advice."""
+    client.start_run(
+        name=description.name,
+        model=description.model,
+        trainer=description.trainer,
+        engine=description.engine,
+        hardware=description.hardware,
+        initial_learning_rate=description.initial_learning_rate,
+        length_cap=description.length_cap,
+        advice_mode="apply",
+        resume_step=attempt.resume_step,
+    )

@@ -1,0 +1,98 @@
+"""The inference engine: vLLM on CPU, in this process, in bfloat16. It samples and logs μ, and it takes new weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from examples.tiny_rl.model import MAX_POSITIONS
+from examples.tiny_rl.task import END_OF_SEQUENCE, MAX_RESPONSE_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One sampled response, its end-of-sequence token included."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    """log μ of each token as it was sampled, in nats."""
+    finish_reason: str
+    """`stop` where the model ended it, `length` where the cap did."""
+
+
+class Sampler:
+    """vLLM with one model loaded. Temperature 1 and no truncation: the logged μ is the law that sampled."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        # Read when vllm is imported: the engine runs in this process, and its cache stays small.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        import vllm
+
+        self._vllm = vllm
+        self._engine: Any = vllm.LLM(
+            str(folder),
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            generation_config="vllm",
+            max_model_len=MAX_POSITIONS,
+            max_num_seqs=128,
+            seed=seed,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+        )
+
+    @property
+    def version(self) -> str:
+        return str(self._vllm.__version__)
+
+    def sample(self, prompts: Sequence[Sequence[int]], responses_per_prompt: int) -> list[list[Response]]:
+        """For each prompt its `responses_per_prompt` independent responses."""
+        parameters = self._vllm.SamplingParams(
+            n=responses_per_prompt,
+            temperature=1.0,
+            max_tokens=MAX_RESPONSE_TOKENS,
+            stop_token_ids=[END_OF_SEQUENCE],
+            logprobs=0,
+            detokenize=False,
+        )
+        outputs = self._engine.generate(self._as_prompts(prompts), parameters, use_tqdm=False)
+        return [
+            [
+                Response(
+                    token_ids=list(completion.token_ids),
+                    log_probs=[
+                        entry[token_id].logprob
+                        for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True)
+                    ],
+                    finish_reason=str(completion.finish_reason),
+                )
+                for completion in output.outputs
+            ]
+            for output in outputs
+        ]
+
+    def score(self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> list[float]:
+        """Log-probabilities of given responses by prefill, flat in the order of the responses."""
+        sequences = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+        parameters = self._vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._engine.generate(self._as_prompts(sequences), parameters, use_tqdm=False)
+        return [
+            output.prompt_logprobs[position][sequence[position]].logprob
+            for prompt, sequence, output in zip(prompts, sequences, outputs, strict=True)
+            for position in range(len(prompt), len(sequence))
+        ]
+
+    def reload(self, folder: Path) -> None:
+        """Take the weights of a checkpoint folder. Whether they arrived is for `reload_check` to say."""
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+
+    def _as_prompts(self, sequences: Sequence[Sequence[int]]) -> list[Any]:
+        return [self._vllm.TokensPrompt(prompt_token_ids=list(sequence)) for sequence in sequences]

@@ -1,0 +1,182 @@
+"""The run: warm up, then sample, judge, learn, reload, step after step; logged to Foreshock and obeying its advice.
+
+    python -m examples.tiny_rl.train --output my-run                                  # to disk only
+    python -m examples.tiny_rl.train --output my-run --url http://127.0.0.1:8765      # and to a service
+
+The learning rate of a step is the base rate times the scale that the service advises for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from transformers import Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from examples.tiny_rl.engine_fingerprint import cpu_name, engine_fingerprint
+from examples.tiny_rl.model import load_model, new_model, parameter_count, save_model
+from examples.tiny_rl.record import Attempt, Manifest, RunDescription, RunRecord
+from examples.tiny_rl.reload_check import ReloadCheck, ReloadReport
+from examples.tiny_rl.rollouts import StepRollouts, sample_step
+from examples.tiny_rl.run_log import RunLog, open_run_log
+from examples.tiny_rl.sampler import Sampler
+from examples.tiny_rl.task import FEWEST_DIGITS, MAX_RESPONSE_TOKENS, MOST_DIGITS, draw_problem
+from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
+from examples.tiny_rl.warm_up import BOTH_WAYS, MOSTLY_SHORT, warm_up
+from foreshock.digests import weights_digest
+from foreshock.learning_rate import applied_learning_rates, apply_scale
+
+logger = logging.getLogger(__name__)
+
+SCORER_OPTIONS = {"torch.trainer": {"autocast": "bfloat16", "master_dtype": "float32", "batch_size": 128}}
+"""How `policy.py` computes π, in the words of the replaying scorer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What the command line says."""
+
+    output: Path
+    url: str | None
+    key: str
+    start_from: Path | None
+    steps: int
+    prompts: int
+    responses: int
+    learning_rate: float
+    checkpoint_every: int
+    seed: int
+
+
+def train(options: TrainOptions) -> None:
+    """The whole run, into `options.output` and, where there is a `url`, to the service."""
+    record = RunRecord.create(options.output)
+    weights = options.output / "weights"
+    save_model(prepare_model(options), weights)
+    # Loaded back even when it was just made, so that both ways start from the very same numbers.
+    model = load_model(weights)
+    sampler = Sampler(weights, options.seed)
+    check = ReloadCheck(sampler, model, seed=options.seed)
+    trainer = Trainer(model, TrainerOptions(learning_rate=options.learning_rate))
+    attempt = Attempt(key=f"{options.key}-1", resume_step=1)
+    with open_run_log(record, describe(options, model, sampler), attempt, options.url) as log:
+        random_source = random.Random(options.seed)
+        for step in range(1, options.steps + 1):
+            if step in (1, options.steps) or step % options.checkpoint_every == 0:
+                log.log_checkpoint(step, weights)
+            problems = [draw_problem(random_source) for _ in range(options.prompts)]
+            rollouts = sample_step(step, sampler, problems, options.responses)
+            learn(step, rollouts, weights, sampler, check, trainer, log)
+    record.write_manifest(make_manifest(options, record, attempt, model, sampler))
+
+
+def learn(
+    step: int,
+    rollouts: StepRollouts,
+    weights: Path,
+    sampler: Sampler,
+    check: ReloadCheck,
+    trainer: Trainer,
+    log: RunLog,
+) -> None:
+    """One update at the advised learning rate; then the engine takes the new weights, provably."""
+    fingerprint = engine_fingerprint(sampler.version, step, weights_digest(weights))
+    apply_scale(trainer.optimizer, log.scale(step))
+    learning_rate = applied_learning_rates(trainer.optimizer)[0]
+    update = trainer.step(rollouts.prompts, rollouts.token_ids, rollouts.advantages)
+    save_model(trainer.model, weights)
+    sampler.reload(weights)
+    report = check.after_reload(trainer.model)
+    scalars = scalars_of(rollouts, update, report, learning_rate)
+    log.log_step(step, rollouts.as_batch(update, fingerprint), scalars)
+    logger.info("step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in scalars.items()))
+
+
+def scalars_of(
+    rollouts: StepRollouts, update: Update, report: ReloadReport, learning_rate: float
+) -> dict[str, float]:
+    """What the trainer says about its step."""
+    behaviour = np.concatenate([response.log_probs for response in rollouts.responses])
+    difference = update.log_probs.astype(np.float64) - behaviour
+    return {
+        "lr": learning_rate,
+        "reward": float(rollouts.rewards.mean()),
+        "response_length": rollouts.mean_response_length,
+        "grad_norm": update.gradient_norm,
+        "entropy": float(update.entropy.mean(dtype=np.float64)),
+        "k3": float(np.mean(np.expm1(difference) - difference)),
+        "reload_mean_abs_d": report.mean_difference,
+        "reload_slope": report.slope,
+    }
+
+
+def prepare_model(options: TrainOptions) -> Qwen3ForCausalLM:
+    """The model that reinforcement learning starts from: given, or warmed up here (some minutes)."""
+    if options.start_from is not None:
+        return load_model(options.start_from)
+    model = new_model(options.seed)
+    warm_up(model, (BOTH_WAYS, MOSTLY_SHORT), options.seed)
+    return model
+
+
+def describe(options: TrainOptions, model: Qwen3ForCausalLM, sampler: Sampler) -> RunDescription:
+    return RunDescription(
+        key=options.key,
+        name="Tiny sums, RLOO on two CPU cores",
+        model=f"Qwen3 architecture, {parameter_count(model) / 1e6:.2f} M parameters",
+        trainer="RLOO, torch, bfloat16 autocast over float32 master weights",
+        engine=f"vLLM {sampler.version} (CPU, bfloat16)",
+        hardware=cpu_name(),
+        initial_learning_rate=options.learning_rate,
+        length_cap=MAX_RESPONSE_TOKENS,
+    )
+
+
+def make_manifest(
+    options: TrainOptions, record: RunRecord, attempt: Attempt, model: Qwen3ForCausalLM, sampler: Sampler
+) -> Manifest:
+    return Manifest(
+        run=describe(options, model, sampler),
+        parameters=parameter_count(model),
+        task=f"sums of {FEWEST_DIGITS} to {MOST_DIGITS} digits",
+        training={
+            "algorithm": "RLOO",
+            "prompts": options.prompts,
+            "responses": options.responses,
+            "seed": options.seed,
+            **asdict(TrainerOptions(learning_rate=options.learning_rate)),
+        },
+        scorer_options=SCORER_OPTIONS,
+        engine_fingerprint=engine_fingerprint(sampler.version, None, None).to_dict(),
+        attempts=[attempt],
+        steps=options.steps,
+        checkpoints=record.checkpoints_found(),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="a new folder for the run's record")
+    parser.add_argument("--url", help="the service to log to; without it the run is recorded on disk only")
+    parser.add_argument("--key", default="tiny-rl", help="the run's lasting name at the service")
+    parser.add_argument("--start-from", type=Path, help="warmed-up weights, such as recorded/checkpoints/step_0001")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--prompts", type=int, default=8, help="per step")
+    parser.add_argument("--responses", type=int, default=16, help="per prompt")
+    parser.add_argument("--learning-rate", type=float, default=TrainerOptions().learning_rate)
+    parser.add_argument("--checkpoint-every", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("examples").setLevel(logging.INFO)
+    logger.setLevel(logging.INFO)
+    transformers_logging.disable_progress_bar()
+    train(TrainOptions(**vars(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""RLOO: one gradient step on fresh rollouts, in bfloat16 autocast over float32 master weights.
+
+The log-probabilities of the forward pass that the gradient is taken of are π **before** the update: they are what a
+trainer logs as its old log-probs, and what is compared with the engine's μ. No correction of the mismatch is applied:
+the example is there to show it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import Qwen3ForCausalLM
+
+from examples.tiny_rl.policy import next_token_log_probs, pad
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """Of the optimizer; the learning rate is the base that the advice scales."""
+
+    learning_rate: float = 1.5e-4
+    gradient_clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What one training step measured; T tokens in all, flat in the order of the responses."""
+
+    log_probs: NDArray[np.float32]  # [T] log π before the update
+    entropy: NDArray[np.float32]  # [T] of π, in nats
+    gradient_norm: float
+    """Before clipping; NaN where every prompt's responses were all right or all wrong: no update was made."""
+
+
+def rloo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Reward minus the mean reward of the *other* responses to the same prompt: [prompts, responses] -> the same.
+
+    Ahmadian et al. 2024, "Back to Basics", eq. 8. Each row sums to 0. At least two responses per prompt.
+    """
+    responses = rewards.shape[1]
+    others = (rewards.sum(axis=1, keepdims=True) - rewards) / (responses - 1)
+    return np.asarray(rewards - others)
+
+
+class Trainer:
+    """Master weights and their optimizer."""
+
+    def __init__(self, model: Qwen3ForCausalLM, options: TrainerOptions) -> None:
+        self.model = model
+        self.options = options
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+
+    def step(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        advantages: NDArray[np.float64],
+    ) -> Update:
+        """Score all responses, then take one step up the policy gradient Σ_i A_i log π(y_i | x_i) / N."""
+        batch = pad(prompts, responses)
+        log_probs, entropy = next_token_log_probs(self.model, batch)
+        gradient_norm = math.nan
+        if np.any(advantages != 0.0):
+            per_response = torch.where(batch.response_mask, log_probs, 0.0).sum(-1)
+            loss = -(torch.from_numpy(advantages).float() * per_response).mean()
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.gradient_clip)
+            gradient_norm = norm.item()
+            self.optimizer.step()
+        return Update(
+            log_probs=log_probs.detach()[batch.response_mask].numpy(),
+            entropy=entropy[batch.response_mask].numpy(),
+            gradient_norm=gradient_norm,
+        )

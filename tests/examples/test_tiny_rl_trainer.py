@@ -1,0 +1,78 @@
+"""RLOO: the advantages, the gradient's direction, and the forward pass that the replay stands on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from examples.tiny_rl.model import new_model, parameter_count
+from examples.tiny_rl.policy import next_token_log_probs, pad
+from examples.tiny_rl.reload_check import regression_slope
+from examples.tiny_rl.task import END_OF_SEQUENCE, PAD, encode
+from examples.tiny_rl.trainer import Trainer, TrainerOptions, rloo_advantages
+
+reward_tables = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8), elements=st.floats(-4, 4))
+
+
+@given(rewards=reward_tables)
+def test_an_advantage_is_the_reward_minus_the_mean_of_the_others(rewards: np.ndarray) -> None:
+    advantages = rloo_advantages(rewards)
+    for row, column in np.ndindex(rewards.shape):
+        others = np.delete(rewards[row], column)
+        assert advantages[row, column] == pytest.approx(rewards[row, column] - others.mean(), abs=1e-12)
+
+
+def test_responses_that_are_all_right_or_all_wrong_teach_nothing() -> None:
+    assert not rloo_advantages(np.ones((3, 4))).any()
+    trainer = Trainer(new_model(0), TrainerOptions())
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    update = trainer.step([encode("1+1=")] * 2, [[*encode(">2"), END_OF_SEQUENCE]] * 2, np.zeros(2))
+    assert math.isnan(update.gradient_norm)
+    assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_step_makes_the_rewarded_response_likelier_than_the_other() -> None:
+    prompts, responses = [encode("1+1=")] * 2, [[*encode(">2"), END_OF_SEQUENCE], [*encode(">3"), END_OF_SEQUENCE]]
+    trainer = Trainer(new_model(0), TrainerOptions(learning_rate=1e-3))
+    gaps = []
+    for _ in range(3):
+        log_probs = trainer.step(prompts, responses, np.array([1.0, -1.0])).log_probs
+        gaps.append(log_probs[:3].sum() - log_probs[3:].sum())
+    assert gaps[0] < gaps[1] < gaps[2]
+
+
+def test_a_pad_id_that_the_model_sampled_is_a_token_like_any_other() -> None:
+    batch = pad([[5, 6], [7]], [[PAD, END_OF_SEQUENCE], [8, 9, 10, 11]])
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert batch.response_mask.tolist() == [[False, True, True, False], [True, True, True, True]]
+
+
+def test_padding_does_not_change_what_a_response_is_given() -> None:
+    model = new_model(0)
+    alone, beside = pad([[5, 6]], [[7, 8]]), pad([[5, 6], [7]], [[7, 8], [9] * 20])
+    with torch.no_grad():
+        scores = [next_token_log_probs(model, batch, autocast=False)[0][0, 1:3] for batch in (alone, beside)]
+    torch.testing.assert_close(scores[0], scores[1], atol=1e-5, rtol=0)
+
+
+def test_the_model_is_small_and_its_head_is_its_own() -> None:
+    model = new_model(0)
+    assert parameter_count(model) < 400_000
+    assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
+
+
+@given(slope=st.floats(-2, 2), cause=arrays(np.float64, 20, elements=st.floats(-1, 1)).filter(lambda a: a @ a > 1e-6))
+def test_the_slope_of_a_line_is_found(slope: float, cause: np.ndarray) -> None:
+    found, error = regression_slope(cause, slope * cause)
+    assert found == pytest.approx(slope, abs=1e-9)
+    assert error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_trainer_that_did_not_move_has_no_slope() -> None:
+    assert math.isnan(regression_slope(np.zeros(3), np.ones(3))[0])
