@@ -292,7 +292,9 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             return replace(state, halvings=_raised(state, first), schedule=_from(state.schedule, first + 1, state))
         case "hold":
             paused = state.schedule.paused_from(first) if state.schedule is not None else None
-            return replace(state, held_from_step=first, schedule=paused)
+            # A halving may lie ahead where a rewind has moved the hold back before it.
+            halvings = tuple(halving for halving in state.halvings if halving <= first)
+            return replace(state, held_from_step=first, schedule=paused, halvings=halvings)
         case "release":
             halvings = _explicit(state, first - 1)
             released = state.schedule.effective_from(first) if state.schedule is not None else None

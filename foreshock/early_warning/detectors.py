@@ -15,7 +15,7 @@ from typing import Any
 from foreshock.digests import digest_of_json
 from foreshock.early_warning.default_rules import default_rules
 from foreshock.early_warning.events import Event
-from foreshock.early_warning.rules import RulesState, ThresholdRule, advance_rules
+from foreshock.early_warning.rules import LAG_KEY, RulesState, ThresholdRule, advance_rules
 from foreshock.early_warning.schedule import LengthDecaySchedule
 from foreshock.early_warning.surge import SurgeSettings, SurgeSign, SurgeState, advance_surge
 
@@ -43,7 +43,7 @@ class WarningConfiguration:
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that are looked at, as ``comparison:measure``."""
-        return tuple(sorted({LENGTH_KEY} | {rule.key.removesuffix("@baseline") for rule in self.rules}))
+        return tuple(sorted({LENGTH_KEY, LAG_KEY} | {rule.key.removesuffix("@baseline") for rule in self.rules}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from service.database.dialect import upsert
 from service.database.tables import Scalar
 
 _KEY = ("run_id", "attempt", "step", "source", "name")
-_FIRST_SOURCE = "trainer"
+FIRST_SOURCE = "trainer"
 
 
 def put(session: Session, rows: list[dict[str, Any]]) -> None:
@@ -23,7 +23,7 @@ def put(session: Session, rows: list[dict[str, Any]]) -> None:
 def values_of_step(session: Session, run_id: str, attempt: int, step: int) -> dict[str, float]:
     """The step's finite values by name; where several sources report a name, the trainer's, else the first source's."""
     query = select(Scalar).where(Scalar.run_id == run_id, Scalar.attempt == attempt, Scalar.step == step)
-    rows = sorted(session.scalars(query), key=lambda row: (row.source != _FIRST_SOURCE, row.source))
+    rows = sorted(session.scalars(query), key=lambda row: (row.source != FIRST_SOURCE, row.source))
     values: dict[str, float] = {}
     for row in rows:
         if row.value is not None:
