@@ -1,0 +1,151 @@
+"""The diagnosis of a run: everything that `foreshock report` says, gathered before a line of it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreshock.commands.readings import (
+    AdviceReading,
+    AlertReading,
+    AttributionReading,
+    Bucket,
+    Curve,
+    Readings,
+    RunReading,
+)
+from foreshock.commands.verdicts import RANGES, Verdict, worst
+
+__all__ = ["COMPARISON", "Diagnosis", "gather", "to_json"]
+
+COMPARISON = "trainer/rollout"
+MISMATCH_MEASURES = (
+    "k3_kl",
+    "k3_kl_low",
+    "k3_kl_high",
+    "rollout_probs_diff_mean",
+    "token_mult_prob_error",
+    "tail_2",
+    "ess_token",
+    "max_abs_d",
+    "tokens",
+    "zero_fraction",
+    "nonfinite_target",
+    "nonfinite_behaviour",
+)
+STEP_MEASURES = (
+    "response_length_mean",
+    "response_length_p50",
+    "response_length_p99",
+    "response_length_max",
+    "truncated_fraction",
+    "reward_mean",
+    "entropy_mean",
+    "num_rollouts",
+    "num_tokens",
+    "lag_mean",
+)
+RECENT_STEPS = 10
+"""The verdict is on the median of the newest steps: one step's k3 jumps tenfold on a small batch."""
+
+_MOST_ATTRIBUTIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureVerdict:
+    """A measure with a published range: its median over the newest steps, and what that means."""
+
+    measure: str
+    recent: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A run's state. `step` is the one that buckets are shown of; `attributions` are of probed steps."""
+
+    run: RunReading
+    url: str
+    model_kind: str
+    step: int | None
+    mismatch: Curve
+    rollouts: Curve
+    verdicts: tuple[MeasureVerdict, ...]
+    attributions: tuple[AttributionReading, ...]
+    probed_steps: tuple[int, ...]
+    unfinished_probes: tuple[tuple[int, str, str], ...]
+    buckets: tuple[Bucket, ...]
+    alerts: tuple[AlertReading, ...]
+    advice: AdviceReading | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of the measures' verdicts."""
+        return worst([item.verdict for item in self.verdicts])
+
+
+def gather(readings: Readings, run: RunReading, url: str, *, step: int | None, model_kind: str = "dense") -> Diagnosis:
+    """Read all there is about `run`. `step` picks the step of attribution and buckets; None: what was probed, and the
+    newest of that (or of all). Raises ServiceError."""
+    mismatch = readings.curve(COMPARISON, MISMATCH_MEASURES)
+    probed = readings.probed_steps()
+    wanted = (step,) if step is not None else spread(probed, _MOST_ATTRIBUTIONS)
+    attributions = tuple(found for each in wanted if (found := readings.attribution(each)) is not None)
+    if step is None:
+        step = next(iter([*[found.step for found in attributions[-1:]], *mismatch.steps[-1:]]), None)
+    return Diagnosis(
+        run=run,
+        url=url,
+        model_kind=model_kind,
+        step=step,
+        mismatch=mismatch,
+        rollouts=readings.curve("rollout", STEP_MEASURES),
+        verdicts=tuple(_verdicts(mismatch, model_kind)),
+        attributions=attributions,
+        probed_steps=probed,
+        unfinished_probes=readings.unfinished_probes(),
+        buckets=readings.buckets(step, COMPARISON) if step is not None else (),
+        alerts=readings.alerts(),
+        advice=readings.advice(),
+    )
+
+
+def spread(steps: Sequence[int], most: int) -> tuple[int, ...]:
+    """At most `most` of the steps, evenly spread, the first and the last among them."""
+    if len(steps) <= most:
+        return tuple(steps)
+    return tuple(steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most))
+
+
+def recent(values: Sequence[float]) -> float:
+    """The median of the newest finite values; NaN where there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite[-RECENT_STEPS:]) if finite else math.nan
+
+
+def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The diagnosis as JSON values; what is not finite is null."""
+    value: dict[str, Any] = _plain(dataclasses.asdict(diagnosis))
+    value["verdict"] = diagnosis.verdict
+    return value
+
+
+def _verdicts(mismatch: Curve, model_kind: str) -> list[MeasureVerdict]:
+    return [
+        MeasureVerdict(known.measure, value := recent(mismatch.of(known.measure)), known.verdict(value))
+        for known in RANGES[model_kind]
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,177 @@
+"""`foreshock import`: log a recorded run as a trainer would have, through the client.
+
+Importing again changes nothing: the same files give the same bytes under the same attempt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from foreshock.client.client import Client
+from foreshock.commands.command import add_service_options, connect, run_url
+from foreshock.commands.progress import Progress
+from foreshock.commands.recording import Recording, find_recording, read_scalars, read_shard
+from foreshock.errors import ConfigurationError, ServiceError
+from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
+
+__all__ = ["command"]
+
+_DESCRIBED = ("name", "model", "trainer", "engine", "hardware")
+_ATTRIBUTES = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "trainer_policy")
+_ATTEMPT_KEY = "import"
+_STALLED_SECONDS = 120.0
+
+
+class ImportCommand:
+    """Reads files, logs them, waits until the service has them."""
+
+    help = "log a recorded run: folders of step_NNNN.jsonl.gz or .parquet, metrics.jsonl, checkpoints"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or files of rollouts")
+        parser.add_argument("--run-key", required=True, help="your lasting name for the run")
+        parser.add_argument("--project", default="default")
+        for name in _DESCRIBED:
+            parser.add_argument(f"--{name}", help=f"the run's {name}")
+        parser.add_argument("--initial-learning-rate", type=float, metavar="RATE")
+        parser.add_argument("--length-cap", type=int, metavar="TOKENS", help="the most tokens that generation allowed")
+        parser.add_argument("--step", type=int, metavar="N", help="the step of a file whose name does not say it")
+        parser.add_argument("--from-step", type=int, default=0, metavar="N", help="leave out earlier steps")
+        parser.add_argument("--to-step", type=int, metavar="N", help="leave out later steps")
+        parser.add_argument(
+            "--weights-root",
+            metavar="NAME=FOLDER",
+            help="announce checkpoints below FOLDER, which workers know as NAME",
+        )
+        sampling = parser.add_argument_group("what is true of all rollouts (for json lines, which do not say it)")
+        for name in ("temperature", "top-p", "min-p"):
+            sampling.add_argument(f"--{name}", type=float)
+        sampling.add_argument("--top-k", type=int)
+        sampling.add_argument("--logprobs-mode", choices=LOGPROBS_MODES)
+        sampling.add_argument("--trainer-policy", choices=TRAINER_POLICIES)
+        parser.add_argument("--unfinished", action="store_true", help="do not mark the run as finished")
+        add_service_options(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Import; raises ConfigurationError, RolloutsError or ServiceError where something could not be."""
+        recording = _within(find_recording(arguments.paths, step=arguments.step), arguments)
+        root = _weights_root(arguments.weights_root)
+        attributes = BatchAttributes(
+            length_cap=arguments.length_cap, **{name: getattr(arguments, name) for name in _ATTRIBUTES}
+        )
+        with connect(arguments) as connection:
+            # A service that is away is an error here, and nothing to spool for.
+            connection.request("GET", "/livez")
+            client = Client(
+                connection.url,
+                arguments.project,
+                arguments.run_key,
+                api_key=arguments.api_key,
+                attempt_key=_ATTEMPT_KEY,
+                strict=True,
+                block_when_full=True,
+                max_queue_items=64,
+            )
+            try:
+                self._log(client, recording, attributes, arguments, root)
+                _wait(client)
+            finally:
+                client.close()
+            counters = client.counters.snapshot()
+            print(
+                f"{len(recording.shards)} shards of rollouts imported, {counters.duplicates} of them known already; "
+                f"run {client.run_id}: {run_url(connection, str(client.run_id))}"
+            )
+        return 0
+
+    def _log(
+        self,
+        client: Client,
+        recording: Recording,
+        attributes: BatchAttributes,
+        arguments: argparse.Namespace,
+        root: tuple[str, Path] | None,
+    ) -> None:
+        described: dict[str, Any] = {name: getattr(arguments, name) for name in _DESCRIBED}
+        client.start_run(
+            **described,
+            initial_learning_rate=arguments.initial_learning_rate,
+            length_cap=arguments.length_cap,
+            attributes=attributes,
+        )
+        for path in recording.scalars:
+            for step, values in read_scalars(path):
+                if _is_wanted(step, arguments):
+                    client.log_scalars(step, values)
+        if root is not None:
+            for step, folder in recording.checkpoints:
+                client.log_checkpoint(step, root=root[0], path=_below(root[1], folder), local_folder=folder)
+        elif recording.checkpoints:
+            print(f"{len(recording.checkpoints)} checkpoints are not announced: say --weights-root NAME=FOLDER")
+        progress = Progress("reading rollouts", len(recording.shards))
+        for index, file in enumerate(recording.shards):
+            batch = read_shard(file, attributes)
+            client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
+            progress.show(index + 1)
+        if not arguments.unfinished:
+            client.finish()
+
+
+def _wait(client: Client) -> None:
+    """Wait until everything is delivered. Raises ServiceError where the service refused something, or went away."""
+    progress = Progress("delivering", client.counters.accepted)
+    delivered, since = -1, time.monotonic()
+    while not client.flush(0.2):
+        now = client.counters.snapshot()
+        progress.show(now.delivered)
+        if now.delivered != delivered:
+            delivered, since = now.delivered, time.monotonic()
+        elif time.monotonic() - since > _STALLED_SECONDS:
+            raise ServiceError(
+                f"the service takes nothing any more; what is left waits in {client.settings.spool_directory} and is "
+                "sent by the next import"
+            )
+    now = client.counters.snapshot()
+    progress.show(now.delivered)
+    if now.rejected or now.invalid or now.dropped:
+        kept = client.settings.spool_directory / "rejected"
+        raise ServiceError(
+            f"{now.rejected} items were refused by the service (their bytes are in {kept}), "
+            f"{now.invalid} could not be encoded, {now.dropped} were lost"
+        )
+
+
+def _within(recording: Recording, arguments: argparse.Namespace) -> Recording:
+    return replace(
+        recording,
+        shards=tuple(file for file in recording.shards if _is_wanted(file.step, arguments)),
+        checkpoints=tuple(item for item in recording.checkpoints if _is_wanted(item[0], arguments)),
+    )
+
+
+def _is_wanted(step: int, arguments: argparse.Namespace) -> bool:
+    return bool(step >= arguments.from_step and (arguments.to_step is None or step <= arguments.to_step))
+
+
+def _weights_root(word: str | None) -> tuple[str, Path] | None:
+    if word is None:
+        return None
+    name, found, folder = word.partition("=")
+    if not (name and found and Path(folder).is_dir()):
+        raise ConfigurationError(f"--weights-root is NAME=FOLDER with a folder that exists, and is {word!r}")
+    return name, Path(folder).resolve()
+
+
+def _below(root: Path, folder: Path) -> str:
+    try:
+        return folder.resolve().relative_to(root).as_posix()
+    except ValueError as error:
+        raise ConfigurationError(f"the checkpoint {folder} is not below the weights root {root}") from error
+
+
+command = ImportCommand()

@@ -1,0 +1,118 @@
+"""`foreshock <command>`: finds the commands by entry points, so that the library imports neither service nor probes.
+
+Exit status: 0 done, 1 an error of Foreshock (one line, no trace), 2 wrong arguments or a missing extra, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import foreshock
+from foreshock.commands.command import Command
+from foreshock.errors import ForeshockError
+
+__all__ = ["ENTRY_POINT_GROUP", "main"]
+
+ENTRY_POINT_GROUP = "foreshock.commands"
+_OWN_PACKAGES = ("foreshock", "service", "probes")
+_DESCRIPTION = "The seismograph of LLM reinforcement learning: training-inference mismatch, its causes, early warning."
+
+
+@dataclass(frozen=True, slots=True)
+class MissingExtra(Exception):
+    """A command whose dependencies are not installed."""
+
+    command: str
+    extra: str
+    module: str
+
+    def __str__(self) -> str:
+        return (
+            f"`{self.command}` needs the extra `{self.extra}` ({self.module} is not installed): "
+            f"pip install 'foreshock[{self.extra}]'"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` (default: the process's arguments) names; its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except MissingExtra as missing:
+        print(f"foreshock: {missing}", file=sys.stderr)
+        return 2
+    except ForeshockError as error:
+        print(f"foreshock: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader (head, less) has gone; keep Python from failing again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
+
+def _run(words: list[str]) -> int:
+    entry_points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    named = next((word for word in words if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(prog="foreshock", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"foreshock {foreshock.__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="<command>", required=True)
+    # Only the command that is asked for is imported; all of them for the list of commands.
+    if named in entry_points:
+        chosen = _load(entry_points[named])
+        chosen.configure(_parser_of(commands, named, chosen))
+        arguments = parser.parse_args(words)
+        try:
+            return chosen.run(arguments)
+        except ModuleNotFoundError as error:
+            raise _as_missing_extra(entry_points[named], error) from error
+    for name in sorted(entry_points):
+        try:
+            command = _load(entry_points[name])
+        except MissingExtra as missing:
+            commands.add_parser(name, help=f"(needs: pip install 'foreshock[{missing.extra}]')")
+        else:
+            _parser_of(commands, name, command)
+    parser.parse_args(words)
+    return 2
+
+
+def _parser_of(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: Command
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=command.help,
+        description=command.help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _load(point: importlib.metadata.EntryPoint) -> Command:
+    """The command behind an entry point. Raises MissingExtra where its dependencies are not installed."""
+    try:
+        command: Command = point.load()
+    except ModuleNotFoundError as error:
+        raise _as_missing_extra(point, error) from error
+    return command
+
+
+def _as_missing_extra(point: importlib.metadata.EntryPoint, error: ModuleNotFoundError) -> Exception:
+    """MissingExtra for a third party's module; the error itself for one of ours, which is a fault and not an extra."""
+    module = (error.name or "").partition(".")[0]
+    package = point.module.partition(".")[0]
+    if not module or module in _OWN_PACKAGES or package == "foreshock":
+        return error
+    extra = {"service": "service", "probes": "vllm" if module == "vllm" else "probes"}.get(package, package)
+    return MissingExtra(point.name, extra, module)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

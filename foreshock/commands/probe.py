@@ -1,0 +1,127 @@
+"""`foreshock probe`: ask for a step to be replayed, and wait for what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.readings import find_run
+from foreshock.commands.text import table
+from foreshock.errors import ConfigurationError, ServiceError
+
+__all__ = ["DEFAULT_SCORERS", "command"]
+
+DEFAULT_SCORERS = ("vllm.prefill", "torch.trainer", "torch.float32")
+_FINAL = frozenset({"done", "failed", "skipped"})
+
+
+class ProbeCommand:
+    """Requests a probe; the same request again finds the same probe."""
+
+    help = "replay a checkpointed step through engine and trainer, to see where its mismatch comes from"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument("run", help="a run's id, key or name")
+        parser.add_argument("step", type=int, help="a step whose weights were announced")
+        parser.add_argument(
+            "--scorer",
+            action="append",
+            metavar="NAME[@VARIANT]",
+            help=f"may be repeated (default: {', '.join(DEFAULT_SCORERS)})",
+        )
+        parser.add_argument("--accelerator", help="only on workers of this kind, such as cpu or H100")
+        parser.add_argument("--max-rollouts", type=int, metavar="N", help="score a sample of N rollouts")
+        parser.add_argument(
+            "--trainer-autocast", choices=("bfloat16", "none"), help="how torch.trainer runs its forward pass"
+        )
+        parser.add_argument(
+            "--trainer-master-dtype", choices=("float32", "bfloat16"), help="the trainer's weights while it computes"
+        )
+        parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
+        parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of waiting (default: 600)")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        add_service_options(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Request, wait, print. Exit status 1 where the probe failed, was skipped or took too long."""
+        with connect(arguments) as connection:
+            run = find_run(connection, arguments.run)
+            body = _request(arguments)
+            probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
+            if not arguments.no_wait:
+                probe = _wait(connection, probe, arguments.timeout)
+        print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
+        if arguments.no_wait:
+            return 0
+        if probe["state"] == "done" and not arguments.json:
+            print(f"\nforeshock report {run.id} --step {arguments.step}   shows what it found")
+        return 0 if probe["state"] == "done" else 1
+
+
+def _request(arguments: argparse.Namespace) -> dict[str, Any]:
+    scorers = []
+    for word in arguments.scorer or DEFAULT_SCORERS:
+        name, _, variant = word.partition("@")
+        if not name:
+            raise ConfigurationError(f"--scorer names a scorer, such as vllm.prefill, and this is {word!r}")
+        scorers.append({"scorer": name, "variant": variant})
+    options: dict[str, str | None] = {}
+    if arguments.trainer_autocast is not None:
+        options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
+    if arguments.trainer_master_dtype is not None:
+        options["master_dtype"] = arguments.trainer_master_dtype
+    body = {
+        "step": arguments.step,
+        "scorers": scorers,
+        "kind": "exact",
+        "accelerator": arguments.accelerator,
+        "max_rollouts": arguments.max_rollouts,
+        "options": {"torch.trainer": options} if options else None,
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+    """The probe in its final state, or as it is at the end of the time."""
+    deadline = time.monotonic() + timeout_seconds
+    shown = ""
+    while probe["state"] not in _FINAL and time.monotonic() < deadline:
+        words = ", ".join(f"{job['engine']} {job['state']}" for job in probe.get("jobs") or ())
+        if words != shown:
+            print(f"probe {probe['id']}: {words}", file=sys.stderr)
+            shown = words
+        time.sleep(0.5)
+        try:
+            probe = connection.get_json(f"/v1/probes/{probe['id']}")
+        except ServiceError as error:
+            if error.status is not None:
+                raise
+    if probe["state"] == "queued":
+        print("no worker has taken it yet: start one with `foreshock worker`", file=sys.stderr)
+    return probe
+
+
+def _lines(probe: dict[str, Any]) -> list[str]:
+    lines = [f"probe {probe['id']} of step {probe['step']}: {probe['state']}"]
+    if probe.get("reason"):
+        lines.append(f"  {probe['reason']}")
+    rows = [
+        [
+            str(job["engine"]),
+            ", ".join(scorer["scorer"] for scorer in job.get("scorers") or ()),
+            str(job["state"]),
+            str(job.get("worker") or ""),
+            str(job.get("reason") or ""),
+        ]
+        for job in probe.get("jobs") or ()
+    ]
+    return lines + table(["engine", "scorers", "state", "worker", "reason"], rows, left=(0, 1, 2, 3, 4))
+
+
+command = ProbeCommand()

@@ -1,0 +1,125 @@
+"""A recorded run on disk: which files hold which steps, scalars and checkpoints.
+
+Understood are
+
+- a run's folder: `rollouts/`, `metrics.jsonl` (an object a line: `step` and numbers by name), `checkpoints/step_NNNN/`;
+- a folder of steps, or single files: `step_NNNN.jsonl` or `.jsonl.gz`, `step_NNNN.parquet`, and several
+  `step_NNNN_shard_K.parquet` of one step (Parquet in the schema of rollouts).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.rollouts.parquet import decode_rollouts
+
+__all__ = ["Recording", "ShardFile", "find_recording", "read_scalars", "read_shard"]
+
+_SHARD_NAME = re.compile(r"step_(?P<step>\d+)(?:_shard_(?P<shard>\d+))?\.(?P<kind>jsonl|jsonl\.gz|parquet)")
+_CHECKPOINT_NAME = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A file of rollouts: the whole of a step, or one shard of it."""
+
+    path: Path
+    step: int
+    shard: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Files in the order of their steps."""
+
+    shards: tuple[ShardFile, ...]
+    scalars: tuple[Path, ...]
+    checkpoints: tuple[tuple[int, Path], ...]
+
+
+def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recording:
+    """What `paths` hold; `step` is that of a single file whose name does not say it.
+
+    Raises ConfigurationError where a path is none of what is understood, or there are no rollouts at all.
+    """
+    files: list[Path] = []
+    scalars: list[Path] = []
+    checkpoints: list[tuple[int, Path]] = []
+    for path in paths:
+        if path.is_file():
+            files.append(path)
+            continue
+        if not path.is_dir():
+            raise ConfigurationError(f"there is no file or folder {str(path)!r}")
+        folder = path / "rollouts" if (path / "rollouts").is_dir() else path
+        files += [file for file in folder.iterdir() if _SHARD_NAME.fullmatch(file.name)]
+        scalars += [path / "metrics.jsonl"] if (path / "metrics.jsonl").is_file() else []
+        checkpoints += _checkpoints(path / "checkpoints")
+    shards = _numbered(files, step)
+    if not shards:
+        raise ConfigurationError("no rollouts found: files are named like step_0012.jsonl.gz or step_0012.parquet")
+    return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)))
+
+
+def read_shard(file: ShardFile, attributes: BatchAttributes) -> RolloutBatch:
+    """The validated rollouts of a file; `attributes` say what the file does not. Raises RolloutsError."""
+    if file.path.suffix != ".parquet":
+        return read_jsonl(file.path, step=file.step, attributes=attributes)
+    try:
+        return decode_rollouts(file.path.read_bytes())
+    except OSError as error:
+        raise InvalidRolloutsError(f"{file.path.name!r} cannot be read: {error}") from error
+
+
+def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
+    """Step and numbers of each line; what is no number is left out. Raises ConfigurationError naming the line."""
+    found: list[tuple[int, Mapping[str, float]]] = []
+    for row, text in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            step = int(line.pop("step"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{path.name}, line {row + 1}: not an object with a `step`: {error}") from error
+        numbers = {
+            name: math.nan if value is None else float(value)
+            for name, value in line.items()
+            if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        }
+        if numbers:
+            found.append((step, numbers))
+    return found
+
+
+def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
+    of_steps: dict[int, list[tuple[int, Path]]] = {}
+    for path in files:
+        match = _SHARD_NAME.fullmatch(path.name)
+        if match is None and step is None:
+            raise ConfigurationError(f"{path.name!r} does not say its step: name it step_0012.parquet, or give --step")
+        number = int(match["step"]) if match is not None else int(step or 0)
+        shard = int(match["shard"] or 0) if match is not None else 0
+        of_steps.setdefault(number, []).append((shard, path))
+    return [
+        ShardFile(path, number, index, len(of_step))
+        for number, of_step in sorted(of_steps.items())
+        for index, (_, path) in enumerate(sorted(of_step))
+    ]
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    named = [(_CHECKPOINT_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    return [(int(match[1]), path) for match, path in named if match is not None and any(path.glob("*.safetensors"))]

@@ -1,0 +1,45 @@
+"""`foreshock report`: what is known about a run, as text or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from foreshock.commands import diagnosis, report_text
+from foreshock.commands.command import add_service_options, connect, run_url
+from foreshock.commands.readings import Readings, find_run
+from foreshock.commands.text import Paint
+from foreshock.commands.verdicts import RANGES
+
+__all__ = ["command"]
+
+
+class ReportCommand:
+    """The diagnosis: mismatch per step, where it comes from, which tokens, lengths, alerts, advice."""
+
+    help = "diagnose a run: mismatch, its origin, probability buckets, lengths, alerts, learning-rate advice"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument("run", nargs="?", help="a run's id, key or name (default: the newest run)")
+        parser.add_argument("--step", type=int, metavar="N", help="show attribution and buckets of this step")
+        parser.add_argument("--model-kind", choices=sorted(RANGES), default="dense", help="which published ranges hold")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        add_service_options(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the report."""
+        with connect(arguments) as connection:
+            run = find_run(connection, arguments.run)
+            readings = Readings(connection, run.id)
+            found = diagnosis.gather(
+                readings, run, run_url(connection, run.id), step=arguments.step, model_kind=arguments.model_kind
+            )
+        if arguments.json:
+            print(json.dumps(diagnosis.to_json(found), indent=2, ensure_ascii=False, allow_nan=False))
+        else:
+            print("\n".join(report_text.render(found, Paint())))
+        return 0
+
+
+command = ReportCommand()

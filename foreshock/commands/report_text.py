@@ -1,0 +1,327 @@
+"""The report as plain text, at most 100 columns wide: a section per question, the answer first in each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreshock.commands.diagnosis import COMPARISON, RECENT_STEPS, Diagnosis, recent, spread
+from foreshock.commands.readings import AttributionReading, Curve, LinkReading
+from foreshock.commands.text import WIDTH, Paint, Style, bar, count, moment, number, sparkline, table, wrap
+from foreshock.commands.verdicts import RANGES, STYLES, Verdict, verdict_of
+
+__all__ = ["render"]
+
+_CURVE_WIDTH = 48
+_TABLE_ROWS = 12
+_COPIED = (
+    "The difference is exactly 0 everywhere: the trainer's log-probs look like a copy of the engine's (bypass), so "
+    "that this comparison can show no mismatch. Probe a step to see it."
+)
+
+
+def render(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    """The lines of the report."""
+    sections = [
+        _heading(diagnosis, paint),
+        _mismatch(diagnosis, paint),
+        _origin(diagnosis, paint),
+        _buckets(diagnosis, paint),
+        _lengths(diagnosis, paint),
+        _alerts(diagnosis, paint),
+        _advice(diagnosis, paint),
+    ]
+    lines = [line for section in sections if section for line in ["", *section]]
+    return [*lines, "", f"Pages: {diagnosis.url}"]
+
+
+def _title(text: str, paint: Paint, aside: str = "", style: Style | None = None) -> str:
+    """A section's title with a rule, and a word at its right end."""
+    rule = "─" * max(3, WIDTH - len(text) - len(aside) - (2 if aside else 1))
+    return f"{paint(text, 'bold')} {paint(rule, 'dim')}" + (f" {paint(aside, style)}" if aside else "")
+
+
+def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    run = diagnosis.run
+    lines = [_title(f"Foreshock · {run.title}", paint, run.state, "bad" if run.state == "failed" else None)]
+    described = {"model": run.model, "trainer": run.trainer, "engine": run.engine, "on": run.hardware}
+    parts = [f"{label} {value}" for label, value in described.items() if value]
+    if run.initial_learning_rate is not None:
+        parts.append(f"learning rate {number(run.initial_learning_rate)}")
+    lines += wrap(" · ".join(parts), "  ", "  ") if parts else []
+    steps = diagnosis.rollouts.steps or diagnosis.mismatch.steps
+    if not steps:
+        return [*lines, "  no step is complete yet"]
+    rollouts = sum(value for value in diagnosis.rollouts.of("num_rollouts") if math.isfinite(value))
+    tokens = sum(value for value in diagnosis.rollouts.of("num_tokens") if math.isfinite(value))
+    lines.append(
+        f"  {count(len(steps))} steps ({steps[0]} to {steps[-1]}), {count(int(rollouts))} rollouts, "
+        f"{count(int(tokens))} tokens; newest data {moment(run.updated_at_us)}"
+    )
+    return lines
+
+
+def _mismatch(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    curve, verdict = diagnosis.mismatch, diagnosis.verdict
+    title = f"Mismatch, {COMPARISON}: per token, μ the engine's, π the trainer's"
+    if not curve.known("k3_kl"):
+        why = "  No step has both rollout_log_probs and trainer_log_probs: log both to see the mismatch."
+        return [_title(title, paint), why]
+    lines = [_title(title, paint, verdict, STYLES[verdict])]
+    ranges = RANGES[diagnosis.model_kind]
+    rows = []
+    for known, item in zip(ranges, diagnosis.verdicts, strict=True):
+        values = curve.of(known.measure)
+        line = sparkline(values, _CURVE_WIDTH - 8, logarithmic=known.measure == "k3_kl")
+        rows.append([known.label, line.ljust(_CURVE_WIDTH - 8), number(item.recent), item.verdict, known.shown])
+    header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "", "published range"]
+    lines += _paint_words(table(header, rows, left=(0, 1, 3, 4)), paint, column_of=3, rows=rows)
+    newest = min(RECENT_STEPS, len(curve.steps))
+    lines += _note(f"now: the median of the newest {newest} steps; k3_kl is drawn in log scale", paint)
+    lines += ["", *_mismatch_table(diagnosis, paint)]
+    if _all_zero(curve):
+        lines += wrap(_COPIED, "    ", "  ! ")
+    return lines
+
+
+def _mismatch_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    """Some steps in numbers: evenly spread, the worst among them."""
+    curve = diagnosis.mismatch
+    k3 = curve.of("k3_kl")
+    chosen = set(spread(range(len(curve.steps)), _TABLE_ROWS - 1))
+    chosen.add(max(range(len(k3)), key=lambda index: k3[index] if math.isfinite(k3[index]) else -math.inf))
+    if diagnosis.step in curve.steps:
+        chosen.add(curve.steps.index(diagnosis.step))
+    header = ["step", "k3_kl", "95 % interval", "mean |Δp|", "E[exp |d|]", "F(2)", "ESS", "max |d|", "tokens", ""]
+    rows = []
+    for index in sorted(chosen):
+        at = {name: curve.of(name)[index] for name in curve.values}
+        missing = math.nan
+        low, high = at.get("k3_kl_low", missing), at.get("k3_kl_high", missing)
+        interval = f"{number(low, 2)} … {number(high, 2)}" if math.isfinite(low) and math.isfinite(high) else "–"
+        rows.append([
+            str(curve.steps[index]),
+            number(k3[index]),
+            interval,
+            number(at.get("rollout_probs_diff_mean", missing), 2),
+            number(at.get("token_mult_prob_error", missing), 5),
+            number(at.get("tail_2", missing), 2),
+            number(at.get("ess_token", missing), 4),
+            number(at.get("max_abs_d", missing), 3),
+            count(int(tokens)) if math.isfinite(tokens := at.get("tokens", missing)) else "–",
+            verdict_of("k3_kl", k3[index], diagnosis.model_kind),
+        ])  # fmt: skip
+    return _paint_words(table(header, rows, left=(9,)), paint, column_of=9, rows=rows)
+
+
+def _all_zero(curve: Curve) -> bool:
+    fractions = [value for value in curve.of("zero_fraction") if math.isfinite(value)]
+    return bool(fractions) and min(fractions) == 1.0
+
+
+def _origin(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    lines = [_title("Where it comes from", paint)]
+    for attribution in diagnosis.attributions:
+        lines += [*([""] if len(lines) > 1 else []), *_chain(attribution, paint)]
+    if not diagnosis.attributions:
+        lines += wrap(
+            "No probed step. Announce checkpoints (`log_checkpoint`), start `foreshock worker`, then: "
+            f"foreshock probe {diagnosis.run.id} STEP", "  ", "  ")  # fmt: skip
+    left_out = len(diagnosis.probed_steps) - len(diagnosis.attributions)
+    if left_out > 0:
+        lines += _note(f"{left_out} more probed steps; see one with --step N", paint)
+    for step, state, reason in diagnosis.unfinished_probes[:5]:
+        lines += wrap(f"probe of step {step}: {state}{': ' + reason if reason else ''}", "    ", "  ! ")
+    return lines
+
+
+def _chain(attribution: AttributionReading, paint: Paint) -> list[str]:
+    lines = [
+        f"  step {attribution.step}: {' → '.join(attribution.chain)}   "
+        + paint(f"({count(attribution.rollouts)} rollouts, {count(attribution.tokens)} tokens)", "dim")
+    ]
+    rows = [_link_row(link) for link in attribution.links]
+    whole = attribution.whole
+    rows.append([whole.name + " (all)", *_moments(whole), number(1.0 if math.isfinite(whole.share) else math.nan, 2),
+                 "", ""])  # fmt: skip
+    header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "95 %", ""]
+    lines += table(header, rows, left=(0, 7), indent="    ")
+    main = max(attribution.links, key=lambda link: link.share if math.isfinite(link.share) else -math.inf)
+    if math.isfinite(main.share) and main.share > 0:
+        lines += wrap(f"most of it, {_percent(main.share)}, is {main.cause}", "      ", "    → ")
+    elif whole.rms_d == 0:
+        lines += wrap("there is no difference at all between the ends of the chain", "      ", "    → ")
+    if any(link.share < 0 for link in attribution.links):
+        lines += wrap("a negative share cancels a part of the others", "      ", "    → ")
+    if attribution.reference_links:
+        lines += _reference(attribution)
+    checks = f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
+    checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
+    return [*lines, *_note(checks, paint)]
+
+
+def _reference(attribution: AttributionReading) -> list[str]:
+    """Which of engine and trainer is nearer to float32."""
+    distances = ", ".join(f"{link.name.partition('/')[2]} {number(link.k3_kl)}" for link in attribution.reference_links)
+    words = f"k3 of the same weights at float32 against {distances}"
+    if attribution.nearer == "equal":
+        words += ": engine and trainer are equally near to it"
+    elif attribution.nearer is not None:
+        words += f": nearer to it is {attribution.nearer}"
+    return wrap(words, "      ", "    → ")
+
+
+def _link_row(link: LinkReading) -> list[str]:
+    interval = ""
+    if math.isfinite(link.share_low) and math.isfinite(link.share_high):
+        interval = f"{link.share_low:.2f} … {link.share_high:.2f}"
+    share = number(link.share, 2) if not math.isfinite(link.share) else f"{link.share:.2f}"
+    return [link.name, *_moments(link), share, interval, bar(link.share, 10).rstrip()]
+
+
+def _moments(link: LinkReading) -> list[str]:
+    return [number(link.k3_kl), number(link.mean_d, 2), number(link.rms_d, 2), number(link.max_abs_d, 2)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _buckets(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    if not diagnosis.buckets:
+        return []
+    tokens = sum(bucket.tokens for bucket in diagnosis.buckets)
+    contributions = [
+        bucket.k3_kl * bucket.tokens if math.isfinite(bucket.k3_kl) else 0.0 for bucket in diagnosis.buckets
+    ]
+    whole = sum(contributions) or math.nan
+    header = ["probability under μ", "tokens", "of all", "mean |d|", "mean d", "k3_kl", "max |d|", "mean |Δp|",
+              "of k3", ""]  # fmt: skip
+    rows = []
+    for bucket, contribution in zip(diagnosis.buckets, contributions, strict=True):
+        part = contribution / whole
+        rows.append([
+            f"{_edge(bucket.low)} … {_edge(bucket.high)}",
+            count(bucket.tokens),
+            f"{100 * bucket.tokens / tokens:.1f} %",
+            number(bucket.mean_abs_d, 2),
+            number(bucket.mean_d, 2),
+            number(bucket.k3_kl, 2),
+            number(bucket.max_abs_d, 2),
+            number(bucket.mean_abs_probability_difference, 2),
+            f"{100 * part:.0f} %" if math.isfinite(part) else "–",
+            bar(part, 8).rstrip(),
+        ])  # fmt: skip
+    return [
+        _title(f"Which tokens: {COMPARISON} by probability, step {diagnosis.step}", paint),
+        *table(header, rows, left=(0, 9)),
+    ]
+
+
+def _edge(value: float) -> str:
+    """Bucket edges are half decades: 1e-3, 3.2e-3, …; 0 and 1 as they are."""
+    if value in (0.0, 1.0):
+        return f"{value:.0f}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def _lengths(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    curve = diagnosis.rollouts
+    shown = (
+        ("response_length_mean", "mean length"),
+        ("response_length_p99", "99th percentile"),
+        ("response_length_max", "longest"),
+        ("truncated_fraction", "truncated"),
+        ("reward_mean", "reward"),
+        ("entropy_mean", "entropy"),
+        ("lag_mean", "lag"),
+    )
+    rows = []
+    for measure, label in shown:
+        if not curve.known(measure):
+            continue
+        values = curve.of(measure)
+        finite = [value for value in values if math.isfinite(value)]
+        line = sparkline(values, _CURVE_WIDTH).ljust(_CURVE_WIDTH)
+        rows.append([label, line, number(finite[0]), number(recent(values)), number(min(finite)), number(max(finite))])
+    if not rows:
+        return []
+    header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "first", "now", "least", "most"]
+    return [_title("Lengths (tokens the model generated), rewards, entropy", paint), *table(header, rows, left=(0, 1))]
+
+
+def _alerts(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    shown = [alert for alert in diagnosis.alerts if alert.state != "retracted"]
+    is_open = [alert for alert in shown if alert.state in ("open", "acknowledged")]
+    aside = f"{len(is_open)} open" if is_open else "none open"
+    gravest = "bad" if any(alert.severity == "bad" for alert in is_open) else "look" if is_open else "good"
+    lines = [_title("Alerts", paint, aside, "good" if gravest == "good" else STYLES[gravest])]
+    for alert in shown:
+        head = f"{alert.severity:<5}"
+        about = f"step {alert.step}, {alert.rule}, {alert.state}"
+        if math.isfinite(alert.value) and math.isfinite(alert.threshold):
+            about += f" ({number(alert.value)} beyond {number(alert.threshold)})"
+        lines.append(f"  {paint(head, STYLES.get(alert.severity))} {about}")
+        lines += wrap(alert.why, " " * 8) if alert.why else []
+        lines += wrap(alert.what_to_do, " " * 10, " " * 8 + "→ ") if alert.what_to_do else []
+    return lines if shown else [*lines, "  nothing has fired"]
+
+
+def _advice(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    reading = diagnosis.advice
+    if reading is None:
+        return []
+    advice = reading.advice
+    told = "the trainer follows it" if advice.mode == "apply" else "shown only: the trainer is told 1.0"
+    lines = [
+        _title("Learning-rate advice", paint, advice.phase),
+        f"  scale {number(reading.advised_scale, 4)}; mode {advice.mode} ({told}); revision {advice.revision}",
+    ]
+    lines += wrap(advice.reason, "  ", "  ") if advice.reason else []
+    if advice.schedule is not None:
+        lines.append(
+            f"  surge at step {advice.schedule.surge_step}: × {number(advice.schedule.factor)} every "
+            f"{advice.schedule.decay_period} steps, not below {number(advice.schedule.floor)}"
+        )
+    ahead = _boundaries(diagnosis)
+    if ahead:
+        lines.append("  falls at " + ", ".join(f"{step} (to {number(scale, 3)})" for step, scale in ahead))
+    elif reading.next_decay_step is not None:
+        lines.append(f"  next fall at step {reading.next_decay_step}")
+    if advice.stale:
+        lines.append("  stale: newer steps are still being measured")
+    if advice.want_weights_at_step is not None:
+        lines.append(f"  please save the weights of step {advice.want_weights_at_step}, for a probe")
+    return lines
+
+
+def _boundaries(diagnosis: Diagnosis) -> list[tuple[int, float]]:
+    """The next steps at which the advised scale falls, and what it falls to."""
+    reading = diagnosis.advice
+    if reading is None or reading.next_decay_step is None:
+        return []
+    advice, step, found = reading.advice, reading.next_decay_step, []
+    scale = advice.advised_scale(step - 1)
+    for candidate in range(step, step + 5_000):
+        now = advice.advised_scale(candidate)
+        if now < scale:
+            found.append((candidate, now))
+            scale = now
+            if len(found) == 4:
+                break
+    return found
+
+
+def _note(text: str, paint: Paint) -> list[str]:
+    return [paint(line, "dim") for line in wrap(text, "    ", "    ")]
+
+
+def _paint_words(lines: list[str], paint: Paint, *, column_of: int, rows: Sequence[Sequence[str]]) -> list[str]:
+    """Colour the verdicts of a table's rows: each is the last such word of its line."""
+    painted = lines[:1]
+    for line, row in zip(lines[1:], rows, strict=True):
+        word: Verdict | str = row[column_of]
+        before, found, after = line.rpartition(word) if row[column_of] == row[-1] else line.partition(f" {word} ")
+        painted.append(before + paint(found, STYLES.get(word)) + after if word and found else line)
+    return painted

@@ -1,0 +1,115 @@
+"""Plain text for terminals: tables, sparklines, bars, numbers and times, all within 100 columns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+__all__ = ["WIDTH", "Paint", "bar", "count", "moment", "number", "sparkline", "table", "wrap"]
+
+Style = Literal["bold", "dim", "good", "look", "bad"]
+
+WIDTH = 100
+DASH = "–"
+_LEVELS = "▁▂▃▄▅▆▇█"
+_CODES: dict[Style, str] = {"bold": "1", "dim": "2", "good": "32", "look": "33;1", "bad": "31;1"}
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class Paint:
+    """Colours, where the stream is a terminal and NO_COLOR is not set."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        stream = sys.stdout if stream is None else stream
+        self._on = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+    def __call__(self, text: str, style: Style | None) -> str:
+        """`text`, coloured where colours are on."""
+        return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if self._on and style is not None else text
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number in `digits` significant digits, the shorter of plain and scientific; a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if value == 0:
+        return "0"
+    magnitude = abs(value)
+    if 1e-3 <= magnitude < 1e5:
+        decimals = max(0, digits - 1 - math.floor(math.log10(magnitude)))
+        return f"{value:.{decimals}f}"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def count(value: int | None) -> str:
+    """A whole number with its digits in groups of three."""
+    return DASH if value is None else f"{value:,}"
+
+
+def moment(at_us: int | None) -> str:
+    """UTC microseconds as a time."""
+    if at_us is None:
+        return DASH
+    return datetime.fromtimestamp(at_us // 1_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False) -> str:
+    """`values` as one line of blocks, at most `width` wide. Where several share a block it shows the largest of them,
+    so that no peak is lost; a gap stands where none is finite."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [round(index * len(values) / width) for index in range(width + 1)]
+    peaks = [
+        max((value for value in values[start:end] if math.isfinite(value)), default=math.nan)
+        for start, end in itertools.pairwise(edges)
+    ]
+    if logarithmic:
+        peaks = [math.log10(peak) if peak > 0 else math.nan for peak in peaks]
+    finite = [peak for peak in peaks if math.isfinite(peak)]
+    if not finite:
+        return " " * width
+    low, high = min(finite), max(finite)
+    span = high - low or 1.0
+    # A flat line stands in the middle: at the bottom it would look like zero.
+    levels = [(peak - low) / span * 7 if high > low else peak * 0 + 3 for peak in peaks]
+    return "".join(" " if not math.isfinite(level) else _LEVELS[round(level)] for level in levels)
+
+
+def bar(fraction: float, width: int) -> str:
+    """A bar of `fraction` of `width`, to an eighth of a column; empty where the fraction is not above 0."""
+    if not math.isfinite(fraction) or fraction <= 0:
+        return " " * width
+    eighths = min(width * 8, max(1, round(fraction * width * 8)))
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), indent: str = "  "
+) -> list[str]:
+    """Lines of a table; columns are aligned right, but for those in `left`."""
+    body = [list(row) for row in rows]
+    widths = [max(len(row[column]) for row in [list(header), *body]) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return (indent + "  ".join(aligned)).rstrip()
+
+    return [line(header), *(line(row) for row in body)]
+
+
+def wrap(text: str, indent: str, first: str | None = None) -> list[str]:
+    """`text` in lines of at most WIDTH, after `indent` (the first after `first`)."""
+    first = indent if first is None else first
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent) or [""]

@@ -1,0 +1,107 @@
+"""`foreshock watch`: a line for each step as it closes, and each alert as it fires."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+
+from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.diagnosis import COMPARISON
+from foreshock.commands.readings import AlertReading, Readings, find_run
+from foreshock.commands.text import Paint, number, wrap
+from foreshock.commands.verdicts import RANGES, STYLES, verdict_of
+from foreshock.errors import ServiceError
+
+__all__ = ["command"]
+
+_MISMATCH = ("k3_kl", "token_mult_prob_error")
+_ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean")
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What has been printed already."""
+
+    readings: Readings
+    paint: Paint
+    model_kind: str
+    next_step: int
+    alerts: set[str] = field(default_factory=set)
+
+    def print_news(self) -> None:
+        """Print the steps and alerts that are new. Raises ServiceError."""
+        rollouts = self.readings.curve("rollout", _ROLLOUTS, from_step=self.next_step)
+        mismatch = self.readings.curve(COMPARISON, _MISMATCH, from_step=self.next_step)
+        of_mismatch = dict(zip(mismatch.steps, range(len(mismatch.steps)), strict=True))
+        for index, step in enumerate(rollouts.steps):
+            k3, error = (
+                mismatch.of(name)[of_mismatch[step]] if step in of_mismatch else math.nan for name in _MISMATCH
+            )
+            length, truncated, reward, entropy = (rollouts.of(name)[index] for name in _ROLLOUTS)
+            verdict = verdict_of("k3_kl", k3, self.model_kind)
+            word = self.paint(f"{verdict:<8}", STYLES[verdict])
+            print(
+                f"step {step:<6} k3 {number(k3):<9} {word} E[exp|d|] {number(error, 4):<7} "
+                f"length {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
+                f"entropy {number(entropy)}".rstrip(),
+                flush=True,
+            )
+        self.next_step = max([self.next_step, *(step + 1 for step in rollouts.steps)])
+        for alert in self.readings.alerts():
+            if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
+                self.alerts.add(alert.id)
+                print("\n".join(_lines_of(alert, self.paint)), flush=True)
+
+
+class WatchCommand:
+    """Follows a run."""
+
+    help = "follow a run: a line per new step, and its alerts"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument("run", nargs="?", help="a run's id, key or name (default: the newest run)")
+        parser.add_argument("--from-step", type=int, metavar="N", help="start at step N (default: the last 10 steps)")
+        parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (default: 2)")
+        parser.add_argument("--once", action="store_true", help="print what there is and exit")
+        parser.add_argument("--model-kind", choices=sorted(RANGES), default="dense", help="which published ranges hold")
+        add_service_options(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print until the run is over, or Ctrl-C."""
+        with connect(arguments) as connection:
+            run = find_run(connection, arguments.run)
+            from_step = arguments.from_step
+            if from_step is None:
+                from_step = max(0, (run.last_step or 0) - 9)
+            watch = _Watch(Readings(connection, run.id), Paint(), arguments.model_kind, from_step)
+            print(f"{run.title} ({run.id}), {run.state}")
+            away = False
+            while True:
+                try:
+                    state = find_run(connection, run.id).state
+                    watch.print_news()
+                    away = False
+                except ServiceError as error:
+                    if arguments.once or error.status is not None:
+                        raise
+                    if not away:
+                        print(f"{error}; still trying", file=sys.stderr)
+                    away = True
+                else:
+                    if state != "running" or arguments.once:
+                        print(f"the run is {state}")
+                        return 0
+                time.sleep(arguments.interval)
+
+
+def _lines_of(alert: AlertReading, paint: Paint) -> list[str]:
+    head = paint(f"{alert.severity.upper()} at step {alert.step}: {alert.rule}", STYLES.get(alert.severity))
+    lines = [head, *(wrap(alert.why, "     ") if alert.why else [])]
+    return lines + (wrap(alert.what_to_do, "       ", "     → ") if alert.what_to_do else [])
+
+
+command = WatchCommand()
