@@ -35,7 +35,8 @@ FailKind = Literal["retry", "final", "skipped"]
 _TRANSFER_SECONDS = 300.0
 _TOKEN_HEADER = "X-Foreshock-Lease-Token"
 _PARQUET = "application/vnd.apache.parquet"
-_LONGEST_REASON = 4_000
+# The service keeps 2,000 characters, and puts a few words of its own in front.
+_LONGEST_REASON = 1_800
 
 
 class LeaseLostError(ServiceError):

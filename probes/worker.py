@@ -158,34 +158,22 @@ class Worker:
                 self._fail(lease, kind, reason)
 
     def _score(self, lease: Lease, pool: EnginePool, folder: Path, abandoned: Callable[[], bool]) -> None:
-        """Have each scorer of the job run, and upload what it gives.
-
-        A scorer that cannot do it does not keep the others from theirs; the first such reason is raised at the end.
-        """
+        """Have each scorer of the job run, and upload what it gives. Scores count once the job is complete."""
         job = lease.job
         weights = self._library.find(_announced(job.checkpoint))
         rollouts, scores = folder / "rollouts.parquet", folder / "scores.parquet"
         rollouts.write_bytes(self._reach(lambda: self._client.rollouts(lease), abandoned))
-        refused: list[ForeshockError] = []
         for requested in job.scorers:
             scores.unlink(missing_ok=True)
             command = self._command(lease, requested, weights, rollouts, scores)
-            try:
-                with self._console.progress(scorer_name(requested), job.rollouts.tokens) as report:
-                    seconds = pool.score(command, report, abandoned)
-            except (UnsupportedScoreError, EngineError) as error:
-                if isinstance(error, EngineError) and error.kind == "retry":
-                    raise
-                refused.append(error)
-                continue
+            with self._console.progress(scorer_name(requested), job.rollouts.tokens) as report:
+                seconds = pool.score(command, report, abandoned)
             weights.check_unchanged()
             data = scores.read_bytes()
             self._reach(partial(self._client.upload_scores, lease, requested, data), abandoned)
             self._console.say(
                 f"job {job.id}: {scorer_name(requested)}: {job.rollouts.tokens} tokens in {seconds:.1f} s"
             )
-        if refused:
-            raise EngineError("; ".join(str(error) for error in refused), "final")
 
     def _command(
         self, lease: Lease, requested: RequestedScorer, weights: Weights, rollouts: Path, scores: Path

@@ -1,0 +1,174 @@
+"""Does a replay give the log-probs that were logged? Every checkpointed step of every recorded run is scored by vLLM's
+prefill (against the logged μ) and by a forward pass set up as the trainer's (against the logged π), each in its own
+process as a worker runs it; then once more with the weights of another step, which must not fit.
+
+Bars: max |d| ≤ 1e-5 on the kind of CPU that recorded the run, k3 < 1e-6 on another; the wrong weights at least 100
+times beyond either. The noise floor (the same scorer with another batch composition) stands beside them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.recorded_runs import RecordedRun, recorded_runs
+from foreshock.digests import weights_digest
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
+from probes.engines.pool import EnginePool
+from probes.engines.protocol import ScoreCommand
+
+SCORERS = {"vllm.prefill": "rollout", "torch.trainer": "trainer"}
+BAR_MAXIMUM = 1e-5
+BAR_K3 = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """d = log π − log μ of a replay and what was logged, over all tokens."""
+
+    k3: float
+    maximum: float
+    unequal: float
+
+    @classmethod
+    def between(cls, replayed: NDArray[np.float32], logged: NDArray[np.float32]) -> Difference:
+        d = replayed.astype(np.float64) - logged.astype(np.float64)
+        return cls(float(np.mean(np.expm1(d) - d)), float(np.abs(d).max()), float(np.mean(replayed != logged)))
+
+
+class Replayer:
+    """Scores rollouts through the engines of a worker, without a service."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = EnginePool(folder)
+
+    def score(
+        self, batch: RolloutBatch, weights: Path, scorer: str, variant: str = "", **options: object
+    ) -> tuple[NDArray[np.float32], Fingerprint]:
+        """[T] log-probs of `batch` under `weights`, and what made them."""
+        rollouts, scores = self._folder / "rollouts.parquet", self._folder / "scores.parquet"
+        rollouts.write_bytes(encode_rollouts(batch))
+        command = ScoreCommand(
+            number=0,
+            scorer=scorer,
+            variant=variant,
+            weights_folder=str(weights),
+            weights_digest=weights_digest(weights),
+            weights_version=None,
+            options=dict(options),
+            accelerator="cpu",
+            rollouts=str(rollouts),
+            scores=str(scores),
+        )
+        self._pool.score(command, lambda tokens: None)
+        scored = decode_scores(scores.read_bytes())
+        return scored.log_probs, scored.fingerprint
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+@contextmanager
+def replayer() -> Iterator[Replayer]:
+    """A replayer whose engines end with the block."""
+    with tempfile.TemporaryDirectory(prefix="foreshock-replay-") as folder:
+        replay = Replayer(Path(folder))
+        try:
+            yield replay
+        finally:
+            replay.close()
+
+
+def logged(batch: RolloutBatch, scorer: str) -> NDArray[np.float32]:
+    """What was logged where `scorer` is its replay."""
+    values = batch.rollout_log_probs if SCORERS[scorer] == "rollout" else batch.trainer_log_probs
+    assert values is not None
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step, scored by one scorer."""
+
+    run: str
+    step: int
+    scorer: str
+    same_isa: bool
+    right: Difference
+    floor: Difference
+    wrong: Difference
+
+    @property
+    def reached(self) -> bool:
+        within = self.right.maximum <= BAR_MAXIMUM or (not self.same_isa and self.right.k3 < BAR_K3)
+        return within and self.wrong.maximum > 100 * BAR_MAXIMUM and self.wrong.k3 > 100 * BAR_K3
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run:<10}{self.step:>5}  {self.scorer:<14}{self.right.maximum:>10.2e}{self.right.unequal:>9.1%}"
+            f"{self.right.k3:>10.1e}{self.floor.k3:>10.1e}{self.wrong.maximum:>10.2f}{self.wrong.k3:>10.1e}"
+            f"  {'ok' if self.reached else 'NOT REACHED'}"
+        )
+
+
+def rows_of(run: RecordedRun, replay: Replayer) -> Iterator[Row]:
+    """A row for each checkpointed step and scorer. Grouped by weights, so that each is loaded once."""
+    steps = run.steps()
+    for scorer in SCORERS:
+        wrong: dict[int, Difference] = {}
+        right: dict[int, tuple[Difference, Difference, bool]] = {}
+        for index, step in enumerate(steps):
+            batch, weights = run.rollouts(step), run.checkpoint(step)
+            given, fingerprint = replay.score(batch, weights, scorer)
+            again, _ = replay.score(batch, weights, scorer, "rebatched")
+            same_isa = fingerprint.cpu_isa == run.cpu_isa
+            right[step] = Difference.between(given, logged(batch, scorer)), Difference.between(again, given), same_isa
+            other = steps[(index + 1) % len(steps)]
+            others = run.rollouts(other)
+            wrong[other] = Difference.between(replay.score(others, weights, scorer)[0], logged(others, scorer))
+        for step, (difference, floor, same_isa) in right.items():
+            yield Row(run.name, step, scorer, same_isa, difference, floor, wrong[step])
+
+
+def main() -> int:
+    runs = recorded_runs()
+    if not runs:
+        print("there is no recorded run to replay")
+        return 1
+    print(
+        f"{'run':<10}{'step':>5}  {'scorer':<14}{'max |d|':>10}{'unequal':>9}{'k3':>10}{'floor k3':>10}"
+        f"{'wrong |d|':>10}{'wrong k3':>10}"
+    )
+    rows: list[Row] = []
+    with replayer() as replay:
+        for run in runs:
+            for row in rows_of(run, replay):
+                print(row, flush=True)
+                rows.append(row)
+    elsewhere = sorted({row.run for row in rows if not row.same_isa})
+    if elsewhere:
+        print(f"recorded on another kind of CPU, where kernels round differently: {', '.join(elsewhere)}")
+    figures: dict[str, object] = {}
+    for scorer in SCORERS:
+        for same, place in ((True, "same_isa"), (False, "other_isa")):
+            chosen = [row.right for row in rows if row.scorer == scorer and row.same_isa == same]
+            if chosen:
+                figures[f"{scorer}_{place}_max_abs_d"] = f"{max(each.maximum for each in chosen):.3e}"
+                figures[f"{scorer}_{place}_k3"] = f"{max(each.k3 for each in chosen):.3e}"
+    figures["wrong_weights_least_k3"] = f"{min(row.wrong.k3 for row in rows):.3e}"
+    figures["reached"] = f"{sum(row.reached for row in rows)}/{len(rows)}"
+    print(" ".join(f"{name}={value}" for name, value in figures.items()))
+    return 0 if all(row.reached for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
