@@ -31,11 +31,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that sees one state and is rolled back at the end."""
+        """A session to look with; at the end it is rolled back, and what it read stays readable."""
         with Session(self._read_engine, expire_on_commit=False) as session:
             try:
                 yield session
             finally:
+                # A rollback would expire them.
+                session.expunge_all()
                 session.rollback()
 
     def write(self, work: Callable[[Session], Result]) -> Result:

@@ -48,14 +48,17 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a fresh, migrated database."""
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "foreshock.db")
-        return f"sqlite:///{tmp_path / 'foreshock.db'}"
+        yield f"sqlite:///{tmp_path / 'foreshock.db'}"
+        return
     template: str = request.getfixturevalue("postgres_template")
     cluster: PostgresCluster = request.getfixturevalue("postgres")
-    return cluster.new_database(template)
+    url = cluster.new_database(template)
+    yield url
+    cluster.drop(url)
 
 
 @pytest.fixture

@@ -51,9 +51,15 @@ class PostgresCluster:
             connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         return self.url(name)
 
+    def drop(self, url: str) -> None:
+        """Remove a database, whoever is still connected."""
+        name = url.partition("?")[0].rpartition("/")[2]
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
     def stop(self) -> None:
-        """Stop it and remove its files."""
-        self._server.send_signal(signal.SIGINT)
+        """Stop it, without writing what nobody will read, and remove its files."""
+        self._server.send_signal(signal.SIGQUIT)
         self._server.wait(timeout=30)
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
