@@ -10,6 +10,7 @@ from importlib.metadata import version
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from service.etag import matches
 from service.pages.assets import PLOTLY, REVALIDATE, address_of
 from service.pages.figures import Figure, Missing
 from service.pages.policy import PAGE_HEADERS
@@ -43,10 +44,6 @@ def figure_response(request: Request, figure: Figure | Missing) -> Response:
 def _tagged(request: Request, body: bytes, media_type: str, status: int) -> Response:
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {**PAGE_HEADERS, "ETag": tag, "Cache-Control": f"private, {REVALIDATE}"}
-    if status == 200 and tag in _tags(request.headers.get("if-none-match", "")):
+    if status == 200 and matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(body, status_code=status, media_type=media_type, headers=headers)
-
-
-def _tags(header: str) -> set[str]:
-    return {tag.strip().removeprefix("W/") for tag in header.split(",")}

@@ -31,9 +31,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks: `may_operate` shows the forms that change something."""
+    """Who looks: what they may do decides which forms they see."""
 
     signed_in: bool
+    may_answer_alerts: bool
     may_operate: bool
     csrf_token: str
 
@@ -61,7 +62,7 @@ class RunRow:
     mismatch: str | None
     advice: str | None
     alerts: Label
-    last_data: Moment | None
+    started: Moment | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,9 @@ class RunPage:
     attempt: int | None
     last_step: int | None
     last_step_address: str
-    last_data: Moment | None
+    started: Moment | None
     advice: AdvicePanel | None
     alerts: Sequence[AlertCard]
-    alerts_said: str
     figures: Sequence[Plot]
     probes: Sequence[ProbeRow]
 
@@ -165,6 +165,19 @@ class MeasureRow:
 class StepMeasure:
     name: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """A link of the attribution's chain, or the whole."""
+
+    name: str
+    cause: str
+    k3: str
+    excess: str
+    mean_d: str
+    largest: str
+    share: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +209,23 @@ class StepPage:
     measures: Sequence[MeasureRow]
     step_measures: Sequence[StepMeasure]
     figures: Sequence[Plot]
-    worst_comparison: str
-    worst_scorers: Sequence[str]
-    worst_tokens: Sequence[TokenRow]
-    worst_missing: str
+    links: Sequence[LinkRow]
+    links_notes: Sequence[str]
+    tokens_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPart:
+    """The worst tokens of a step: a part of its page that is fetched after it, because it reads the step's shards."""
+
+    comparison: str
+    scorers: Sequence[str]
+    rows: Sequence[TokenRow]
+    missing: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoginPage:
-    csrf_token: str
     next: str
     error: str | None = None
 

@@ -47,6 +47,22 @@ def number(value: float | None) -> str:
     return DASH if value is None or not math.isfinite(value) else scientific(value)
 
 
+def scale_in_words(scale: float) -> str:
+    """What a scale of the learning rate means: `a quarter of the learning rate`."""
+    known = {1.0: "the full learning rate", 0.5: "half the learning rate", 0.25: "a quarter of the learning rate"}
+    return known.get(scale, f"{scale:.3g} of the learning rate")
+
+
+def share_in_words(share: float | None, low: float | None, high: float | None) -> str:
+    """A share with its interval: `67 % (50 to 80)`."""
+    if share is None or not math.isfinite(share):
+        return "not estimable"
+    text = f"{100 * share:.0f} %"
+    if low is not None and high is not None:
+        text += f" ({100 * low:.0f} to {100 * high:.0f})"
+    return text.replace("-", "−")
+
+
 def count(value: int | None) -> str:
     """Digits in groups of three, separated by a thin space."""
     return DASH if value is None else f"{value:,}".replace(",", "\u2009")

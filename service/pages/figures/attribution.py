@@ -23,15 +23,27 @@ class LinkShare:
     high: float | None
 
 
-def attribution_figure(links: Sequence[LinkShare], step: int | None) -> Figure | Missing:
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The links of a step from `rollout` to `trainer`, in order, and what has to be said beside them."""
+
+    step: int
+    links: Sequence[LinkShare]
+    notes: Sequence[str] = ()
+
+
+def attribution_figure(chain: Chain | None) -> Figure | Missing:
     """Bars that begin where the one before ended; a bar to the left is a link that cancels part of another."""
-    known = [link for link in links if link.share is not None]
-    if not known or step is None:
+    if chain is None:
         return Missing(
             TITLE,
             "Nothing has been replayed yet. Announce a checkpoint and ask for a probe; "
             "a worker then scores the rollouts with every link of the chain.",
         )
+    known = [link for link in chain.links if link.share is not None]
+    if not known:
+        why = f"The scores of step {chain.step} agree in every token: there is no mismatch to share out."
+        return Missing(TITLE, " ".join([why, *chain.notes]))
     starts, reached = [], 0.0
     for link in known:
         starts.append(reached)
@@ -50,9 +62,10 @@ def attribution_figure(links: Sequence[LinkShare], step: int | None) -> Figure |
         "annotations": [_name(row, link) for row, link in enumerate(known)],
     }
     caption = (
-        f"Step {step}. Token by token the links add up to the whole, so the shares add to 100 %; "
+        f"Step {chain.step}. Token by token the links add up to the whole, so the shares add to 100 %; "
         "a negative share cancels part of another. Whiskers: bootstrap interval over prompt groups."
     )
+    caption = " ".join([caption, *chain.notes])
     traces = [_bars(known, starts), *_intervals(known, starts)]
     return Figure(TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known))
 

@@ -76,6 +76,8 @@ def _positive(value: float | None) -> float | None:
 
 
 def _bucket_name(low: float, high: float) -> str:
+    if low == 0:
+        return f"< {_short(high)}"
     return f"{_short(low)}–{_short(high)}"
 
 

@@ -53,7 +53,7 @@ def style_of(comparison: str) -> tuple[str, str]:
 
 def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
     """The mismatch over steps. `curves`: k3_kl by comparison, an estimate of KL(behaviour‖target) in nats per token."""
-    drawn = {name: curve for name, curve in sorted(curves.items(), key=_known_first) if curve}
+    drawn = {name: curve for name, curve in sorted(curves.items(), key=lambda item: known_first(item[0])) if curve}
     if not drawn:
         return Missing(
             TITLE,
@@ -79,9 +79,10 @@ def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
     return Figure(TITLE, _caption(drawn), _summary(drawn), traces, layout, height=380)
 
 
-def _known_first(item: tuple[str, Curve]) -> tuple[int, str]:
+def known_first(comparison: str) -> tuple[int, str]:
+    """Sorts comparisons in the order of reading: the whole, its links, side branches, then the rest by name."""
     order = list(COMPARISON_STYLES)
-    return (order.index(item[0]) if item[0] in order else len(order), item[0])
+    return (order.index(comparison) if comparison in order else len(order), comparison)
 
 
 def _traces(name: str, curve: Curve) -> list[Json]:

@@ -48,6 +48,20 @@ async function keepFresh(seconds) {
   }
 }
 
-await refreshFigures();
+/** Fills every element with data-fragment: parts of the page that take longer to make. */
+async function fillFragments() {
+  for (const element of document.querySelectorAll("[data-fragment]")) {
+    try {
+      const response = await fetch(element.dataset.fragment, { credentials: "same-origin" });
+      if (!response.ok) throw new Error(String(response.status));
+      const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+      element.replaceChildren(...document.importNode(fresh.body, true).childNodes);
+    } catch {
+      element.textContent = "This part could not be loaded. The service may be away; reload to try again.";
+    }
+  }
+}
+
+await Promise.all([refreshFigures(), fillFragments()]);
 document.body.dataset.drawn = "yes";
 if (document.body.dataset.live === "yes") keepFresh(Number(document.body.dataset.refreshSeconds));

@@ -1,0 +1,175 @@
+"""The figures of a run and of a step: which there are, in the order of reading, and what each is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.database.tables import Run
+from service.measurements.service import MeasurementNotFound, read_buckets
+from service.pages.figures import Curve, Figure, Missing, attribution, buckets, learning_rate, lengths, mismatch
+from service.pages.figures.panels import Panel, panels_figure
+from service.pages.gather.advice import scale_curve, surge_step
+from service.pages.gather.attribution import chain_of_step, newest_chain
+from service.pages.gather.curves import STEP_ROW, curves_of, scalar_curves
+from service.pages.gather.viewing import Viewing
+from service.problem import ProblemError
+
+WHOLE = "trainer/rollout"
+SIGNALS_TITLE = "Training signals"
+TAILS_TITLE = "Tails and effective sample size"
+
+# The names that trainers give to the same thing.
+GRADIENT_NORMS = ("grad_norm", "actor/grad_norm", "train/grad_norm")
+ENTROPIES = ("entropy", "actor/entropy", "actor/entropy_loss")
+REWARDS = ("reward", "critic/rewards/mean", "train/reward")
+
+
+class FigureNotFound(ProblemError):
+    """There is no figure of this name."""
+
+    status = 404
+
+
+RunFigure = Callable[[Viewing, Run], Figure | Missing]
+StepFigure = Callable[[Viewing, Run, int, int | None], Figure | Missing]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlot:
+    """A figure of a run's page."""
+
+    title: str
+    make: RunFigure
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlot:
+    """A figure of a step's page; `make` takes the step and its attempt."""
+
+    title: str
+    make: StepFigure
+    wide: bool = False
+
+
+def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """k3 of every comparison over steps."""
+    found = curves_of(viewing, run.id, ("k3_kl",))
+    return mismatch.mismatch_figure({name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW})
+
+
+def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Response lengths over steps, with the surge that the advice stands on."""
+    names = ("response_length_mean", "response_length_p50", "response_length_p90", "response_length_max")
+    found = curves_of(viewing, run.id, names, (STEP_ROW,)).get(STEP_ROW, {})
+    mean, median, ninetieth, longest = (found.get(name, Curve((), ())) for name in names)
+    surge = surge_step(viewing, run.id)
+    return lengths.length_figure(lengths.LengthCurves(mean, median, ninetieth, longest, surge, run.length_cap))
+
+
+def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """The advised scale over steps, past and planned."""
+    return learning_rate.learning_rate_figure(scale_curve(viewing, run))
+
+
+def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Reward, entropy and gradient norm: measured from the rollouts where they carry them, else as the trainer says."""
+    measured = curves_of(viewing, run.id, ("reward_mean", "entropy_mean"), (STEP_ROW,)).get(STEP_ROW, {})
+    reported = scalar_curves(viewing, run.id, (*GRADIENT_NORMS, *ENTROPIES, *REWARDS))
+    panels = (
+        Panel("reward", measured.get("reward_mean") or _first(reported, REWARDS)),
+        Panel("entropy, nats per token", measured.get("entropy_mean") or _first(reported, ENTROPIES)),
+        Panel("gradient norm", _first(reported, GRADIENT_NORMS), logarithmic=True),
+    )
+    missing = (
+        "This run logs no reward, entropy or gradient norm. Client.log_scalars(step, {'grad_norm': …}) sends them."
+    )
+    caption = "Reward and entropy of the rollouts; gradient norm as the trainer reports it."
+    return panels_figure(SIGNALS_TITLE, caption, panels, why_missing=missing)
+
+
+def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """How heavy the tail of the ratios is, and what it leaves of the sample, for trainer/rollout."""
+    names = ("tail_2", "rollout_probs_diff_mean", "ess_token")
+    found = curves_of(viewing, run.id, names, (WHOLE,)).get(WHOLE, {})
+    tail, difference, ess = (found.get(name, Curve((), ())) for name in names)
+    panels = (
+        Panel("F(2): tokens off by more than a factor of 2", tail, look_above=0.01, bad_above=0.1),
+        Panel("mean |Δ probability|", difference, look_above=0.01),
+        Panel("effective sample size of the token weights", ess),
+    )
+    caption = (
+        f"{WHOLE}. F(2) is healthy below 0.01 and dangerous above 0.1; mean |Δ probability| needs a look above 0.01."
+    )
+    missing = f"No step has {WHOLE} yet: log trainer_log_probs beside rollout_log_probs."
+    return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)
+
+
+def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Probability buckets of the newest closed step."""
+    newest = curves_of(viewing, run.id, ("k3_kl",), (WHOLE,)).get(WHOLE, {}).get("k3_kl")
+    last = newest.last() if newest else None
+    if last is None:
+        return buckets.bucket_figure(None)
+    return buckets_of_step(viewing, run, last[0], None)
+
+
+def buckets_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+    """Probability buckets of trainer/rollout at a step."""
+    try:
+        table = read_buckets(viewing.session, viewing.principal, run.id, step, attempt, WHOLE)
+    except MeasurementNotFound as error:
+        return Missing(buckets.TITLE, f"{error.detail}.")
+    columns = buckets.BucketColumns(
+        comparison=WHOLE,
+        step=step,
+        edges=table.edges.tolist(),
+        tokens=table.tokens.tolist(),
+        mean_abs_d=table.mean_abs_d.tolist(),
+        max_abs_d=table.max_abs_d.tolist(),
+    )
+    return buckets.bucket_figure(columns)
+
+
+def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Where the mismatch comes from at the newest step that was replayed."""
+    return attribution.attribution_figure(newest_chain(viewing, run.id))
+
+
+def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+    """Where the mismatch comes from at a step."""
+    return attribution.attribution_figure(chain_of_step(viewing, run.id, step, attempt))
+
+
+RUN_PLOTS: Mapping[str, RunPlot] = {
+    "mismatch": RunPlot(mismatch.TITLE, mismatch_of_run, wide=True),
+    "length": RunPlot(lengths.TITLE, lengths_of_run),
+    "learning-rate": RunPlot(learning_rate.TITLE, learning_rate_of_run),
+    "attribution": RunPlot(attribution.TITLE, attribution_of_run),
+    "buckets": RunPlot(buckets.TITLE, buckets_of_run),
+    "signals": RunPlot(SIGNALS_TITLE, signals_of_run),
+    "tails": RunPlot(TAILS_TITLE, tails_of_run),
+}
+STEP_PLOTS: Mapping[str, StepPlot] = {
+    "attribution": StepPlot(attribution.TITLE, attribution_of_step),
+    "buckets": StepPlot(buckets.TITLE, buckets_of_step),
+}
+
+
+def run_plot(name: str) -> RunPlot:
+    """The plot of this name; raises FigureNotFound."""
+    if name not in RUN_PLOTS:
+        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(RUN_PLOTS)}")
+    return RUN_PLOTS[name]
+
+
+def step_plot(name: str) -> StepPlot:
+    """The plot of this name; raises FigureNotFound."""
+    if name not in STEP_PLOTS:
+        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(STEP_PLOTS)}")
+    return STEP_PLOTS[name]
+
+
+def _first(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
+    return next((curves[name] for name in names if curves.get(name)), Curve((), ()))

@@ -1,0 +1,136 @@
+"""The page of a step: its measures by comparison, its rollouts, its neighbours, its worst tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from foreshock.measures.registry import STEP_MEASURES, measure_named
+from service.measurements.repository import Curves
+from service.measurements.service import CurveQuery, MeasurementNotFound, read_curves
+from service.measurements.tokens import TokenQuestion, read_tokens
+from service.pages.figures.mismatch import known_first
+from service.pages.gather.attribution import attribution_of, link_rows, notes_of
+from service.pages.gather.curves import STEP_ROW
+from service.pages.gather.figures import STEP_PLOTS, WHOLE
+from service.pages.gather.step_list import neighbourhood
+from service.pages.gather.viewing import Viewing
+from service.pages.view_models import (
+    Label,
+    MeasureRow,
+    Plot,
+    StepMeasure,
+    StepPage,
+    TokenRow,
+    TokensPart,
+    Value,
+)
+from service.pages.words import count, mismatch_value, number
+from service.runs.service import get_run
+from service.steps.schemas import StepRead
+
+# What a step's table shows, in the order of reading; the API has the rest.
+SHOWN_MEASURES = (
+    "k3_kl", "k3_kl_low", "k3_kl_high", "kl", "mean_ratio", "mean_abs_d", "rms_d", "max_abs_d", "chi2_token",
+    "reverse_chi2_token", "tail(2)", "ess_token", "ess_seq", "log_ppl_abs_diff", "rollout_probs_diff_mean",
+    "token_mult_prob_error", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
+)  # fmt: skip
+WORST_TOKENS = 20
+
+
+def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
+    """The page of a step as it survives; raises RunNotFound, RunDeleted, StepNotFound."""
+    run = get_run(viewing.session, viewing.principal, run_id)
+    around = neighbourhood(viewing, run_id, number_of_step)
+    step = around.step
+    query = CurveQuery(from_step=step.step, to_step=step.step)
+    values = _values(read_curves(viewing.session, viewing.principal, run_id, query))
+    comparisons = sorted((name for name in values if name != STEP_ROW), key=known_first)
+    attribution = attribution_of(viewing, run_id, step.step, None)
+    parts = f"/pages/runs/{run_id}/steps/{step.step}"
+    return StepPage(
+        run_name=run.name or run.key,
+        run_address=f"/runs/{run_id}",
+        project=run.project,
+        step=step.step,
+        attempt=step.attempt,
+        state=_state(step),
+        live=run.state == "running",
+        rollouts=count(step.rollouts),
+        tokens=count(step.tokens),
+        shards=f"{step.shards} of {step.expected_shards}",
+        earlier=around.earlier,
+        earlier_address=_address(run_id, around.earlier),
+        later=around.later,
+        later_address=_address(run_id, around.later),
+        comparisons=comparisons,
+        measures=[_row(name, values, comparisons) for name in SHOWN_MEASURES],
+        step_measures=_of_rollouts(values.get(STEP_ROW, {})),
+        figures=[
+            Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide) for name, plot in STEP_PLOTS.items()
+        ],
+        links=link_rows(attribution),
+        links_notes=notes_of(attribution) if attribution is not None else (),
+        tokens_address=f"{parts}/tokens",
+    )
+
+
+def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
+    """The tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
+    question = TokenQuestion(run_id, step, None, WHOLE, WORST_TOKENS, None)
+    try:
+        found = read_tokens(viewing.context, viewing.principal, question)
+    except MeasurementNotFound as error:
+        return TokensPart(WHOLE, (), (), f"{error.detail}.")
+    rows = [
+        TokenRow(
+            item.sample_id,
+            item.position,
+            item.token_id,
+            number(item.d),
+            [number(item.log_probs.get(scorer)) for scorer in found.scorers],
+        )
+        for item in found.items
+    ]
+    return TokensPart(WHOLE, found.scorers, rows, "The step has no token with two finite log-probs.")
+
+
+def _values(table: Curves) -> dict[str, dict[str, float | None]]:
+    return {
+        comparison: dict(zip(table.measures, row, strict=True))
+        for (_, _, comparison), row in zip(table.keys, table.values, strict=True)
+    }
+
+
+def _row(name: str, values: Mapping[str, Mapping[str, float | None]], comparisons: Sequence[str]) -> MeasureRow:
+    measure = measure_named(name)
+    shown = [_value(measure.column, values[comparison].get(measure.column)) for comparison in comparisons]
+    meaning = "; ".join(part for part in (measure.formula, measure.direction, measure.unit) if part)
+    return MeasureRow(measure.name, meaning, shown)
+
+
+def _value(column: str, value: float | None) -> Value:
+    if column == "k3_kl":
+        return mismatch_value(value)
+    if measure_named(column).column_type == "integer":
+        return Value(count(None if value is None else int(value)))
+    return Value(number(value))
+
+
+def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
+    shown = []
+    for measure in STEP_MEASURES:
+        value = values.get(measure.column)
+        if value is not None:
+            shown.append(StepMeasure(measure.name.replace("_", " "), _value(measure.column, value).text))
+    return shown
+
+
+def _address(run_id: str, step: int | None) -> str | None:
+    return None if step is None else f"/runs/{run_id}/steps/{step}"
+
+
+def _state(step: StepRead) -> Label:
+    if step.closed:
+        missing = step.expected_shards - step.shards
+        return Label("closed", "good") if missing <= 0 else Label(f"closed without {missing} shards", "look")
+    return Label("waiting for shards", live=True)
