@@ -1,0 +1,94 @@
+"""Damaged and hostile bodies end in an error that names them, never in another exception and never in a crash."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from foreshock.errors import InvalidRolloutsError, RolloutsError
+from foreshock.rollouts import decode_rollouts, encode_rollouts
+from foreshock.rollouts.thrift_compact import ThriftError, read_struct
+from tests.foreshock.batches import random_batch
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"PAR1", b"PAR1PAR1", b"PAR1" + b"\0" * 8 + b"PAR1", b"PAR1\xff\xff\xff\xffPAR1", b"x" * 100, b"PK\x03\x04"],
+)
+def test_what_is_not_parquet_is_refused(data: bytes) -> None:
+    with pytest.raises(RolloutsError):
+        decode_rollouts(data)
+
+
+def test_a_body_cut_anywhere_is_refused() -> None:
+    data = encode_rollouts(random_batch(0, rollouts=3, longest=4))
+    for length in range(0, len(data), 37):
+        with pytest.raises(InvalidRolloutsError):
+            decode_rollouts(data[:length])
+
+
+FUZZ = """
+import random, sys
+from foreshock.errors import RolloutsError
+from foreshock.rollouts import decode_rollouts
+
+data = bytes.fromhex(sys.stdin.read())
+generator = random.Random(7)
+refused = 0
+for _ in range(1500):
+    damaged = bytearray(data)
+    for _ in range(generator.choice([1, 1, 2, 4])):
+        position = generator.randrange(len(damaged))
+        damaged[position] = generator.choice([0, 255, damaged[position] ^ (1 << generator.randrange(8))])
+    try:
+        decode_rollouts(bytes(damaged))
+    except RolloutsError:
+        refused += 1
+print(refused)
+"""
+
+
+def test_no_damage_crashes_the_process() -> None:
+    """In a process of its own: Arrow can end the one it runs in on a damaged footer."""
+    data = encode_rollouts(random_batch(0, rollouts=3, longest=4))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FUZZ)], input=data.hex(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 500
+
+
+def test_random_footers_are_read_in_bounded_time_or_refused() -> None:
+    generator = random.Random(3)
+    for _ in range(3000):
+        data = generator.randbytes(generator.randrange(200))
+        try:
+            read_struct(data)
+        except ThriftError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x1c" * 1000,
+        b"\x19" * 1000,
+        b"\x19\xfc" + b"\xff" * 8 + b"\x7f",
+        b"\x18\xff\xff\x03",
+        b"\x15" + b"\xff" * 20,
+        b"\x1d",
+    ],
+)
+def test_footers_that_are_too_deep_too_long_or_endless_are_refused(data: bytes) -> None:
+    with pytest.raises(ThriftError):
+        read_struct(data)
+
+
+def test_a_footer_struct_is_read() -> None:
+    # Field 1: the integer −3; field 2: true; field 4: the list [1, 2]; field 5: the text "ab"; field 6: {1: 7}.
+    data = bytes([0x15, 0x05, 0x11, 0x29, 0x25, 0x02, 0x04, 0x18, 0x02]) + b"ab" + bytes([0x1C, 0x15, 0x0E, 0x00, 0x00])
+    assert read_struct(data) == {1: -3, 2: True, 4: [1, 2], 5: b"ab", 6: {1: 7}}

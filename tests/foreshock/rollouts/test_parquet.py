@@ -1,0 +1,135 @@
+"""What is encoded comes back the same, as plain Parquet that any reader reads."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import (
+    BatchAttributes,
+    RolloutBatch,
+    ScoreBatch,
+    decode_rollouts,
+    decode_scores,
+    encode_rollouts,
+    encode_scores,
+)
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS
+from tests.foreshock.batches import random_batch
+
+
+def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
+    for name in one.__slots__:
+        left, right = getattr(one, name), getattr(two, name)
+        if isinstance(left, np.ndarray):
+            assert left.dtype == right.dtype, name
+            np.testing.assert_array_equal(left, right, err_msg=name)
+        else:
+            assert left == right, name
+
+
+@given(seed=st.integers(0, 10_000), rollouts=st.integers(1, 150))
+def test_a_batch_survives_encoding(seed: int, rollouts: int) -> None:
+    batch = random_batch(seed, rollouts, longest=8)
+    data = encode_rollouts(batch)
+    assert_same(decode_rollouts(data), batch)
+    assert encode_rollouts(decode_rollouts(io.BytesIO(data))) == data
+
+
+def test_the_file_has_the_contracted_form() -> None:
+    batch = random_batch(1, rollouts=130)
+    file = pq.ParquetFile(io.BytesIO(encode_rollouts(batch)))
+    assert file.schema_arrow.names == [column.name for column in ROLLOUT_COLUMNS]
+    for column in ROLLOUT_COLUMNS:
+        expected = column.arrow_type(per_token=batch.per_token(column))
+        assert file.schema_arrow.field(column.name).type == expected
+    assert [file.metadata.row_group(index).num_rows for index in range(3)] == [64, 64, 2]
+    group = file.metadata.row_group(0)
+    columns = {group.column(index).path_in_schema: group.column(index) for index in range(group.num_columns)}
+    log_probs = columns["rollout_log_probs.list.element"]
+    assert log_probs.compression == "ZSTD"
+    assert "BYTE_STREAM_SPLIT" in log_probs.encodings
+    assert file.schema_arrow.metadata[b"foreshock.batch"] == batch.attributes.to_json().encode()
+    read = pa.Table.from_batches(list(file.iter_batches()))
+    assert (
+        read.column("response_token_ids").to_pylist()[0]
+        == batch.response_token_ids[: batch.response_offsets[1]].tolist()
+    )
+
+
+def test_attributes_survive_and_those_of_a_newer_release_are_passed_over() -> None:
+    attributes = BatchAttributes(
+        temperature=1.0, top_p=0.9, top_k=-1, min_p=0.0, logprobs_mode="processed_logprobs", trainer_weights_version=7,
+        trainer_policy="recomputed_old", length_cap=64, engine_fingerprint=Fingerprint("vllm", flags={"a": "b"}),
+    )  # fmt: skip
+    assert BatchAttributes.from_json(attributes.to_json()) == attributes
+    assert BatchAttributes.from_json('{"temperature":1,"moon":"full"}') == BatchAttributes(temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", '{"temperature":"hot"}', '{"temperature":-1}', '{"temperature":NaN}', '{"logprobs_mode":"cooked"}',
+     '{"trainer_policy":"old"}', '{"length_cap":0}', '{"top_k":-2}', '{"engine_fingerprint":{}}',
+     '{"engine_fingerprint":"vllm"}'],
+)  # fmt: skip
+def test_attributes_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRolloutsError):
+        BatchAttributes.from_json(text)
+
+
+def test_advantages_of_rollouts_and_of_tokens_are_told_apart_even_when_there_are_as_many() -> None:
+    of_tokens = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[], [1, 2]], advantage=[[], [1.0, 2.0]])
+    of_rollouts = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[], [1, 2]], advantage=[1.0, 2.0])
+    assert decode_rollouts(encode_rollouts(of_tokens)).advantage_per_token
+    assert not decode_rollouts(encode_rollouts(of_rollouts)).advantage_per_token
+
+
+def test_scores_survive_with_their_fingerprint() -> None:
+    fingerprint = Fingerprint("torch", dtype="float32", library_versions={"torch": "2.13"})
+    log_probs = np.array([-1.0, np.nan, -np.inf, -2.5], np.float32)
+    scores = ScoreBatch(["a", "b"], log_probs, np.array([0, 1, 4]), fingerprint)
+    again = decode_scores(encode_scores(scores))
+    assert again.sample_ids == ["a", "b"]
+    assert again.fingerprint == fingerprint
+    np.testing.assert_array_equal(again.log_probs, log_probs)
+    np.testing.assert_array_equal(again.offsets, scores.offsets)
+
+
+def test_scores_without_a_fingerprint_and_rollouts_sent_as_scores_are_refused() -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"sample_id": ["a"], "log_probs": [[-1.0]]}), sink)
+    with pytest.raises(InvalidRolloutsError, match=r"foreshock\.fingerprint"):
+        decode_scores(bytes(sink.getvalue()))
+    with pytest.raises(InvalidRolloutsError, match="not a column"):
+        decode_scores(encode_rollouts(random_batch()))
+
+
+def test_selected_rollouts_put_together_again_are_the_batch() -> None:
+    batch = random_batch(3, rollouts=20)
+    order = np.random.default_rng(0).permutation(20)
+    back = np.argsort(order)
+    assert_same(batch.select(order).select(back), batch)
+    assert_same(RolloutBatch.concat([batch.select(np.arange(20) < 7), batch.select(range(7, 20))]), batch)
+
+
+def test_batches_that_logged_different_things_are_not_put_together() -> None:
+    with_reward = RolloutBatch.from_lists(["a"], [[1]], [[1]], reward=[1.0])
+    without = RolloutBatch.from_lists(["b"], [[1]], [[1]])
+    with pytest.raises(InvalidRolloutsError, match="some of the batches lack it"):
+        RolloutBatch.concat([with_reward, without])
+    with pytest.raises(InvalidRolloutsError, match="at least one"):
+        RolloutBatch.concat([])
+
+
+def test_generated_lengths_leave_tool_output_out() -> None:
+    batch = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[1, 2, 3], [4]], response_mask=[[1, 0, 1], [0]])
+    assert batch.response_lengths.tolist() == [3, 1]
+    assert batch.generated_lengths.tolist() == [2, 0]
