@@ -13,6 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from service.advice.endpoints import router as advice
+from service.alerts.endpoints import router as alerts
+from service.alerts.watching import observe_closed_step
 from service.attempts.endpoints import router as attempts
 from service.attribution.endpoints import router as attribution
 from service.attribution.service import compute_left_over
@@ -27,6 +30,7 @@ from service.leases.endpoints import router as leases
 from service.leases.service import sweep as sweep_leases
 from service.measurements.endpoints import router as measurements
 from service.openapi import document_problems
+from service.pages.endpoints import ROUTERS as PAGES
 from service.probes.endpoints import router as probes
 from service.problem import install_problem_handlers
 from service.rollouts.endpoints import router as rollouts
@@ -39,7 +43,21 @@ from service.steps.service import close_overdue_steps
 from service.store.tokens import TokenStore
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
-ROUTERS = (health, runs, attempts, steps, rollouts, scalars, checkpoints, measurements, probes, leases, attribution)
+ROUTERS = (
+    health,
+    runs,
+    attempts,
+    steps,
+    rollouts,
+    scalars,
+    checkpoints,
+    measurements,
+    probes,
+    leases,
+    attribution,
+    alerts,
+    advice,
+)
 
 
 def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
@@ -53,7 +71,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.context = _make_context(settings, decoders)
     app.state.owns_decoders = decoders is None
     install_problem_handlers(app)
-    for router in ROUTERS:
+    for router in (*ROUTERS, *PAGES):
         app.include_router(router)
     app.add_middleware(RequestGuard, settings=settings)
     document_problems(app)
@@ -69,7 +87,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         decoders=decoders or DecoderPool(settings),
         session_secret=secret.encode(),
         # Called, in this order, inside the transaction that closes a step.
-        step_observers=(),
+        step_observers=(observe_closed_step,),
         # Who adds what was replayed to the tokens that are shown.
         score_readers=(read_replayed_scores,),
     )

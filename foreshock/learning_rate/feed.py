@@ -196,7 +196,8 @@ class AdviceFeed:
         response = self._connection.request(
             "GET",
             f"/v1/runs/{run}/lr-advice",
-            query={"step": self._step, "wait": self._wait_seconds if self._etag is not None else 0},
+            # A follower's steps are told: later decisions leave them alone.
+            query={"step": self._step, "wait": self._wait_seconds if self._etag is not None else 0, "follow": "true"},
             headers={"If-None-Match": self._etag} if self._etag is not None else {},
             timeout_seconds=self._wait_seconds + 15.0,
         )

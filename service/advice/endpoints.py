@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +19,9 @@ from service.security import Administrator, Ingester, Principal, Reader, Scope
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
-_NOT_MODIFIED = {304: {"description": "Nothing newer than If-None-Match within `wait` seconds"}}
+_NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "Nothing newer than If-None-Match within `wait` seconds"}
+}
 
 
 @router.get("", response_model=AdviceRead, responses=_NOT_MODIFIED)
@@ -62,9 +64,7 @@ def list_decisions(run: RunIdentifier, context: Context, principal: Reader) -> P
 
 
 @router.post("/decisions", status_code=status.HTTP_201_CREATED)
-def operate(
-    run: RunIdentifier, body: OperatorDecisionCreate, context: Context, principal: Administrator
-) -> AdviceRead:
+def operate(run: RunIdentifier, body: OperatorDecisionCreate, context: Context, principal: Administrator) -> AdviceRead:
     """Hold, release, raise or halve as an operator; 409 where that would change nothing. The answer is the advice."""
     return context.database.write(lambda session: service.operate(session, principal, run, body))
 

@@ -153,9 +153,7 @@ def _detectors(session: Session, run_id: str) -> WarningState:
     return WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
 
 
-def _advice(
-    run: Run, state: AdviceState, detectors: WarningState, opened: list[Alert], step: int | None
-) -> AdviceRead:
+def _advice(run: Run, state: AdviceState, detectors: WarningState, opened: list[Alert], step: int | None) -> AdviceRead:
     observed = detectors.step
     asked = step if step is not None else 0 if observed is None else observed + 1
     mode: Mode = "apply" if run.advice_mode == "apply" else "shadow"

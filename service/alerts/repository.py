@@ -38,18 +38,14 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
 
-def surviving_touching(
-    session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int
-) -> Sequence[Alert]:
+def surviving_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> Sequence[Alert]:
     """Alerts of the surviving history that fired, or cleared, at `from_step` or later."""
     touched: ColumnElement[bool] = (Alert.step >= from_step) | (Alert.cleared_step >= from_step)
     query = select(Alert).where(Alert.run_id == run_id, survives(attempts, Alert.attempt, Alert.step), touched)
     return session.scalars(query.order_by(Alert.step, Alert.rule)).all()
 
 
-def standing(
-    session: Session, run_id: str, attempts: Sequence[Attempt], rule: str, step: int
-) -> Alert | None:
+def standing(session: Session, run_id: str, attempts: Sequence[Attempt], rule: str, step: int) -> Alert | None:
     """The alert of a rule that fired at `step` of the surviving history."""
     query = select(Alert).where(
         Alert.run_id == run_id, Alert.rule == rule, Alert.step == step, survives(attempts, Alert.attempt, Alert.step)
@@ -82,9 +78,7 @@ def counts_by_severity(session: Session, run_ids: Sequence[str]) -> dict[tuple[s
     return {(run_id, severity): count for run_id, severity, count in session.execute(query)}
 
 
-def closed_steps(
-    session: Session, run_id: str, attempts: Sequence[Attempt], after: int
-) -> list[tuple[int, int]]:
+def closed_steps(session: Session, run_id: str, attempts: Sequence[Attempt], after: int) -> list[tuple[int, int]]:
     """(step, attempt) of the closed steps beyond `after` that survive, in order."""
     query = select(Step.step, Step.attempt).where(
         Step.run_id == run_id,

@@ -46,6 +46,8 @@ def begin_attempt(session: Session, run_id: str, attempt: int, resume_step: int)
     repository.drop_snapshots(session, run_id, resume_step)
     close_superseded(session, run_id, attempts)
     deciding.rewind_to(session, run_id, attempt, resume_step)
+    # The states just before the resume were not kept: derive them again, and with them what still follows.
+    rewatch(session, run_id, attempts, resume_step)
     wake_after_commit(session, run_id)
 
 

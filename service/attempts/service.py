@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from service.alerts.watching import begin_attempt
 from service.attempts import repository
 from service.attempts.schemas import AttemptCreate, AttemptRead
 from service.attempts.surviving import surviving_attempt
@@ -46,6 +47,8 @@ def get_or_create_attempt(
             f"the attempt {body.key!r} resumes at step {attempt.resume_step}, not {body.resume_step}: "
             "give each resume its own key"
         )
+    if created and attempt.attempt > 1:
+        begin_attempt(session, run_id, attempt.attempt, attempt.resume_step)
     return attempt, created
 
 

@@ -7,6 +7,7 @@ from typing import cast
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from service.advice.deciding import record_mode
 from service.database.dialect import insert_if_absent
 from service.database.tables import Run
 from service.identifiers import new_identifier
@@ -80,10 +81,12 @@ def list_runs(
 def update_run(session: Session, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
     """Change what `changes` names."""
     run = lock_run(session, principal, run_id)
+    mode_before = run.advice_mode
     for name, value in changes.model_dump(exclude_unset=True).items():
         if value is not None or name == "name":
             setattr(run, name, value)
     run.updated_at_us = now_us()
+    record_mode(session, run_id, mode_before, run.advice_mode)
     return run
 
 
