@@ -100,7 +100,7 @@ class StepStatistics:
         if lag is not None:
             of_generated = lag[generated]
             counts["lags"], counts["lag_sum"] = of_generated.size, int(of_generated.sum())
-            extremes["max_lag"] = float(np.max(of_generated, initial=-math.inf)) if of_generated.size else -math.inf
+            extremes["max_lag"] = float(of_generated.max()) if of_generated.size else -math.inf
         return cls(
             np.array([counts[name] for name in COUNTS], dtype=np.int64),
             CompensatedSums(
