@@ -47,7 +47,7 @@ def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     described = {"model": run.model, "trainer": run.trainer, "engine": run.engine, "on": run.hardware}
     parts = [f"{label} {value}" for label, value in described.items() if value]
     if run.initial_learning_rate is not None:
-        parts.append(f"learning rate {number(run.initial_learning_rate)}")
+        parts.append(f"learning rate {run.initial_learning_rate:g}")
     lines += wrap(" · ".join(parts), "  ", "  ") if parts else []
     steps = diagnosis.rollouts.steps or diagnosis.mismatch.steps
     if not steps:
@@ -73,11 +73,15 @@ def _mismatch(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     for known, item in zip(ranges, diagnosis.verdicts, strict=True):
         values = curve.of(known.measure)
         line = sparkline(values, _CURVE_WIDTH - 8, logarithmic=known.measure == "k3_kl")
-        rows.append([known.label, line.ljust(_CURVE_WIDTH - 8), number(item.recent), item.verdict, known.shown])
-    header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "", "published range"]
+        now = f"{item.recent:.5f}" if known.measure == "token_mult_prob_error" else number(item.recent)
+        rows.append([known.label, line.ljust(_CURVE_WIDTH - 8), now, item.verdict, known.shown])
+    header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "", "healthy"]
     lines += _paint_words(table(header, rows, left=(0, 1, 3, 4)), paint, column_of=3, rows=rows)
     newest = min(RECENT_STEPS, len(curve.steps))
-    lines += _note(f"now: the median of the newest {newest} steps; k3_kl is drawn in log scale", paint)
+    peak, at = max((value, step) for value, step in zip(curve.of("k3_kl"), curve.steps, strict=True) if value == value)
+    lines += _note(
+        f"now: median of the newest {newest} steps; k3_kl in log scale, at most {number(peak)} (step {at})", paint
+    )
     lines += ["", *_mismatch_table(diagnosis, paint)]
     if _all_zero(curve):
         lines += wrap(_COPIED, "    ", "  ! ")
@@ -142,7 +146,7 @@ def _chain(attribution: AttributionReading, paint: Paint) -> list[str]:
     ]
     rows = [_link_row(link) for link in attribution.links]
     whole = attribution.whole
-    rows.append([whole.name + " (all)", *_moments(whole), number(1.0 if math.isfinite(whole.share) else math.nan, 2),
+    rows.append([whole.name + " (all)", *_moments(whole), _share(1.0 if math.isfinite(whole.share) else math.nan),
                  "", ""])  # fmt: skip
     header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "95 %", ""]
     lines += table(header, rows, left=(0, 7), indent="    ")
@@ -151,7 +155,7 @@ def _chain(attribution: AttributionReading, paint: Paint) -> list[str]:
         lines += wrap(f"most of it, {_percent(main.share)}, is {main.cause}", "      ", "    → ")
     elif whole.rms_d == 0:
         lines += wrap("there is no difference at all between the ends of the chain", "      ", "    → ")
-    if any(link.share < 0 for link in attribution.links):
+    if any(_share(link.share).startswith("-") for link in attribution.links):
         lines += wrap("a negative share cancels a part of the others", "      ", "    → ")
     if attribution.reference_links:
         lines += _reference(attribution)
@@ -174,9 +178,13 @@ def _reference(attribution: AttributionReading) -> list[str]:
 def _link_row(link: LinkReading) -> list[str]:
     interval = ""
     if math.isfinite(link.share_low) and math.isfinite(link.share_high):
-        interval = f"{link.share_low:.2f} … {link.share_high:.2f}"
-    share = number(link.share, 2) if not math.isfinite(link.share) else f"{link.share:.2f}"
-    return [link.name, *_moments(link), share, interval, bar(link.share, 10).rstrip()]
+        interval = f"{_share(link.share_low)} … {_share(link.share_high)}"
+    return [link.name, *_moments(link), _share(link.share), interval, bar(link.share, 10).rstrip()]
+
+
+def _share(share: float) -> str:
+    """Two decimals, never a negative zero."""
+    return f"{round(share, 2) + 0.0:.2f}" if math.isfinite(share) else "–"
 
 
 def _moments(link: LinkReading) -> list[str]:
@@ -219,9 +227,9 @@ def _buckets(diagnosis: Diagnosis, paint: Paint) -> list[str]:
 
 
 def _edge(value: float) -> str:
-    """Bucket edges are half decades: 1e-3, 3.2e-3, …; 0 and 1 as they are."""
-    if value in (0.0, 1.0):
-        return f"{value:.0f}"
+    """Bucket edges are half decades: 1e-4, 3.2e-4, 0.001, …"""
+    if value >= 1e-3 or value == 0:
+        return f"{value:.2g}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
@@ -261,7 +269,7 @@ def _alerts(diagnosis: Diagnosis, paint: Paint) -> list[str]:
         head = f"{alert.severity:<5}"
         about = f"step {alert.step}, {alert.rule}, {alert.state}"
         if math.isfinite(alert.value) and math.isfinite(alert.threshold):
-            about += f" ({number(alert.value)} beyond {number(alert.threshold)})"
+            about += f" (value {number(alert.value)}, threshold {number(alert.threshold)})"
         lines.append(f"  {paint(head, STYLES.get(alert.severity))} {about}")
         lines += wrap(alert.why, " " * 8) if alert.why else []
         lines += wrap(alert.what_to_do, " " * 10, " " * 8 + "→ ") if alert.what_to_do else []
@@ -276,17 +284,17 @@ def _advice(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     told = "the trainer follows it" if advice.mode == "apply" else "shown only: the trainer is told 1.0"
     lines = [
         _title("Learning-rate advice", paint, advice.phase),
-        f"  scale {number(reading.advised_scale, 4)}; mode {advice.mode} ({told}); revision {advice.revision}",
+        f"  scale {reading.advised_scale:g}; mode {advice.mode} ({told}); revision {advice.revision}",
     ]
     lines += wrap(advice.reason, "  ", "  ") if advice.reason else []
     if advice.schedule is not None:
         lines.append(
-            f"  surge at step {advice.schedule.surge_step}: × {number(advice.schedule.factor)} every "
-            f"{advice.schedule.decay_period} steps, not below {number(advice.schedule.floor)}"
+            f"  surge at step {advice.schedule.surge_step}: × {advice.schedule.factor:g} every "
+            f"{advice.schedule.decay_period} steps, not below {advice.schedule.floor:g}"
         )
     ahead = _boundaries(diagnosis)
     if ahead:
-        lines.append("  falls at " + ", ".join(f"{step} (to {number(scale, 3)})" for step, scale in ahead))
+        lines.append("  falls at " + ", ".join(f"{step} (to {scale:g})" for step, scale in ahead))
     elif reading.next_decay_step is not None:
         lines.append(f"  next fall at step {reading.next_decay_step}")
     if advice.stale:

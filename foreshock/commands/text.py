@@ -78,8 +78,9 @@ def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False)
         return " " * width
     low, high = min(finite), max(finite)
     span = high - low or 1.0
-    # A flat line stands in the middle: at the bottom it would look like zero.
-    levels = [(peak - low) / span * 7 if high > low else peak * 0 + 3 for peak in peaks]
+    # A flat line stands in the middle, where it is not zero: at the bottom it would look like that.
+    flat = 3 if high else 0
+    levels = [(peak - low) / span * 7 if high > low else peak * 0 + flat for peak in peaks]
     return "".join(" " if not math.isfinite(level) else _LEVELS[round(level)] for level in levels)
 
 
@@ -87,7 +88,7 @@ def bar(fraction: float, width: int) -> str:
     """A bar of `fraction` of `width`, to an eighth of a column; empty where the fraction is not above 0."""
     if not math.isfinite(fraction) or fraction <= 0:
         return " " * width
-    eighths = min(width * 8, max(1, round(fraction * width * 8)))
+    eighths = min(width * 8, round(fraction * width * 8))
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
 

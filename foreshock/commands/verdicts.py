@@ -25,6 +25,7 @@ class Range:
     look_above: float
     bad_above: float | None
     shown: str
+    """The healthy range and what lies beyond, in a few words."""
 
     def verdict(self, value: float) -> Verdict:
         """What is to be said about a value; "unknown" where it is not finite."""
@@ -36,14 +37,14 @@ class Range:
 
 
 _COMMON = (
-    Range("rollout_probs_diff_mean", "mean |Δp|", 0.01, None, "healthy below 0.005, look above 0.01"),
-    Range("token_mult_prob_error", "E[exp |d|]", 1.05, 1.1, "healthy to 1.05, bad above 1.1"),
-    Range("tail_2", "F(2)", 0.01, 0.1, "healthy below 0.01, bad above 0.1"),
+    Range("rollout_probs_diff_mean", "mean |Δp|", 0.01, None, "to 0.005, look > 0.01"),
+    Range("token_mult_prob_error", "E[exp |d|]", 1.05, 1.1, "to 1.05, bad > 1.1"),
+    Range("tail_2", "F(2)", 0.01, 0.1, "to 0.01, bad > 0.1"),
 )
 
 RANGES: dict[str, tuple[Range, ...]] = {
-    "dense": (Range("k3_kl", "k3_kl", 1e-3, 1e-2, "healthy 1e-5 to 1e-3, bad above 1e-2"), *_COMMON),
-    "moe": (Range("k3_kl", "k3_kl", 1e-2, 1e-1, "healthy 1e-3 to 1e-2, bad above 1e-1"), *_COMMON),
+    "dense": (Range("k3_kl", "k3_kl", 1e-3, 1e-2, "1e-5 to 1e-3, bad > 1e-2"), *_COMMON),
+    "moe": (Range("k3_kl", "k3_kl", 1e-2, 1e-1, "1e-3 to 1e-2, bad > 1e-1"), *_COMMON),
 }
 """By kind of model, in bfloat16: published ranges of k3 for mixtures of experts lie one decade above dense ones."""
 
