@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from service.app import create_app
 from service.database.schema import upgrade
 from service.database.session import Database
+from service.database.tables import Base
 from service.decoding.pool import DecoderPool
 from service.settings import Settings
 from tests.service.postgres import PostgresCluster, start_postgres
@@ -32,11 +33,11 @@ def postgres() -> Iterator[PostgresCluster]:
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres: PostgresCluster) -> str:
-    """The name of a migrated database that tests copy."""
+def migrated_postgres(postgres: PostgresCluster) -> str:
+    """The URL of a migrated PostgreSQL database that tests use one after the other."""
     url = postgres.new_database()
     upgrade(url)
-    return url.partition("?")[0].rpartition("/")[2]
+    return url
 
 
 @pytest.fixture(scope="session")
@@ -49,16 +50,15 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a fresh, migrated database."""
+    """The URL of a migrated database without a row."""
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "foreshock.db")
         yield f"sqlite:///{tmp_path / 'foreshock.db'}"
         return
-    template: str = request.getfixturevalue("postgres_template")
-    cluster: PostgresCluster = request.getfixturevalue("postgres")
-    url = cluster.new_database(template)
+    url: str = request.getfixturevalue("migrated_postgres")
     yield url
-    cluster.drop(url)
+    cluster: PostgresCluster = request.getfixturevalue("postgres")
+    cluster.empty(url, [table.name for table in reversed(Base.metadata.sorted_tables)])
 
 
 @pytest.fixture

@@ -11,16 +11,18 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 _INSTALL = "PostgreSQL's programs (initdb, postgres) are missing: apt-get install postgresql"
 
 
 class PostgresCluster:
-    """A running cluster; `new_database(template)` gives the URL of a fresh database."""
+    """A running cluster; `new_database()` gives the URL of a fresh database."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,18 +46,18 @@ class PostgresCluster:
         """The URL of one of its databases, over the Unix socket."""
         return f"postgresql://foreshock@/{name}?host={self._folder}"
 
-    def new_database(self, template: str = "template0") -> str:
-        """The URL of a new database, a copy of `template`."""
+    def new_database(self) -> str:
+        """The URL of a new, empty database."""
         name = f"foreshock_{next(self._numbers)}"
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
         return self.url(name)
 
-    def drop(self, url: str) -> None:
-        """Remove a database, whoever is still connected."""
-        name = url.partition("?")[0].rpartition("/")[2]
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    def empty(self, url: str, tables: Iterable[str]) -> None:
+        """Delete every row: far quicker than a new database for each test."""
+        with psycopg.connect(url) as connection:
+            for table in tables:
+                connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
 
     def stop(self) -> None:
         """Stop it, without writing what nobody will read, and remove its files."""
