@@ -27,7 +27,7 @@ from examples.tiny_rl.run_log import RunLog, open_run_log
 from examples.tiny_rl.sampler import Sampler
 from examples.tiny_rl.task import FEWEST_DIGITS, MAX_RESPONSE_TOKENS, MOST_DIGITS, draw_problem
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
-from examples.tiny_rl.warm_up import BOTH_WAYS, MOSTLY_SHORT, warm_up
+from examples.tiny_rl.warm_up import BOTH_WAYS, MOSTLY_GUESSES, warm_up
 from foreshock.digests import weights_digest
 from foreshock.learning_rate import applied_learning_rates, apply_scale
 
@@ -120,7 +120,7 @@ def prepare_model(options: TrainOptions) -> Qwen3ForCausalLM:
     if options.start_from is not None:
         return load_model(options.start_from)
     model = new_model(options.seed)
-    warm_up(model, (BOTH_WAYS, MOSTLY_SHORT), options.seed)
+    warm_up(model, (BOTH_WAYS, MOSTLY_GUESSES), options.seed)
     return model
 
 

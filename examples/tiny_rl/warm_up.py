@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from examples.tiny_rl.policy import next_token_log_probs, pad
-from examples.tiny_rl.task import END_OF_SEQUENCE, draw_problem, encode
+from examples.tiny_rl.task import END_OF_SEQUENCE, Problem, draw_problem, encode
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +25,19 @@ class Lesson:
 
     steps: int
     worked_share: float
+    guessing: bool
+    """Whether direct answers are guesses: the answer of another problem with as many digits."""
     peak_learning_rate: float
-    batch_size: int = 128
+    batch_size: int
 
 
-BOTH_WAYS = Lesson(steps=1600, worked_share=0.5, peak_learning_rate=4e-3)
-MOSTLY_SHORT = Lesson(steps=150, worked_share=0.04, peak_learning_rate=5e-4)
-"""Worked answers would not be learned from so few; once learned, few are needed to keep them."""
+BOTH_WAYS = Lesson(steps=1600, worked_share=0.5, guessing=False, peak_learning_rate=4e-3, batch_size=128)
+MOSTLY_GUESSES = Lesson(steps=160, worked_share=0.03, guessing=True, peak_learning_rate=1e-3, batch_size=64)
+"""A hasty pupil: mostly short, mostly wrong. Few worked answers are needed to keep what was learned before."""
 
 
 def warm_up(model: Qwen3ForCausalLM, lessons: tuple[Lesson, ...], seed: int) -> float:
-    """Train on correct answers in place, lesson after lesson; returns the last loss, in nats a token."""
+    """Train in place, lesson after lesson; returns the last loss, in nats a token."""
     random_source = random.Random(seed)
     return [_teach(model, lesson, random_source) for lesson in lessons][-1]
 
@@ -47,7 +49,7 @@ def _teach(model: Qwen3ForCausalLM, lesson: Lesson, random_source: random.Random
     )
     loss = torch.tensor(float("nan"))
     for step in range(1, lesson.steps + 1):
-        batch = pad(*_draw_batch(random_source, lesson.batch_size, lesson.worked_share))
+        batch = pad(*_draw_batch(random_source, lesson))
         # In float32: without bfloat16 instructions autocast is ten times slower, and nothing is compared here.
         log_probs, _ = next_token_log_probs(model, batch, autocast=False)
         loss = -log_probs[batch.response_mask].mean()
@@ -61,13 +63,16 @@ def _teach(model: Qwen3ForCausalLM, lesson: Lesson, random_source: random.Random
     return loss.item()
 
 
-def _draw_batch(
-    random_source: random.Random, batch_size: int, worked_share: float
-) -> tuple[list[list[int]], list[list[int]]]:
+def _draw_batch(random_source: random.Random, lesson: Lesson) -> tuple[list[list[int]], list[list[int]]]:
     prompts, answers = [], []
-    for _ in range(batch_size):
+    for _ in range(lesson.batch_size):
         problem = draw_problem(random_source)
-        worked = random_source.random() < worked_share
+        if random_source.random() < lesson.worked_share:
+            text = problem.worked_answer()
+        elif lesson.guessing:
+            text = Problem(tuple(random_source.randint(0, 9) for _ in problem.digits)).direct_answer()
+        else:
+            text = problem.direct_answer()
         prompts.append(problem.prompt_token_ids)
-        answers.append([*encode(problem.worked_answer() if worked else problem.direct_answer()), END_OF_SEQUENCE])
+        answers.append([*encode(text), END_OF_SEQUENCE])
     return prompts, answers

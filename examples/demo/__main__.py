@@ -1,0 +1,152 @@
+"""`make demo`: see what Foreshock does, on a real run, in a few minutes.
+
+Starts the service on its embedded default (SQLite and a folder), logs a recorded run over HTTP as its trainer would have,
+starts a worker that replays checkpointed steps through vLLM and torch, prints the diagnosis, and keeps the pages up until
+Ctrl-C. A second start finds everything done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from examples.demo.children import Child
+from examples.demo.errors import DemoError
+from examples.demo.probing import complaints, request_probes, start_worker, unfinished_jobs, wait_for_probes
+from examples.demo.replay import log_run, missing_steps
+from examples.demo.service_child import only_demo_of, running_service
+from examples.tiny_rl.record import RECORDED, Manifest, RunRecord
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.main import main as foreshock_command
+from foreshock.commands.readings import find_run
+from foreshock.errors import ForeshockError
+
+console = Console(highlight=False)
+
+
+def main() -> int:
+    """0 done, 1 with a message where something did not come about, 130 after Ctrl-C before the end."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--once", action="store_true", help="exit after the diagnosis instead of keeping the pages up")
+    parser.add_argument("--data", type=Path, default=Path("foreshock-data"), help="where the service keeps its data")
+    arguments = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        with only_demo_of(arguments.data.resolve()):
+            run_demo(arguments.data.resolve(), once=arguments.once)
+    except (DemoError, ForeshockError) as error:
+        console.print(f"[bold red]The demo stopped:[/] {_plain(str(error))}")
+        return 1
+    except KeyboardInterrupt:
+        console.print("\nStopped.")
+        return 130
+    return 0
+
+
+def run_demo(data: Path, *, once: bool) -> None:
+    """The whole demo. Raises DemoError."""
+    started = time.monotonic()
+    record = RunRecord(RECORDED)
+    manifest = record.manifest()
+    console.print("[bold]1. Service[/]  SQLite and a local folder")
+    with running_service(data) as (service, url), ServiceConnection(url) as connection:
+        console.print(f"   ready at {url}, data in {data}")
+        console.print(f"[bold]2. Run[/]      {_plain(manifest.run.name)}: {manifest.steps} recorded steps, over HTTP")
+        log_missing(record, manifest, data, connection, service, url)
+        run = find_run(connection, manifest.run.key)
+        console.print("[bold]3. Replay[/]   checkpointed steps through vLLM and torch")
+        replay(record, manifest, data, connection, service, run.id)
+        console.print("[bold]4. Diagnosis[/]\n")
+        if foreshock_command(["report", run.id, "--url", url]):
+            raise DemoError("the report could not be made")
+        console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s. Pages: {url}/runs/{run.id}")
+        if not once:
+            console.print("They stay up until Ctrl-C.")
+            keep_up(service)
+
+
+def log_missing(
+    record: RunRecord, manifest: Manifest, data: Path, connection: ServiceConnection, service: Child, url: str
+) -> None:
+    """Log what the service does not have yet."""
+    steps = missing_steps(connection, record, manifest)
+    if not steps:
+        console.print("   all of it is there already")
+        return
+    with _progress() as progress:
+        task = progress.add_task("logged", total=len(steps), note="")
+
+        def report(step: int, scale: float) -> None:
+            progress.update(task, advance=1, note=f"step {step}, advised learning-rate scale {scale:g}")
+
+        log_run(record, manifest, steps, url, data / "spool", service, report)
+
+
+def replay(
+    record: RunRecord, manifest: Manifest, data: Path, connection: ServiceConnection, service: Child, run: str
+) -> None:
+    """Have the probes done that are not done yet."""
+    probes = request_probes(connection, run, manifest)
+    total = unfinished_jobs(probes)
+    if not total:
+        console.print("   all of it is there already")
+    else:
+        with start_worker(connection.url, record, data / "worker.log") as worker, _progress() as progress:
+            task = progress.add_task("replayed", total=total, note="engines start, this takes a while")
+            probes = wait_for_probes(
+                connection,
+                probes,
+                worker,
+                service,
+                lambda left: progress.update(task, completed=total - left),
+            )
+    for complaint in complaints(probes):
+        console.print(f"   [yellow]{_plain(complaint)}[/]")
+
+
+def keep_up(service: Child) -> None:
+    """Until Ctrl-C. Raises DemoError where the service ends by itself."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            service.require_running()
+            time.sleep(0.5)
+    console.print("\nStopping.")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    columns = (
+        TextColumn("   {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield progress
+
+
+def _plain(text: str) -> str:
+    """Text from elsewhere, safe from being read as markup."""
+    return text.replace("[", "\\[")
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """End by way of every `with`, so that no child stays behind."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Ask for the checkpointed steps to be replayed, run a worker that does it, and wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from examples.demo.children import Child
+from examples.demo.errors import DemoError
+from examples.tiny_rl.record import Manifest, RunRecord
+from examples.tiny_rl.run_log import WEIGHTS_ROOT
+from foreshock.client.connection import ServiceConnection
+
+SCORERS = ("vllm.prefill", "torch.trainer", "torch.float32")
+WORKER_IDLE_SECONDS = 2
+PATIENCE_SECONDS = 900.0
+
+FINAL_STATES = frozenset({"done", "failed", "skipped"})
+
+
+def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) -> list[dict[str, Any]]:
+    """One exact probe per checkpoint; one that was asked for before is found again, with what came of it."""
+    return [
+        connection.decoded(
+            connection.request(
+                "POST",
+                f"/v1/runs/{run}/probes",
+                json_body={
+                    "step": checkpoint.step,
+                    "scorers": [{"scorer": scorer} for scorer in SCORERS],
+                    "kind": "exact",
+                    "options": manifest.scorer_options,
+                },
+            )
+        )
+        for checkpoint in manifest.checkpoints
+    ]
+
+
+def unfinished_jobs(probes: list[dict[str, Any]]) -> int:
+    """How many jobs of `probes` are still to be done."""
+    return sum(job["state"] not in FINAL_STATES for probe in probes for job in probe["jobs"])
+
+
+def start_worker(url: str, record: RunRecord, log: Path) -> Child:
+    """A worker that knows the record's weights and leaves when there is nothing more to do."""
+    environment = {"FORESHOCK_WEIGHTS_ROOTS": f"{WEIGHTS_ROOT}={record.folder.resolve()}"}
+    arguments = ["worker", "--url", url, "--until-idle", str(WORKER_IDLE_SECONDS)]
+    return Child("worker", arguments, environment, log)
+
+
+def wait_for_probes(
+    connection: ServiceConnection,
+    probes: list[dict[str, Any]],
+    worker: Child,
+    service: Child,
+    report: Callable[[int], None],
+) -> list[dict[str, Any]]:
+    """The probes when all are finished; `report(unfinished jobs)` meanwhile.
+
+    Raises DemoError where service or worker end before that, or where a probe came to nothing.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := unfinished_jobs(probes):
+        report(left)
+        service.require_running()
+        worker.require_running()
+        if time.monotonic() > deadline:
+            raise DemoError(f"{left} replays are not done after {PATIENCE_SECONDS:.0f} s.{worker.log_tail()}")
+        time.sleep(0.3)
+        probes = [connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
+    report(0)
+    return probes
+
+
+def complaints(probes: list[dict[str, Any]]) -> list[str]:
+    """Why replays came to nothing, one line each; empty where all are done."""
+    return [
+        f"replay of step {probe['step']} through {job['engine']}: {job['state']}: {job['reason']}"
+        for probe in probes
+        for job in probe["jobs"]
+        if job["state"] != "done"
+    ]

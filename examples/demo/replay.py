@@ -1,0 +1,86 @@
+"""Log a recorded run over HTTP as its trainer would have: step by step, in order, asking for advice as it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from examples.demo.children import Child
+from examples.demo.errors import DemoError
+from examples.tiny_rl.record import Manifest, RunRecord
+from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
+from foreshock import AdviceFeed, Client
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.readings import find_run
+from foreshock.errors import ServiceError
+
+STEPS_AHEAD = 8
+"""How far logging may run ahead of what the service has measured: the advice shall be that of the step."""
+PATIENCE_SECONDS = 120.0
+
+
+def missing_steps(connection: ServiceConnection, record: RunRecord, manifest: Manifest) -> list[int]:
+    """The recorded steps that the service does not have yet, ascending; all of them where it does not know the run."""
+    try:
+        run = find_run(connection, manifest.run.key)
+    except ServiceError as error:
+        if error.status is not None:
+            raise
+        return record.steps()
+    stored: set[int] = set()
+    cursor: str | None = None
+    while True:
+        page = connection.get_json(f"/v1/runs/{run.id}/steps", {"limit": 200, "cursor": cursor})
+        stored |= {step["step"] for step in page["items"] if step["closed"]}
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    announced = connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
+    lacking = {checkpoint.step for checkpoint in manifest.checkpoints} - {each["step"] for each in announced}
+    return [step for step in record.steps() if step not in stored or step in lacking]
+
+
+def log_run(
+    record: RunRecord,
+    manifest: Manifest,
+    steps: list[int],
+    url: str,
+    spool: Path,
+    service: Child,
+    report: Callable[[int, float], None],
+) -> None:
+    """Log `steps`; after each, `report(step, advised scale)`. Raises DemoError where the service does not take it all."""
+    attempt = manifest.attempts[-1]
+    scalars = record.scalars()
+    checkpoints = {checkpoint.step: checkpoint for checkpoint in manifest.checkpoints}
+    with Client(
+        url, run_key=manifest.run.key, attempt_key=attempt.key, spool_directory=spool, strict=True
+    ) as client:
+        start_run(client, manifest.run, attempt)
+        with AdviceFeed(client) as feed:
+            for number, step in enumerate(steps):
+                if step in checkpoints:
+                    of_step = checkpoints[step]
+                    client.log_checkpoint(
+                        step, root=WEIGHTS_ROOT, path=of_step.path, digest=of_step.digest, weights_version=step
+                    )
+                report(step, feed.scale(step))
+                client.log_scalars(step, scalars[step])
+                client.log_rollouts(step, record.rollouts(step))
+                feed.acknowledge(step, scalars[step]["lr"])
+                if (number + 1) % STEPS_AHEAD == 0:
+                    _deliver(client, service)
+            client.finish()
+            _deliver(client, service)
+
+
+def _deliver(client: Client, service: Child) -> None:
+    """Wait until all that was logged is stored and measured."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not client.flush(1.0):
+        service.require_running()
+        if time.monotonic() > deadline:
+            raise DemoError(f"the service does not take the run: {client.counters!r}{service.log_tail()}")
+    if client.counters.rejected or client.counters.dropped:
+        raise DemoError(f"the service did not take everything: {client.counters!r}{service.log_tail()}")

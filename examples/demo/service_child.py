@@ -1,0 +1,72 @@
+"""Start the service on its embedded default, or join none: one demo per data folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from examples.demo.children import Child
+from examples.demo.errors import DemoError
+
+HOST = "127.0.0.1"
+USUAL_PORT = 8765
+START_SECONDS = 120.0
+
+
+@contextlib.contextmanager
+def only_demo_of(data: Path) -> Iterator[None]:
+    """Hold the data folder's lock. Raises DemoError where another demo has it."""
+    data.mkdir(parents=True, exist_ok=True)
+    with (data / "demo.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DemoError(f"another demo is running on {data}: end it with Ctrl-C, or give --data another folder") from error
+        yield
+
+
+@contextlib.contextmanager
+def running_service(data: Path) -> Iterator[tuple[Child, str]]:
+    """A service that is ready, and its address. Raises DemoError, with the end of its log, where it does not start."""
+    port = free_port()
+    url = f"http://{HOST}:{port}"
+    environment = {
+        "FORESHOCK_HOST": HOST,
+        "FORESHOCK_PORT": str(port),
+        "FORESHOCK_DATABASE_URL": f"sqlite:///{data}/foreshock.db",
+        "FORESHOCK_STORE_URL": str(data / "tokens"),
+    }
+    with Child("service", ["serve"], environment, data / "service.log") as child:
+        _wait_until_ready(child, url)
+        yield child, url
+
+
+def free_port() -> int:
+    """The usual port, or any free one where that is taken."""
+    for port in (USUAL_PORT, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            # As the service binds: a port in TIME_WAIT is free for it.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return int(probe.getsockname()[1])
+    raise DemoError(f"there is no free port on {HOST}")
+
+
+def _wait_until_ready(child: Child, url: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    answer = "nothing yet"
+    while time.monotonic() < deadline:
+        child.require_running()
+        with contextlib.suppress(httpx.HTTPError):
+            response = httpx.get(f"{url}/readyz", timeout=5.0)
+            if response.is_success:
+                return
+            answer = response.text
+        time.sleep(0.1)
+    raise DemoError(f"the service at {url} is not ready after {START_SECONDS:.0f} s: {answer}{child.log_tail()}")
