@@ -15,9 +15,16 @@ from service.database.tables.probes import Attribution
 KEY = ("run_id", "attempt", "step")
 
 
-def find(session: Session, run_id: str, attempt: int, step: int) -> Attribution | None:
-    """The attribution of a step."""
-    return session.get(Attribution, (run_id, attempt, step), populate_existing=True)
+def document_of(session: Session, run_id: str, attempt: int, step: int) -> dict[str, Any] | None:
+    """What was computed of the step."""
+    found = session.get(Attribution, (run_id, attempt, step))
+    return None if found is None else found.document
+
+
+def is_stale(session: Session, run_id: str, attempt: int, step: int) -> bool:
+    """Whether scores arrived since it was computed."""
+    found = session.get(Attribution, (run_id, attempt, step))
+    return found is not None and found.stale
 
 
 def mark_stale(session: Session, run_id: str, attempt: int, step: int, now_us: int) -> None:

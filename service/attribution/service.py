@@ -49,16 +49,16 @@ def read_attribution(
     with context.database.read() as session:
         get_run(session, principal, run_id)
         key = (run_id, attempt_of_step(session, run_id, step, attempt), step)
-        found = repository.find(session, *key)
-    if found is not None and found.stale:
+        is_stale = repository.is_stale(session, *key)
+    if is_stale:
         compute_attribution(context, key)
-        with context.database.read() as session:
-            found = repository.find(session, *key)
-    if found is None or found.document is None:
+    with context.database.read() as session:
+        document = repository.document_of(session, *key)
+    if document is None:
         raise AttributionNotFound(
             f"step {step} of attempt {key[1]} was not replayed: ask for a probe with POST /v1/runs/{run_id}/probes"
         )
-    return AttributionRead.model_validate(found.document)
+    return AttributionRead.model_validate(document)
 
 
 def compute_attribution(context: ServiceContext, key: StepKey) -> None:
@@ -69,12 +69,12 @@ def compute_attribution(context: ServiceContext, key: StepKey) -> None:
     for _ in range(_TRIES):
         with context.database.read() as session:
             chosen = newest_scores(session, key)
+            version = _version(chosen)
             files = [_files(context, session, score) for score in chosen]
             rollouts = pinned_rollouts(context, shards_of_step(session, *key), None)
-        if not chosen:
+        if not files:
             return
         findings = context.decoders.run(compute_findings, rollouts, files)
-        version = _version(chosen)
         if context.database.write(lambda session: _store(session, context, key, version, findings)):  # noqa: B023
             return
 

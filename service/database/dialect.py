@@ -21,7 +21,9 @@ _MOST_PARAMETERS = 30_000
 def insert_if_absent(session: Session, target: type[Base] | Table, row: Row) -> bool:
     """Insert a row unless one with an equal unique key is there; whether it was inserted."""
     statement = _insert(session, table_of(target)).values(**row).on_conflict_do_nothing()
-    return cast("CursorResult[Any]", session.execute(statement)).rowcount == 1
+    # Without the option psycopg's count of an INSERT is gone (-1) by the time it is asked for.
+    result = session.execute(statement, execution_options={"preserve_rowcount": True})
+    return cast("CursorResult[Any]", result).rowcount == 1
 
 
 def upsert(session: Session, target: type[Base] | Table, rows: Sequence[Row], key: Sequence[str]) -> None:

@@ -128,8 +128,7 @@ def _read_shards(
             names = pq.read_table(path, columns=["sample_id"]).column("sample_id").to_pylist()
             if sample_id not in names:
                 continue
-        with path.open("rb") as file:
-            batch = decode_rollouts(file, stored_limits())
+        batch = decode_rollouts(path.read_bytes(), stored_limits())
         key = ScoredShard(shard.run_id, shard.attempt, shard.step, batch)
         scores: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:

@@ -14,7 +14,7 @@ from foreshock.digests import digest_of_json
 from service.attempts.service import attempt_of_step
 from service.context import ServiceContext
 from service.database.dialect import database_now_us, insert_if_absent
-from service.database.tables import Checkpoint, Shard
+from service.database.tables import Shard
 from service.database.tables.probes import Probe, ProbeJob
 from service.identifiers import new_identifier
 from service.leases.transitions import ENDED, JobState, requeue
@@ -28,6 +28,8 @@ from service.runs.service import get_run
 from service.scores.replayed import PinnedRollouts, RolloutCount, count_rollouts
 from service.security import Principal
 from service.steps import repository as steps
+
+_WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
 
 class ProbeNotFound(ProblemError):
@@ -56,26 +58,19 @@ class ProbeStillRuns(ProblemError):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A request with all that it means by now: the attempt, the shards, the weights."""
+    """A request with all that it means by now: the attempt, the rollouts, the weights."""
 
     run_id: str
     attempt: int
     body: ProbeCreate
-    shards: Sequence[Shard]
-    checkpoint: Checkpoint
+    selection: list[list[Any]]
+    rollouts: PinnedRollouts
+    weights: dict[str, Any]
+    weights_expire_at_us: int | None
 
     @property
     def scorers(self) -> list[ScorerRequest]:
         return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
-
-    @property
-    def selection(self) -> list[list[Any]]:
-        return [[shard.shard, shard.digest] for shard in self.shards]
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        fields = ("root", "path", "format", "digest", "step", "weights_version")
-        return {name: getattr(self.checkpoint, name) for name in fields}
 
     def request_digest(self) -> str:
         """What makes two requests the same one."""
@@ -91,11 +86,11 @@ def create_probe(
     """The probe of this request, and whether it is new; raises UnknownScorer and ProbeNotPossible."""
     _check_scorers(body)
     with context.database.read() as session:
-        plan = _plan(session, principal, run_id, body)
+        plan = _plan(context, session, principal, run_id, body)
         known = repository.find_by_request(session, run_id, plan.request_digest())
         if known is not None:
             return _read(session, known), False
-    count = context.decoders.run(count_rollouts, pinned_rollouts(context, plan.shards, body.max_rollouts))
+    count = context.decoders.run(count_rollouts, plan.rollouts)
     return context.database.write(lambda session: _insert(session, plan, count))
 
 
@@ -157,7 +152,7 @@ def _check_scorers(body: ProbeCreate) -> None:
         raise ProbeNotPossible(f"there are options for {', '.join(sorted(unused))}, which is not among the scorers")
 
 
-def _plan(session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
+def _plan(context: ServiceContext, session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
     get_run(session, principal, run_id)
     attempt = attempt_of_step(session, run_id, body.step, body.attempt)
     step = steps.find(session, run_id, attempt, body.step)
@@ -180,7 +175,16 @@ def _plan(session: Session, principal: Principal, run_id: str, body: ProbeCreate
         )
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
         raise ProbeNotPossible(f"the checkpoint of step {body.step} has expired: its weights are gone")
-    return _Plan(run_id, attempt, body, of_step(session, run_id, attempt, body.step), checkpoint)
+    shards = of_step(session, run_id, attempt, body.step)
+    return _Plan(
+        run_id=run_id,
+        attempt=attempt,
+        body=body,
+        selection=[[shard.shard, shard.digest] for shard in shards],
+        rollouts=pinned_rollouts(context, shards, body.max_rollouts),
+        weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
+        weights_expire_at_us=checkpoint.expires_at_us,
+    )
 
 
 def _insert(session: Session, plan: _Plan, count: RolloutCount) -> tuple[ProbeRead, bool]:
@@ -198,7 +202,7 @@ def _insert(session: Session, plan: _Plan, count: RolloutCount) -> tuple[ProbeRe
         "accelerator": body.accelerator,
         "max_rollouts": body.max_rollouts,
         "checkpoint": plan.weights,
-        "checkpoint_expires_at_us": plan.checkpoint.expires_at_us,
+        "checkpoint_expires_at_us": plan.weights_expire_at_us,
         "selection": plan.selection,
         "rollouts": count.rollouts,
         "tokens": count.tokens,

@@ -129,10 +129,8 @@ def _check_apart(scores: ScoreBatch, siblings: tuple[Path, ...]) -> None:
 
 def read_scores(path: Path) -> ScoreBatch:
     """A stored score shard."""
-    with path.open("rb") as file:
-        return decode_scores(file, stored_limits())
+    return decode_scores(path.read_bytes(), stored_limits())
 
 
 def _read(path: Path) -> RolloutBatch:
-    with path.open("rb") as file:
-        return decode_rollouts(file, stored_limits())
+    return decode_rollouts(path.read_bytes(), stored_limits())

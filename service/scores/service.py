@@ -82,13 +82,14 @@ def store_scores(context: ServiceContext, principal: Principal, address: ScoreAd
         pinned = pinned_rollouts(context, shards_of_probe(session, probe), probe.max_rollouts)
         sent = _by_scorer(repository.shards_of_try(session, job.id, address.token)).get(_key_of(address), [])
         siblings = tuple(context.store.path_of(shard.file) for shard in sent)
-    name = score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
+        name = score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
+        weights = str(probe.checkpoint["digest"])
     temporary = context.store.temporary_file()
     try:
         checked = context.decoders.run(
             check_scores, upload.path, temporary, pinned, siblings, decode_limits(context.settings)
         )
-        _check_weights(probe, checked)
+        _check_weights(weights, checked)
         context.store.publish(temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
@@ -185,8 +186,8 @@ def _check_scorer(job: ProbeJob, address: ScoreAddress) -> None:
         raise ScorerNotAsked(f"this job asks for {asked}, not for {address.scorer} {address.variant}".rstrip())
 
 
-def _check_weights(probe: Probe, checked: CheckedScores) -> None:
-    used, meant = checked.fingerprint.weights_digest, probe.checkpoint["digest"]
+def _check_weights(meant: str, checked: CheckedScores) -> None:
+    used = checked.fingerprint.weights_digest
     if used is not None and used != meant:
         raise WrongFingerprint(f"it was made with the weights {used}, and the probe is of the weights {meant}")
 

@@ -1,0 +1,189 @@
+"""The way of a job over HTTP: lease, rollouts, scores, complete; and every way in which it goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.rollouts import encode_rollouts
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.server import RunningServer
+from tests.service.working import (
+    announce_checkpoint,
+    ask_for_lease,
+    ask_for_probe,
+    noisy,
+    scores_of,
+    take_lease,
+)
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run with one closed step and its checkpoint."""
+    sender = start_run(http)
+    sender.put_shard(3, make_batch(6)).raise_for_status()
+    announce_checkpoint(sender, 3)
+    return sender
+
+
+def test_a_job_goes_its_way(http: httpx.Client, run: Sender) -> None:
+    probe = ask_for_probe(run, 3, options={"vllm.prefill": {"batch_size": 4}}).raise_for_status().json()
+    holder = take_lease(http)
+    job = holder.lease["job"]
+    assert job["probe"] == probe["id"]
+    assert job["run"] == run.run
+    assert (job["attempt"], job["step"], job["kind"]) == (1, 3, "exact")
+    assert job["scorers"] == [{"scorer": "vllm.prefill", "variant": ""}]
+    assert job["options"] == {"vllm.prefill": {"batch_size": 4}}
+    assert job["checkpoint"]["path"] == "step-3"
+    assert job["checkpoint"]["step"] == 3
+    assert holder.lease["heartbeat_seconds"] == 20
+    assert http.get(f"/v1/probes/{probe['id']}").json()["state"] == "running"
+
+    rollouts = holder.rollouts()
+    assert encode_rollouts(rollouts) == encode_rollouts(make_batch(6))
+    assert job["rollouts"]["count"] == 6
+    assert job["rollouts"]["tokens"] == rollouts.num_tokens
+    assert holder.heartbeat().json()["expires_at_us"] >= holder.lease["expires_at_us"]
+    assert holder.put_scores(scores_of(rollouts, noisy(rollouts, 1))).status_code == 201
+    assert holder.complete().status_code == 204
+
+    done = http.get(f"/v1/probes/{probe['id']}").json()
+    assert done["state"] == "done"
+    assert [(each["state"], each["attempts"], each["worker"]) for each in done["jobs"]] == [("done", 1, "w1")]
+    assert ask_for_lease(http).status_code == 204
+
+
+def test_answers_that_were_lost_may_be_asked_for_again(http: httpx.Client, run: Sender) -> None:
+    ask_for_probe(run, 3)
+    holder = take_lease(http)
+    rollouts = holder.rollouts()
+    scores = scores_of(rollouts, noisy(rollouts, 1))
+    assert holder.put_scores(scores).status_code == 201
+    assert holder.put_scores(scores).json()["status"] == "duplicate"
+    assert holder.complete().status_code == 204
+    assert holder.complete().status_code == 204
+    assert holder.put_scores(scores).status_code == 200
+    other = holder.put_scores(scores_of(rollouts, noisy(rollouts, 2)))
+    assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:scores-conflict")
+
+
+def test_a_job_is_given_up_after_three_tries_with_every_reason(http: httpx.Client, run: Sender) -> None:
+    probe = ask_for_probe(run, 3, ["vllm.prefill", "torch.float32"]).json()["id"]
+    for number in range(3):
+        answer = take_lease(http, f"w{number}", scorers=["vllm.prefill"]).fail("retry", f"out of memory {number}")
+        assert answer.status_code == 204
+    assert ask_for_lease(http, scorers=["vllm.prefill"]).status_code == 204
+    jobs = {job["engine"]: job for job in http.get(f"/v1/probes/{probe}").json()["jobs"]}
+    assert jobs["vllm"]["state"] == "failed"
+    assert jobs["vllm"]["attempts"] == 3
+    assert jobs["vllm"]["reasons"] == [f"try {n + 1} on w{n}: out of memory {n}" for n in range(3)]
+    assert "given up after 3 tries" in jobs["vllm"]["reason"]
+    # The other engine's job is not to blame.
+    assert take_lease(http).lease["job"]["scorers"] == [{"scorer": "torch.float32", "variant": ""}]
+
+
+@pytest.mark.parametrize(("kind", "state"), [("final", "failed"), ("skipped", "skipped")])
+def test_what_no_try_can_help_ends_the_whole_probe(http: httpx.Client, run: Sender, kind: str, state: str) -> None:
+    probe = ask_for_probe(run, 3, ["vllm.prefill", "torch.trainer"]).json()["id"]
+    first, second = take_lease(http, "first"), take_lease(http, "second")
+    reason = "the weights' digest is not the one that was announced"
+    assert first.fail(kind, reason).status_code == 204
+    assert first.fail(kind, reason).status_code == 204
+    read = http.get(f"/v1/probes/{probe}").json()
+    assert (read["state"], read["reason"]) == (state, reason) or reason in read["reason"]
+    assert {job["state"] for job in read["jobs"]} == {state}
+    assert all(reason in job["reason"] for job in read["jobs"])
+    assert second.complete().json()["type"] == "urn:foreshock:problem:lease-lost"
+    assert ask_for_lease(http).status_code == 204
+
+
+def test_a_probe_that_failed_can_be_tried_again(http: httpx.Client, run: Sender) -> None:
+    probe = ask_for_probe(run, 3).json()["id"]
+    holder = take_lease(http)
+    early = http.post(f"/v1/probes/{probe}/retry")
+    assert (early.status_code, early.json()["type"]) == (409, "urn:foreshock:problem:probe-still-runs")
+    holder.fail("final", "no such folder").raise_for_status()
+    assert http.post(f"/v1/probes/{probe}/retry").json()["state"] == "queued"
+    again = take_lease(http)
+    assert again.token > holder.token
+    assert holder.heartbeat().status_code == 409
+
+
+def test_jobs_go_to_workers_that_fit(http: httpx.Client, run: Sender) -> None:
+    ask_for_probe(run, 3, ["torch.trainer", "torch.float32"], accelerator="H100")
+    assert ask_for_lease(http).status_code == 204
+    assert ask_for_lease(http, accelerator="H100", scorers=["torch.float32"]).status_code == 204
+    assert ask_for_lease(http, accelerator="H100").status_code == 200
+
+
+def test_one_job_is_given_to_one_worker_only(http: httpx.Client, run: Sender) -> None:
+    for step in range(10, 18):
+        run.put_shard(step, make_batch(2, seed=step)).raise_for_status()
+        announce_checkpoint(run, step)
+        ask_for_probe(run, step).raise_for_status()
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda n: ask_for_lease(http, f"w{n}"), range(12)))
+    jobs = [answer.json()["job"]["id"] for answer in answers if answer.status_code == 200]
+    assert len(jobs) == len(set(jobs))
+    # A claim that meets another one passes its job over, so a few may leave without one; nothing is lost.
+    with ThreadPoolExecutor(4) as pool:
+        more = list(pool.map(lambda n: ask_for_lease(http, f"x{n}"), range(12)))
+    jobs += [answer.json()["job"]["id"] for answer in more if answer.status_code == 200]
+    assert len(set(jobs)) == len(jobs) == 8
+
+
+def test_waiting_for_a_job_ends_as_soon_as_one_comes(http: httpx.Client, run: Sender) -> None:
+    began = time.monotonic()
+    assert ask_for_lease(http, wait=0.7).status_code == 204
+    assert 0.6 < time.monotonic() - began < 3
+    timer = threading.Timer(0.3, lambda: ask_for_probe(run, 3))
+    timer.start()
+    began = time.monotonic()
+    assert ask_for_lease(http, wait=20).status_code == 200
+    assert time.monotonic() - began < 5
+    timer.join()
+
+
+def test_a_hundred_waiting_workers_leave_the_service_free(server: RunningServer, run: Sender) -> None:
+    # The server's threads are 40 and a database pool has 60 connections: waiting must hold neither.
+    limits = httpx.Limits(max_connections=200)
+    with httpx.Client(base_url=server.url, timeout=60, limits=limits) as many, ThreadPoolExecutor(100) as pool:
+        waiting = [pool.submit(ask_for_lease, many, f"w{n}", wait=3) for n in range(100)]
+        time.sleep(1.0)
+        began = time.monotonic()
+        assert many.get(f"/v1/runs/{run.run}").status_code == 200
+        assert time.monotonic() - began < 2
+        assert {each.result().status_code for each in waiting} == {204}
+
+
+def test_a_lease_that_is_not_there(http: httpx.Client) -> None:
+    answer = http.post("/v1/leases/lease_nothing/heartbeat", json={"token": 1})
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:lease-not-found")
+
+
+def test_a_deleted_runs_jobs_are_not_given_out(http: httpx.Client, run: Sender) -> None:
+    ask_for_probe(run, 3, ["vllm.prefill", "torch.trainer"])
+    holder = take_lease(http)
+    http.delete(f"/v1/runs/{run.run}").raise_for_status()
+    assert holder.heartbeat().status_code == 410
+    assert ask_for_lease(http).status_code == 204
+
+
+def test_scores_may_come_in_shards_and_must_be_all_there(http: httpx.Client, run: Sender) -> None:
+    ask_for_probe(run, 3)
+    holder = take_lease(http)
+    rollouts = holder.rollouts()
+    first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(4, 6))
+    holder.put_scores(scores_of(first, noisy(first, 1)), shard=0).raise_for_status()
+    early = holder.complete()
+    assert (early.status_code, early.json()["type"]) == (409, "urn:foreshock:problem:scores-incomplete")
+    assert "4 rollouts" in early.json()["detail"]
+    holder.put_scores(scores_of(second, noisy(second, 1)), shard=1).raise_for_status()
+    assert holder.complete().status_code == 204

@@ -1,0 +1,131 @@
+"""What tests do as a worker does it: over HTTP, with scores whose values they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_rollouts, encode_scores
+from tests.service.sending import PARQUET, Sender
+
+EVERYTHING = ("vllm.prefill", "torch.trainer", "torch.bfloat16", "torch.float32")
+WEIGHTS = "sha256:" + "ab" * 32
+
+
+def announce_checkpoint(sender: Sender, step: int, digest: str = WEIGHTS, **fields: Any) -> httpx.Response:
+    """Say where the weights of a step are."""
+    body = {"root": "runs", "path": f"step-{step}", "format": "hf_safetensors", "digest": digest, **fields}
+    return sender.http.put(
+        f"/v1/runs/{sender.run}/checkpoints/{step}", params={"attempt": sender.attempt}, json=body
+    ).raise_for_status()
+
+
+def ask_for_probe(
+    sender: Sender, step: int, scorers: Sequence[str] = ("vllm.prefill",), **fields: Any
+) -> httpx.Response:
+    """Ask for a probe; a scorer is written `name` or `name@variant`."""
+    named = [dict(zip(("scorer", "variant"), name.partition("@")[::2], strict=True)) for name in scorers]
+    return sender.http.post(f"/v1/runs/{sender.run}/probes", json={"step": step, "scorers": named, **fields})
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHolder:
+    """A worker that holds a lease."""
+
+    http: httpx.Client
+    lease: dict[str, Any]
+
+    @property
+    def url(self) -> str:
+        """The lease's address."""
+        return f"/v1/leases/{self.lease['lease']}"
+
+    @property
+    def token(self) -> int:
+        """Its fencing token."""
+        token: int = self.lease["token"]
+        return token
+
+    def heartbeat(self) -> httpx.Response:
+        """Keep the lease."""
+        return self.http.post(f"{self.url}/heartbeat", json={"token": self.token})
+
+    def get_rollouts(self) -> httpx.Response:
+        """Ask for the job's rollouts."""
+        return self.http.get(f"{self.url}/rollouts", headers=self._headers)
+
+    def rollouts(self) -> RolloutBatch:
+        """The job's rollouts."""
+        return decode_rollouts(self.get_rollouts().raise_for_status().content)
+
+    def put_scores(
+        self, body: bytes | ScoreBatch, scorer: str = "vllm.prefill", shard: int = 0, variant: str = ""
+    ) -> httpx.Response:
+        """Upload a score shard."""
+        content = body if isinstance(body, bytes) else encode_scores(body)
+        query = {"scorer": scorer, "variant": variant}
+        headers = {**self._headers, "Content-Type": PARQUET}
+        return self.http.put(f"{self.url}/scores/{shard}", params=query, content=content, headers=headers)
+
+    def complete(self) -> httpx.Response:
+        """Say that the job is done."""
+        return self.http.post(f"{self.url}/complete", json={"token": self.token})
+
+    def fail(self, kind: str, reason: str = "out of memory") -> httpx.Response:
+        """Say why the job was not done."""
+        return self.http.post(f"{self.url}/fail", json={"token": self.token, "kind": kind, "reason": reason})
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"X-Foreshock-Lease-Token": str(self.token)}
+
+
+def ask_for_lease(
+    http: httpx.Client, worker: str = "w1", scorers: Sequence[str] = EVERYTHING, **fields: Any
+) -> httpx.Response:
+    """Ask for a job."""
+    body = {"worker": worker, "accelerator": "cpu", "device_name": "a CPU", "scorers": list(scorers), **fields}
+    return http.post("/v1/leases", json=body)
+
+
+def take_lease(http: httpx.Client, worker: str = "w1", **fields: Any) -> LeaseHolder:
+    """Take a job that must be there."""
+    answer = ask_for_lease(http, worker, **fields)
+    assert answer.status_code == 200, answer.text
+    return LeaseHolder(http, answer.json())
+
+
+def scores_of(
+    rollouts: RolloutBatch, log_probs: NDArray[np.float32], engine: str = "vllm", **fingerprint: Any
+) -> ScoreBatch:
+    """[T] log-probs of all rollouts as a worker sends them."""
+    made = Fingerprint(engine=engine, dtype="bfloat16", **fingerprint)
+    return ScoreBatch(rollouts.sample_ids, log_probs, rollouts.response_offsets, made)
+
+
+def noisy(rollouts: RolloutBatch, seed: int, scale: float = 0.02) -> NDArray[np.float32]:
+    """[T] the logged log-probs with some noise: what another engine would say."""
+    assert rollouts.rollout_log_probs is not None
+    noise = np.random.default_rng(seed).normal(0, scale, rollouts.num_tokens)
+    return np.minimum(rollouts.rollout_log_probs + noise, 0.0).astype(np.float32)
+
+
+def work_off(http: httpx.Client, seed: int = 1, **fields: Any) -> int:
+    """Do every job that waits, with noisy scores; how many there were."""
+    done = 0
+    while (answer := ask_for_lease(http, **fields)).status_code == 200:
+        holder = LeaseHolder(http, answer.json())
+        rollouts = holder.rollouts()
+        for number, each in enumerate(holder.lease["job"]["scorers"]):
+            values = noisy(rollouts, seed + number + len(each["scorer"]))
+            body = scores_of(rollouts, values, engine=each["scorer"].partition(".")[0])
+            holder.put_scores(body, each["scorer"], variant=each["variant"]).raise_for_status()
+        holder.complete().raise_for_status()
+        done += 1
+    return done
