@@ -1,0 +1,210 @@
+"""The chain: links telescope, shares add to one, cancellation shows, missing scores collapse links."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.measures import CHAIN, Attribution, attribute, compare
+from foreshock.rollouts.jsonl import read_jsonl
+from tests.foreshock.batches import random_batch, recorded_run
+
+OFFSETS = np.arange(0, 801, 20)
+GROUPS = [f"prompt-{row // 4}" for row in range(40)]
+
+
+def chain_scores(seed: int, sizes: tuple[float, ...] = (0.001, 0.002, 0.01, 0.005)) -> dict[str, NDArray[np.float32]]:
+    generator = np.random.default_rng(seed)
+    current = -generator.exponential(1.0, 800) - 0.2
+    scores = {"rollout": current.astype(np.float32)}
+    for name, size in zip(CHAIN[1:], sizes, strict=True):
+        current = current + generator.normal(0, size, 800)
+        scores[name] = np.minimum(current, 0).astype(np.float32)
+    return scores
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), left_out=st.sets(st.sampled_from(CHAIN[1:-1])))
+def test_links_telescope_and_shares_add_to_one(seed: int, left_out: set[str]) -> None:
+    scores = {name: values for name, values in chain_scores(seed).items() if name not in left_out}
+    found = attribute(scores, OFFSETS, group_ids=GROUPS)
+    assert found.chain == tuple(name for name in CHAIN if name not in left_out)
+    assert found.missing == tuple(name for name in CHAIN if name in left_out)
+    assert found.telescoping_error <= 1e-12
+    assert math.fsum(link.share for link in found.links) == pytest.approx(1.0, rel=1e-12)
+    assert math.fsum(link.mean_d for link in found.links) == pytest.approx(found.whole.mean_d, rel=1e-9, abs=1e-12)
+    names = [f"{later}/{earlier}" for earlier, later in zip(found.chain[:-1], found.chain[1:], strict=True)]
+    assert [link.name for link in found.links] == names
+    assert found.whole.name == "trainer/rollout"
+    assert (found.rollouts, found.tokens, found.groups) == (40, 800, 10)
+
+
+def test_link_moments_are_those_of_the_comparison() -> None:
+    batch = random_batch(0, 20)
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    scores = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
+    found = attribute(scores, batch.response_offsets, batch.response_mask, batch.group_ids)
+    measures = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics.measures()
+    (link,) = found.links
+    assert link.share == pytest.approx(1.0, rel=1e-15)
+    for one in (link, found.whole):
+        assert one.k3_kl == pytest.approx(measures["k3_kl"], rel=1e-12)
+        assert one.mean_d == pytest.approx(-measures["kl"], rel=1e-12)
+        assert one.rms_d == pytest.approx(measures["rms_d"], rel=1e-12)
+        assert one.max_abs_d == measures["max_abs_d"]
+    assert found.cancellation == pytest.approx(1.0)
+
+
+def test_a_share_is_what_the_link_explains_and_its_interval_holds_it() -> None:
+    found = attribute(chain_scores(1, (1e-5, 1e-5, 0.1, 0.05)), OFFSETS, group_ids=GROUPS)
+    shares = {link.name: link for link in found.links}
+    engine, trainer = shares["torch.trainer/vllm.prefill"], shares["trainer/torch.trainer"]
+    assert engine.share == pytest.approx(0.8, abs=0.05)
+    assert trainer.share == pytest.approx(0.2, abs=0.05)
+    for link in (engine, trainer):
+        low, high = link.share_interval
+        assert low < link.share < high
+        assert high - low < 0.2
+    assert found.cancellation == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_link_that_cancels_another_has_a_negative_share() -> None:
+    generator = np.random.default_rng(0)
+    start = np.full(800, -2.0)
+    noise, rest = generator.normal(0, 0.1, 800), generator.normal(0, 0.1, 800)
+    scores = {"rollout": start, "vllm.prefill": start + noise, "torch.trainer": start + rest - 0.5 * noise,
+              "trainer": start + rest}  # fmt: skip
+    scores["torch.trainer"] = start + rest + 0.5 * rest
+    found = attribute(scores, OFFSETS, group_ids=GROUPS)
+    negative = found.links[-1]
+    assert negative.share == pytest.approx(-0.5, abs=0.01)
+    assert found.cancellation > 2
+    assert sum(link.share for link in found.links) == pytest.approx(1.0)
+
+
+def test_the_same_input_gives_the_same_intervals() -> None:
+    one, two = (attribute(chain_scores(3), OFFSETS, group_ids=GROUPS) for _ in range(2))
+    assert one == two
+
+
+def test_intervals_are_wider_by_group_than_by_rollout() -> None:
+    generator = np.random.default_rng(0)
+    start = np.full(800, -2.0)
+    of_groups = np.repeat(generator.normal(0, 0.1, 10), 80)
+    scores = {
+        "rollout": start,
+        "torch.trainer": start + of_groups,
+        "trainer": start + of_groups + generator.normal(0, 0.1, 800),
+    }
+    grouped, alone = (attribute(scores, OFFSETS, group_ids=ids).links[0] for ids in (GROUPS, None))
+    assert grouped.share == alone.share
+    assert grouped.share_high - grouped.share_low > 1.3 * (alone.share_high - alone.share_low)
+
+
+def test_one_group_has_no_interval() -> None:
+    link = attribute(chain_scores(0), OFFSETS, group_ids=["one"] * 40).links[0]
+    assert math.isfinite(link.share)
+    assert math.isnan(link.share_low)
+
+
+def test_moments_are_of_the_rollouts_that_all_scores_share() -> None:
+    scores = chain_scores(2)
+    scores["torch.trainer"] = scores["torch.trainer"].copy()
+    scores["torch.trainer"][200:] = np.nan
+    mask = np.ones(800, np.uint8)
+    mask[:20] = 0
+    found = attribute(scores, OFFSETS, mask, GROUPS)
+    kept = {name: values[20:200] for name, values in scores.items()}
+    alone = attribute(kept, OFFSETS[:10], None, GROUPS[1:10])
+    assert (found.rollouts, found.tokens) == (9, 180)
+    assert found.links == alone.links
+    assert found.whole == alone.whole
+
+
+def test_scores_that_agree_have_no_shares() -> None:
+    same = np.full(800, -1.0, np.float32)
+    found = attribute({"rollout": same, "vllm.prefill": same, "trainer": same}, OFFSETS)
+    assert all(math.isnan(link.share) and link.k3_kl == 0.0 for link in found.links)
+    assert math.isnan(found.cancellation)
+
+
+def test_scores_that_share_nothing_have_no_values() -> None:
+    found = attribute({"rollout": np.full(20, np.nan), "trainer": np.full(20, -1.0)}, [0, 20])
+    assert (found.tokens, found.rollouts, found.groups) == (0, 0, 0)
+    assert math.isnan(found.whole.k3_kl)
+
+
+def test_causes_are_named_and_those_of_collapsed_links_together() -> None:
+    scores = chain_scores(0)
+    full = {link.name: link.cause for link in attribute(scores, OFFSETS).links}
+    assert full["vllm.decode/rollout"].startswith("sampling-time state")
+    assert full["vllm.prefill/vllm.decode"].startswith("decode against prefill")
+    assert full["torch.trainer/vllm.prefill"].startswith("engine against trainer numerics")
+    assert full["trainer/torch.trainer"].startswith("not reproduced")
+    del scores["vllm.decode"], scores["torch.trainer"]
+    collapsed = {link.name: link.cause for link in attribute(scores, OFFSETS).links}
+    assert collapsed["vllm.prefill/rollout"].startswith("sampling-time state and decode against prefill together")
+    assert collapsed["trainer/vllm.prefill"].startswith("engine against trainer numerics and not reproduced together")
+
+
+def side_branch_scores(engine: float, trainer: float) -> dict[str, NDArray[np.float64]]:
+    generator = np.random.default_rng(0)
+    truth = -generator.exponential(1.0, 800) - 0.5
+    return {
+        "torch.float32": truth,
+        "rollout": truth + generator.normal(0, engine, 800),
+        "vllm.prefill": truth + generator.normal(0, engine, 800),
+        "torch.trainer": truth + generator.normal(0, trainer, 800),
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "trainer", "nearer"), [(0.1, 0.01, "torch.trainer"), (0.01, 0.1, "vllm.prefill"), (0.0, 0.0, "equal")]
+)
+def test_the_side_branch_says_which_is_nearer_to_float32(engine: float, trainer: float, nearer: str) -> None:
+    branch = attribute(side_branch_scores(engine, trainer), OFFSETS).side_branch
+    assert branch is not None
+    assert (branch.engine, branch.trainer, branch.nearer) == ("vllm.prefill", "torch.trainer", nearer)
+    assert [link.name for link in branch.links] == [
+        "torch.float32/rollout", "torch.float32/vllm.prefill", "torch.float32/torch.trainer"
+    ]  # fmt: skip
+    k3 = {link.name: link.k3_kl for link in branch.links}
+    assert k3["torch.float32/torch.trainer"] == pytest.approx(trainer**2 / 2, rel=0.2)
+
+
+def test_without_float32_there_is_no_side_branch_and_without_a_trainer_nothing_is_nearer() -> None:
+    assert attribute(chain_scores(0), OFFSETS).side_branch is None
+    scores = side_branch_scores(0.1, 0.1)
+    del scores["torch.trainer"]
+    branch = attribute(scores, OFFSETS).side_branch
+    assert branch is not None
+    assert branch.nearer is None
+
+
+def test_a_chain_of_one_and_a_score_of_another_length_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at least two"):
+        attribute({"rollout": np.zeros(20)}, [0, 20])
+    with pytest.raises(InvalidRolloutsError) as caught:
+        attribute({"rollout": np.zeros(20), "trainer": np.zeros(19)}, [0, 20])
+    assert caught.value.column == "trainer"
+
+
+@pytest.mark.shared
+def test_the_recorded_run_is_all_in_its_only_link() -> None:
+    batch = read_jsonl(recorded_run("healthy") / "step_0120.jsonl.gz")
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    found: Attribution = attribute(
+        {"rollout": batch.rollout_log_probs, "vllm.prefill": batch.rollout_log_probs,
+         "trainer": batch.trainer_log_probs},
+        batch.response_offsets, batch.response_mask, batch.group_ids,
+    )  # fmt: skip
+    assert [link.share for link in found.links] == [0.0, 1.0]
+    assert found.whole.k3_kl == pytest.approx(1.0e-5, rel=0.01)

@@ -1,0 +1,120 @@
+"""The library's measures equal a direct float64 evaluation of the formulas to 1e-9 relative."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.measures import compare, measure_step
+from foreshock.measures.intervals import student_t_quantile
+from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts.jsonl import read_jsonl
+from tests.foreshock.batches import random_batch, recorded_run
+from tests.foreshock.measures.direct import direct_measures, plainly_logged
+
+RELATIVE = 1e-9
+
+
+def measured(batch: RolloutBatch) -> dict[str, float]:
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics.measures()
+
+
+def assert_equal(found: dict[str, float], wanted: dict[str, float], relative: float = RELATIVE) -> None:
+    wrong = {
+        name: (found[name], value)
+        for name, value in wanted.items()
+        if not math.isclose(found[name], value, rel_tol=relative, abs_tol=0.0)
+        and not (math.isnan(value) and math.isnan(found[name]))
+    }
+    assert not wrong
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 100_000),
+    rollouts=st.integers(2, 30),
+    sizes=st.sampled_from([(1e-6, 1e-4), (1e-6, 1.0), (1e-3, 3.0), (1e-6, 30.0), (5.0, 30.0)]),
+)
+def test_every_measure_equals_its_formula(seed: int, rollouts: int, sizes: tuple[float, float]) -> None:
+    batch = random_batch(seed, rollouts, 60, *sizes)
+    direct = direct_measures(batch)
+    found = measured(batch)
+    errors = {name: direct.pop(f"{name}_standard_error") for name in ("kl", "k3_kl")}
+    assert_equal(found, direct)
+    groups = len(
+        {group for group, length in zip(batch.group_ids or [], batch.generated_lengths, strict=True) if length}
+    )
+    for name, error in errors.items():
+        if groups > 1:
+            reach = student_t_quantile(0.975, groups - 1) * error
+            assert found[f"{name}_high"] - found[f"{name}_low"] == pytest.approx(2 * reach, rel=1e-7)
+
+
+def test_rollouts_without_groups_are_clusters_of_their_own() -> None:
+    grouped = random_batch(5, 20, 60)
+    batch = dataclasses.replace(grouped, group_ids=None)
+    some = dataclasses.replace(grouped, group_ids=[f"prompt-{row}" if row % 2 else None for row in range(20)])
+    error = direct_measures(batch)["k3_kl_standard_error"]
+    clusters = int((batch.generated_lengths > 0).sum())
+    reach = student_t_quantile(0.975, clusters - 1) * error
+    for alone in (batch, some):
+        found = measured(alone)
+        assert found["k3_kl_high"] - found["k3_kl_low"] == pytest.approx(2 * reach, rel=1e-9)
+        assert found["surprisal_z"] == pytest.approx(direct_measures(alone)["surprisal_z"], rel=1e-9)
+
+
+def test_the_two_ways_to_an_interval_agree() -> None:
+    batch = random_batch(6, 40, 60)
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    comparison = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
+    for name in ("kl", "k3_kl"):
+        one, two = comparison.statistics.interval(name), comparison.summaries.interval(name)
+        assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(two), rel=1e-9)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("run", ["healthy", "collapsed"])
+def test_recorded_runs_equal_the_formulas_and_what_the_trainer_logged(run: str) -> None:
+    folder = recorded_run(run)
+    logged = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
+    for line in (logged[0], *logged[9::10]):
+        step = line["step"]
+        batch = read_jsonl(folder / f"step_{step:04d}.jsonl.gz")
+        measurement = measure_step(batch)
+        found = measurement.comparisons["trainer/rollout"].statistics.measures()
+        of_step = measurement.step.measures()
+        # The trainer computed k3 in float32, which is the trap: only the first digits can agree.
+        assert found["k3_kl"] == pytest.approx(line["k3"], rel=0.05, abs=2e-8)
+        assert found["max_abs_d"] == pytest.approx(line["max_abs"], rel=1e-6)
+        assert of_step["response_length_mean"] == line["response_length"]
+        assert of_step["reward_mean"] == pytest.approx(line["reward"], rel=1e-6)
+        assert_equal(found, plainly_logged(direct_measures(batch)))
+
+
+def test_k3_does_not_fall_into_the_float32_trap() -> None:
+    """At |d| of 1e-4 the obvious float32 formula is wrong by a third and often negative; expm1 in float64 is neither."""
+    generator = np.random.default_rng(0)
+    d = generator.normal(0.0, 1e-4, 100_000)
+    behaviour = np.full(d.size, -0.5, np.float32)
+    target = (behaviour + d).astype(np.float32)
+    difference = target - behaviour
+    trap = np.exp(difference) - difference - np.float32(1.0)
+    exact = math.fsum(math.expm1(x) - x for x in difference.astype(np.float64).tolist()) / d.size
+    tokens = np.zeros(d.size, np.int32)
+    log_probs = {"rollout_log_probs": behaviour, "trainer_log_probs": target}
+    batch = RolloutBatch.from_arrays(["a"], [1], [0, 1], tokens, [0, d.size], **log_probs)
+    found = measured(batch)["k3_kl"]
+    assert found == pytest.approx(exact, rel=1e-9)
+    assert found == pytest.approx(5e-9, rel=0.02), "k3 of normal differences is σ²/2"
+    in_float32 = float(trap.astype(np.float64).mean())
+    assert abs(in_float32 / exact - 1) > 0.3, f"float32 gives {in_float32}, float64 {exact}"
+    assert (trap < 0).mean() > 0.1

@@ -1,0 +1,84 @@
+"""The registry names every measure once, and each is computed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from foreshock.measures import MEASURES, measure_named, measure_step
+from foreshock.measures.registry import COMPARISON_MEASURES, STEP_MEASURES
+from tests.foreshock.batches import random_batch
+
+FACTS = {
+    "kl",
+    "k2_kl",
+    "k3_kl",
+    "chi2_token",
+    "reverse_chi2_token",
+    "tv_token",
+    "verl_chi2_token",
+    "verl_chi2_seq",
+    "log_ppl_diff",
+    "log_ppl_abs_diff",
+    "sequence_log_ppl_abs_diff",
+    "ess_token",
+    "ess_turn",
+    "ess_seq",
+    "mean_ratio",
+    "surprisal_z",
+    "token_mult_prob_error",
+    "rollout_probs_diff_mean",
+    "rollout_probs_diff_max",
+    "rollout_probs_diff_std",
+    "rollout_actor_probs_pearson_corr",
+    "tail(2)",
+    "tail_asymmetry(1)",
+    "geo_ratio",
+}
+
+
+def test_every_name_of_the_field_is_there() -> None:
+    assert {measure.name for measure in MEASURES} >= FACTS
+
+
+def test_names_and_columns_are_unique_and_columns_are_identifiers() -> None:
+    assert len({measure.name for measure in MEASURES}) == len(MEASURES)
+    assert len({measure.column for measure in MEASURES}) == len(MEASURES)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", measure.column) for measure in MEASURES)
+    # PostgreSQL cuts longer names without a word.
+    assert max(len(measure.column) for measure in MEASURES) < 63
+
+
+def test_what_is_computed_is_what_is_registered() -> None:
+    measurement = measure_step(random_batch(0))
+    computed = measurement.comparisons["trainer/rollout"].statistics.measures()
+    assert set(computed) == {measure.column for measure in COMPARISON_MEASURES}
+    assert set(measurement.step.measures()) == {measure.column for measure in STEP_MEASURES}
+    for measure in MEASURES:
+        values = computed if measure.kind != "step" else measurement.step.measures()
+        wanted = int if measure.column_type == "integer" else float
+        assert isinstance(values[measure.column], wanted), measure.name
+
+
+def test_every_measure_says_what_it_is() -> None:
+    for measure in MEASURES:
+        assert measure.formula, measure.name
+        assert measure.unit, measure.name
+        assert measure.aggregation, measure.name
+        assert measure.source, measure.name
+        if measure.kind == "comparison" and measure.column_type == "float":
+            assert measure.direction, measure.name
+
+
+def test_sequence_means_carry_their_suffix() -> None:
+    for measure in COMPARISON_MEASURES:
+        if measure.name.endswith("_seq_mean"):
+            assert measure.kind == "sequence"
+            assert measure.aggregation == "mean over sequences"
+
+
+def test_a_measure_is_found_by_name_and_by_column() -> None:
+    assert measure_named("tail(2)") is measure_named("tail_2")
+    with pytest.raises(KeyError):
+        measure_named("tail(3)")

@@ -1,0 +1,119 @@
+"""The traps of the field, each shown by a sample in which it springs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from foreshock.measures import ComparisonStatistics
+
+
+def statistics(d: NDArray[np.float64], tokens: int = 1) -> ComparisonStatistics:
+    """d as rollouts of `tokens` tokens each; μ is low enough that any d leaves π a probability."""
+    return ComparisonStatistics.of(np.full(d.size, -40.0) + d, np.full(d.size, -40.0), np.arange(0, d.size + 1, tokens))
+
+
+def test_token_means_and_sequence_means_differ_where_length_is_a_stopping_time() -> None:
+    """Stop probability 0.05 under μ and 0.06 under π: true KL 9.4e-4, token-mean ρ 1.000, sequence-mean ρ 1.023."""
+    generator = np.random.default_rng(0)
+    lengths = generator.geometric(0.05, 60_000)
+    d = np.full(int(lengths.sum()), math.log(0.94 / 0.95))
+    d[np.cumsum(lengths) - 1] = math.log(0.06 / 0.05)
+    measures = ComparisonStatistics.of(
+        d - 40.0, np.full(d.size, -40.0), np.concatenate([[0], np.cumsum(lengths)])
+    ).measures()
+    assert measures["mean_ratio"] == pytest.approx(1.000, abs=1e-3)
+    assert measures["mean_ratio_seq_mean"] == pytest.approx(1.023, abs=5e-3)
+    assert measures["k3_kl"] == pytest.approx(9.4e-4, rel=0.05)
+    assert measures["log_ppl_diff"] < 0 < measures["kl"]
+
+
+def test_where_the_trainer_lost_a_token_only_the_reverse_measures_see_it() -> None:
+    lost, gained = statistics(np.array([-10.0] + [0.0] * 99)), statistics(np.array([10.0] + [0.0] * 99))
+    of_lost, of_gained = lost.measures(), gained.measures()
+    assert of_lost["k3_kl"] * 100 == pytest.approx(9, rel=1e-3)
+    assert of_gained["k3_kl"] * 100 == pytest.approx(22015.5, rel=1e-4)
+    assert of_lost["chi2_token"] < 0.011
+    assert of_lost["reverse_chi2_token"] > 200
+    assert of_lost["ess_token"] > 0.98
+    assert of_lost["tail_asymmetry_1"] > 0 > of_gained["tail_asymmetry_1"]
+
+
+def test_symmetric_noise_has_no_tail_asymmetry() -> None:
+    """d ~ N(−σ²/2, σ²) is a π that is normalised under μ: raw tails differ by e^τ, the asymmetry is 0."""
+    sigma = 0.8
+    d = np.random.default_rng(0).normal(-(sigma**2) / 2, sigma, 400_000)
+    measures = statistics(d, 100).measures()
+    assert measures["tail_asymmetry_1"] == pytest.approx(0.0, abs=2e-3)
+    assert (d < -1).sum() > 1.5 * (d > 1).sum()
+    assert measures["mean_ratio"] == pytest.approx(1.0, abs=0.01)
+    assert measures["k3_kl"] == pytest.approx(sigma**2 / 2, rel=0.02)
+
+
+def test_effective_size_of_sequences_is_not_estimable_where_a_sample_cannot_show_it() -> None:
+    generator = np.random.default_rng(0)
+    short = statistics(generator.normal(0, 0.01, 6400), 100).measures()
+    long = statistics(generator.normal(0, 0.5, 6400), 100).measures()
+    assert short["ess_seq"] == pytest.approx(math.exp(-(0.01**2) * 100), rel=0.01)
+    assert 2 * long["k3_kl"] * 100 > math.log(64)
+    assert math.isnan(long["ess_seq"])
+    assert long["ess_token"] == pytest.approx(math.exp(-0.25), rel=0.05)
+
+
+def test_effective_sizes_are_not_clamped() -> None:
+    """With weights clamped to [1/2, 2] they could not fall below 0.64: an alarm at 0.3 would be dead."""
+    assert statistics(np.array([8.0] + [0.0] * 999)).measures()["ess_token"] < 0.01
+
+
+def test_sequence_sums_do_not_overflow() -> None:
+    measures = statistics(np.full(4000, 2.0), 2000).measures()
+    assert measures["sequence_log_ppl_abs_diff"] == 4000.0
+    assert measures["log_ppl_abs_diff"] == 2.0
+    assert measures["verl_chi2_seq"] == math.inf
+    assert math.isnan(measures["ess_seq"])
+
+
+def test_an_all_zero_difference_is_said_so() -> None:
+    """In bypass training π is a copy of μ: every measure is perfect, and only this one tells why."""
+    measures = statistics(np.zeros(100)).measures()
+    assert measures["zero_fraction"] == 1.0
+    assert measures["k3_kl"] == 0.0
+
+
+def test_surprisal_sees_a_temperature_that_ratios_do_not() -> None:
+    """Sampled at temperature 0.8 but logged raw: ρ is 1 everywhere, and tokens surprise less than they should."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(0, 2, (4000, 20))
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    entropy = -(np.exp(log_probs) * log_probs).sum(axis=1)
+    scores = {}
+    for temperature in (1.0, 0.8):
+        noise = generator.gumbel(size=logits.shape)
+        chosen = np.argmax(logits / temperature + noise, axis=1)
+        taken = log_probs[np.arange(4000), chosen].astype(np.float32)
+        found = ComparisonStatistics.of(
+            taken, taken, np.arange(0, 4001, 20), entropy=entropy.astype(np.float32)
+        ).measures()
+        assert found["mean_ratio"] == 1.0
+        scores[temperature] = found["surprisal_z"]
+    assert abs(scores[1.0]) < 3
+    assert scores[0.8] < -5
+
+
+def test_probabilities_hide_rare_tokens() -> None:
+    one = ComparisonStatistics.of([-5.0], [-15.0], [0, 1]).measures()
+    assert one["rollout_probs_diff_max"] == pytest.approx(0.0067, abs=1e-4)
+    assert one["max_abs_d"] == 10.0
+
+
+def test_the_correlation_of_probabilities_that_hardly_vary_is_right() -> None:
+    """Their moments cancel in all but the last digits: naive sums of squares give noise here."""
+    generator = np.random.default_rng(0)
+    target = -2.0 + 1e-6 * generator.normal(size=2000)
+    behaviour = target + 1e-6 * generator.normal(size=2000)
+    measures = ComparisonStatistics.of(target, behaviour, np.arange(0, 2001, 10)).measures()
+    wanted = np.corrcoef(np.exp(target), np.exp(behaviour))[0, 1]
+    assert measures["rollout_actor_probs_pearson_corr"] == pytest.approx(wanted, rel=1e-6)
