@@ -101,7 +101,7 @@ def test_recorded_runs_equal_the_formulas_and_what_the_trainer_logged(run: str) 
 
 
 def test_k3_does_not_fall_into_the_float32_trap() -> None:
-    """At |d| of 1e-4 the obvious float32 formula is wrong by a third and often negative; expm1 in float64 is neither."""
+    """At |d| of 1e-4 the obvious float32 formula is off by a third and often negative; expm1 in float64 is not."""
     generator = np.random.default_rng(0)
     d = generator.normal(0.0, 1e-4, 100_000)
     behaviour = np.full(d.size, -0.5, np.float32)
