@@ -44,6 +44,10 @@ class EnginePool:
             self._processes.pop(engine.name, None)
             raise
 
+    def process_ids(self) -> dict[str, int]:
+        """The process of each engine that is kept."""
+        return {engine: process.pid for engine, (_, process) in self._processes.items()}
+
     def close(self, engine: str | None = None) -> None:
         """End the process of `engine`, or all."""
         for name in [engine] if engine else list(self._processes):

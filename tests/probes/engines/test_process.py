@@ -1,0 +1,182 @@
+"""Engine processes: real ones, killed, silenced, abandoned and left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from foreshock.digests import weights_digest
+from foreshock.rollouts import decode_scores, encode_rollouts
+from probes.engines.pool import EnginePool
+from probes.engines.process import EngineError, EngineProcess, JobAbandonedError, Patience
+from probes.engines.protocol import ScoreCommand
+from tests.probes.tiny import make_rollouts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineProcess]:
+    process = EngineProcess("torch", tmp_path)
+    yield process
+    process.close()
+
+
+def command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any) -> ScoreCommand:
+    """A command whose rollouts are written to `folder`."""
+    (folder / "rollouts.parquet").write_bytes(encode_rollouts(make_rollouts(rollouts)))
+    values: dict[str, Any] = {
+        "number": 0,
+        "scorer": "torch.float32",
+        "variant": "",
+        "weights_folder": str(weights),
+        "weights_digest": weights_digest(weights),
+        "weights_version": None,
+        "options": {},
+        "accelerator": "cpu",
+        "rollouts": str(folder / "rollouts.parquet"),
+        "scores": str(folder / "scores.parquet"),
+    }
+    return ScoreCommand(**(values | fields))
+
+
+def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
+    """Whether the process ends in time; one that ended and was not waited for yet is gone too."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_scores_come_back_with_progress_and_the_process_stays(
+    engine: EngineProcess, tmp_path: Path, checkpoints: Path
+) -> None:
+    progress: list[int] = []
+    asked = command(tmp_path, checkpoints / "first", options={"batch_size": 2})
+    engine.score(asked, progress.append)
+    scores = decode_scores((tmp_path / "scores.parquet").read_bytes())
+    rollouts = make_rollouts(5)
+    assert scores.sample_ids == rollouts.sample_ids
+    assert scores.num_tokens == rollouts.num_tokens == progress[-1]
+    assert progress == sorted(progress)
+    assert len(progress) == 3
+    pid = engine.pid
+    # A command that cannot be done is answered, and the process goes on.
+    with pytest.raises(EngineError, match="no_such_option") as caught:
+        engine.score(asked.model_copy(update={"options": {"no_such_option": 1}}), progress.append)
+    assert (caught.value.kind, caught.value.gone) == ("final", False)
+    with pytest.raises(EngineError, match="runs in vllm"):
+        engine.score(asked.model_copy(update={"scorer": "vllm.prefill"}), progress.append)
+    engine.score(asked, progress.append)
+    assert (engine.pid, engine.alive()) == (pid, True)
+
+
+def test_rollouts_that_cannot_be_read_are_a_reason(engine: EngineProcess, tmp_path: Path, checkpoints: Path) -> None:
+    asked = command(tmp_path, checkpoints / "first")
+    (tmp_path / "rollouts.parquet").write_bytes(b"not Parquet")
+    with pytest.raises(EngineError, match="InvalidRolloutsError") as caught:
+        engine.score(asked, lambda tokens: None)
+    assert caught.value.kind == "final"
+
+
+def test_an_engine_that_is_killed_is_a_reason_with_its_last_words(
+    engine: EngineProcess, tmp_path: Path, checkpoints: Path
+) -> None:
+    asked = command(tmp_path, checkpoints / "first", rollouts=3000, options={"batch_size": 1})
+    killed = threading.Event()
+
+    def kill(tokens: int) -> None:
+        if not killed.is_set():
+            os.kill(engine.pid, signal.SIGKILL)
+            killed.set()
+
+    with pytest.raises(EngineError, match="signal 9") as caught:
+        engine.score(asked, kill)
+    assert (caught.value.kind, caught.value.gone) == ("retry", True)
+    assert "torch.float32" in caught.value.reason  # what the engine printed last
+    assert not engine.alive()
+    assert not (tmp_path / "scores.parquet").exists()
+
+
+def test_an_engine_that_gives_no_sign_of_life_is_ended(tmp_path: Path, checkpoints: Path) -> None:
+    # Loading torch takes seconds, in which the engine says nothing.
+    engine = EngineProcess("torch", tmp_path, Patience(start_seconds=60, silence_seconds=0.3))
+    with pytest.raises(EngineError, match=r"no sign of life for 0\.3 s") as caught:
+        engine.score(command(tmp_path, checkpoints / "first"), lambda tokens: None)
+    assert caught.value.kind == "retry"
+    assert wait_until_gone(engine.pid)
+
+
+def test_an_abandoned_job_ends_its_engine(tmp_path: Path, checkpoints: Path) -> None:
+    engine = EngineProcess("torch", tmp_path)
+    asked = command(tmp_path, checkpoints / "first", rollouts=3000, options={"batch_size": 1})
+    seen: list[int] = []
+    with pytest.raises(JobAbandonedError):
+        engine.score(asked, seen.append, abandoned=lambda: len(seen) > 5)
+    assert wait_until_gone(engine.pid)
+    engine.close()
+
+
+def test_closing_ends_the_process(engine: EngineProcess) -> None:
+    engine.close()
+    assert wait_until_gone(engine.pid)
+    assert not engine.alive()
+    engine.close()
+
+
+def test_an_engine_leaves_when_its_worker_dies(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from probes.engines.process import EngineProcess\n"
+        f"print(EngineProcess('torch', Path({str(tmp_path)!r})).pid, flush=True)\n"
+        "time.sleep(3)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert worker.returncode == -signal.SIGKILL
+    assert wait_until_gone(int(worker.stdout), seconds=30)
+
+
+def test_the_key_is_kept_from_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_API_KEY", "fsk_very_secret")
+    engine = EngineProcess("torch", tmp_path)
+    try:
+        assert "FORESHOCK_API_KEY" not in psutil.Process(engine.pid).environ()
+    finally:
+        engine.close()
+
+
+def test_the_pool_keeps_torch_for_other_weights_and_replaces_what_died(tmp_path: Path, checkpoints: Path) -> None:
+    pool = EnginePool(tmp_path)
+    try:
+        scores, pids = [], []
+        for name in ("first", "second", "first"):
+            pool.score(command(tmp_path, checkpoints / name), lambda tokens: None)
+            scores.append(decode_scores((tmp_path / "scores.parquet").read_bytes()).log_probs.tobytes())
+            pids.append(pool.process_ids()["torch"])
+        assert scores[0] == scores[2] != scores[1]
+        assert len(set(pids)) == 1
+        os.kill(pids[0], signal.SIGKILL)
+        assert wait_until_gone(pids[0])
+        pool.score(command(tmp_path, checkpoints / "second"), lambda tokens: None)
+        assert decode_scores((tmp_path / "scores.parquet").read_bytes()).log_probs.tobytes() == scores[1]
+    finally:
+        last = pool.process_ids()["torch"]
+        pool.close()
+    assert wait_until_gone(last)

@@ -1,0 +1,65 @@
+"""A replay follows the law that was logged, or says that it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from foreshock.rollouts import BatchAttributes
+from probes.scorers.request import UnsupportedScoreError
+from probes.scorers.sampling import divisors, sampled_temperature
+from tests.probes.tiny import make_rollouts
+
+
+def test_raw_log_probs_are_at_temperature_1_whatever_the_sampling_was() -> None:
+    rollouts = make_rollouts(4, attributes=BatchAttributes(temperature=0.7, top_p=0.9, logprobs_mode="raw_logprobs"))
+    assert divisors(rollouts).tolist() == [1.0] * 4
+
+
+def test_an_unknown_mode_is_taken_as_raw() -> None:
+    rollouts = make_rollouts(4, attributes=BatchAttributes(temperature=0.7))
+    assert divisors(rollouts).tolist() == [1.0] * 4
+
+
+def test_processed_log_probs_are_divided_by_the_batch_s_temperature() -> None:
+    rollouts = make_rollouts(2, attributes=BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs"))
+    assert divisors(rollouts).tolist() == [0.5, 0.5]
+    assert sampled_temperature(divisors(rollouts)) == 0.5
+
+
+def test_a_rollout_s_own_temperature_wins() -> None:
+    attributes = BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs")
+    rollouts = make_rollouts(3, attributes=attributes, temperature=[2.0, float("nan"), 0.25])
+    assert divisors(rollouts).tolist() == [2.0, 0.5, 0.25]
+    assert sampled_temperature(divisors(rollouts)) is None
+
+
+def test_the_scorer_s_option_wins_over_all() -> None:
+    rollouts = make_rollouts(2, attributes=BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs"))
+    assert divisors(rollouts, override=3.0).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("cut", "name"),
+    [
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 20}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"temperature": 0.0}, "greedily"),
+    ],
+)
+def test_processed_log_probs_of_a_cut_off_law_are_refused(cut: dict[str, float], name: str) -> None:
+    rollouts = make_rollouts(2, attributes=BatchAttributes(logprobs_mode="processed_logprobs", **cut))
+    with pytest.raises(UnsupportedScoreError, match=f"{name}.*raw_logprobs"):
+        divisors(rollouts)
+
+
+def test_a_cut_that_cuts_nothing_is_no_cut() -> None:
+    attributes = BatchAttributes(top_p=1.0, top_k=-1, min_p=0.0, temperature=1.0, logprobs_mode="processed_logprobs")
+    assert divisors(make_rollouts(2, attributes=attributes)).tolist() == [1.0, 1.0]
+
+
+def test_one_cut_rollout_is_named() -> None:
+    attributes = BatchAttributes(logprobs_mode="processed_logprobs")
+    rollouts = make_rollouts(3, attributes=attributes, top_p=[1.0, 1.0, 0.5])
+    with pytest.raises(UnsupportedScoreError, match="rollout 2"):
+        divisors(rollouts)

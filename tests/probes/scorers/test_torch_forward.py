@@ -1,0 +1,196 @@
+"""Torch's scorers against a forward pass written out here, and their memory bound, precision and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from foreshock.digests import weights_digest
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from probes.scorers.table import scorer_named
+from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
+
+
+def score(
+    folder: Path, rollouts: RolloutBatch, scorer: str = "torch.float32", variant: str = "", **options: Any
+) -> Scored:
+    request = ScoreRequest(scorer, variant, rollouts, folder, weights_digest(folder), 7, options)
+    return scorer_named(scorer).load()(request, WarmModel(), lambda tokens: None)
+
+
+def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -> NDArray[np.float32]:
+    """Each rollout alone, without padding or mask, in float32: the definition."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for row in range(rollouts.num_rollouts):
+        prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
+        response = rollouts.response_token_ids[slice(*rollouts.response_offsets[row : row + 2])]
+        ids = torch.tensor(np.concatenate([prompt, response]), dtype=torch.int64)[None]
+        with torch.no_grad():
+            law = torch.log_softmax(model(ids).logits[0].double() / temperature, dim=-1)
+        found += [law[prompt.size - 1 + index, token].item() for index, token in enumerate(response.tolist())]
+    return np.array(found, dtype=np.float32)
+
+
+@pytest.mark.parametrize("options", [{}, {"padding": "left"}, {"batch_size": 3}, {"attention_implementation": "eager"}])
+def test_padding_and_batching_do_not_change_what_is_computed(checkpoints: Path, options: dict[str, Any]) -> None:
+    rollouts = make_rollouts(17)
+    given = score(checkpoints / "first", rollouts, **options).log_probs
+    np.testing.assert_allclose(given, one_by_one(checkpoints / "first", rollouts), atol=2e-5)
+
+
+def test_the_rebatched_variant_computes_the_same_in_another_composition(checkpoints: Path) -> None:
+    rollouts = make_rollouts(17)
+    plain = score(checkpoints / "first", rollouts)
+    again = score(checkpoints / "first", rollouts, variant="rebatched")
+    np.testing.assert_allclose(again.log_probs, plain.log_probs, atol=2e-5)
+    assert again.fingerprint.batch_composition != plain.fingerprint.batch_composition
+
+
+@pytest.mark.parametrize("scorer", ["torch.trainer", "torch.bfloat16", "torch.float32"])
+@pytest.mark.parametrize("variant", ["", "rebatched"])
+def test_logits_in_pieces_give_the_same_bits(checkpoints: Path, scorer: str, variant: str) -> None:
+    rollouts = make_rollouts(17)
+    whole = score(checkpoints / "first", rollouts, scorer, variant).log_probs
+    pieces = score(checkpoints / "first", rollouts, scorer, variant, logits_bytes=10 * VOCABULARY * 7).log_probs
+    np.testing.assert_allclose(pieces, whole, atol=1e-6)
+    assert np.isfinite(pieces).all()
+
+
+def test_the_trainer_s_default_is_autocast_over_float32_weights(checkpoints: Path) -> None:
+    rollouts = make_rollouts(17)
+    model = AutoModelForCausalLM.from_pretrained(checkpoints / "first", dtype=torch.float32).eval()
+    alone = rollouts.select([3])
+    row = torch.tensor(np.concatenate([alone.prompt_token_ids, alone.response_token_ids]), dtype=torch.int64)[None]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(row).logits
+    law = torch.log_softmax(logits[0, :-1].float(), dim=-1).gather(-1, row[0, 1:, None])[:, 0]
+    expected = law[alone.prompt_token_ids.size - 1 :].numpy()
+    assert score(checkpoints / "first", alone, "torch.trainer").log_probs.tolist() == expected.tolist()
+
+
+def test_precisions_differ_and_say_so(checkpoints: Path) -> None:
+    rollouts = make_rollouts(17)
+    exact = score(checkpoints / "first", rollouts, "torch.float32")
+    autocast = score(checkpoints / "first", rollouts, "torch.trainer")
+    head = score(checkpoints / "first", rollouts, "torch.trainer", head_dtype="float32")
+    coarse = score(checkpoints / "first", rollouts, "torch.bfloat16")
+    for other in (autocast, head, coarse):
+        assert 1e-4 < np.abs(other.log_probs - exact.log_probs).max() < 1.0
+    assert np.abs(head.log_probs - autocast.log_probs).max() > 1e-4
+    same = score(checkpoints / "first", rollouts, "torch.trainer", autocast=None)
+    assert same.log_probs.tolist() == exact.log_probs.tolist()
+    described = [
+        (s.fingerprint.master_dtype, s.fingerprint.autocast, s.fingerprint.head_dtype) for s in (autocast, head)
+    ]
+    assert described == [("float32", "bfloat16", "bfloat16"), ("float32", "bfloat16", "float32")]
+    assert (coarse.fingerprint.dtype, coarse.fingerprint.autocast) == ("bfloat16", None)
+
+
+def test_a_temperature_divides_the_logits(checkpoints: Path) -> None:
+    attributes = BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs")
+    rollouts = make_rollouts(17, attributes=attributes)
+    given = score(checkpoints / "first", rollouts)
+    np.testing.assert_allclose(given.log_probs, one_by_one(checkpoints / "first", rollouts, 0.5), atol=5e-5)
+    assert (given.fingerprint.temperature, given.fingerprint.logprobs_mode) == (0.5, "processed_logprobs")
+
+
+def test_an_empty_prompt_leaves_only_its_first_token_unscored(checkpoints: Path) -> None:
+    rollouts = RolloutBatch.from_lists(["a", "b", "c"], [[], [3], [4]], [[5, 6], [], [7]])
+    given = score(checkpoints / "first", rollouts).log_probs
+    assert np.isnan(given).tolist() == [True, False, False]
+
+
+def test_rollouts_without_any_response_give_no_scores(checkpoints: Path) -> None:
+    rollouts = RolloutBatch.from_lists(["a"], [[3]], [[]])
+    assert score(checkpoints / "first", rollouts).log_probs.size == 0
+
+
+def test_the_fingerprint_says_what_computed_it(checkpoints: Path) -> None:
+    made_by = score(checkpoints / "first", make_rollouts(3)).fingerprint
+    assert made_by.engine == "torch"
+    assert made_by.engine_version == torch.__version__
+    assert made_by.cpu_isa == torch.backends.cpu.get_cpu_capability()
+    assert made_by.weights_digest == weights_digest(checkpoints / "first")
+    assert made_by.weights_version == 7
+    assert made_by.attention_backend == "sdpa"
+    assert made_by.device_name
+    assert "transformers" in made_by.library_versions
+
+
+def test_rollouts_of_another_vocabulary_are_refused(checkpoints: Path) -> None:
+    rollouts = RolloutBatch.from_lists(["a"], [[1]], [[VOCABULARY]])
+    with pytest.raises(UnsupportedScoreError, match="did not sample these rollouts"):
+        score(checkpoints / "first", rollouts)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "options", "words"),
+    [
+        ("torch.trainer", {"autocst": None}, "autocst"),
+        ("torch.trainer", {"autocast": "float8"}, "autocast"),
+        ("torch.float32", {"master_dtype": "bfloat16"}, "master_dtype"),
+        ("torch.trainer", {"batch_size": 0}, "batch_size"),
+        ("torch.trainer", {"attention_implementation": "no_such_thing"}, "no_such_thing"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    checkpoints: Path, scorer: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UnsupportedScoreError, match=words):
+        score(checkpoints / "first", make_rollouts(2), scorer, **options)
+
+
+def test_a_checkpoint_that_lacks_parameters_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "incomplete"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((checkpoints / "first" / "config.json").read_bytes())
+    parameters = load_file(checkpoints / "first" / "model.safetensors")
+    del parameters["lm_head.weight"]
+    save_file(parameters, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedScoreError, match=r"lm_head\.weight"):
+        score(folder, make_rollouts(2))
+
+
+def test_a_model_that_caps_its_logits_is_not_scored_in_pieces(tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    configuration = Gemma2Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, final_logit_softcapping=1.0, initializer_range=0.3,
+    )  # fmt: skip
+    Gemma2ForCausalLM(configuration).save_pretrained(tmp_path / "gemma")
+    rollouts = make_rollouts(5)
+    given = score(tmp_path / "gemma", rollouts, attention_implementation="eager").log_probs
+    np.testing.assert_allclose(given, one_by_one(tmp_path / "gemma", rollouts), atol=2e-5)
+    with pytest.raises(UnsupportedScoreError, match="logits_bytes"):
+        score(tmp_path / "gemma", rollouts, attention_implementation="eager", logits_bytes=1)
+
+
+def test_a_model_stays_loaded_until_other_weights_come(checkpoints: Path) -> None:
+    warm, rollouts = WarmModel(), make_rollouts(5)
+    function = scorer_named("torch.float32").load()
+    given = []
+    for name in ("first", "first", "second", "first"):
+        folder = checkpoints / name
+        request = ScoreRequest("torch.float32", "", rollouts, folder, weights_digest(folder))
+        given.append(function(request, warm, lambda tokens: None).log_probs.tobytes())
+    assert given[0] == given[1] == given[3] != given[2]
+    loaded = warm.get("other", lambda: "loaded anew")
+    assert loaded == "loaded anew"
+
+
+def test_a_tied_head_is_computed_with_the_embeddings(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "tied", seed=3, tie_word_embeddings=True)
+    rollouts = make_rollouts(5)
+    np.testing.assert_allclose(score(folder, rollouts).log_probs, one_by_one(folder, rollouts), atol=2e-5)

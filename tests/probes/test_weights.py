@@ -1,0 +1,164 @@
+"""An announced checkpoint is loaded only if it is there, inside its root, in safetensors, and the announced one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.clock import now_us
+from foreshock.digests import weights_digest
+from foreshock.errors import WeightsError
+from probes.weights import (
+    AnnouncedCheckpoint,
+    UnknownRootError,
+    WeightsGoneError,
+    WeightsLibrary,
+    WeightsRefusedError,
+)
+
+
+def write_checkpoint(folder: Path, content: bytes = b"weights") -> Path:
+    """Files named as a checkpoint's; digests do not care what is in them."""
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "root" / "run" / "step_1")
+    return tmp_path / "root"
+
+
+def announce(root: Path, path: str = "run/step_1", **fields: Any) -> AnnouncedCheckpoint:
+    values = {"root": "runs", "path": path, "step": 1, "digest": weights_digest(root / "run" / "step_1")}
+    return AnnouncedCheckpoint(**(values | fields))
+
+
+def test_the_announced_checkpoint_is_found(root: Path) -> None:
+    weights = WeightsLibrary({"runs": root}).find(announce(root, weights_version=7))
+    assert weights.folder == (root / "run" / "step_1").resolve()
+    assert weights.version == 7
+    weights.check_unchanged()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../outside", "run/../../outside", "/etc", "", "run\\..\\..\\outside", "C:/weights", "run/step_1\0", "run/.."],
+)
+def test_a_path_that_is_not_inside_the_root_is_refused(root: Path, path: str) -> None:
+    write_checkpoint(root.parent / "outside")
+    with pytest.raises(WeightsRefusedError):
+        WeightsLibrary({"runs": root}).find(announce(root, path))
+
+
+@given(parts=st.lists(st.sampled_from(["..", ".", "run", "step_1", "outside", "", "/", "~", "link"]), max_size=6))
+def test_no_path_reaches_a_folder_outside_the_root(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+    base = tmp_path_factory.getbasetemp() / "no-escape"
+    root = base / "root"
+    if not base.exists():
+        write_checkpoint(root / "run" / "step_1")
+        write_checkpoint(base / "outside")
+        (root / "link").symlink_to(base / "outside")
+    try:
+        found = WeightsLibrary({"runs": root}).find(announce(root, "/".join(parts)))
+    except WeightsError:
+        return
+    assert found.folder.is_relative_to(root.resolve())
+
+
+def test_a_symbolic_link_out_of_the_root_is_refused(root: Path) -> None:
+    (root / "link").symlink_to(write_checkpoint(root.parent / "outside"))
+    with pytest.raises(WeightsRefusedError, match="symbolic link"):
+        WeightsLibrary({"runs": root}).find(announce(root, "link"))
+
+
+def test_a_weights_file_that_is_a_link_out_of_the_root_is_refused(root: Path) -> None:
+    outside = write_checkpoint(root.parent / "outside")
+    linked = root / "linked"
+    linked.mkdir()
+    (linked / "config.json").write_text("{}")
+    (linked / "model.safetensors").symlink_to(outside / "model.safetensors")
+    with pytest.raises(WeightsRefusedError, match=r"model\.safetensors"):
+        WeightsLibrary({"runs": root}).find(announce(root, "linked"))
+
+
+def test_links_that_stay_inside_the_root_are_followed(root: Path) -> None:
+    (root / "latest").symlink_to(root / "run" / "step_1")
+    assert WeightsLibrary({"runs": root}).find(announce(root, "latest")).folder.name == "step_1"
+
+
+def test_a_root_may_be_a_link_itself(root: Path) -> None:
+    (root.parent / "alias").symlink_to(root)
+    assert WeightsLibrary({"runs": root.parent / "alias"}).find(announce(root)).digest
+
+
+def test_another_digest_is_refused_and_both_are_named(root: Path) -> None:
+    wrong = "sha256:" + "0" * 64
+    with pytest.raises(WeightsRefusedError) as caught:
+        WeightsLibrary({"runs": root}).find(announce(root, digest=wrong))
+    assert wrong in str(caught.value)
+    assert weights_digest(root / "run" / "step_1") in str(caught.value)
+
+
+def test_missing_weights_are_gone(root: Path) -> None:
+    with pytest.raises(WeightsGoneError, match="moved or deleted"):
+        WeightsLibrary({"runs": root}).find(announce(root, "run/step_2"))
+
+
+def test_missing_weights_that_were_to_expire_say_so(root: Path) -> None:
+    with pytest.raises(WeightsGoneError, match="expire"):
+        WeightsLibrary({"runs": root}).find(announce(root, "run/step_2", expires_at_us=now_us() - 1))
+
+
+def test_weights_past_their_expiry_that_are_still_there_are_used(root: Path) -> None:
+    assert WeightsLibrary({"runs": root}).find(announce(root, expires_at_us=now_us() - 1)).digest
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl", "__0_0.distcp"])
+def test_pickled_weights_need_conversion_and_are_never_opened(root: Path, name: str) -> None:
+    folder = root / "pickled"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / name).write_bytes(b"\x80\x04cos\nsystem\n")
+    with pytest.raises(WeightsGoneError, match="needs_conversion"):
+        WeightsLibrary({"runs": root}).find(announce(root, "pickled"))
+
+
+def test_another_announced_format_needs_conversion(root: Path) -> None:
+    with pytest.raises(WeightsGoneError, match=r"needs_conversion.*fsdp"):
+        WeightsLibrary({"runs": root}).find(announce(root, format="fsdp"))
+
+
+def test_a_checkpoint_without_its_configuration_is_no_checkpoint(root: Path) -> None:
+    (root / "run" / "step_1" / "config.json").unlink()
+    with pytest.raises(WeightsGoneError, match=r"config\.json"):
+        WeightsLibrary({"runs": root}).find(announce(root))
+
+
+def test_an_unknown_root_names_the_setting(root: Path) -> None:
+    with pytest.raises(UnknownRootError, match="FORESHOCK_WEIGHTS_ROOTS"):
+        WeightsLibrary({"other": root}).find(announce(root))
+
+
+def test_weights_replaced_during_a_score_are_noticed(root: Path) -> None:
+    weights = WeightsLibrary({"runs": root}).find(announce(root))
+    shutil.rmtree(weights.folder)
+    write_checkpoint(weights.folder, b"others!")
+    with pytest.raises(WeightsRefusedError, match="changed"):
+        weights.check_unchanged()
+
+
+def test_a_digest_is_taken_again_when_the_files_changed(root: Path) -> None:
+    library = WeightsLibrary({"runs": root})
+    announced = announce(root)
+    library.find(announced)
+    (root / "run" / "step_1" / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(WeightsRefusedError, match="not the announced ones"):
+        library.find(announced)
