@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from foreshock.early_warning.events import Event, Severity
@@ -92,16 +93,22 @@ class Baseline:
 
     @property
     def level(self) -> float:
-        return math.exp(median(self.logs))
+        return _level_and_noise(self.logs)[0]
 
     @property
     def noise(self) -> float:
         """Standard deviation of the step-to-step noise, in log units."""
-        return step_noise(self.logs)
+        return _level_and_noise(self.logs)[1]
 
     def with_value(self, value: float) -> Baseline:
         """Values that are not positive have no logarithm and say nothing about a level: they are left out."""
         return self if self.ready or value <= 0.0 else Baseline((*self.logs, math.log(value)))
+
+
+@lru_cache(maxsize=256)
+def _level_and_noise(logs: tuple[float, ...]) -> tuple[float, float]:
+    # A full baseline never changes, and every rule asks for it at every step.
+    return math.exp(median(logs)), step_noise(logs)
 
 
 @dataclass(frozen=True, slots=True)

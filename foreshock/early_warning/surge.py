@@ -18,6 +18,7 @@ they are reasoned choices, not fitted ones.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -203,7 +204,7 @@ def advance_surge(
             sign = _sign_of(state, step, value, noise, confirmed, corroborated, settings)
             signs.append(sign)
             # The next surge is measured against the lengths of this one, not against those before it.
-            known = sum(1 for known in state.steps if known < confirmed.step)
+            known = bisect_left(state.steps, confirmed.step)
             state = replace(
                 state,
                 steps=state.steps[known:],
@@ -252,8 +253,8 @@ def _baseline(state: SurgeState, step: int, noise: float, settings: SurgeSetting
     if len(state.values) < needed:
         return None
     window = settings.window(step)
-    before = sum(1 for known in state.steps if known <= step - window)
-    span = sum(1 for known in state.steps if step - 2 * window <= known <= step - window)
+    before = bisect_right(state.steps, step - window)
+    span = before - bisect_left(state.steps, step - 2 * window)
     last = max(before, needed)
     return median(state.values[last - max(span, needed) : last])
 
@@ -267,7 +268,7 @@ def _floor_of_bounces(state: SurgeState, baseline: float, settings: SurgeSetting
 def _remember(state: SurgeState, step: int, value: float, settings: SurgeSettings) -> SurgeState:
     steps, values = (*state.steps, step), (*state.values, value)
     oldest = step - 2 * settings.maximum_window
-    drop = sum(1 for known in steps[: -settings.kept_values] if known < oldest)
+    drop = min(bisect_left(steps, oldest), max(len(steps) - settings.kept_values, 0))
     state = replace(state, steps=steps[drop:], values=values[drop:])
     if len(values) >= settings.smoothing_values:
         level = _level(state, settings)
@@ -298,7 +299,7 @@ def _sign_of(
         kind, effective = "surge_again", False
     elif early:
         kind, effective = "early_surge", corroborated
-    return SurgeSign(kind, step, crossing.step, math.exp(value), math.exp(crossing.baseline), noise, effective)
+    return SurgeSign(kind, step, crossing.step, _tokens(value), _tokens(crossing.baseline), noise, effective)
 
 
 def _advance_ramp(
@@ -316,8 +317,13 @@ def _advance_ramp(
     level = median(state.values[-needed:])
     if level < math.log(settings.growth) + _floor_of_bounces(state, state.anchor, settings):
         return state, ()
-    sign = SurgeSign("ramp", step, step, math.exp(level), math.exp(state.anchor), noise, effective=False)
+    sign = SurgeSign("ramp", step, step, _tokens(level), _tokens(state.anchor), noise, effective=False)
     return replace(state, anchor=level, anchor_step=step), (sign,)
+
+
+def _tokens(log_length: float) -> float:
+    """Without the rounding errors of a logarithm and back: 50, not 49.99999999999999."""
+    return float(f"{math.exp(log_length):.10g}")
 
 
 def _corroborate(

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, delete, func, insert, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.attempts.surviving import survives
-from service.database.dialect import upsert
 from service.database.tables import Alert, Attempt, DetectorSnapshot, Step
-
-_SNAPSHOT_KEY = ("run_id", "attempt", "step")
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -129,6 +126,7 @@ def drop_passing_snapshots(session: Session, run_id: str, before_step: int) -> N
     )
 
 
-def put_snapshots(session: Session, rows: list[dict[str, Any]]) -> None:
-    """Insert or overwrite snapshots."""
-    upsert(session, DetectorSnapshot, rows, _SNAPSHOT_KEY)
+def add_snapshots(session: Session, rows: list[dict[str, Any]]) -> None:
+    """Insert snapshots of steps that have none."""
+    if rows:
+        session.execute(insert(DetectorSnapshot), rows)

@@ -31,6 +31,8 @@ RECENT_STATES = 4
 CONFIGURATION = WarningConfiguration()
 """One for all runs: nothing tells a mixture of experts from a dense model yet, so dense ranges hold."""
 
+_DIGEST = CONFIGURATION.digest()
+
 
 def observe_closed_step(session: Session, closed: ClosedStepValues) -> None:
     """Take in a step that has closed, or whose values changed. Steps of superseded tails change nothing."""
@@ -53,8 +55,7 @@ def begin_attempt(session: Session, run_id: str, attempt: int, resume_step: int)
 
 def rewatch(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> None:
     """Replay the detectors over the surviving history from `from_step` on, and bring alerts and advice in line."""
-    digest = CONFIGURATION.digest()
-    snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, digest)
+    snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, _DIGEST)
     state = WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
     after = -1 if snapshot is None else snapshot.step
     steps = closed_steps_after(session, run_id, attempts, after, CONFIGURATION.keys)
@@ -67,8 +68,8 @@ def rewatch(session: Session, run_id: str, attempts: Sequence[Attempt], from_ste
         events.extend((event, attempt) for event in new)
         milestone = previous is None or previous // MILESTONE_STEPS != closed.step // MILESTONE_STEPS
         if milestone or number >= len(steps) - RECENT_STATES:
-            rows.append(_snapshot(run_id, attempt, closed, digest, milestone, state))
-    repository.put_snapshots(session, rows)
+            rows.append(_snapshot(run_id, attempt, closed, milestone, state))
+    repository.add_snapshots(session, rows)
     _forget_passing(session, run_id, attempts)
     changed = match(session, Replay(run_id, attempts, after + 1, events))
     decided = deciding.follow(session, run_id, attempts, state, CONFIGURATION)
@@ -76,14 +77,12 @@ def rewatch(session: Session, run_id: str, attempts: Sequence[Attempt], from_ste
         wake_after_commit(session, run_id)
 
 
-def _snapshot(
-    run_id: str, attempt: int, closed: ClosedStep, digest: str, milestone: bool, state: WarningState
-) -> dict[str, object]:
+def _snapshot(run_id: str, attempt: int, closed: ClosedStep, milestone: bool, state: WarningState) -> dict[str, object]:
     return {
         "run_id": run_id,
         "attempt": attempt,
         "step": closed.step,
-        "configuration_digest": digest,
+        "configuration_digest": _DIGEST,
         "milestone": milestone,
         "state": state.to_bytes(),
     }
