@@ -18,7 +18,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def seconds_of_demo(clone: Path) -> float:
-    environment = {name: value for name, value in os.environ.items() if name not in ("VENV", "VIRTUAL_ENV", "MAKEFLAGS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("VENV", "VIRTUAL_ENV", "MAKEFLAGS")
+    }
     begin = time.monotonic()
     subprocess.run(["make", "demo", "ONCE=1"], cwd=clone, check=True, env={**environment, "PIP_NO_CACHE_DIR": "1"})
     return time.monotonic() - begin

@@ -1,5 +1,7 @@
-"""Is what the service answers what the formulas say? Rollouts go in over HTTP, every measure comes back over HTTP, and each is
-compared with a direct float64 evaluation written here from the formulas alone (math.fsum over Python floats; no code shared).
+"""Is what the service answers what the formulas say?
+
+Rollouts go in over HTTP, every measure comes back over HTTP, and each is compared with a direct float64 evaluation
+written here from the formulas alone (math.fsum over Python floats; no code shared).
 
 Bars: 1e-9 relative on every measure; the sum over links of d equals d of the whole, token by token, to 1e-12.
 Data: random batches with |d| from 1e-6 to 30, NaN and infinities among them, and every step of the recorded run.
@@ -55,7 +57,7 @@ def token_mean(formula: Callable[[float], float]) -> Callable[[list[Tokens]], fl
 
 
 def probability_difference(rollouts: list[Tokens]) -> list[float]:
-    return [abs(math.exp(p) - math.exp(q)) for rollout in rollouts for p, q in rollout]
+    return [math.exp(q) * abs(math.expm1(p - q)) for rollout in rollouts for p, q in rollout]
 
 
 def pearson(rollouts: list[Tokens]) -> float:
@@ -86,7 +88,7 @@ DIRECT: dict[str, Callable[[list[Tokens]], float]] = {
     "chi2_token": token_mean(lambda d: math.expm1(d) ** 2),
     "reverse_chi2_token": token_mean(lambda d: math.expm1(d) ** 2 * math.exp(-d)),
     "tv_token": token_mean(lambda d: max(0.0, -math.expm1(d))),
-    "verl_chi2_token": token_mean(lambda d: math.exp(2 * d) - 1),
+    "verl_chi2_token": token_mean(lambda d: math.expm1(2 * d)),
     "mean_ratio": token_mean(math.exp),
     "token_mult_prob_error": token_mean(lambda d: math.exp(abs(d))),
     "tail_2": token_mean(lambda d: float(math.exp(abs(d)) > 2)),
@@ -154,7 +156,7 @@ def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, 
 
 
 def telescoping_error(batch: RolloutBatch, seed: int) -> float:
-    """Largest |Σ d_link − d| over tokens for a chain of four scores, two of them random, evaluated on the numbers themselves."""
+    """Largest |Σ d_link − d| over the tokens of a chain of four scores, two of them random."""
     assert batch.rollout_log_probs is not None
     assert batch.trainer_log_probs is not None
     random = np.random.default_rng(seed)
@@ -172,16 +174,19 @@ def main() -> int:
     worst: dict[str, tuple[float, str]] = dict.fromkeys(DIRECT, (0.0, ""))
     worst_telescoping = 0.0
     steps = 0
-    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as address:
-        with httpx.Client(base_url=address, timeout=60) as client:
-            for number, (name, batch) in enumerate(batches()):
-                rollouts = tokens_of(batch)
-                answers = measured(client, name, batch)
-                for measure, formula in DIRECT.items():
-                    error = relative_error(answers[measure], formula(rollouts))
-                    worst[measure] = max(worst[measure], (error, name))
-                worst_telescoping = max(worst_telescoping, telescoping_error(batch, number))
-                steps += 1
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_service(Path(folder)) as address,
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        for number, (name, batch) in enumerate(batches()):
+            rollouts = tokens_of(batch)
+            answers = measured(client, name, batch)
+            for measure, formula in DIRECT.items():
+                error = relative_error(answers[measure], formula(rollouts))
+                worst[measure] = max(worst[measure], (error, name))
+            worst_telescoping = max(worst_telescoping, telescoping_error(batch, number))
+            steps += 1
     print(f"{'measure':36s} {'largest relative error':>24s}   on")
     for measure, (error, name) in worst.items():
         print(f"{measure:36s} {error:24.2e}   {name}")

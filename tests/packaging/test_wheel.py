@@ -59,7 +59,8 @@ def test_the_base_install_imports_with_three_dependencies_and_without_the_layers
         clean_environment / "python",
         "-c",
         "import sys, foreshock; foreshock.Client, foreshock.AdviceFeed, foreshock.apply_scale;"
-        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch','fastapi','sqlalchemy','pydantic','service','probes'}))",
+        "above = {'torch', 'fastapi', 'sqlalchemy', 'pydantic', 'service', 'probes'};"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & above))",
         PWD=str(tmp_path),
     )
     assert names.strip() == "[]"

@@ -1,0 +1,91 @@
+"""The docs against the code: README's Python runs, the settings, commands and files that docs name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.running_service import running_service
+from service.settings import Settings
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+OTHER_VARIABLES = {
+    "FORESHOCK_URL",
+    "FORESHOCK_API_KEY",
+    "FORESHOCK_SPOOL_DIRECTORY",
+    "FORESHOCK_WEIGHTS_ROOTS",
+}
+
+
+def batch(seed: int) -> dict[str, object]:
+    """What a trainer has in hand: 8 rollouts of up to 30 tokens."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 30, 8)
+    engine = [(-random.exponential(1.0, n)).astype(np.float32) for n in lengths]
+    return {
+        "prompt_token_ids": [[1, 2, 3]] * 8,
+        "response_token_ids": [random.integers(0, 100, n) for n in lengths],
+        "rollout_log_probs": engine,
+        "trainer_log_probs": [np.minimum(row + np.float32(1e-3), 0) for row in engine],
+        "group_id": [f"prompt-{i // 4}" for i in range(8)],
+    }
+
+
+@pytest.mark.slow
+def test_the_readmes_python_connects_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    assert len(code.strip().splitlines()) <= 14
+    monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", str(tmp_path / "spool"))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    with running_service(tmp_path) as address:
+        names: dict[str, object] = {
+            "batches": [batch(seed) for seed in range(5)],
+            "optimizer": optimizer,
+            "train": lambda _: 0.25,
+        }
+        exec(code.replace("http://127.0.0.1:8765", address), names)
+        client, feed = names["client"], names["feed"]
+        assert client.flush(30)  # type: ignore[attr-defined]
+        measured = httpx.get(
+            f"{address}/v1/runs/{client.run_id}/measurements",
+            params={"comparison": "trainer/rollout"},  # type: ignore[attr-defined]
+        ).json()["columns"]
+        feed.close()  # type: ignore[attr-defined]
+        client.close()  # type: ignore[attr-defined]
+    assert measured["step"] == [1, 2, 3, 4, 5]
+    assert all(value > 0 for value in measured["k3_kl"])
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_every_file_that_a_document_names_exists() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text()
+        links = [document.parent / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]
+        code = [
+            REPOSITORY / name
+            for name in re.findall(r"`([a-z_-]+/[a-z_./-]+)`", text)
+            if name.split("/")[0] in ("foreshock", "service", "probes", "dashboards", "examples", "docs", "containers")
+        ]
+        missing = [str(path) for path in links + code if not path.exists()]
+        assert not missing, document.name
+
+
+def test_every_setting_that_a_document_names_exists() -> None:
+    known = {f"FORESHOCK_{name.upper()}" for name in Settings.model_fields} | OTHER_VARIABLES
+    for document in DOCUMENTS:
+        named = set(re.findall(r"\bFORESHOCK_[A-Z_]+\b", document.read_text()))
+        assert named <= known, document.name
+
+
+def test_every_command_that_a_document_names_exists() -> None:
+    entry_points = (REPOSITORY / "pyproject.toml").read_text()
+    for document in DOCUMENTS:
+        blocks = "".join(re.findall(r"```\n(.*?)```", document.read_text(), re.DOTALL))
+        for command in re.findall(r"\bforeshock ([a-z]+)\b", blocks):
+            assert re.search(rf"^{command} = ", entry_points, re.MULTILINE), (document.name, command)
