@@ -1,0 +1,498 @@
+"""The client against a peer with faults: it never raises or waits, keeps what it can, and says what it lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foreshock.client import Client, uploader
+from foreshock.client.settings import ClientSettings, default_attempt_key
+from foreshock.digests import weights_digest
+from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.rollouts import BatchAttributes, decode_rollouts
+from tests.foreshock.client.faulty_service import FaultyService, faulty_service, free_port
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def service() -> Iterator[FaultyService]:
+    with faulty_service() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "_SHORTEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_SECONDS", 0.1)
+
+
+@pytest.fixture
+def make(tmp_path: Path, service: FaultyService) -> Iterator[Callable[..., Client]]:
+    made: list[Client] = []
+
+    def make_client(**options: Any) -> Client:
+        options = {
+            "url": service.url, "run_key": "run", "spool_directory": tmp_path / "spool", "timeout_seconds": 5.0
+        } | options  # fmt: skip
+        made.append(Client(**options))
+        return made[-1]
+
+    yield make_client
+    for client in made:
+        client.close(0.5)
+
+
+def rollouts(seed: int = 0, count: int = 3) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 5, count)
+    return {
+        "prompt_token_ids": generator.integers(0, 9, count),
+        "prompt_lengths": np.ones(count, np.int64),
+        "response_token_ids": generator.integers(0, 9, int(lengths.sum())),
+        "response_lengths": lengths,
+        "rollout_log_probs": -generator.exponential(1.0, int(lengths.sum())).astype(np.float32),
+    }
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_what_is_logged_arrives_as_the_contract_says(make: Any, service: FaultyService) -> None:
+    client = make(project="team", attempt_key="first")
+    attributes = BatchAttributes(logprobs_mode="raw_logprobs")
+    client.start_run(model="M", length_cap=9, resume_step=4, advice_mode="apply", attributes=attributes)
+    client.log_rollouts(5, rollouts(), shard=1, shards=2)
+    client.log_scalars(5, {"grad_norm": np.float32(0.5), "entropy": float("nan")}, source="actor")
+    client.log_checkpoint(5, root="nfs", path="step_5", digest="sha256:" + "0" * 64, weights_version=5)
+    client.acknowledge(3, 5, 1e-6)
+    client.finish()
+    assert client.flush(10)
+    sent = [item for item in service.received if "lr-advice" not in item.path or item.method == "POST"]
+    run, attempt, batch, scalars, checkpoint, ack, state = sent
+    assert (run.path, run.json()) == (
+        "/v1/runs", {"project": "team", "key": "run", "model": "M", "length_cap": 9, "advice_mode": "apply"}
+    )  # fmt: skip
+    assert attempt.json() == {"key": "first", "resume_step": 4, "fingerprint": {}}
+    assert (batch.method, batch.path) == ("PUT", "/v1/runs/run-run/steps/5/rollouts/1")
+    assert batch.query == {"attempt": "1", "shards": "2"}
+    assert batch.headers["Content-Type"] == "application/vnd.apache.parquet"
+    decoded = decode_rollouts(batch.body)
+    assert decoded.sample_ids == ["5-1-0", "5-1-1", "5-1-2"]
+    assert decoded.attributes == BatchAttributes(logprobs_mode="raw_logprobs", length_cap=9)
+    assert scalars.json() == {"source": "actor", "values": {"grad_norm": 0.5, "entropy": None}}
+    assert checkpoint.path == "/v1/runs/run-run/checkpoints/5"
+    assert checkpoint.json()["format"] == "hf_safetensors"
+    assert ack.json() == {"revision": 3, "step": 5, "applied_lr": 1e-6}
+    assert (state.method, state.json()) == ("PATCH", {"state": "finished"})
+    assert (client.run_id, client.attempt) == ("run-run", 1)
+    assert (client.counters.delivered, client.counters.dropped) == (6, 0)
+
+
+def test_the_context_says_how_the_run_ended(make: Any, service: FaultyService) -> None:
+    with make(run_key="good") as client:
+        client.log_scalars(1, {"x": 1})
+    with pytest.raises(ZeroDivisionError), make(run_key="bad").start_run():
+        raise ZeroDivisionError
+    assert [item.json() for item in service.received if item.method == "PATCH"] == [
+        {"state": "finished"},
+        {"state": "failed"},
+    ]
+
+
+def test_a_client_made_while_the_service_is_down_delivers_everything_later_in_order(make: Any, tmp_path: Path) -> None:
+    port = free_port()
+    client = make(url=f"http://127.0.0.1:{port}")
+    client.start_run()
+    for step in range(6):
+        client.log_rollouts(step, rollouts(step))
+        client.log_scalars(step, {"step": step})
+    wait_until(lambda: client.counters.spooled == 13)
+    kept = sorted((tmp_path / "spool").glob("*/*.body"))
+    bytes_on_disk = [path.read_bytes() for path in kept if path.stat().st_size > 1000]
+    assert len(bytes_on_disk) == 6
+    with faulty_service(port=port) as service:
+        assert client.flush(10)
+        assert service.bodies("rollouts") == bytes_on_disk
+        steps = [int(path.split("/")[5]) for path in service.paths() if "/steps/" in path]
+        assert steps == [step for step in range(6) for _ in range(2)]
+        client.close()
+    assert client.counters.delivered == 13
+    assert not list((tmp_path / "spool").iterdir())
+
+
+def test_a_service_that_goes_and_comes_back_gets_every_byte_once_and_in_order(make: Any) -> None:
+    port = free_port()
+    service = FaultyService(port=port).start()
+    client = make(url=service.url)
+    for step in range(30):
+        client.log_scalars(step, {"step": step})
+        if step in (7, 19):
+            service.stop()
+        if step in (12, 24):
+            service.start()
+        time.sleep(0.01)
+    assert client.flush(10)
+    service.stop()
+    # A request may have been taken when its answer was lost: then the same bytes come again.
+    steps = [item.json()["values"]["step"] for item in service.received if item.path.endswith("scalars")]
+    assert sorted(set(steps)) == list(range(30))
+    assert steps == sorted(steps)
+    assert client.counters.delivered == 31
+
+
+FAULTS: list[Any] = [500, 502, 503, 429, 408, "reset", "half", "html", 401, 403]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_answer_that_is_not_final_loses_anything(make: Any, service: FaultyService, fault: Any) -> None:
+    service.faults.extend([fault] * 3)
+    client = make()
+    client.log_rollouts(1, rollouts())
+    assert client.flush(10)
+    assert len(service.bodies("rollouts")) == 1
+    assert client.counters.rejected == client.counters.dropped == 0
+    if fault != "html":
+        assert client.counters.failed_requests == 3
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 410, 413, 415, 422])
+def test_a_final_refusal_is_counted_and_kept_with_its_reason(
+    make: Any, service: FaultyService, tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.always = lambda received: status if "/rollouts/" in received.path else None
+    client = make()
+    for step in range(3):
+        client.log_rollouts(step, rollouts(step))
+    client.log_scalars(9, {"x": 1})
+    assert client.flush(10)
+    assert (client.counters.rejected, client.counters.delivered) == (3, 2)
+    kept = sorted((tmp_path / "spool" / "rejected").glob("*.body"))
+    assert len(kept) == 3
+    assert decode_rollouts(kept[0].read_bytes()).num_rollouts == 3
+    assert f"told to answer {status}" in kept[0].with_suffix(".json").read_text()
+    refusals = [record for record in caplog.records if "refused" in record.message and "kept" not in record.message]
+    assert len(refusals) == 1
+    assert f"told to answer {status}" in refusals[0].message
+
+
+def test_a_run_that_the_service_forgot_is_registered_again(make: Any, service: FaultyService) -> None:
+    client = make()
+    client.log_scalars(1, {"x": 1})
+    assert client.flush(10)
+    service.faults.append(404)
+    client.log_scalars(2, {"x": 1})
+    assert client.flush(10)
+    assert service.paths().count("/v1/runs") == 2
+    assert client.counters.rejected == 0
+
+
+def test_one_body_that_the_service_always_fails_on_does_not_block_the_rest(make: Any, service: FaultyService) -> None:
+    service.always = lambda received: 500 if "/steps/1/" in received.path else None
+    client = make()
+    for step in range(4):
+        client.log_rollouts(step, rollouts(step))
+    assert client.flush(20)
+    assert [path.split("/")[5] for path in service.paths() if "rollouts" in path] == ["0", "2", "3"]
+    assert client.counters.rejected == 1
+
+
+def test_a_slow_service_holds_up_neither_the_trainer_nor_the_encoding(make: Any, service: FaultyService) -> None:
+    service.always, service.slow_seconds = "slow", 0.4
+    client = make(max_outbox_bytes=4000)
+    started = time.perf_counter()
+    for step in range(12):
+        client.log_rollouts(step, rollouts(step))
+    assert time.perf_counter() - started < 0.3
+    wait_until(lambda: client.counters.spooled > 0)
+    service.always = None
+    assert client.flush(20)
+    assert len(service.bodies("rollouts")) == 12
+    assert client.counters.dropped == 0
+
+
+def test_a_service_that_never_answers_is_given_up_after_the_timeout(make: Any, service: FaultyService) -> None:
+    service.always, service.slow_seconds = "slow", 30.0
+    client = make(timeout_seconds=0.2)
+    client.log_scalars(1, {"x": 1})
+    wait_until(lambda: client.counters.failed_requests >= 2)
+    assert client.counters.spooled >= 1
+    started = time.perf_counter()
+    client.close(1.0)
+    assert time.perf_counter() - started < 5
+
+
+def test_retry_after_is_respected(make: Any, service: FaultyService) -> None:
+    service.faults.append(429)
+    service.retry_after = "1"
+    client = make()
+    client.log_scalars(1, {"x": 1})
+    wait_until(lambda: client.counters.failed_requests == 1)
+    time.sleep(0.5)
+    assert service.requests == 1
+    wait_until(lambda: client.counters.delivered == 2)
+
+
+def test_a_call_costs_the_trainer_next_to_nothing(make: Any, service: FaultyService) -> None:
+    client = make()
+    client.start_run()
+    values = {"grad_norm": 0.5, "entropy": 0.25}
+    batch = rollouts(count=64)
+    costs = []
+    for step in range(300):
+        started = time.perf_counter()
+        client.log_rollouts(step, batch)
+        client.log_scalars(step, values)
+        costs.append(time.perf_counter() - started)
+    # The median, because the machine of a test is shared.
+    assert sorted(costs)[150] < 0.002
+    assert client.flush(60)
+
+
+def test_what_is_logged_faster_than_encoded_is_dropped_and_counted(
+    make: Any, service: FaultyService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from foreshock.client import requests
+
+    encode = requests.encode_rollouts
+    monkeypatch.setattr(requests, "encode_rollouts", lambda batch: (time.sleep(0.1), encode(batch))[1])
+    client = make(max_queue_items=3)
+    for step in range(10):
+        client.log_rollouts(step, rollouts(step))
+    assert client.flush(10)
+    counters = client.counters.snapshot()
+    assert counters.dropped_queue_full == counters.dropped > 0
+    assert len(service.bodies("rollouts")) + counters.dropped == 10
+    assert counters.dropped_bytes > 0
+    assert sum("is dropped" in record.message for record in caplog.records) == 1
+
+
+def test_an_importer_waits_instead_of_dropping(make: Any, service: FaultyService) -> None:
+    client = make(max_queue_items=1, block_when_full=True)
+    for step in range(10):
+        client.log_rollouts(step, rollouts(step))
+    assert client.flush(10)
+    assert (len(service.bodies("rollouts")), client.counters.dropped) == (10, 0)
+
+
+def test_a_full_disk_loses_the_newest_and_counts_them(make: Any, tmp_path: Path) -> None:
+    port = free_port()
+    client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_outbox_bytes=2000)
+    for step in range(10):
+        client.log_rollouts(step, rollouts(step))
+    wait_until(lambda: client.counters.dropped_spool_full > 0 and client._queue.empty)
+    lost = client.counters.dropped
+    with faulty_service(port=port) as service:
+        assert client.flush(10)
+        steps = [int(path.split("/")[5]) for path in service.paths() if "rollouts" in path]
+    assert steps == list(range(10 - lost))
+    assert sum(path.stat().st_size for path in (tmp_path / "spool").glob("*/*.body")) == 0
+
+
+def test_a_spool_that_cannot_be_used_keeps_what_fits_into_memory(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    port = free_port()
+    client = make(url=f"http://127.0.0.1:{port}", spool_directory=tmp_path / "file")
+    for step in range(4):
+        client.log_rollouts(step, rollouts(step))
+    wait_until(lambda: client.counters.failed_requests > 0)
+    with faulty_service(port=port) as service:
+        assert client.flush(10)
+        assert len(service.bodies("rollouts")) == 4
+    assert any("cannot be used" in record.message for record in caplog.records)
+
+
+def test_wrong_arguments_are_counted_and_logged_once_and_never_raised(
+    make: Any, service: FaultyService, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make()
+    wrong = {**rollouts(), "rollout_log_probs": np.zeros(1)}
+    client.log_rollouts(1, wrong)
+    client.log_rollouts(2, wrong)
+    client.log_rollouts(-1, rollouts())
+    client.log_rollouts(1, rollouts(), shard=2, shards=2)
+    client.log_rollouts(1, None)
+    client.log_scalars("soon", {"x": 1})
+    client.log_scalars(1, {"x": "high"})
+    client.log_scalars(1, 5)
+    client.log_checkpoint(1, root="r", path="p")
+    client.start_run(initial_learning_rate=float("nan"))
+    client.log_scalars(3, {"x": 1})
+    assert client.flush(10)
+    counters = client.counters.snapshot()
+    assert counters.invalid + counters.internal_errors == 10
+    assert service.bodies("rollouts") == []
+    assert len(service.bodies("/steps/3/scalars")) == 1
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == len(set(warnings))
+
+
+def test_strict_raises_them(make: Any) -> None:
+    client = make(strict=True)
+    with pytest.raises(ConfigurationError, match="shard"):
+        client.log_rollouts(1, rollouts(), shard=3, shards=2)
+    with pytest.raises(InvalidRolloutsError, match="no such column"):
+        client.log_rollouts(1, {**rollouts(), "logprobs": [1]})
+    with pytest.raises(ConfigurationError, match="one number"):
+        client.log_scalars(1, {"x": [1, 2]})
+
+
+def test_settings_that_make_no_sense_raise_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="address"):
+        Client("localhost:8765", spool_directory=tmp_path)
+    with pytest.raises(ConfigurationError, match="no setting max_queue"):
+        Client(spool_directory=tmp_path, max_queue=3)
+
+
+def test_a_checkpoint_is_digested_in_the_background(make: Any, service: FaultyService, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    client = make()
+    client.log_checkpoint(3, root="r", path="p", local_folder=tmp_path)
+    client.log_checkpoint(4, root="r", path="p", local_folder=tmp_path / "missing")
+    assert client.flush(10)
+    (item,) = [item for item in service.received if "checkpoints" in item.path]
+    assert item.json()["digest"] == weights_digest(tmp_path)
+    assert client.counters.invalid == 1
+
+
+def test_what_a_killed_trainer_left_is_sent_by_the_next_one_before_its_own(make: Any, tmp_path: Path) -> None:
+    port = free_port()
+    program = textwrap.dedent("""
+        import os, signal, sys, time
+        from foreshock import Client
+        from tests.foreshock.client.test_client import rollouts
+        client = Client(sys.argv[1], run_key="run", attempt_key="killed", spool_directory=sys.argv[2])
+        client.start_run(model="M", resume_step=0)
+        for step in range(5):
+            client.log_rollouts(step, rollouts(step))
+        while client.counters.spooled < 6:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    spool = tmp_path / "spool"
+    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{port}", str(spool)]
+    assert subprocess.run(arguments, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
+    kept = [path.read_bytes() for path in sorted(spool.glob("*/*.body")) if path.stat().st_size]
+    with faulty_service(port=port) as service:
+        client = make(url=service.url, attempt_key="next")
+        client.start_run(resume_step=5)
+        client.log_rollouts(5, rollouts(5))
+        assert client.flush(10)
+        assert service.attempts == ["killed", "next"]
+        assert service.bodies("rollouts")[:5] == kept
+        attempts = [item.query["attempt"] for item in service.received if "rollouts" in item.path]
+        assert attempts == ["1"] * 5 + ["2"]
+        assert client.counters.recovered == 6
+
+
+def test_the_end_of_the_process_delivers_what_is_left(service: FaultyService, tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import sys
+        from foreshock import Client
+        from tests.foreshock.client.test_client import rollouts
+        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
+        for step in range(5):
+            client.log_rollouts(step, rollouts(step))
+    """)
+    subprocess.run([sys.executable, "-c", program, service.url, str(tmp_path)], cwd=REPOSITORY, check=True, timeout=60)
+    assert len(service.bodies("rollouts")) == 5
+
+
+def test_the_end_of_the_process_is_not_held_up_by_a_service_that_is_down(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import sys, time
+        from foreshock import Client
+        from tests.foreshock.client.test_client import rollouts
+        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
+        for step in range(5):
+            client.log_rollouts(step, rollouts(step))
+        print(time.time())
+    """)
+    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{free_port()}", str(tmp_path)]
+    done = subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=60, capture_output=True, text=True)
+    assert time.time() - float(done.stdout) < 5
+    assert len([path for path in tmp_path.glob("*/*.body") if path.stat().st_size]) == 5
+
+
+def test_a_forked_child_logs_nothing_and_the_parent_goes_on(make: Any, service: FaultyService) -> None:
+    client = make()
+    client.log_scalars(1, {"x": 1})
+    assert client.flush(10)
+    child = os.fork()
+    if child == 0:
+        client.log_scalars(2, {"x": 2})
+        flushed = client.flush(5)
+        client.close()
+        os._exit(0 if client.counters.dropped_closed == 1 and not flushed else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.log_scalars(3, {"x": 3})
+    assert client.flush(10)
+    assert [path.split("/")[5] for path in service.paths() if "scalars" in path] == ["1", "3"]
+
+
+def test_after_closing_calls_are_counted_and_nothing_else(make: Any) -> None:
+    client = make()
+    client.start_run()
+    client.close()
+    client.log_rollouts(1, rollouts())
+    client.finish()
+    client.close()
+    assert client.counters.dropped_closed == 2
+
+
+def test_the_wanted_weights_are_learnt_in_passing(make: Any, service: FaultyService) -> None:
+    service.tell({"attempt": 1, "revision": 0, "want_weights_at_step": 40})
+    client = make()
+    assert client.want_weights_at_step is None
+    client.log_rollouts(1, rollouts())
+    wait_until(lambda: client.want_weights_at_step == 40)
+
+
+def test_an_api_key_goes_with_every_request(make: Any, service: FaultyService) -> None:
+    client = make(api_key="fsk_secret")
+    client.log_scalars(1, {"x": 1})
+    assert client.flush(10)
+    assert {item.headers["Authorization"] for item in service.received} == {"Bearer fsk_secret"}
+
+
+def test_arguments_win_over_the_environment_and_that_over_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("URL", "API_KEY", "SPOOL_DIRECTORY"):
+        monkeypatch.delenv(f"FORESHOCK_{name}", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert ClientSettings.resolve().url == "http://127.0.0.1:8765"
+    assert ClientSettings.resolve().spool_directory.parent == tmp_path / "foreshock" / "spool"
+    assert ClientSettings.resolve("http://a").spool_directory != ClientSettings.resolve("http://b").spool_directory
+    monkeypatch.setenv("FORESHOCK_URL", "http://e")
+    monkeypatch.setenv("FORESHOCK_API_KEY", "fsk_e")
+    monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", "/somewhere")
+    settings = ClientSettings.resolve()
+    assert (settings.url, settings.api_key, settings.spool_directory) == ("http://e", "fsk_e", Path("/somewhere"))
+    assert ClientSettings.resolve("http://f", "fsk_f", tmp_path) == ClientSettings("http://f", "fsk_f", tmp_path)
+
+
+def test_ranks_of_one_launch_share_an_attempt() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert default_attempt_key(torchrun) == "torchrun-job-2"
+    assert default_attempt_key({"SLURM_JOB_ID": "77"}) == "slurm-77-0"
+    assert default_attempt_key({"TORCHELASTIC_RUN_ID": "none"}) != default_attempt_key({"TORCHELASTIC_RUN_ID": "none"})
+    assert default_attempt_key({**torchrun, "FORESHOCK_ATTEMPT_KEY": "mine"}) == "mine"

@@ -1,0 +1,87 @@
+"""The bounded queue: it never holds more than its bounds, never makes a trainer wait, and loses nothing it took."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.queue import BoundedQueue, Work
+
+DELIVERY = Delivery("register", Registration(run={"project": "p", "key": "k"}, attempt={"key": "a"}))
+
+
+def work(size: int) -> Work:
+    return Work("something", size, lambda: DELIVERY)
+
+
+@given(
+    max_items=st.integers(1, 5),
+    max_bytes=st.integers(1, 100),
+    actions=st.lists(st.one_of(st.integers(0, 60), st.just("get"), st.just("release")), max_size=40),
+)
+def test_what_is_held_stays_within_the_bounds(max_items: int, max_bytes: int, actions: list[int | str]) -> None:
+    queue = BoundedQueue(max_items=max_items, max_bytes=max_bytes)
+    waiting: list[Work] = []
+    taken: list[Work] = []
+    for action in actions:
+        held = [*waiting, *taken]
+        if isinstance(action, int):
+            fits = len(held) < max_items and sum(item.size for item in held) + action <= max_bytes
+            assert queue.reserve(action) == (fits or not held)
+            if fits or not held:
+                waiting.append(work(action))
+                queue.put(waiting[-1])
+        elif action == "get" and waiting:
+            assert queue.get() is waiting[0]
+            taken.append(waiting.pop(0))
+        elif action == "release" and taken:
+            queue.release(taken.pop())
+        assert queue.empty == (not waiting and not taken)
+
+
+def test_what_is_needed_is_taken_beyond_the_bounds() -> None:
+    queue = BoundedQueue(max_items=1, max_bytes=10)
+    assert queue.reserve(10)
+    assert not queue.reserve(0)
+    assert queue.reserve(0, needed=True)
+
+
+def test_room_that_was_not_used_is_given_back() -> None:
+    queue = BoundedQueue(max_items=1, max_bytes=10)
+    assert queue.reserve(10)
+    queue.cancel(10)
+    assert queue.empty
+    assert queue.reserve(10)
+
+
+def test_a_full_queue_answers_at_once_or_waits_as_asked() -> None:
+    queue = BoundedQueue(max_items=1, max_bytes=10)
+    assert queue.reserve(1)
+    queue.put(work(1))
+    started = time.perf_counter()
+    assert not queue.reserve(1)
+    assert time.perf_counter() - started < 0.1
+    threading.Timer(0.1, lambda: queue.release(queue.get() or work(1))).start()
+    assert queue.reserve(1, wait_seconds=10)
+
+
+def test_closing_lets_what_is_inside_out_and_nothing_more_in() -> None:
+    queue = BoundedQueue(max_items=3, max_bytes=10)
+    assert queue.reserve(1)
+    assert queue.reserve(1)
+    first = work(1)
+    queue.put(first)
+    queue.close()
+    assert not queue.reserve(1, wait_seconds=5)
+    assert queue.get() is first
+    queue.release(first)
+    # One is still being copied: the end is not reached before it is put.
+    late = work(1)
+    threading.Timer(0.1, queue.put, (late,)).start()
+    assert queue.get() is late
+    queue.release(late)
+    assert queue.get() is None

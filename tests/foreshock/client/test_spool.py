@@ -1,0 +1,153 @@
+"""The spool: whole entries or none, in order, the very bytes, and one owner at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.spool import Spool, SpoolFullError
+from foreshock.errors import SpoolError
+
+REGISTRATION = Registration(
+    run={"project": "default", "key": "räksmörgås"}, attempt={"key": "a", "resume_step": 3, "fingerprint": {"x": [1]}}
+)
+
+
+def delivery(body: bytes, kind: str = "scalars") -> Delivery:
+    return Delivery(
+        kind,  # type: ignore[arg-type]
+        REGISTRATION,
+        method="PUT",
+        path="/v1/runs/{run}/steps/1/scalars",
+        query={"attempt": "{attempt}"},
+        body=body,
+    )
+
+
+def spool_in(folder: Path, max_bytes: int = 1000) -> Spool:
+    return Spool(folder, max_bytes=max_bytes, max_rejected_bytes=100)
+
+
+def bodies(spool: Spool) -> list[bytes]:
+    return [spool.load(entry).body for entry in spool.adopt()]
+
+
+def test_an_unused_spool_creates_nothing(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path / "spool")
+    assert spool.adopt() == []
+    spool.close()
+    assert not (tmp_path / "spool").exists()
+
+
+def test_what_was_written_is_read_back_whole_by_the_next_process(tmp_path: Path) -> None:
+    first = spool_in(tmp_path)
+    written = [delivery(b"\x00\xff" * n) for n in (3, 1, 2)]
+    for sequence, item in enumerate(written):
+        first.write(sequence, item)
+    first.close()
+    second = spool_in(tmp_path)
+    entries = second.adopt()
+    assert [second.load(entry) for entry in entries] == written
+    assert second.size == 12
+    for entry in entries:
+        second.remove(entry)
+    assert second.size == 0
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_digest_is_in_the_name(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    entry = spool.write(7, delivery(b"abc"))
+    assert entry.body_path.name == "000000000007-ba7816bf8f01cfea.body"
+    assert entry.body_path.read_bytes() == b"abc"
+
+
+def test_a_folder_in_use_is_left_to_its_owner(tmp_path: Path) -> None:
+    first = spool_in(tmp_path)
+    first.write(1, delivery(b"x"))
+    assert bodies(spool_in(tmp_path)) == []
+    first.close()
+    assert bodies(spool_in(tmp_path)) == [b"x"]
+
+
+def test_what_a_killed_process_left_is_adopted_oldest_first(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from tests.foreshock.client.test_spool import delivery, spool_in
+        spool = spool_in(Path(sys.argv[1]))
+        for sequence in range(1, 12):
+            spool.write(sequence, delivery(f"{sys.argv[2]}{sequence}".encode()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    for name in "ab":
+        killed = subprocess.run([sys.executable, "-c", program, tmp_path, name], cwd=Path(__file__).parents[3])
+        assert killed.returncode == -9
+    assert bodies(spool_in(tmp_path)) == [f"{name}{n}".encode() for name in "ab" for n in range(1, 12)]
+
+
+def test_half_an_entry_does_not_count(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    whole = spool.write(1, delivery(b"whole"))
+    without_metadata = spool.write(2, delivery(b"without metadata"))
+    without_metadata.metadata_path.unlink()
+    (whole.body_path.parent / "000000000003-x.body.partial").write_bytes(b"half")
+    spool.close()
+    again = spool_in(tmp_path)
+    assert bodies(again) == [b"whole"]
+    assert {path.suffix for path in whole.body_path.parent.iterdir()} == {".body", ".json", ""}
+
+
+@pytest.mark.parametrize("damage", ["body", "metadata", "no body"])
+def test_a_damaged_entry_is_told_and_can_be_set_aside(tmp_path: Path, damage: str) -> None:
+    spool = spool_in(tmp_path)
+    entry = spool.write(1, delivery(b"abc"))
+    spool.close()
+    if damage == "body":
+        entry.body_path.write_bytes(b"abd")
+    elif damage == "metadata":
+        entry.metadata_path.write_bytes(b"{")
+    else:
+        entry.body_path.unlink()
+    again = spool_in(tmp_path)
+    (found,) = again.adopt()
+    with pytest.raises((ValueError, SpoolError)):
+        again.load(found)
+    again.set_aside(found)
+    again.close()
+    assert not entry.metadata_path.exists()
+    assert any(path.name.startswith("damaged-") for path in (tmp_path / "rejected").iterdir())
+    assert spool_in(tmp_path).adopt() == []
+
+
+def test_the_bound_holds_but_for_what_is_needed(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path, max_bytes=10)
+    entry = spool.write(1, delivery(b"x" * 8))
+    with pytest.raises(SpoolFullError):
+        spool.write(2, delivery(b"y" * 3))
+    spool.write(3, delivery(b"y" * 3, "state"))
+    spool.remove(entry)
+    spool.write(4, delivery(b"y" * 3))
+
+
+def test_what_the_service_refused_is_kept_with_its_problem_within_a_bound(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    path = spool.reject(delivery(b"x" * 60), {"detail": "no such column", "row": 3})
+    assert path.read_bytes() == b"x" * 60
+    assert '"row": 3' in path.with_suffix(".json").read_text()
+    beyond = spool.reject(delivery(b"y" * 60), {"detail": "no"})
+    assert not beyond.exists()
+    assert beyond.with_suffix(".json").exists()
+    assert spool.adopt() == []
+
+
+def test_a_file_in_the_place_of_the_folder_is_a_spool_error(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("not a folder")
+    with pytest.raises(SpoolError, match="cannot be used"):
+        spool_in(tmp_path / "spool").write(1, delivery(b"x"))

@@ -1,0 +1,89 @@
+"""The advice as a value: what its scale is at any step, and its round trip."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.early_warning.schedule import LengthDecaySchedule
+from foreshock.learning_rate import Advice, AdviceAlert
+
+ANSWER: dict[str, Any] = {
+    "attempt": 1,
+    "revision": 7,
+    "scale": 0.5,
+    "schedule": {"surge_step": 110, "decay_period": 198, "factor": 0.5, "floor": 0.1},
+    "phase": "decaying",
+    "mode": "apply",
+    "next_decay_step": 396,
+    "observed_step": 201,
+    "stale": False,
+    "reason": "Response lengths surged at step 110.",
+    "alerts": [{"rule": "length_surge", "step": 110, "severity": "look", "why": "w", "what_to_do": "d", "new": 1}],
+    "want_weights_at_step": 210,
+}
+
+
+def test_the_published_example_gives_the_published_halvings() -> None:
+    advice = Advice.from_json(ANSWER)
+    scales = {step: advice.scale(step) for step in (0, 197, 198, 395, 396, 594, 791, 792, 10_000)}
+    assert scales == {
+        0: 1.0, 197: 1.0, 198: 0.5, 395: 0.5, 396: 0.25, 594: 0.125, 791: 0.125, 792: 0.1, 10_000: 0.1
+    }  # fmt: skip
+
+
+def test_halvings_beside_the_schedule_count_from_their_step_on() -> None:
+    advice = Advice.from_json({**ANSWER, "rule_halvings": [300, 150]})
+    assert [advice.scale(step) for step in (149, 150, 198, 299, 300, 500)] == [1.0, 0.5, 0.25, 0.25, 0.125, 0.1]
+    without = Advice.from_json({**ANSWER, "schedule": None, "rule_halvings": [150]})
+    assert [without.scale(step) for step in (149, 150, 9_999)] == [1.0, 0.5, 0.5]
+
+
+def test_in_shadow_the_trainer_is_told_one() -> None:
+    advice = Advice.from_json({**ANSWER, "mode": "shadow"})
+    assert (advice.scale(400), advice.advised_scale(400)) == (1.0, 0.25)
+
+
+def test_a_mode_of_a_newer_service_is_not_applied() -> None:
+    assert Advice.from_json({**ANSWER, "mode": "something new"}).scale(400) == 1.0
+
+
+@given(
+    surge=st.integers(1, 500),
+    period=st.integers(1, 500),
+    halvings=st.lists(st.integers(0, 2000), max_size=5),
+    mode=st.sampled_from(["apply", "shadow"]),
+    step=st.integers(0, 3000),
+)
+def test_a_checkpoint_holds_all_of_it(surge: int, period: int, halvings: list[int], mode: str, step: int) -> None:
+    advice = Advice(
+        attempt=2,
+        revision=9,
+        mode=mode,
+        schedule=LengthDecaySchedule(surge, period),
+        halvings=tuple(sorted(halvings)),
+        alerts=(AdviceAlert("rule", 3, "bad", "why", "what"),),
+        want_weights_at_step=5,
+    )
+    again = Advice.from_json(json.loads(json.dumps(advice.to_json())))
+    assert again == advice
+    assert 0.1 <= again.scale(step + 1) <= again.scale(step) <= 1.0
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"attempt": None},
+    {"revision": "x"},
+    {"schedule": {"surge_step": 1}},
+    {"schedule": {**ANSWER["schedule"], "factor": 2.0}},
+    {"alerts": 3},
+]
+
+
+@pytest.mark.parametrize("change", NONSENSE)
+def test_nonsense_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Advice.from_json({**ANSWER, **change})

@@ -1,0 +1,200 @@
+"""The feed: `scale` from what is known, without waiting, whatever the service does and in whatever order it says it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.client import Client
+from foreshock.errors import ConfigurationError
+from foreshock.learning_rate import Advice, AdviceFeed, feed
+from tests.foreshock.client.faulty_service import FaultyService, faulty_service, free_port
+from tests.foreshock.learning_rate.test_advice import ANSWER
+
+
+def advice(revision: int = 1, attempt: int = 1, **changes: Any) -> dict[str, Any]:
+    return {**ANSWER, "attempt": attempt, "revision": revision, **changes}
+
+
+@pytest.fixture
+def service() -> Iterator[FaultyService]:
+    with faulty_service() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_SHORTEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(feed, "_LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(feed, "_LEAST_SECONDS_BETWEEN_POLLS", 0.02)
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_before_anything_is_known_the_scale_is_one() -> None:
+    with AdviceFeed(f"http://127.0.0.1:{free_port()}", "run-1") as fed:
+        started = time.perf_counter()
+        assert [fed.scale(step) for step in range(1000)] == [1.0] * 1000
+        assert time.perf_counter() - started < 0.5
+        assert (fed.mode, fed.revision, fed.alerts, fed.want_weights_at_step) == ("shadow", 0, (), None)
+
+
+def test_the_newest_answer_is_followed(service: FaultyService) -> None:
+    service.tell(advice(1, schedule=None))
+    with AdviceFeed(service.url, "run-1") as fed:
+        wait_until(lambda: fed.revision == 1)
+        assert fed.scale(400) == 1.0
+        service.tell(advice(2))
+        wait_until(lambda: fed.revision == 2)
+        assert fed.scale(400) == 0.25
+        assert (fed.mode, fed.want_weights_at_step) == ("apply", 210)
+        assert [alert.rule for alert in fed.alerts] == ["length_surge"]
+        service.tell(advice(3, mode="shadow"))
+        wait_until(lambda: fed.revision == 3)
+        assert (fed.scale(400), fed.advised_scale(400)) == (1.0, 0.25)
+
+
+def test_polls_are_long_and_carry_the_step_and_the_etag(service: FaultyService) -> None:
+    service.tell(advice(1))
+    with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
+        fed.scale(17)
+        wait_until(lambda: service.requests >= 4)
+    polls = service.received
+    assert polls[0].path == "/v1/runs/run-1/lr-advice"
+    assert (polls[0].query.get("wait"), "If-None-Match" in polls[0].headers) == ("0", False)
+    assert (polls[-1].query["wait"], polls[-1].query["step"]) == ("0.3", "17")
+    assert polls[-1].headers["If-None-Match"] == '"1"'
+
+
+def test_the_schedule_goes_on_while_the_service_is_away(service: FaultyService) -> None:
+    service.tell(advice(1))
+    with AdviceFeed(service.url, "run-1") as fed:
+        wait_until(lambda: fed.revision == 1)
+        service.stop()
+        assert [fed.scale(step) for step in (197, 198, 396, 594, 792)] == [1.0, 0.5, 0.25, 0.125, 0.1]
+        service.tell(advice(2, rule_halvings=[190]))
+        service.start()
+        wait_until(lambda: fed.revision == 2)
+        assert fed.scale(197) == 0.5
+
+
+@pytest.mark.parametrize("fault", [500, 404, 410, "reset", "half", "html"])
+def test_no_fault_of_the_service_disturbs_it(service: FaultyService, fault: Any) -> None:
+    service.tell(advice(1))
+    service.faults.extend([fault] * 3)
+    with AdviceFeed(service.url, "run-1") as fed:
+        assert fed.scale(400) == 1.0
+        wait_until(lambda: fed.scale(400) == 0.25)
+
+
+def test_an_answer_that_is_none_is_left_out(service: FaultyService) -> None:
+    service.tell({"attempt": 1, "revision": 5, "schedule": {"surge_step": "soon"}, "mode": "apply"})
+    with AdviceFeed(service.url, "run-1") as fed:
+        wait_until(lambda: service.requests >= 2)
+        assert fed.scale(400) == 1.0
+        service.tell(advice(6))
+        wait_until(lambda: fed.revision == 6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(revisions=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
+def test_late_and_repeated_answers_change_nothing(revisions: list[tuple[int, int, int]]) -> None:
+    with AdviceFeed(_DOWN, "run-1") as fed:
+        newest = None
+        for attempt, revision, observed in revisions:
+            answer = Advice.from_json(advice(revision, attempt, observed_step=observed))
+            fed.load_state_dict({"advice": answer.to_json()})
+            newest = answer if newest is None or answer.order >= newest.order else newest
+            assert fed.advice == newest
+            assert fed.revision == newest.revision
+
+
+_DOWN = f"http://127.0.0.1:{free_port()}"
+
+
+def test_a_resumed_trainer_starts_at_the_scale_it_had(service: FaultyService) -> None:
+    service.tell(advice(4))
+    with AdviceFeed(service.url, "run-1") as fed:
+        wait_until(lambda: fed.revision == 4)
+        state = json.loads(json.dumps(fed.state_dict()))
+    with AdviceFeed(_DOWN, "run-1", attempt=2) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.scale(400) == 0.25
+        assert resumed.revision == 4
+
+
+def test_nothing_is_saved_where_nothing_is_known() -> None:
+    with AdviceFeed(_DOWN, "run-1") as fed:
+        assert fed.state_dict() == {"advice": None}
+        fed.load_state_dict({"advice": None})
+        assert fed.scale(1) == 1.0
+
+
+def test_answers_for_another_attempt_are_not_ours(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
+    service.tell(advice(1, attempt=1))
+    with AdviceFeed(service.url, "run-1", attempt=2) as fed:
+        wait_until(lambda: service.requests >= 2)
+        assert fed.advice is None
+        service.tell(advice(2, attempt=2))
+        wait_until(lambda: fed.revision == 2)
+        service.tell(advice(3, attempt=3))
+        wait_until(lambda: "taken over" in caplog.text)
+        assert (fed.revision, fed.scale(400)) == (2, 0.25)
+
+
+def test_with_a_client_it_waits_for_the_run_and_tells_it_which_weights_are_wanted(
+    service: FaultyService, tmp_path: Any
+) -> None:
+    service.tell(advice(1))
+    client = Client(service.url, run_key="k", spool_directory=tmp_path)
+    with AdviceFeed(client) as fed:
+        assert fed.scale(400) == 1.0
+        client.start_run()
+        wait_until(lambda: fed.revision == 1)
+        assert fed.scale(400) == 0.25
+        wait_until(lambda: client.want_weights_at_step == 210)
+        fed.acknowledge(400, 2.5e-7)
+        assert client.flush(10)
+    client.close()
+    (acknowledged,) = [item for item in service.received if item.path.endswith("/ack")]
+    assert acknowledged.path == "/v1/runs/run-k/lr-advice/ack"
+    assert acknowledged.json() == {"revision": 1, "step": 400, "applied_lr": 2.5e-7}
+
+
+def test_without_a_client_acknowledgements_go_in_the_background_and_in_order(service: FaultyService) -> None:
+    service.tell(advice(1))
+    with AdviceFeed(service.url, "run-1") as fed:
+        wait_until(lambda: fed.revision == 1)
+        service.faults.extend([500, "reset"])
+        for step in range(5):
+            fed.acknowledge(step, 1e-6)
+        wait_until(lambda: len(service.bodies("/ack")) == 5)
+    assert [json.loads(body)["step"] for body in service.bodies("/ack")] == list(range(5))
+
+
+def test_it_stops_at_once_in_the_middle_of_a_long_poll(service: FaultyService) -> None:
+    service.tell(advice(1))
+    fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
+    wait_until(lambda: service.requests >= 2)
+    time.sleep(0.1)
+    started = time.perf_counter()
+    fed.close()
+    assert time.perf_counter() - started < 1.5
+    assert not fed._poller.is_alive()
+    assert fed.scale(400) == 0.25
+
+
+def test_it_needs_to_know_the_run() -> None:
+    with pytest.raises(ConfigurationError, match="run's id"):
+        AdviceFeed("http://127.0.0.1:1")

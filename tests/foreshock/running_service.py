@@ -1,0 +1,77 @@
+"""The real service, as `foreshock serve` starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.foreshock.client.faulty_service import free_port
+
+
+class RunningService:
+    """`foreshock serve` on a free port, its data below `folder`; it can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")},
+            "FORESHOCK_PORT": str(self.port),
+            "FORESHOCK_DATABASE_URL": f"sqlite:///{data}/foreshock.db",
+            "FORESHOCK_STORE_URL": f"{data}/tokens",
+        }
+        with (self.folder / "service.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "foreshock.commands.main", "serve"],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                if httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the service did not start: " + (self.folder / "service.log").read_text()[-2000:])
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Ask it to stop, and make sure of it."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+@contextmanager
+def running_service(folder: Path) -> Iterator[RunningService]:
+    """The service while the block runs."""
+    service = RunningService(folder)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
