@@ -1,8 +1,8 @@
 """`make demo`: see what Foreshock does, on a real run, in a few minutes.
 
-Starts the service on its embedded default (SQLite and a folder), logs a recorded run over HTTP as its trainer would have,
-starts a worker that replays checkpointed steps through vLLM and torch, prints the diagnosis, and keeps the pages up until
-Ctrl-C. A second start finds everything done.
+Starts the service on its embedded default (SQLite and a folder), logs a recorded run over HTTP as its trainer would
+have, starts a worker that replays checkpointed steps through vLLM and torch, prints the diagnosis, and keeps the
+pages up until Ctrl-C. A second start finds everything done.
 """
 
 from __future__ import annotations

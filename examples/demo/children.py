@@ -1,4 +1,4 @@
-"""Processes that the demo starts: each logs to a file, is watched while others wait for it, and never outlives the demo."""
+"""Processes that the demo starts: each logs to a file, is watched, and never outlives the demo."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from foreshock.commands.main import main; raise SystemExit(main())", *arguments],
+                [sys.executable, "-m", "foreshock.commands.main", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -50,13 +50,14 @@ def log_run(
     service: Child,
     report: Callable[[int, float], None],
 ) -> None:
-    """Log `steps`; after each, `report(step, advised scale)`. Raises DemoError where the service does not take it all."""
+    """Log `steps`, with `report(step, advised scale)` for each.
+
+    Raises DemoError where the service does not take it all.
+    """
     attempt = manifest.attempts[-1]
     scalars = record.scalars()
     checkpoints = {checkpoint.step: checkpoint for checkpoint in manifest.checkpoints}
-    with Client(
-        url, run_key=manifest.run.key, attempt_key=attempt.key, spool_directory=spool, strict=True
-    ) as client:
+    with Client(url, run_key=manifest.run.key, attempt_key=attempt.key, spool_directory=spool, strict=True) as client:
         start_run(client, manifest.run, attempt)
         with AdviceFeed(client) as feed:
             for number, step in enumerate(steps):

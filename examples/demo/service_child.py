@@ -27,7 +27,9 @@ def only_demo_of(data: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DemoError(f"another demo is running on {data}: end it with Ctrl-C, or give --data another folder") from error
+            raise DemoError(
+                f"another demo is running on {data}: end it with Ctrl-C, or give --data another folder"
+            ) from error
         yield
 
 

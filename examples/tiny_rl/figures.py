@@ -1,6 +1,6 @@
 """The figures of a recorded run, as the table that its README shows.
 
-    python -m examples.tiny_rl.figures examples/tiny_rl/recorded
+python -m examples.tiny_rl.figures examples/tiny_rl/recorded
 """
 
 from __future__ import annotations
@@ -58,12 +58,14 @@ def table(record: RunRecord) -> str:
         "| step | learning rate | reward | response length | worked | entropy | k3 | max abs d |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for figures in (figures_of_step(record, step) for step in shown):
-        lines.append(
-            f"| {figures.step} | {figures.learning_rate:.3g} | {figures.reward:.3f} | {figures.response_length:.1f} "
-            f"| {figures.worked_share:.0%} | {figures.entropy:.3f} | {figures.k3_kl:.1e} | {figures.max_abs_d:.3f} |"
-        )
-    return "\n".join(lines)
+    return "\n".join(lines + [_row(figures_of_step(record, step)) for step in shown])
+
+
+def _row(figures: StepFigures) -> str:
+    return (
+        f"| {figures.step} | {figures.learning_rate:.3g} | {figures.reward:.3f} | {figures.response_length:.1f} "
+        f"| {figures.worked_share:.0%} | {figures.entropy:.3f} | {figures.k3_kl:.1e} | {figures.max_abs_d:.3f} |"
+    )
 
 
 if __name__ == "__main__":

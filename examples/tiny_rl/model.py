@@ -1,7 +1,7 @@
 """The policy: a Qwen3-architecture model of a third of a million parameters, and its checkpoints.
 
-The embeddings are **not** tied to the output head: on CPU, vLLM's `reload_weights` leaves a tied head stale, which looks
-exactly like a training-inference mismatch that grows with the learning rate.
+The embeddings are **not** tied to the output head: on CPU, vLLM's `reload_weights` leaves a tied head stale, which
+looks exactly like a training-inference mismatch that grows with the learning rate.
 """
 
 from __future__ import annotations

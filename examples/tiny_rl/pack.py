@@ -1,6 +1,6 @@
 """Make a record small enough to ship: all steps, a few checkpoints.
 
-    python -m examples.tiny_rl.pack my-run examples/tiny_rl/recorded --checkpoints 1 60 200
+python -m examples.tiny_rl.pack my-run examples/tiny_rl/recorded --checkpoints 1 60 200
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The trainer's forward pass: log-probabilities of sampled tokens, and nothing else.
 
-One place, because the replay stands on it: sequences (prompt, then response) padded to the right with the pad id, attention
-masked **by length** (a pad id that the model sampled is kept), bfloat16 autocast over float32 master weights, log-softmax in
-float32. Whoever runs this over the same weights and the same batch gets the same numbers, bit for bit on the same machine.
+One place, because the replay stands on it: sequences (prompt, then response) padded to the right with the pad id,
+attention masked **by length** (a pad id that the model sampled is kept), bfloat16 autocast over float32 master
+weights, log-softmax in float32. Whoever runs this over the same weights and the same batch gets the same numbers,
+bit for bit on the same machine.
 """
 
 from __future__ import annotations

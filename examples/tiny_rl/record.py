@@ -1,9 +1,9 @@
 """A run on disk: what `recorded/` holds, written by a run and read by the demo and the tests.
 
-    manifest.json                 what made it: model, trainer, engine, attempts, checkpoints with their digests
-    metrics.jsonl                 a step a line: the trainer's scalars
-    rollouts/step_0001.parquet    every rollout of the step, in Foreshock's rollout table
-    checkpoints/step_0001/        float32 master weights that sampled and scored that step (Hugging Face format)
+manifest.json                 what made it: model, trainer, engine, attempts, checkpoints with their digests
+metrics.jsonl                 a step a line: the trainer's scalars
+rollouts/step_0001.parquet    every rollout of the step, in Foreshock's rollout table
+checkpoints/step_0001/        float32 master weights that sampled and scored that step (Hugging Face format)
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ class RunRecord:
 
     def steps(self) -> list[int]:
         """The recorded steps, ascending."""
-        return sorted(int(path.stem.removeprefix("step_")) for path in (self.folder / "rollouts").glob("step_*.parquet"))
+        return sorted(
+            int(path.stem.removeprefix("step_")) for path in (self.folder / "rollouts").glob("step_*.parquet")
+        )
 
     def rollouts(self, step: int) -> RolloutBatch:
         return decode_rollouts(self.rollouts_file(step).read_bytes(), DecodeLimits())

@@ -1,11 +1,11 @@
 """Did the new weights arrive in the engine? Never trust a reload that was not checked.
 
 An engine that keeps old weights, or a part of them, raises no error: the run goes on, its mismatch grows with the
-learning rate, and that looks like numerics. So after every reload a fixed set of sequences is scored by the engine and, in
-float32, by the trainer, and two things must hold:
+learning rate, and that looks like numerics. So after every reload a fixed set of sequences is scored by the engine
+and, in float32, by the trainer, and two things must hold:
 
-- the engine **moved with the trainer**: over the set, the change of its log-probs since the last reload, regressed on the
-  trainer's change, has a slope near 1. A stale engine has slope 0, one with a stale part lies between;
+- the engine **moved with the trainer**: over the set, the change of its log-probs since the last reload, regressed
+  on the trainer's change, has a slope near 1. A stale engine has slope 0, one with a stale part lies between;
 - the two **agree** as well as bfloat16 does with float32.
 """
 

@@ -1,4 +1,4 @@
-"""One step's rollouts: what was asked, what the engine sampled, what the trainer made of it; and its form for Foreshock."""
+"""One step's rollouts: what was asked, what the engine sampled, and the form in which it is logged."""
 
 from __future__ import annotations
 

@@ -71,9 +71,7 @@ class ServiceLog:
 
 
 @contextlib.contextmanager
-def open_run_log(
-    record: RunRecord, description: RunDescription, attempt: Attempt, url: str | None
-) -> Iterator[RunLog]:
+def open_run_log(record: RunRecord, description: RunDescription, attempt: Attempt, url: str | None) -> Iterator[RunLog]:
     """The log of one run; at the end the service is told that it is over."""
     if url is None:
         yield RecordLog(record)

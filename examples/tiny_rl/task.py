@@ -1,8 +1,10 @@
-"""The task: add six to nine digits, and be right. A response is verified by arithmetic, nothing is learned to judge it.
+"""The task: add six to nine digits, and be right. A response is verified by arithmetic, nothing is learned to judge
+it.
 
-A prompt reads `4+7+6+3+7+9=`. Two ways of answering are taught by the warm-up: at once (`>36`), or with the running sums
-written down first (` 4 11 17 20 27 36>36`). The second is several times longer and right far more often, so reinforcement
-learning makes responses longer: the small, honest version of the growth in length that large runs show.
+A prompt reads `4+7+6+3+7+9=`. Two ways of answering are taught by the warm-up: at once (`>36`), or with the running
+sums written down first (` 4 11 17 20 27 36>36`). The second is several times longer and right far more often, so
+reinforcement learning makes responses longer: the small, honest version of the growth in length that large runs
+show.
 """
 
 from __future__ import annotations

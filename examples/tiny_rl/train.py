@@ -97,9 +97,7 @@ def learn(
     logger.info("step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in scalars.items()))
 
 
-def scalars_of(
-    rollouts: StepRollouts, update: Update, report: ReloadReport, learning_rate: float
-) -> dict[str, float]:
+def scalars_of(rollouts: StepRollouts, update: Update, report: ReloadReport, learning_rate: float) -> dict[str, float]:
     """What the trainer says about its step."""
     behaviour = np.concatenate([response.log_probs for response in rollouts.responses])
     difference = update.log_probs.astype(np.float64) - behaviour

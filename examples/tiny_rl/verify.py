@@ -2,8 +2,8 @@
 
     python -m examples.tiny_rl.verify examples/tiny_rl/recorded
 
-μ is scored again by vLLM prefill, π by the trainer's forward pass. On the same kind of processor, as the record's manifest
-names it, both come out within 1e-5.
+μ is scored again by vLLM prefill, π by the trainer's forward pass. On the same kind of processor, as the record's
+manifest names it, both come out within 1e-5.
 """
 
 from __future__ import annotations
@@ -73,4 +73,4 @@ def _largest(replayed: Sequence[float] | NDArray[np.float32], logged: NDArray[np
 if __name__ == "__main__":
     transformers_logging.disable_progress_bar()
     for replay in verify(RunRecord(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED)):
-        print(f"step {replay.step}: max |d| of vLLM prefill {replay.rollout:.3g}, of the trainer's pass {replay.trainer:.3g}")
+        print(f"step {replay.step}: max |d| of vLLM prefill {replay.rollout:.3g}, of the trainer {replay.trainer:.3g}")

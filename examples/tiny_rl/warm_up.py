@@ -1,7 +1,7 @@
 """The supervised warm-up: teaches the format and both ways of answering, mostly the short one.
 
-The share of worked answers is what reinforcement learning starts from: at a few percent it takes some tens of steps before
-the better way has spread, which is the quiet stretch before responses grow.
+The share of worked answers is what reinforcement learning starts from: at a few percent it takes some tens of steps
+before the better way has spread, which is the quiet stretch before responses grow.
 """
 
 from __future__ import annotations

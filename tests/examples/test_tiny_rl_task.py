@@ -37,7 +37,9 @@ def test_both_ways_of_answering_right_earn_the_reward_and_fit_under_the_cap(prob
 
 @given(problem=problems, error=st.integers(-9, 9).filter(bool))
 def test_another_sum_earns_nothing(problem: Problem, error: int) -> None:
-    assert reward(problem, finished(f">{abs(problem.answer + error)}")) == float(problem.answer + error == -problem.answer)
+    assert reward(problem, finished(f">{abs(problem.answer + error)}")) == float(
+        problem.answer + error == -problem.answer
+    )
 
 
 @given(problem=problems)

@@ -17,7 +17,9 @@ from examples.tiny_rl.reload_check import regression_slope
 from examples.tiny_rl.task import END_OF_SEQUENCE, PAD, encode
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, rloo_advantages
 
-reward_tables = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8), elements=st.floats(-4, 4))
+reward_tables = arrays(
+    np.float64, array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=8), elements=st.floats(-4, 4)
+)
 
 
 @given(rewards=reward_tables)

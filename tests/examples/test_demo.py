@@ -1,0 +1,128 @@
+"""The demo: it does its work once, says what went wrong, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.demo.children import Child
+from examples.demo.errors import DemoError
+from examples.demo.service_child import HOST, USUAL_PORT, free_port, only_demo_of
+from examples.tiny_rl.record import RECORDED, RunRecord
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def start_demo(data: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.demo", "--data", str(data), *options],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+
+
+def finish(demo: subprocess.Popen[str]) -> str:
+    said, _ = demo.communicate(timeout=400)
+    return said
+
+
+def children_of(data: Path) -> list[psutil.Process]:
+    """Processes that were started for a demo on `data`, by what their environment says."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(data) in process.environ().get("FORESHOCK_STORE_URL", ""):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_a_child_that_dies_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with Child("service", ["no-such-command"], {}, tmp_path / "service.log") as child:
+        while child.exit_code is None:
+            time.sleep(0.05)
+        with pytest.raises(DemoError, match=r"the service ended with exit code 2(.|\n)*no-such-command"):
+            child.require_running()
+
+
+def test_a_child_ends_with_its_context(tmp_path: Path) -> None:
+    with Child("worker", ["runs", "--url", "http://127.0.0.1:1"], {}, tmp_path / "log") as child:
+        pass
+    assert child.exit_code is not None
+
+
+def test_another_port_is_taken_where_the_usual_one_is_not_free() -> None:
+    with socket.socket() as taken:
+        try:
+            taken.bind((HOST, USUAL_PORT))
+            taken.listen()
+        except OSError:
+            pass  # Something else has it: just as good.
+        assert free_port() != USUAL_PORT
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
+    with only_demo_of(tmp_path), pytest.raises(DemoError, match="another demo"), only_demo_of(tmp_path):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_the_demo_does_its_work_once(tmp_path: Path) -> None:
+    manifest = RunRecord(RECORDED).manifest()
+    first = start_demo(tmp_path, "--once")
+    said = finish(first)
+    assert first.returncode == 0, said
+    # Diagnosed, with the chain of each replayed step, and nothing failed.
+    for expected in ("vllm.prefill/rollout", "trainer/torch.trainer", "Pages: http://127.0.0.1:"):
+        assert expected in said
+    assert "failed" not in said
+    assert children_of(tmp_path) == []
+    worked = (tmp_path / "worker.log").stat().st_mtime_ns
+    scores = count(tmp_path, "scores")
+    assert scores >= len(manifest.checkpoints) * 3
+
+    second = start_demo(tmp_path, "--once")
+    said = finish(second)
+    assert second.returncode == 0, said
+    assert said.count("all of it is there already") == 2
+    assert (tmp_path / "worker.log").stat().st_mtime_ns == worked
+    assert count(tmp_path, "scores") == scores
+    assert count(tmp_path, "runs") == count(tmp_path, "attempts") == 1
+
+    third = start_demo(tmp_path)
+    wait_for(third, "They stay up until Ctrl-C.")
+    assert children_of(tmp_path)
+    third.send_signal(signal.SIGINT)
+    third.wait(60)
+    assert third.returncode == 0
+    assert children_of(tmp_path) == []
+
+
+def wait_for(demo: subprocess.Popen[str], text: str) -> None:
+    assert demo.stdout is not None
+    said = ""
+    for line in demo.stdout:
+        said += line
+        if text in line:
+            return
+    raise AssertionError(f"the demo ended without saying {text!r}:\n{said}")
+
+
+def count(data: Path, table: str) -> int:
+    with sqlite3.connect(data / "foreshock.db") as database:
+        return int(database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

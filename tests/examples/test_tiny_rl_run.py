@@ -1,0 +1,94 @@
+"""The run itself, for a few steps: a real service, a real vLLM, real training."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.demo.service_child import running_service
+from examples.tiny_rl.record import RECORDED, RunRecord
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.readings import Readings, find_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+STEPS = 3
+
+TIED = """
+import sys
+from pathlib import Path
+import numpy as np
+from transformers import Qwen3ForCausalLM
+from examples.tiny_rl.model import new_model, save_model
+from examples.tiny_rl.reload_check import ReloadCheck, StaleWeightsError
+from examples.tiny_rl.sampler import Sampler
+from examples.tiny_rl.task import encode
+from examples.tiny_rl.trainer import Trainer, TrainerOptions
+
+folder, tie = Path(sys.argv[1]), sys.argv[2] == "tied"
+configuration = new_model(0).config
+configuration.tie_word_embeddings = tie
+model = Qwen3ForCausalLM(configuration)
+save_model(model, folder)
+sampler = Sampler(folder, seed=0)
+check = ReloadCheck(sampler, model, seed=0)
+trainer = Trainer(model, TrainerOptions(learning_rate=3e-3))
+for _ in range(5):
+    trainer.step([encode("1+1=")] * 2, [encode(">2"), encode("++")], np.array([1.0, -1.0]))
+save_model(model, folder)
+sampler.reload(folder)
+try:
+    print("slope", check.after_reload(model).slope)
+except StaleWeightsError as error:
+    print("stale:", error)
+"""
+
+
+def run_python(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_a_few_steps_reach_the_service_as_they_were_recorded(tmp_path: Path) -> None:
+    with running_service(tmp_path / "service") as (_, url), ServiceConnection(url) as connection:
+        output = tmp_path / "run"
+        run_python(
+            "-m", "examples.tiny_rl.train", "--output", str(output), "--url", url, "--key", "few-steps",
+            "--start-from", str(RECORDED / "checkpoints" / "step_0001"),
+            "--steps", str(STEPS), "--prompts", "4", "--responses", "8",
+        )  # fmt: skip
+        record = RunRecord(output)
+        scalars = record.scalars()
+        run = find_run(connection, "few-steps")
+        curve = Readings(connection, run.id).curve("trainer/rollout", ["k3_kl"])
+        checkpoints = connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
+
+    assert record.steps() == list(curve.steps) == [1, 2, 3]
+    assert curve.of("k3_kl") == pytest.approx([scalars[step]["k3"] for step in curve.steps], rel=1e-9)
+    assert run.state == "finished"
+    assert run.initial_learning_rate == scalars[1]["lr"]
+    announced = {each["step"]: each["digest"] for each in checkpoints}
+    assert announced == {each.step: each.digest for each in record.manifest().checkpoints}
+    assert set(announced) == {1, STEPS}
+    # The engine followed every update that was made.
+    assert all(values["reload_mean_abs_d"] < 0.05 for values in scalars.values())
+
+
+def test_a_full_reload_passes_the_check(tmp_path: Path) -> None:
+    said = run_python("-c", TIED, str(tmp_path), "untied")
+    assert 0.8 < float(said.split("slope")[1]) < 1.2
+
+
+def test_the_stale_head_of_tied_embeddings_stops_the_run(tmp_path: Path) -> None:
+    assert "stale:" in run_python("-c", TIED, str(tmp_path), "tied")
