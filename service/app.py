@@ -24,7 +24,9 @@ from service.checkpoints.endpoints import router as checkpoints
 from service.context import ServiceContext
 from service.database.session import Database
 from service.decoding.pool import DecoderPool
+from service.exporter.endpoints import router as exporter
 from service.guards import RequestGuard
+from service.hardware.endpoints import router as hardware
 from service.health.endpoints import router as health
 from service.leases.endpoints import router as leases
 from service.leases.service import sweep as sweep_leases
@@ -55,6 +57,8 @@ ROUTERS = (
     probes,
     leases,
     attribution,
+    hardware,
+    exporter,
     alerts,
     advice,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import ColumnElement, select, true
+from sqlalchemy import ColumnElement, select, true, update
 from sqlalchemy.orm import Session
 
 from service.database.dialect import insert_if_absent
@@ -89,6 +89,12 @@ def note_worker(session: Session, worker: Worker) -> None:
     assert known is not None
     for name in names:
         setattr(known, name, getattr(worker, name))
+
+
+def touch_worker(session: Session, project: str, name: str, now_us: int) -> None:
+    """The worker was just heard of."""
+    same = (Worker.project == project, Worker.name == name)
+    session.execute(update(Worker).where(*same).values(last_seen_at_us=now_us))
 
 
 def _offered(project: str | None, accelerator: str) -> ColumnElement[bool]:

@@ -60,8 +60,9 @@ def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, toke
     """The lease's new end in microseconds; raises LeaseLost unless the token is the newest."""
 
     def work(session: Session) -> int:
-        _, job, _ = hold(session, principal, lease_id, token)
+        lease, job, _ = hold(session, principal, lease_id, token)
         now = database_now_us(session)
+        repository.touch_worker(session, lease.project, lease.worker, now)
         return transitions.extend(job, now, _duration_us(context))
 
     return context.database.write(work)
