@@ -88,6 +88,7 @@ class AdviceState:
 
     ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
     past ones only as far back as the last raise). ``answered`` are the signals that have had their halving.
+    ``mode`` is None until it was switched for the first time.
     """
 
     attempt: int = 1
@@ -96,7 +97,7 @@ class AdviceState:
     halvings: tuple[int, ...] = ()
     answered: tuple[OpenSignal, ...] = ()
     held_from_step: int | None = None
-    mode: Mode = "shadow"
+    mode: Mode | None = None
     reason: str = ""
 
     def scale(self, step: int) -> float:
@@ -194,13 +195,10 @@ def rewind(log: Sequence[Decision], attempt: int, resume_step: int, at_us: int) 
     )
 
 
-def set_mode(log: Sequence[Decision], mode: Mode, observation: Observation, author: Author) -> Decision | None:
-    """The decision that switches the run to ``mode``, or None where it already is."""
-    state = fold(log)
-    if state.mode == mode:
-        return None
+def set_mode(log: Sequence[Decision], mode: Mode, observation: Observation, author: Author) -> Decision:
+    """The decision that switches the run to ``mode``; it leaves the advised scale as it is."""
     reason = "The advice is shown, the trainer is told 1.0." if mode == "shadow" else "The trainer is told the advice."
-    return replace(_new(state, observation, "mode", reason), mode=mode, author=author)
+    return replace(_new(fold(log), observation, "mode", reason), mode=mode, author=author)
 
 
 def decide_as_operator(log: Sequence[Decision], kind: OperatorKind, observation: Observation, reason: str) -> Decision:

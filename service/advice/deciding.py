@@ -52,10 +52,8 @@ def record_mode(session: Session, run_id: str, previous: str, mode: str, author:
         return
     log = repository.log_of(session, run_id)
     known: Mode = "apply" if mode == "apply" else "shadow"
-    decision = set_mode(log, known, observation_of(session, run_id), author)
-    if decision is not None:
-        repository.append(session, run_id, decision)
-        wake_after_commit(session, run_id)
+    repository.append(session, run_id, set_mode(log, known, observation_of(session, run_id), author))
+    wake_after_commit(session, run_id)
 
 
 def observation_of(session: Session, run_id: str) -> Observation:

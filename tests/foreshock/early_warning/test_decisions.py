@@ -172,12 +172,10 @@ def test_a_hold_outlives_a_rewind_from_the_step_that_the_run_resumes_at() -> Non
 
 def test_the_mode_is_a_decision_of_its_own_and_does_not_touch_the_scale() -> None:
     log = log_after(observed(114, 110))
-    switched = set_mode(log, "apply", observed(120, 110), "operator")
-    assert switched is not None
-    log.append(switched)
+    assert fold(log).mode is None
+    log.append(set_mode(log, "apply", observed(120, 110), "operator"))
     assert fold(log).mode == "apply"
     assert fold(log).scale(198) == 0.5
-    assert set_mode(log, "apply", observed(121, 110), "operator") is None
 
 
 class AdviceMachine(RuleBasedStateMachine):

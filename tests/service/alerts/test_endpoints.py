@@ -1,0 +1,56 @@
+"""Alerts over HTTP: listed newest first, acknowledged, resolved."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.service.alerts.recorded import K3, RecordedRun
+
+
+@pytest.fixture
+def alarmed(http: httpx.Client, app: FastAPI) -> RecordedRun:
+    """A run whose mismatch is bad from the start: three alerts, over HTTP at `http`."""
+    run = RecordedRun(app.state.context.database).begin()
+    run.close_all({K3: [2e-2] * 12}, range(1, 13))
+    return run
+
+
+def test_alerts_are_listed_newest_step_first_in_pages_and_by_state(http: httpx.Client, alarmed: RecordedRun) -> None:
+    address = f"/v1/runs/{alarmed.run}/alerts"
+    everything = http.get(address).raise_for_status().json()
+    steps = [alert["step"] for alert in everything["items"]]
+    assert steps == sorted(steps, reverse=True)
+    assert {alert["rule"] for alert in everything["items"]} == {
+        "mismatch_look",
+        "mismatch_bad",
+        "mismatch_baseline_bad",
+    }
+    first = http.get(address, params={"limit": 2}).json()
+    rest = http.get(address, params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert first["items"] + rest["items"] == everything["items"]
+    assert http.get(address, params={"state": "open"}).json()["items"] == everything["items"]
+    assert http.get(address, params={"state": ["resolved", "retracted"]}).json()["items"] == []
+    assert http.get(address, params={"state": "asleep"}).status_code == 422
+
+
+def test_an_alert_is_acknowledged_then_resolved(http: httpx.Client, alarmed: RecordedRun) -> None:
+    address = f"/v1/runs/{alarmed.run}/alerts"
+    alert = http.get(address).json()["items"][0]["id"]
+    for _ in range(2):
+        acknowledged = http.post(f"{address}/{alert}/acknowledge").raise_for_status().json()
+        assert (acknowledged["state"], acknowledged["changed_by"]) == ("acknowledged", "operator")
+    for _ in range(2):
+        assert http.post(f"{address}/{alert}/resolve").raise_for_status().json()["state"] == "resolved"
+    refused = http.post(f"{address}/{alert}/acknowledge")
+    assert refused.status_code == 409
+    assert refused.json()["type"] == "urn:foreshock:problem:alert-conflict"
+
+
+def test_what_is_not_there_is_not_found(http: httpx.Client, alarmed: RecordedRun) -> None:
+    assert http.post(f"/v1/runs/{alarmed.run}/alerts/alert_x/resolve").status_code == 404
+    assert http.get("/v1/runs/run_x/alerts").status_code == 404
+    other = RecordedRun(alarmed.database).begin("another")
+    alert = alarmed.alerts()[0].id
+    assert http.post(f"/v1/runs/{other.run}/alerts/{alert}/resolve").status_code == 404
