@@ -1,0 +1,157 @@
+"""The client and the feed with the real service: what is logged is what it knows, through its going and coming back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from foreshock import AdviceFeed, Client, RolloutBatch
+from foreshock.client import uploader
+from foreshock.measures.comparison import measure_step
+from tests.foreshock.batches import random_batch
+from tests.foreshock.running_service import RunningService
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_SECONDS", 0.5)
+
+
+@pytest.fixture
+def make(real_service: RunningService, tmp_path: Path) -> Iterator[Callable[..., Client]]:
+    made: list[Client] = []
+
+    def make_client(run_key: str, **options: Any) -> Client:
+        options = {"spool_directory": tmp_path / "spool", "strict": True} | options
+        made.append(Client(real_service.url, run_key=run_key, **options))
+        return made[-1]
+
+    yield make_client
+    for client in made:
+        client.close(5)
+
+
+def get(client: Client, path: str, **query: Any) -> Any:
+    response = httpx.get(f"{client.settings.url}/v1/runs/{client.run_id}{path}", params=query, timeout=30)
+    response.raise_for_status()
+    return response.json()
+
+
+def half(batch: RolloutBatch, part: int) -> RolloutBatch:
+    return batch.select(range(part * batch.num_rollouts // 2, (part + 1) * batch.num_rollouts // 2))
+
+
+def test_the_service_measures_what_was_logged(make: Callable[..., Client]) -> None:
+    client = make("measured", project="team")
+    client.start_run(model="M", trainer="T", engine="E", hardware="H", initial_learning_rate=1e-6, length_cap=99)
+    batches = {step: random_batch(step) for step in range(4)}
+    for step, batch in batches.items():
+        client.log_rollouts(step, half(batch, 1), shard=1, shards=2)
+        client.log_rollouts(step, half(batch, 0), shard=0, shards=2)
+        client.log_scalars(step, {"grad_norm": 0.5 + step, "loss": float("inf")})
+    client.finish()
+    assert client.flush(60)
+    run = get(client, "")
+    assert {name: run[name] for name in ("key", "project", "model", "state", "last_step", "length_cap")} == {
+        "key": "measured", "project": "team", "model": "M", "state": "finished", "last_step": 3, "length_cap": 99,
+    }  # fmt: skip
+    columns = get(client, "/measurements", comparison="trainer/rollout")["columns"]
+    assert columns["step"] == [0, 1, 2, 3]
+    for step, batch in batches.items():
+        measured = measure_step(batch).comparisons["trainer/rollout"].statistics.measures()
+        for name in ("k3_kl", "kl", "chi2_token", "tail_2", "mean_abs_d"):
+            assert columns[name][step] == pytest.approx(measured[name], rel=1e-9)
+    scalars = get(client, "/scalars", name="grad_norm")["columns"]
+    assert scalars["value"] == [0.5, 1.5, 2.5, 3.5]
+    assert client.counters.rejected == client.counters.dropped == 0
+
+
+def test_nothing_is_lost_when_the_service_restarts(
+    make: Callable[..., Client], real_service: RunningService, tmp_path: Path
+) -> None:
+    client = make("restarted")
+    for step in range(12):
+        client.log_rollouts(step, random_batch(step))
+        if step == 3:
+            real_service.stop()
+        if step == 8:
+            deadline = time.monotonic() + 20
+            while client.counters.spooled == 0 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            real_service.start()
+    assert client.flush(60)
+    steps = get(client, "/steps")["items"]
+    assert [item["step"] for item in steps] == list(range(12))
+    assert all(item["closed"] for item in steps)
+    assert client.counters.spooled > 0
+    assert client.counters.rejected == client.counters.dropped == 0
+
+
+def test_the_same_bytes_again_are_a_duplicate_and_others_a_conflict(
+    make: Callable[..., Client], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make("twice", attempt_key="a")
+    client.log_rollouts(1, random_batch(1))
+    client.log_rollouts(1, random_batch(1))
+    client.log_rollouts(1, random_batch(2))
+    assert client.flush(60)
+    counters = client.counters
+    assert (counters.duplicates, counters.rejected) == (1, 1)
+    assert len(list((tmp_path / "spool" / "rejected").glob("*.body"))) == 1
+    assert "409" in caplog.text
+
+
+def test_a_deleted_run_takes_nothing_more(make: Callable[..., Client]) -> None:
+    client = make("deleted")
+    client.log_rollouts(1, random_batch(1))
+    assert client.flush(60)
+    httpx.delete(f"{client.settings.url}/v1/runs/{client.run_id}").raise_for_status()
+    client.log_rollouts(2, random_batch(2))
+    assert client.flush(60)
+    assert client.counters.rejected == 1
+
+
+def test_a_resume_is_a_new_attempt_of_the_same_run(make: Callable[..., Client]) -> None:
+    first = make("resumed")
+    first.start_run()
+    for step in range(6):
+        first.log_rollouts(step, random_batch(step))
+    assert first.flush(60)
+    first.close()
+    second = make("resumed")
+    second.start_run(resume_step=4)
+    second.log_rollouts(4, random_batch(40))
+    assert second.flush(60)
+    assert (second.run_id, second.attempt) == (first.run_id, 2)
+    surviving = get(second, "/steps")["items"]
+    assert [(item["step"], item["attempt"]) for item in surviving] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+@pytest.mark.parametrize("mode", ["apply", "shadow"])
+def test_the_feed_follows_an_operators_halving(make: Callable[..., Client], mode: Any) -> None:
+    client = make(f"advised-{mode}")
+    client.start_run(advice_mode=mode)
+    with AdviceFeed(client) as feed:
+        for step in range(5):
+            client.log_rollouts(step, random_batch(step))
+            assert feed.scale(step) == 1.0
+        assert client.flush(60)
+        url = f"{client.settings.url}/v1/runs/{client.run_id}/lr-advice"
+        decided = httpx.post(f"{url}/decisions", json={"kind": "halve", "reason": "a test"}, timeout=30)
+        decided.raise_for_status()
+        deadline = time.monotonic() + 20
+        while feed.advised_scale(100) != 0.5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert feed.advised_scale(100) == 0.5
+        assert (feed.mode, feed.scale(100)) == (mode, 0.5 if mode == "apply" else 1.0)
+        assert feed.scale(0) == 1.0
+        feed.acknowledge(100, 5e-7)
+        assert client.flush(60)
+        answer = httpx.get(url, params={"step": 100}, timeout=30).json()
+        assert answer["scale"] == feed.scale(100)
+        assert client.counters.rejected == 0

@@ -1,0 +1,102 @@
+"""The frame of the command: what it finds, what it says when something is missing or wrong, its exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import foreshock
+from foreshock.commands.main import main
+from tests.foreshock.client.faulty_service import faulty_service, free_port
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for name in ("serve", "keys", "worker", "import", "runs", "watch", "report", "probe"):
+        assert f"\n    {name} " in shown
+
+
+@pytest.mark.parametrize("name", ["import", "runs", "watch", "report", "probe", "serve", "worker"])
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: foreshock {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"foreshock {foreshock.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["report", "--nonsense"], ["probe", "run"]])
+def test_wrong_words_are_status_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`foreshock words` in a Python where `module` is not installed."""
+    program = f"import sys; sys.modules[{module!r}] = None; from foreshock.commands.main import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "extra"),
+    [("uvicorn", "serve", "service"), ("sqlalchemy", "keys", "service"), ("pydantic_settings", "worker", "probes")],
+)
+def test_a_command_whose_extra_is_missing_says_which(module: str, command: str, extra: str) -> None:
+    words = [command, "list"] if command == "keys" else [command]
+    ended = without(module, *words)
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert f"pip install 'foreshock[{extra}]'" in ended.stderr
+
+
+def test_the_list_of_commands_survives_missing_extras() -> None:
+    ended = without("pydantic_settings", "--help")
+    assert ended.returncode == 0
+    assert "report" in ended.stdout
+    assert "pip install 'foreshock[probes]'" in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize("command", [["runs"], ["report"], ["watch", "--once"], ["probe", "r", "1"]])
+def test_a_service_that_is_down_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--url", f"http://127.0.0.1:{free_port()}"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("foreshock: error: the service at http://127.0.0.1:")
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [(500, "500 told to answer 500"), (403, "403"), ("html", "is the address right?")]
+)
+def test_an_answer_that_is_an_error_is_one_line(
+    fault: int | str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with faulty_service(always=fault) as service:
+        assert main(["runs", "--url", service.url]) == 1
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert shown.count("\n") == 1
+
+
+def test_an_address_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--url", "localhost:8765"]) == 1
+    assert "must look like http://" in capsys.readouterr().err
+
+
+def test_a_reader_who_leaves_is_no_error() -> None:
+    program = f"{sys.executable} -m foreshock.commands.main --help | head -c 1"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, check=False)
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,97 @@
+"""Text for terminals: numbers that can be read, drawings that do not lie, lines that fit."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.commands.text import WIDTH, Paint, bar, count, moment, number, sparkline, table, wrap
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0"), (1.0, "1.00"), (-0.25, "-0.250"), (123.456, "123"), (99_999.0, "99999"), (0.001, "0.00100"),
+        (0.00099, "9.90e-4"), (1.25e-5, "1.25e-5"), (-3e12, "-3.00e12"), (math.nan, "–"), (math.inf, "–"), (None, "–"),
+    ],
+)  # fmt: skip
+def test_numbers(value: float | None, shown: str) -> None:
+    assert number(value) == shown
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30), st.integers(1, 6))
+def test_a_number_is_shown_to_the_digits_asked_for(value: float, digits: int) -> None:
+    assert float(number(value, digits)) == pytest.approx(value, rel=0.51 * 10 ** (1 - digits), abs=1e-300)
+
+
+def test_counts_and_times() -> None:
+    assert (count(1234567), count(None)) == ("1,234,567", "–")
+    assert moment(1_767_225_600_000_000) == "2026-01-01 00:00 UTC"
+
+
+def test_a_sparkline_goes_from_the_least_to_the_most() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1e-5, 1e-4, 1e-3], 8, logarithmic=True) == sparkline([1, 2, 3], 8)
+
+
+def test_a_flat_line_is_in_the_middle_and_zero_at_the_bottom() -> None:
+    assert sparkline([3.0, 3.0], 8) == "▄▄"
+    assert sparkline([0.0, 0.0], 8) == "▁▁"
+
+
+def test_gaps_stay_gaps() -> None:
+    assert sparkline([1.0, math.nan, 2.0], 8) == "▁ █"
+    assert sparkline([math.nan] * 3, 8) == "   "
+    assert sparkline([], 8) == ""
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(1, 60))
+def test_no_peak_is_lost_by_a_narrow_line(values: list[float], width: int) -> None:
+    line = sparkline(values, width)
+    assert len(line) == min(width, len(values))
+    if max(values) > min(values):
+        drawn_peak = max(range(len(line)), key=lambda index: line[index])
+        peak = values.index(max(values)) * len(line) / len(values)
+        assert line[drawn_peak] == "█" or len(set(line)) == 1
+        assert "█" not in line or any(character == "█" for character in line[max(0, int(peak) - 1) : int(peak) + 2])
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True), st.integers(1, 40))
+def test_a_bar_is_as_wide_as_its_fraction(fraction: float, width: int) -> None:
+    drawn = bar(fraction, width)
+    assert len(drawn) == width
+    full = drawn.count("█")
+    if math.isfinite(fraction) and 0 <= fraction <= 1:
+        assert abs(full - fraction * width) <= 1
+    elif not math.isfinite(fraction) or fraction < 0:
+        assert full == 0
+
+
+def test_a_table_is_aligned() -> None:
+    assert table(["name", "value"], [["a", "1"], ["bcdef", "23"]]) == [
+        "  name   value",
+        "  a          1",
+        "  bcdef     23",
+    ]
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "Zs"]), max_size=400))
+def test_wrapped_lines_fit(text: str) -> None:
+    assert all(len(line) <= WIDTH for line in wrap(text, "    ", "  ! "))
+
+
+def test_colours_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Paint(io.StringIO())("bad", "bad") == "bad"
+    assert Paint(Terminal())("bad", "bad") == "\x1b[31;1mbad\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Paint(Terminal())("bad", "bad") == "bad"
