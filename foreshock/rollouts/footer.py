@@ -1,9 +1,8 @@
 """What is checked of a Parquet body before any of its values is decoded.
 
 A footer is a few kilobytes that say how much the rest will become: rows, row groups, and per column chunk the number of
-values and their uncompressed size. A body that claims more than the limits allow is refused on that claim; one whose
-pages then hold more than its footer claimed is caught while decoding (and, in the service, by the memory limit of the
-process that decodes).
+values and their uncompressed size. A body that claims more than the limits allow is refused on that claim, and one
+whose pages claim more than its footer does is refused too (`pages.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,16 @@ import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.pages import (
+    FILE_ROW_GROUPS,
+    NAME_CHARACTERS,
+    ColumnChunk,
+    check_pages,
+    chunks_of,
+    number,
+    structs,
+    unreadable,
+)
 from foreshock.rollouts.schema import ColumnSpec
 from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
@@ -22,13 +31,10 @@ __all__ = ["open_checked"]
 
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
-_NAME_CHARACTERS = 80
 
 # Field numbers of parquet.thrift, by struct.
-_FILE_ROWS, _FILE_ROW_GROUPS, _FILE_KEY_VALUES = 3, 4, 5
-_GROUP_COLUMNS, _GROUP_ROWS = 1, 3
-_CHUNK_FILE_PATH, _CHUNK_METADATA = 1, 3
-_COLUMN_PATH, _COLUMN_VALUES, _COLUMN_UNCOMPRESSED, _COLUMN_COMPRESSED = 3, 5, 6, 7
+_FILE_ROWS, _FILE_KEY_VALUES = 3, 5
+_GROUP_ROWS = 3
 _KEY, _VALUE = 1, 2
 
 # A value as it is decoded: float32, int32, or the index into a dictionary of strings.
@@ -40,7 +46,10 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
 
     Raises InvalidRolloutsError or LimitExceededError; Arrow's own errors pass through to the caller.
     """
-    _check_claims(_read_footer(body, limits), limits)
+    footer = _read_footer(body, limits)
+    _check_claims(footer, limits)
+    # Arrow shows the bytes of a buffer as signed.
+    check_pages(memoryview(body).cast("B"), chunks_of(footer))
     bounds = {
         "thrift_string_size_limit": limits.max_footer_bytes,
         "thrift_container_size_limit": limits.max_footer_bytes,
@@ -62,17 +71,17 @@ def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> dict[int, Any]:
     if footer_bytes > limits.max_footer_bytes:
         raise LimitExceededError(f"the Parquet footer has more than {limits.max_footer_bytes:,} bytes")
     if footer_bytes > view.nbytes - len(_MAGIC) - _TRAILER_BYTES:
-        raise _unreadable("its footer is cut off")
+        raise unreadable("its footer is cut off")
     try:
-        return read_struct(bytes(view[-_TRAILER_BYTES - footer_bytes : -_TRAILER_BYTES]))
+        return read_struct(bytes(view[-_TRAILER_BYTES - footer_bytes : -_TRAILER_BYTES]))[0]
     except ThriftError as error:
-        raise _unreadable(f"its footer is damaged ({error})") from error
+        raise unreadable(f"its footer is damaged ({error})") from error
 
 
 def _check_claims(footer: dict[int, Any], limits: DecodeLimits) -> None:
     """Check the numbers of rows, row groups and bytes of metadata, then what the column chunks claim to hold."""
-    rows = _number(footer, _FILE_ROWS)
-    groups = _structs(footer, _FILE_ROW_GROUPS)
+    rows = number(footer, _FILE_ROWS)
+    groups = structs(footer, FILE_ROW_GROUPS)
     if len(groups) > limits.max_row_groups:
         raise LimitExceededError(
             f"{len(groups):,} row groups are more than {limits.max_row_groups:,}: write larger ones"
@@ -83,35 +92,23 @@ def _check_claims(footer: dict[int, Any], limits: DecodeLimits) -> None:
         )
     if rows == 0:
         raise InvalidRolloutsError("there are no rows: send at least one rollout")
-    if sum(_number(group, _GROUP_ROWS) for group in groups) != rows:
-        raise _unreadable("its row groups do not add up to its rows")
-    for item in _structs(footer, _FILE_KEY_VALUES, required=False):
+    if sum(number(group, _GROUP_ROWS) for group in groups) != rows:
+        raise unreadable("its row groups do not add up to its rows")
+    for item in structs(footer, _FILE_KEY_VALUES, required=False):
         key, value = item.get(_KEY, b""), item.get(_VALUE, b"")
         if not isinstance(key, bytes) or not isinstance(value, bytes):
-            raise _unreadable("its metadata is damaged")
+            raise unreadable("its metadata is damaged")
         if len(value) > limits.max_metadata_bytes:
-            name = key[:_NAME_CHARACTERS].decode(errors="replace")
+            name = key[:NAME_CHARACTERS].decode(errors="replace")
             raise LimitExceededError(f"the metadata {name!r} has more than {limits.max_metadata_bytes:,} bytes")
-    _check_chunks(groups, rows, limits)
+    _check_chunks(chunks_of(footer), rows, limits)
 
 
-def _check_chunks(groups: list[dict[int, Any]], rows: int, limits: DecodeLimits) -> None:
+def _check_chunks(chunks: list[ColumnChunk], rows: int, limits: DecodeLimits) -> None:
     """Sum what the column chunks claim to hold, and what that becomes once decoded."""
-    uncompressed = 0
     values: dict[str, int] = {}
-    for group in groups:
-        for chunk in _structs(group, _GROUP_COLUMNS):
-            metadata = chunk.get(_CHUNK_METADATA)
-            # A chunk may name another file to be read from; no body of ours does.
-            if _CHUNK_FILE_PATH in chunk or not isinstance(metadata, dict):
-                raise _unreadable("a column is not in the file itself")
-            path = metadata.get(_COLUMN_PATH)
-            if not isinstance(path, list) or not path or not isinstance(path[0], bytes):
-                raise _unreadable("a column has no name")
-            name = path[0][:_NAME_CHARACTERS].decode(errors="replace")
-            _number(metadata, _COLUMN_COMPRESSED)
-            uncompressed += _number(metadata, _COLUMN_UNCOMPRESSED)
-            values[name] = values.get(name, 0) + _number(metadata, _COLUMN_VALUES)
+    for chunk in chunks:
+        values[chunk.column] = values.get(chunk.column, 0) + chunk.values
     for name, count in values.items():
         # An empty list is one value too, as far as a footer counts.
         if count > limits.max_tokens + rows:
@@ -119,29 +116,11 @@ def _check_chunks(groups: list[dict[int, Any]], rows: int, limits: DecodeLimits)
                 f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
             )
     # Run-length encoding makes a million equal values of a few bytes, so the sizes of pages alone bound nothing.
-    decoded = max(uncompressed, _DECODED_BYTES * sum(values.values()))
+    decoded = max(sum(chunk.uncompressed_bytes for chunk in chunks), _DECODED_BYTES * sum(values.values()))
     if decoded > limits.max_uncompressed_bytes:
         raise LimitExceededError(
             f"it decodes to {decoded:,} bytes, more than {limits.max_uncompressed_bytes:,}: send more, smaller shards"
         )
-
-
-def _number(struct: dict[int, Any], field: int) -> int:
-    value = struct.get(field)
-    if type(value) is not int or value < 0:
-        raise _unreadable("its footer lacks a size, or has a negative one")
-    return value
-
-
-def _structs(struct: dict[int, Any], field: int, *, required: bool = True) -> list[dict[int, Any]]:
-    value = struct.get(field, None if required else [])
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise _unreadable("its footer lacks a list")
-    return value
-
-
-def _unreadable(reason: str) -> InvalidRolloutsError:
-    return InvalidRolloutsError(f"this is not a readable Parquet file: {reason}")
 
 
 def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
@@ -152,14 +131,14 @@ def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
         if field.name not in specs:
             raise InvalidRolloutsError(
                 f"is not a column of the schema: leave it out (the columns are {', '.join(specs)})",
-                column=field.name[:_NAME_CHARACTERS],
+                column=field.name[:NAME_CHARACTERS],
             )
         if field.name in seen:
             raise InvalidRolloutsError("appears twice: write each column once", column=field.name)
         seen.add(field.name)
         if not _accepts(specs[field.name], field.type):
             raise InvalidRolloutsError(
-                f"must be {specs[field.name].type_name()}, and is {str(field.type)[:_NAME_CHARACTERS]}",
+                f"must be {specs[field.name].type_name()}, and is {str(field.type)[:NAME_CHARACTERS]}",
                 column=field.name,
             )
     for column in columns:

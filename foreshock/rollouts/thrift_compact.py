@@ -1,4 +1,4 @@
-"""A reader of Thrift's compact protocol, which Parquet footers are written in.
+"""A reader of Thrift's compact protocol, which Parquet's footers and page headers are written in.
 
 Arrow's own view of a column chunk (`RowGroupMetaData.column`) ends the whole process on some damaged footers instead of
 raising, and the sizes in it are what must be known before anything else is tried. So the footer is read here, in
@@ -20,13 +20,14 @@ class ThriftError(ValueError):
     """The bytes are not a struct in the compact protocol."""
 
 
-def read_struct(data: bytes) -> dict[int, Any]:
-    """The struct that `data` begins with: field numbers to integers, bytes, lists, booleans or structs.
+def read_struct(data: bytes | memoryview, position: int = 0) -> tuple[dict[int, Any], int]:
+    """The struct at `position`, as field numbers to integers, bytes, lists, booleans or structs; and where it ends.
 
-    Doubles and maps, which a footer's sizes do not use, come as None. Raises ThriftError where `data` is not a struct.
+    Doubles and maps, which sizes do not use, come as None. Raises ThriftError where there is no struct.
     """
+    reader = _Reader(data, position)
     try:
-        return _Reader(data).struct(0)
+        return reader.struct(0), reader.position
     except IndexError:
         raise ThriftError("it ends too early") from None
 
@@ -34,9 +35,9 @@ def read_struct(data: bytes) -> dict[int, Any]:
 class _Reader:
     """A position in the bytes; reading beyond their end raises IndexError."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview, position: int) -> None:
         self._data = data
-        self._position = 0
+        self.position = position
 
     def struct(self, depth: int) -> dict[int, Any]:
         if depth > _MAX_DEPTH:
@@ -74,13 +75,13 @@ class _Reader:
         size, kind = header >> 4, header & 15
         if size == 15:
             size = self._varint()
-        if size > len(self._data) - self._position:
+        if size > len(self._data) - self.position:
             raise ThriftError("a list is longer than the data")
         return [self._value(kind, depth + 1) for _ in range(size)]
 
     def _map(self, depth: int) -> None:
         size = self._varint()
-        if size > len(self._data) - self._position:
+        if size > len(self._data) - self.position:
             raise ThriftError("a map is longer than the data")
         kinds = self._byte() if size else 0
         for _ in range(size):
@@ -88,16 +89,16 @@ class _Reader:
             self._value(kinds & 15, depth + 1)
 
     def _byte(self) -> int:
-        byte = self._data[self._position]
-        self._position += 1
+        byte = self._data[self.position]
+        self.position += 1
         return byte
 
     def _bytes(self, size: int) -> bytes:
-        if size > len(self._data) - self._position:
+        if size > len(self._data) - self.position:
             raise ThriftError("a text is longer than the data")
-        start = self._position
-        self._position += size
-        return self._data[start : self._position]
+        start = self.position
+        self.position += size
+        return bytes(self._data[start : self.position])
 
     def _varint(self) -> int:
         value = shift = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.measures import compare
@@ -13,6 +13,7 @@ from foreshock.measures.lengths import LengthStatistics
 from tests.foreshock.batches import random_batch
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e6))
 def test_a_value_lies_between_the_edges_of_its_bin(value: float) -> None:
     for grid in (LOG_RATIO_GRID, LENGTH_GRID):
@@ -34,18 +35,21 @@ def test_whole_numbers_below_256_have_a_bin_of_their_own() -> None:
     assert np.unique(bins).size == 256
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
 def test_quantiles_of_short_lengths_are_exact(lengths: list[int], fraction: float) -> None:
     found = LengthStatistics.of(np.array(lengths)).quantile(fraction)
     assert found == np.quantile(lengths, fraction, method="inverted_cdf")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
 def test_quantiles_of_long_lengths_are_within_half_a_percent(lengths: list[int], fraction: float) -> None:
     found = LengthStatistics.of(np.array(lengths)).quantile(fraction)
     assert found == pytest.approx(np.quantile(lengths, fraction, method="inverted_cdf"), rel=0.004)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 100_000), min_size=2, max_size=50), st.integers(0, 50))
 def test_length_moments_are_exact_however_they_are_split(lengths: list[int], cut: int) -> None:
     merged = LengthStatistics.of(np.array(lengths[:cut], int)).merge(LengthStatistics.of(np.array(lengths[cut:], int)))

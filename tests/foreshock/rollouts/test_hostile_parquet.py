@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import random
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from foreshock.errors import InvalidRolloutsError, RolloutsError
@@ -91,4 +96,59 @@ def test_footers_that_are_too_deep_too_long_or_endless_are_refused(data: bytes) 
 def test_a_footer_struct_is_read() -> None:
     # Field 1: the integer −3; field 2: true; field 4: the list [1, 2]; field 5: the text "ab"; field 6: {1: 7}.
     data = bytes([0x15, 0x05, 0x11, 0x29, 0x25, 0x02, 0x04, 0x18, 0x02]) + b"ab" + bytes([0x1C, 0x15, 0x0E, 0x00, 0x00])
-    assert read_struct(data) == {1: -3, 2: True, 4: [1, 2], 5: b"ab", 6: {1: 7}}
+    struct = {1: -3, 2: True, 4: [1, 2], 5: b"ab", 6: {1: 7}}
+    assert read_struct(data) == (struct, len(data))
+    assert read_struct(memoryview(b".." + data), 2) == (struct, len(data) + 2)
+
+
+def varint(number: int) -> bytes:
+    """A whole number as a footer writes it."""
+    zigzag, parts = number << 1, []
+    while zigzag > 127:
+        parts.append(zigzag & 127 | 128)
+        zigzag >>= 7
+    return bytes([*parts, zigzag])
+
+
+def test_pages_that_hold_more_than_their_footer_says_are_refused_before_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = 100_000
+    ids = pa.ListArray.from_arrays(pa.array([0, tokens], pa.int32()), pa.array(np.zeros(tokens, np.int32)))
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"sample_id": ["a"], "prompt_token_ids": [[1]], "response_token_ids": ids}), sink)
+    data = bytes(sink.getvalue())
+    assert decode_rollouts(data).num_tokens == tokens
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    lying = data[:footer] + data[footer:].replace(varint(tokens), varint(70_000))
+    assert len(lying) == len(data)
+    assert lying != data
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", None)
+    with pytest.raises(InvalidRolloutsError, match="claims more than its footer does"):
+        decode_rollouts(lying)
+    more = data[:footer] + data[footer:].replace(varint(tokens), varint(100_500))
+    with pytest.raises(InvalidRolloutsError, match="fewer values than its footer says"):
+        decode_rollouts(more)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data_page_version": "2.0"},
+        {"data_page_size": 64, "write_batch_size": 8},
+        {"compression": "none"},
+        {"compression": "gzip", "use_dictionary": False},
+        {"compression": {"sample_id": "snappy", "response_token_ids": "brotli"}},
+        {"write_page_checksum": True, "write_page_index": True, "write_statistics": True},
+        {"dictionary_pagesize_limit": 16},
+        {"version": "1.0"},
+        {"row_group_size": 1},
+    ],
+)
+def test_honest_files_of_other_writers_are_taken(options: dict[str, Any]) -> None:
+    batch = random_batch(0, rollouts=40, longest=30)
+    table = pq.read_table(io.BytesIO(encode_rollouts(batch)))
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    again = decode_rollouts(sink.getvalue())
+    assert encode_rollouts(again) == encode_rollouts(batch)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.errors import InvalidRolloutsError
@@ -36,6 +36,7 @@ def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
             assert left == right, name
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10_000), rollouts=st.integers(1, 150))
 def test_a_batch_survives_encoding(seed: int, rollouts: int) -> None:
     batch = random_batch(seed, rollouts, longest=8)
