@@ -3,9 +3,9 @@
 Written are about 64 rollouts a row group, so that one rollout can be read without the rest; zstd; float lists split by
 byte position first (BYTE_STREAM_SPLIT), which is what lets log-probs compress at all.
 
-Reading trusts nothing: see `footer.py` and `pages.py` for what is checked before a value is decoded, `columns.py` for how
-Arrow's columns become arrays. Whatever Arrow itself raises becomes InvalidRolloutsError. Bodies of strangers are to be
-decoded with pyarrow > 23.0.0, as the service does: older releases can crash on pages that are damaged inside.
+Reading trusts nothing: see `footer.py` and `pages.py` for what is checked before a value is decoded, `columns.py` for
+how Arrow's columns become arrays. Whatever Arrow itself raises becomes InvalidRolloutsError. Bodies of strangers are to
+be decoded with pyarrow > 23.0.0, as the service does: older releases can crash on pages that are damaged inside.
 """
 
 from __future__ import annotations
