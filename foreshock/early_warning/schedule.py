@@ -18,9 +18,10 @@ DECAY_MULTIPLIER = 1.8
 DECAY_FACTOR = 0.5
 DECAY_FLOOR = 0.1
 
-MINIMUM_DECAY_PERIOD = 100
-"""Steps. The shortest period published to have worked on any run; without it a surge at step 10 would put a healthy
-run on the floor within 72 steps."""
+MINIMUM_DECAY_PERIOD = 45
+"""Steps. Without it a surge at step 10 would put a healthy run on the floor within 72 steps; with it none gets there
+before step 180. Not longer, because periods of 2.27 × the surge step failed on both published runs (250 for 110, 204
+for 90): for any surge beyond step 20, and only earlier ones need this guard, 45 is below that."""
 
 
 @dataclass(frozen=True, slots=True)

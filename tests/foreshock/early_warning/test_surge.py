@@ -87,7 +87,7 @@ def test_a_very_early_surge_counts_once_a_gradient_or_mismatch_signal_corroborat
     moving = [event for event in events if event.moves_learning_rate]
     assert [event.rule for event in moving] == ["length_surge"]
     assert moving[0].step in (32, 34)
-    assert moving[0].evidence["decay_period"] == 100
+    assert moving[0].evidence["decay_period"] == 45
 
 
 def test_corroboration_that_comes_too_late_is_no_corroboration() -> None:

@@ -220,5 +220,5 @@ def test_rollouts_that_surge_reach_the_trainers_feed(http: httpx.Client, server:
         assert feed.advice is not None
         assert feed.advice.schedule is not None
         assert feed.advice.schedule.surge_step == 50
-        assert [feed.scale(step) for step in (99, 100, 200, 300, 400)] == [1.0, 0.5, 0.25, 0.125, 0.1]
+        assert [feed.scale(step) for step in (89, 90, 180, 270, 360)] == [1.0, 0.5, 0.25, 0.125, 0.1]
         assert "length_surge" in {alert.rule for alert in feed.alerts}

@@ -1,0 +1,26 @@
+"""The detectors on real curves beside the repository; benchmarks/early_warning.py says what they can show."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.early_warning import SHARED, Curve, judge, real_curves
+
+CURVES = list(real_curves())
+
+pytestmark = [
+    pytest.mark.shared,
+    pytest.mark.skipif(not CURVES, reason=f"the recorded curves are not at {SHARED}"),
+]
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=[curve.name for curve in CURVES])
+def test_only_a_labelled_surge_moves_the_learning_rate(curve: Curve) -> None:
+    verdict = judge(curve)
+    assert verdict.right, (curve.label, verdict.surge_step, verdict.moving)
+
+
+def test_every_label_was_read() -> None:
+    kinds = [curve.label.kind for curve in CURVES]
+    assert len(kinds) == 15
+    assert (kinds.count("surge"), kinds.count("ramp")) == (2, 2)
