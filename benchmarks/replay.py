@@ -73,6 +73,10 @@ class Replayer:
         scored = decode_scores(scores.read_bytes())
         return scored.log_probs, scored.fingerprint
 
+    def process_ids(self) -> dict[str, int]:
+        """The process of each engine that is warm."""
+        return self._pool.process_ids()
+
     def close(self) -> None:
         self._pool.close()
 

@@ -1,0 +1,282 @@
+"""The worker and the real service: scores arrive, failures have reasons, lost leases are dropped, stops are clean."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreshock.digests import weights_digest
+from foreshock.rollouts import RolloutBatch, encode_rollouts
+from probes.console import WorkerConsole
+from probes.settings import WorkerSettings
+from probes.worker import Worker
+from tests.probes.conftest import LEASE_SECONDS, RunningService
+from tests.probes.tiny import make_rollouts, save_checkpoint
+
+pytestmark = pytest.mark.slow
+
+TORCH = ("torch.trainer", "torch.bfloat16", "torch.float32")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedRun:
+    """A run with one closed step of rollouts, and calls on it."""
+
+    service: RunningService
+    run: str
+
+    def announce(self, digest: str, path: str = "first", root: str = "runs", **fields: Any) -> None:
+        body = {"root": root, "path": path, "format": "hf_safetensors", "digest": digest, **fields}
+        answer = self.service.http.put(f"/v1/runs/{self.run}/checkpoints/1", params={"attempt": 1}, json=body)
+        answer.raise_for_status()
+
+    def probe(self, *scorers: str, options: dict[str, Any] | None = None) -> str:
+        body = {"step": 1, "scorers": [{"scorer": name} for name in scorers], "options": options or {}}
+        answer = self.service.http.post(f"/v1/runs/{self.run}/probes", json=body)
+        answer.raise_for_status()
+        return str(answer.json()["id"])
+
+    def read(self, probe: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.service.http.get(f"/v1/probes/{probe}").raise_for_status().json()
+        return found
+
+    def wait_for(self, probe: str, states: set[str], seconds: float = 60.0) -> dict[str, Any]:
+        ends = time.monotonic() + seconds
+        while (found := self.read(probe))["state"] not in states and time.monotonic() < ends:
+            time.sleep(0.1)
+        assert found["state"] in states, found
+        return found
+
+
+def start_run(service: RunningService, rollouts: RolloutBatch) -> ProbedRun:
+    run = service.http.post("/v1/runs", json={"key": uuid.uuid4().hex}).raise_for_status().json()["id"]
+    service.http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
+    service.http.put(
+        f"/v1/runs/{run}/steps/1/rollouts/0",
+        params={"attempt": 1, "shards": 1},
+        content=encode_rollouts(rollouts),
+        headers={"Content-Type": "application/vnd.apache.parquet"},
+    ).raise_for_status()
+    return ProbedRun(service, run)
+
+
+@pytest.fixture
+def run(service: RunningService) -> Iterator[ProbedRun]:
+    """A run whose jobs are gone after the test, so that no other test's worker takes them."""
+    started = start_run(service, make_rollouts(12))
+    yield started
+    service.http.delete(f"/v1/runs/{started.run}")
+
+
+def settings(service: RunningService, root: Path, **fields: Any) -> WorkerSettings:
+    values = {"url": service.url, "weights_roots": {"runs": root}, "accelerator": "cpu", "lease_wait_seconds": 1.0}
+    return WorkerSettings(**(values | fields))
+
+
+def work(service: RunningService, root: Path, jobs: int = 1, **fields: Any) -> str:
+    """Do so many jobs; what the worker said."""
+    said = StringIO()
+    for _ in range(jobs):
+        worker = Worker(settings(service, root, **fields), WorkerConsole(said), scorers=TORCH)
+        worker.run(once=True)
+    return said.getvalue()
+
+
+def test_a_probe_is_scored_and_its_links_appear(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
+    run.announce(weights_digest(checkpoints / "first"))
+    probe = run.probe("torch.trainer", "torch.float32", options={"torch.trainer": {"batch_size": 4}})
+    said = work(service, checkpoints)
+    found = run.read(probe)
+    assert found["state"] == "done", said
+    links = service.http.get(
+        f"/v1/runs/{run.run}/measurements", params={"comparison": "torch.float32/torch.trainer", "measure": "k3_kl"}
+    )
+    assert found["jobs"][0]["attempts"] == 1
+    assert links.status_code == 200
+
+
+def test_a_variant_is_scored_as_the_noise_floor(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
+    run.announce(weights_digest(checkpoints / "first"))
+    scorers = [{"scorer": "torch.bfloat16", "variant": ""}, {"scorer": "torch.bfloat16", "variant": "rebatched"}]
+    answer = service.http.post(f"/v1/runs/{run.run}/probes", json={"step": 1, "scorers": scorers})
+    work(service, checkpoints)
+    assert run.read(answer.raise_for_status().json()["id"])["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("announced", "state", "reason"),
+    [
+        ({"digest": "sha256:" + "0" * 64}, "failed", "not the announced ones"),
+        ({"path": "gone"}, "skipped", "moved or deleted"),
+        ({"path": "link"}, "failed", "symbolic link"),
+        ({"path": "pickled"}, "skipped", "needs_conversion"),
+    ],
+)
+def test_weights_that_cannot_be_used_end_the_probe_with_a_reason_and_the_worker_goes_on(
+    service: RunningService, run: ProbedRun, tmp_path: Path, announced: dict[str, str], state: str, reason: str
+) -> None:
+    root = tmp_path / "root"
+    save_checkpoint(root / "first", seed=1)
+    (root / "link").symlink_to("/usr")
+    (root / "pickled").mkdir()
+    (root / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    run.announce(**({"digest": weights_digest(root / "first")} | announced))
+    bad = run.probe("torch.float32")
+    other = start_run(service, make_rollouts(3))
+    other.announce(weights_digest(root / "first"))
+    good = other.probe("torch.float32")
+    said = StringIO()
+    worker = Worker(settings(service, root), WorkerConsole(said), scorers=TORCH)
+    worker.run(until_idle_seconds=2.0)
+    found = run.read(bad)
+    assert found["state"] == state, said.getvalue()
+    assert reason in found["reason"]
+    assert other.read(good)["state"] == "done", said.getvalue()
+
+
+def test_an_unknown_root_is_tried_again_and_then_given_up_with_its_reason(
+    service: RunningService, run: ProbedRun, checkpoints: Path
+) -> None:
+    run.announce(weights_digest(checkpoints / "first"), root="elsewhere")
+    probe = run.probe("torch.float32")
+    work(service, checkpoints, jobs=3)
+    found = run.read(probe)
+    assert found["state"] == "failed"
+    assert "no weights root 'elsewhere'" in found["reason"]
+
+
+def test_an_option_that_makes_no_sense_is_a_reason(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
+    run.announce(weights_digest(checkpoints / "first"))
+    probe = run.probe("torch.trainer", options={"torch.trainer": {"autocast": "float8"}})
+    work(service, checkpoints)
+    found = run.read(probe)
+    assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)
+    assert "autocast" in found["reason"]
+
+
+def long_job(service: RunningService, checkpoints: Path) -> tuple[ProbedRun, str]:
+    """A run with a job that takes the engine a while: many rollouts, one at a time."""
+    started = start_run(service, make_rollouts(4000))
+    started.announce(weights_digest(checkpoints / "first"))
+    return started, started.probe("torch.float32", options={"torch.float32": {"batch_size": 1}})
+
+
+def test_a_deleted_run_makes_the_worker_drop_its_job_quietly(service: RunningService, checkpoints: Path) -> None:
+    started, probe = long_job(service, checkpoints)
+    said = StringIO()
+    worker = Worker(settings(service, checkpoints), WorkerConsole(said), scorers=TORCH)
+    thread = threading.Thread(target=lambda: worker.run(once=True))
+    thread.start()
+    started.wait_for(probe, {"running"})
+    service.http.delete(f"/v1/runs/{started.run}").raise_for_status()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert "its lease is lost" in said.getvalue()
+    assert "Traceback" not in said.getvalue()
+
+
+def test_a_worker_that_was_frozen_drops_the_job_that_another_one_did(
+    service: RunningService, checkpoints: Path, tmp_path: Path
+) -> None:
+    started, probe = long_job(service, checkpoints)
+    with worker_process(service, checkpoints, tmp_path) as (frozen, log):
+        first = started.wait_for(probe, {"running"})["jobs"][0]["worker"]
+        frozen.send_signal(signal.SIGSTOP)
+        time.sleep(LEASE_SECONDS + 1)
+        said = work(service, checkpoints, worker_name="the-second")
+        done = started.read(probe)
+        frozen.send_signal(signal.SIGCONT)
+        ends = time.monotonic() + 60
+        while "its lease is lost" not in log.read_text() and time.monotonic() < ends:
+            time.sleep(0.1)
+        assert "its lease is lost" in log.read_text()
+        assert frozen.poll() is None
+    assert done["state"] == "done", said
+    assert (done["jobs"][0]["worker"], first) == ("the-second", "the-first")
+    assert started.read(probe) == done
+
+
+@contextmanager
+def worker_process(
+    service: RunningService, root: Path, folder: Path, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """`foreshock worker` as a user runs it, and its log."""
+    log = folder / "worker.log"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    variables |= {
+        "FORESHOCK_URL": service.url,
+        "FORESHOCK_WEIGHTS_ROOTS": f"runs={root}",
+        "FORESHOCK_ACCELERATOR": "cpu",
+        "FORESHOCK_LEASE_WAIT_SECONDS": "30",
+        **environment,
+    }
+    command = [sys.executable, "-m", "probes.commands", "--name", "the-first", "--scorers", ",".join(TORCH)]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, env=variables, stdout=sink, stderr=subprocess.STDOUT)
+    try:
+        yield process, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_stopped_worker_hands_its_job_back(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
+    started, probe = long_job(service, checkpoints)
+    with worker_process(service, checkpoints, tmp_path, FORESHOCK_SHUTDOWN_GRACE_SECONDS="0.2") as (process, log):
+        started.wait_for(probe, {"running"})
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0, log.read_text()
+    found = started.read(probe)
+    assert found["state"] == "queued"
+    assert any("SIGTERM" in reason for reason in found["jobs"][0]["reasons"])
+    service.http.delete(f"/v1/runs/{started.run}")
+
+
+def test_a_stopped_worker_finishes_what_fits_into_its_grace(
+    service: RunningService, run: ProbedRun, checkpoints: Path, tmp_path: Path
+) -> None:
+    run.announce(weights_digest(checkpoints / "first"))
+    probe = run.probe("torch.float32")
+    with worker_process(service, checkpoints, tmp_path, FORESHOCK_SHUTDOWN_GRACE_SECONDS="120") as (process, log):
+        run.wait_for(probe, {"running"})
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0, log.read_text()
+    assert run.read(probe)["state"] == "done"
+
+
+def test_an_idle_worker_stops_at_once(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
+    with worker_process(service, checkpoints, tmp_path) as (process, log):
+        ends = time.monotonic() + 60
+        while "offers" not in log.read_text() and time.monotonic() < ends:
+            time.sleep(0.1)
+        time.sleep(1)  # now it waits for a job, for up to 30 s
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        assert time.monotonic() - start < 10
+        assert "stopped (SIGTERM)" in log.read_text()
+
+
+def test_a_service_that_is_away_is_waited_for(checkpoints: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        said = StringIO()
+        away = WorkerSettings(url=url, weights_roots={"runs": checkpoints}, accelerator="cpu")
+        Worker(away, WorkerConsole(said), scorers=TORCH).run(until_idle_seconds=2.0)
+    assert said.getvalue().count("asking again") >= 2
+    assert "leaving" in said.getvalue()
