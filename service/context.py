@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, cast
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, cast
 
 import numpy as np
 from fastapi import Depends, Request
@@ -61,6 +61,10 @@ class ServiceContext:
     session_secret: bytes
     step_observers: tuple[StepObserver, ...] = ()
     score_readers: tuple[ScoreReader, ...] = ()
+
+    def replacing(self, **parts: Any) -> ServiceContext:
+        """The same context with some of its parts replaced."""
+        return replace(self, **parts)
 
 
 def context_of(request: Request) -> ServiceContext:

@@ -1,21 +1,23 @@
-"""What is refused before routing: foreign Host headers, other sites' writes, and bodies beyond the cap.
+"""Around every request: refuse foreign hosts, other sites' writes and bodies beyond the cap; answer for own faults.
 
 Plain ASGI middleware, because it must not touch the body it only counts.
 """
 
 from __future__ import annotations
 
+import logging
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.problem import LimitExceeded, ProblemError, UnsupportedMediaType, problem_response
+from service.problem import InternalError, LimitExceeded, ProblemError, UnsupportedMediaType, problem_response
 from service.security import CrossSiteRefused
 from service.settings import Settings
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
+_logger = logging.getLogger(__name__)
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -46,7 +48,25 @@ class RequestGuard:
             await drain(receive, self._settings.max_json_bytes)
             await problem_response(error)(scope, receive, send)
             return
-        await self._app(scope, _counted(receive, limit), send)
+        await self._serve(request, _counted(receive, limit), send)
+
+    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
+        """Serve; an unforeseen error becomes a problem here, for beyond here it would cost the client its connection."""
+        started = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(request.scope, receive, send_noting)
+        except Exception:
+            if started:
+                raise
+            _logger.exception("unforeseen error in %s %s", request.method, request.url.path)
+            error = InternalError("the service failed; its log says why")
+            await problem_response(error)(request.scope, receive, send)
 
     def _check_origin(self, request: Request) -> None:
         if _host_name(request.headers.get("host", "")) not in self._hosts:

@@ -1,12 +1,11 @@
 """Errors as RFC 9457 problems: the base class every error of the service has, and the handlers that render them.
 
 An error carries its own status: `class RunNotFound(ProblemError): status = 404`. The framework's own 404, 405 and 422,
-the library's `InvalidRolloutsError` and `LimitExceededError`, and anything unforeseen (500) come out in the same shape.
+and the library's `InvalidRolloutsError` and `LimitExceededError` come out in the same shape (`guards.py` adds the 500).
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -21,7 +20,6 @@ from starlette.exceptions import HTTPException
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
-_logger = logging.getLogger(__name__)
 
 
 class ProblemItem(BaseModel):
@@ -131,7 +129,6 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(InvalidRolloutsError, _library_error)
     app.add_exception_handler(LimitExceededError, _library_error)
-    app.add_exception_handler(Exception, _unforeseen)
 
 
 def _own_error(_: Request, error: Exception) -> JSONResponse:
@@ -166,8 +163,3 @@ def _library_error(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, InvalidRolloutsError):
         return problem_response(InvalidRollouts(str(error), row=error.row, column=error.column))
     return problem_response(LimitExceeded(str(error)))
-
-
-def _unforeseen(request: Request, error: Exception) -> JSONResponse:
-    _logger.error("unforeseen error in %s %s", request.method, request.url.path, exc_info=error)
-    return problem_response(InternalError("the service failed; its log says why"))

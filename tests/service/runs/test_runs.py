@@ -1,0 +1,89 @@
+"""Runs: get or create, page through them, change them, delete them."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+
+def test_the_same_key_is_the_same_run(http: httpx.Client) -> None:
+    body = {"key": "nightly", "model": "Qwen3-4B", "initial_learning_rate": 1e-6, "length_cap": 8192}
+    first, again = http.post("/v1/runs", json=body), http.post("/v1/runs", json=body | {"model": "another"})
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json()
+    assert first.json()["model"] == "Qwen3-4B"
+    assert first.json()["advice_mode"] == "shadow"
+    elsewhere = http.post("/v1/runs", json=body | {"project": "another"})
+    assert elsewhere.status_code == 201
+    assert elsewhere.json()["id"] != first.json()["id"]
+
+
+def test_the_same_key_from_many_at_once_is_made_once(http: httpx.Client) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: http.post("/v1/runs", json={"key": "k"}), range(16)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 15 + [201]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+def test_pages_go_through_all_runs_once_while_more_are_added(http: httpx.Client) -> None:
+    made = [http.post("/v1/runs", json={"key": f"run {number}"}).json()["id"] for number in range(7)]
+    seen: list[str] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = http.get("/v1/runs", params={"limit": 3, **cursor}).json()
+        seen += [run["id"] for run in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+        http.post("/v1/runs", json={"key": f"added {len(seen)}"})
+    assert seen == made[::-1]
+
+
+@pytest.mark.parametrize("cursor", ["", "?", "W10", "WyJhIiwgImIiXQ", "W3RydWUsICJhIl0", "eyJhIjogMX0", "a" * 1000])
+def test_a_cursor_that_was_not_given_out_is_refused(http: httpx.Client, cursor: str) -> None:
+    answer = http.get("/v1/runs", params={"cursor": cursor})
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:foreshock:problem:invalid-cursor"
+
+
+def test_a_change_touches_only_what_it_names(http: httpx.Client) -> None:
+    run = http.post("/v1/runs", json={"key": "k", "name": "before"}).json()
+    changed = http.patch(f"/v1/runs/{run['id']}", json={"state": "finished"}).json()
+    assert (changed["state"], changed["name"]) == ("finished", "before")
+    assert changed["updated_at_us"] >= run["updated_at_us"]
+    assert http.patch(f"/v1/runs/{run['id']}", json={"name": None}).json()["name"] is None
+    assert http.patch(f"/v1/runs/{run['id']}", json={"state": "paused"}).status_code == 422
+    assert http.patch(f"/v1/runs/{run['id']}", json={"key": "other"}).status_code == 422
+
+
+def test_a_deleted_run_stays_deleted(http: httpx.Client) -> None:
+    run = http.post("/v1/runs", json={"key": "k"}).json()["id"]
+    assert http.delete(f"/v1/runs/{run}").status_code == 204
+    assert http.get(f"/v1/runs/{run}").status_code == 410
+    assert http.delete(f"/v1/runs/{run}").status_code == 410
+    assert http.post("/v1/runs", json={"key": "k"}).status_code == 410
+    assert http.post("/v1/runs", json={"key": "k2"}).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"key": ""},
+        {"key": "nul \x00"},
+        {"key": "k" * 201},
+        {"key": "k", "initial_learning_rate": 0},
+        {"key": "k", "initial_learning_rate": "NaN"},
+        {"key": "k", "length_cap": 2**63},
+        {"key": "k", "advice_mode": "maybe"},
+        {"key": "lone \ud800 surrogate"},
+    ],
+)
+def test_a_run_that_cannot_be_stored_is_refused(http: httpx.Client, body: dict[str, object]) -> None:
+    # json.dumps escapes what UTF-8 cannot carry.
+    answer = http.post("/v1/runs", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert http.get("/v1/runs").json()["items"] == []
