@@ -41,7 +41,11 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
     """
     behaviour = np.asarray(behaviour)
     logged = batch.rollout_log_probs
-    is_logged = logged is not None and (behaviour is logged or np.array_equal(behaviour, logged, equal_nan=True))
+    is_logged = (
+        batch.entropy is not None
+        and logged is not None
+        and (behaviour is logged or np.array_equal(behaviour, logged, equal_nan=True))
+    )
     inputs = token_inputs(
         target,
         behaviour,

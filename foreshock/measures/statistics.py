@@ -80,7 +80,8 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
 class ComparisonStatistics:
     """Statistics of d = log target − log behaviour (π/μ) over the model-generated tokens of some rollouts.
 
-    Tokens where either log-prob is NaN or ±inf are counted and take part in nothing else. Build them with `of`.
+    Tokens where either log-prob is NaN or ±inf are counted and take part in nothing else; a sequence takes part in the
+    measures of sequences with the tokens that are left. Build them with `of`.
     """
 
     statistics_version: ClassVar[int] = blob.STATISTICS_VERSION

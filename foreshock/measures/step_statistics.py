@@ -64,49 +64,27 @@ class StepStatistics:
     @classmethod
     def of(cls, batch: RolloutBatch) -> StepStatistics:
         """The statistics of a batch's rollouts."""
-        counts = dict.fromkeys(COUNTS, 0)
-        sums = {name: CompensatedSums.zeros(1) for name in SUMS}
-        extremes = dict.fromkeys(EXTREMES, -math.inf)
-        generated = batch.generated
-        counts["tool_tokens"] = batch.num_tokens - int(generated.sum())
-        counts["prompt_tokens"] = int(batch.prompt_offsets[-1])
-        truncated, known = truncated_rollouts(batch)
-        counts["truncated"], counts["truncation_known"] = int(truncated.sum()), int(known.sum())
-        if batch.turn is not None:
-            counts["turns"], counts["turns_known"] = int(turns_of_rollouts(batch).sum()), batch.num_rollouts
+        totals = _Totals()
+        totals.add_rollouts(batch)
         if batch.reward is not None:
-            rewards = batch.reward[np.isfinite(batch.reward)].astype(np.float64)
-            counts["rewards"] = rewards.size
-            sums["reward"] = CompensatedSums.over_first_axis(rewards[:, None])
-            square, lost = two_product(rewards, rewards)
-            sums["reward_squared"] = CompensatedSums.over_first_axis(square[:, None], lost[:, None])
-            extremes["minus_min_reward"] = float(np.max(-rewards, initial=-math.inf))
-            extremes["max_reward"] = float(np.max(rewards, initial=-math.inf))
+            totals.add_rewards(batch.reward)
         for name, values in (
             ("entropy", batch.entropy),
             ("rollout_log_prob", batch.rollout_log_probs),
             ("trainer_log_prob", batch.trainer_log_probs),
         ):
-            if values is None:
-                continue
-            finite = np.isfinite(values) & generated
-            plural = "entropies" if name == "entropy" else f"{name}s"
-            counts[plural] = int(finite.sum())
-            if name != "entropy":
-                counts[f"nonfinite_{plural}"] = int(generated.sum()) - counts[plural]
-            # Rounding to a rollout's own sum first keeps the sum independent of how rollouts were split.
-            sums[name] = CompensatedSums.over_first_axis(_row_sums(batch, np.where(finite, values, 0.0))[:, None])
+            if values is not None:
+                totals.add_tokens(name, batch, values)
         lag = lag_of_tokens(batch)
         if lag is not None:
-            of_generated = lag[generated]
-            counts["lags"], counts["lag_sum"] = of_generated.size, int(of_generated.sum())
-            extremes["max_lag"] = float(of_generated.max()) if of_generated.size else -math.inf
+            totals.add_lag(lag[batch.generated])
         return cls(
-            np.array([counts[name] for name in COUNTS], dtype=np.int64),
+            np.array([totals.counts[name] for name in COUNTS], dtype=np.int64),
             CompensatedSums(
-                np.concatenate([sums[name].high for name in SUMS]), np.concatenate([sums[name].low for name in SUMS])
+                np.concatenate([totals.sums[name].high for name in SUMS]),
+                np.concatenate([totals.sums[name].low for name in SUMS]),
             ),
-            np.array([extremes[name] for name in EXTREMES]),
+            np.array([totals.extremes[name] for name in EXTREMES]),
             LengthStatistics.of(batch.generated_lengths),
         )
 
@@ -188,6 +166,48 @@ class StepStatistics:
             arrays["extremes"],
             LengthStatistics(arrays["length_moments"], arrays["length_histogram"]),
         )
+
+
+class _Totals:
+    """COUNTS, SUMS and EXTREMES by name, while they are taken from one batch."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.sums = {name: CompensatedSums.zeros(1) for name in SUMS}
+        self.extremes = dict.fromkeys(EXTREMES, -math.inf)
+
+    def add_rollouts(self, batch: RolloutBatch) -> None:
+        truncated, known = truncated_rollouts(batch)
+        self.counts["tool_tokens"] = batch.num_tokens - int(batch.generated_lengths.sum())
+        self.counts["prompt_tokens"] = int(batch.prompt_offsets[-1])
+        self.counts["truncated"], self.counts["truncation_known"] = int(truncated.sum()), int(known.sum())
+        if batch.turn is not None:
+            self.counts["turns"], self.counts["turns_known"] = int(turns_of_rollouts(batch).sum()), batch.num_rollouts
+
+    def add_rewards(self, reward: NDArray[np.float32]) -> None:
+        rewards = reward[np.isfinite(reward)].astype(np.float64)
+        square, lost = two_product(rewards, rewards)
+        self.counts["rewards"] = rewards.size
+        self.sums["reward"] = CompensatedSums.over_first_axis(rewards[:, None])
+        self.sums["reward_squared"] = CompensatedSums.over_first_axis(square[:, None], lost[:, None])
+        self.extremes["minus_min_reward"] = float(np.max(-rewards, initial=-math.inf))
+        self.extremes["max_reward"] = float(np.max(rewards, initial=-math.inf))
+
+    def add_tokens(self, name: str, batch: RolloutBatch, values: NDArray[np.float32]) -> None:
+        """The finite values of generated tokens; of log-probs, how many were not finite."""
+        finite = np.isfinite(values) & batch.generated
+        plural = "entropies" if name == "entropy" else f"{name}s"
+        self.counts[plural] = int(finite.sum())
+        if name != "entropy":
+            self.counts[f"nonfinite_{plural}"] = int(batch.generated_lengths.sum()) - self.counts[plural]
+        # Rounding to a rollout's own sum first keeps the sum independent of how rollouts were split.
+        of_rollouts = _row_sums(batch, np.where(finite, values, 0.0))
+        self.sums[name] = CompensatedSums.over_first_axis(of_rollouts[:, None])
+
+    def add_lag(self, lag: NDArray[np.int64]) -> None:
+        if lag.size:
+            self.counts["lags"], self.counts["lag_sum"] = lag.size, int(lag.sum())
+            self.extremes["max_lag"] = float(lag.max())
 
 
 def fold_steps(parts: Iterable[StepStatistics]) -> StepStatistics:
