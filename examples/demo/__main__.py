@@ -47,7 +47,7 @@ def main() -> int:
         with only_demo_of(arguments.data.resolve()):
             run_demo(arguments.data.resolve(), once=arguments.once)
     except (DemoError, ForeshockError) as error:
-        console.print(f"[bold red]The demo stopped:[/] {_plain(str(error))}")
+        console.print(f"[bold red]The demo stopped:[/] {_plain(str(error))}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("\nStopped.")
