@@ -6,6 +6,9 @@ from dashboards.panels import Dashboard, Level, Panel, PromQuery, Row
 from dashboards.run import DENSE_LEVELS, TAIL_LEVELS
 
 OPEN_ALERT_LEVELS = (Level(None, "green"), Level(1, "red"))
+# Metrics carry a run's id; its name is a label of foreshock_run_info.
+WITH_NAME = "* on (run) group_left (name) foreshock_run_info"
+
 # Columns that Prometheus adds to every row.
 PLUMBING = ("Time", "__name__", "job", "instance")
 
@@ -39,7 +42,7 @@ def _now() -> tuple[Panel, ...]:
         Panel(
             "Since the last data",
             "stat",
-            (PromQuery("time() - foreshock_last_ingest_timestamp_seconds", "{{run}}"),),
+            (PromQuery(f"(time() - foreshock_last_ingest_timestamp_seconds) {WITH_NAME}", "{{name}}"),),
             "How long ago rollouts of each run arrived.",
             width=9,
             height=6,
@@ -49,7 +52,7 @@ def _now() -> tuple[Panel, ...]:
         Panel(
             "Newest step",
             "stat",
-            (PromQuery("foreshock_step", "{{run}}"),),
+            (PromQuery(f"foreshock_step {WITH_NAME}", "{{name}}"),),
             "The newest closed step of each run.",
             width=9,
             height=6,
@@ -71,7 +74,7 @@ def _mismatch() -> tuple[Panel, ...]:
         Panel(
             "k3 per token, trainer/rollout",
             "timeseries",
-            (PromQuery('foreshock_k3_kl_nats{comparison="trainer/rollout"}', "{{run}}"),),
+            (PromQuery(f'foreshock_k3_kl_nats{{comparison="trainer/rollout"}} {WITH_NAME}', "{{name}}"),),
             "Estimate of KL(rollout‖trainer) of the newest closed step.",
             logarithmic=True,
             levels=DENSE_LEVELS,
@@ -79,22 +82,40 @@ def _mismatch() -> tuple[Panel, ...]:
         Panel(
             "k3 per token, other comparisons",
             "timeseries",
-            (PromQuery('foreshock_k3_kl_nats{comparison!="trainer/rollout"}', "{{run}} {{comparison}}"),),
+            (
+                PromQuery(
+                    f'foreshock_k3_kl_nats{{comparison!="trainer/rollout"}} {WITH_NAME}', "{{name}} {{comparison}}"
+                ),
+            ),
             "Links of the chain, where a probe measured them.",
             logarithmic=True,
         ),
         Panel(
             "Tail F(2), trainer/rollout",
             "timeseries",
-            (PromQuery('foreshock_tail_2_ratio{comparison="trainer/rollout"}', "{{run}}"),),
+            (PromQuery(f'foreshock_tail_2_ratio{{comparison="trainer/rollout"}} {WITH_NAME}', "{{name}}"),),
             "Tokens off by more than a factor of two: healthy below 0.01, dangerous above 0.1.",
             unit="percentunit",
             levels=TAIL_LEVELS,
         ),
         Panel(
+            "Where the mismatch comes from",
+            "timeseries",
+            (PromQuery(f"foreshock_link_share_ratio {WITH_NAME}", "{{name}} {{link}}"),),
+            "Each link's share of E[d²] at the newest attributed step; a negative one cancels part of another.",
+            unit="percentunit",
+        ),
+        Panel(
+            "Response length, mean",
+            "timeseries",
+            (PromQuery(f"foreshock_response_length_mean_tokens {WITH_NAME}", "{{name}}"),),
+            "Tokens per response of the newest closed step.",
+            minimum=0,
+        ),
+        Panel(
             "Truncated responses",
             "timeseries",
-            (PromQuery("foreshock_truncated_ratio", "{{run}}"),),
+            (PromQuery(f"foreshock_truncated_ratio {WITH_NAME}", "{{name}}"),),
             "Responses that hit the length cap.",
             unit="percentunit",
             minimum=0,
@@ -109,8 +130,8 @@ def _advice() -> tuple[Panel, ...]:
             "Learning-rate scale, advised and applied",
             "timeseries",
             (
-                PromQuery("foreshock_learning_rate_advised_scale", "{{run}} advised"),
-                PromQuery("foreshock_learning_rate_applied_scale", "{{run}} applied"),
+                PromQuery(f"foreshock_learning_rate_advised_scale {WITH_NAME}", "{{name}} advised"),
+                PromQuery(f"foreshock_learning_rate_applied_scale {WITH_NAME}", "{{name}} applied"),
             ),
             "Multiplies the trainer's own schedule. In shadow a trainer applies 1.",
             minimum=0,
@@ -134,6 +155,20 @@ def _probes() -> tuple[Panel, ...]:
             (PromQuery("foreshock_probe_job_oldest_waiting_seconds", "{{accelerator}}"),),
             "Seconds that the oldest queued job has waited.",
             unit="s",
+            minimum=0,
+        ),
+        Panel(
+            "Workers",
+            "timeseries",
+            (PromQuery("foreshock_workers", "{{accelerator}}"),),
+            "Workers that asked for jobs in the last five minutes.",
+            minimum=0,
+        ),
+        Panel(
+            "Probe jobs by state",
+            "timeseries",
+            (PromQuery("sum by (accelerator, state) (foreshock_probe_jobs)", "{{accelerator}} {{state}}"),),
+            "Queued, running, done, failed, skipped.",
             minimum=0,
         ),
         Panel(

@@ -146,10 +146,11 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number in a table, with the tone of the range it lies in."""
+    """A number in a table, with the tone of the range it lies in, and its interval where it has one."""
 
     text: str
     tone: Tone = ""
+    interval: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

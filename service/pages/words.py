@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from service.pages.figures.attribution import percent
 from service.pages.figures.mismatch import BAD_ABOVE, LOOK_ABOVE
 from service.pages.figures.specification import scientific
 from service.pages.view_models import Label, Moment, Tone, Value
@@ -44,7 +45,10 @@ def label_of(state: str, known: dict[str, Label]) -> Label:
 
 def number(value: float | None) -> str:
     """A measure to three digits, a dash where it is missing or not estimable."""
-    return DASH if value is None or not math.isfinite(value) else scientific(value)
+    if value is None or not math.isfinite(value):
+        return DASH
+    text = scientific(value)
+    return f"−{text[1:]}" if text.startswith("-") else text
 
 
 def scale_in_words(scale: float) -> str:
@@ -54,13 +58,12 @@ def scale_in_words(scale: float) -> str:
 
 
 def share_in_words(share: float | None, low: float | None, high: float | None) -> str:
-    """A share with its interval: `67 % (50 to 80)`."""
+    """A share with its interval: `67 % (50 % to 80 %)`."""
     if share is None or not math.isfinite(share):
         return "not estimable"
-    text = f"{100 * share:.0f} %"
-    if low is not None and high is not None:
-        text += f" ({100 * low:.0f} to {100 * high:.0f})"
-    return text.replace("-", "−")
+    if low is None or high is None:
+        return percent(share)
+    return f"{percent(share)} ({percent(low)} to {percent(high)})"
 
 
 def count(value: int | None) -> str:

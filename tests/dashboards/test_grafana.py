@@ -17,6 +17,7 @@ import yaml
 from dashboards.generate import FOLDER, dashboards, stale_files
 from dashboards.panels import GRID_WIDTH, POSTGRESQL, PROMETHEUS, Panel, PromQuery, SqlQuery
 from service.database.schema import upgrade
+from service.exporter.families import FAMILIES, exposed_names
 from tests.service.postgres import PostgresCluster, start_postgres
 
 REPOSITORY = Path(__file__).parents[2]
@@ -120,11 +121,20 @@ def test_the_provisioning_meets_the_compose_file() -> None:
 
 
 def test_every_metric_that_a_panel_asks_for_is_exported() -> None:
-    from service.exporter.metrics import METRIC_NAMES
-
-    for where, expression in EXPRESSIONS:
+    for where, expression in [*EXPRESSIONS, *variables(PROMETHEUS)]:
         for name in re.findall(r"foreshock_\w+", expression):
-            assert name in METRIC_NAMES, f"{where} asks for {name}"
+            assert name in exposed_names(), f"{where} asks for {name}"
+
+
+def test_every_label_that_a_legend_names_is_on_its_metric() -> None:
+    labels = {family.name: set(family.labels) for family in FAMILIES}
+    for dashboard in DASHBOARDS.values():
+        for panel in panels_of(dashboard):
+            for target in panel["targets"]:
+                names = re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))
+                metrics = re.findall(r"foreshock_\w+", target.get("expr", ""))
+                known = set().union(*(labels[metric.removesuffix("_total")] for metric in metrics))
+                assert set(names) <= known, panel["title"]
 
 
 def test_prometheus_itself_accepts_every_expression(tmp_path: Path) -> None:

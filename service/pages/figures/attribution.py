@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from service.pages.figures.mismatch import style_of
 from service.pages.figures.specification import INK, MUTED, Figure, Json, Missing
 
 TITLE = "Where the mismatch comes from"
-ROW_HEIGHT = 62
+ROW_HEIGHT = 74
+# Where a cause breaks, so that it fits on a narrow screen.
+LONGEST_LINE = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,11 @@ class LinkShare:
     share: float | None
     low: float | None
     high: float | None
+
+    @property
+    def short_cause(self) -> str:
+        """The cause up to its colon: what comes after it explains."""
+        return self.cause.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ def attribution_figure(chain: Chain | None) -> Figure | Missing:
             "range": _range(known, starts),
         },
         # The names stand above their bars, where they fit on a narrow screen too.
-        "yaxis": {"range": [len(known) - 0.45, -0.75], "visible": False},
+        "yaxis": {"range": [len(known) - 0.6, -0.78], "visible": False},
         "showlegend": False,
         "hovermode": False,
         "shapes": _guides(known, starts),
@@ -78,18 +86,27 @@ def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> Json:
         "y": list(range(len(links))),
         "x": [link.share for link in links],
         "base": list(starts),
-        "width": 0.42,
+        "width": 0.36,
         "marker": {"color": [style_of(link.name)[0] for link in links]},
     }
 
 
 def _name(row: int, link: LinkShare) -> Json:
+    words = "<br>".join(wrap(link.short_cause, LONGEST_LINE))
     return {
-        "xref": "paper", "x": 0, "xanchor": "left", "yref": "y", "y": row - 0.24, "yanchor": "bottom",
+        "xref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "yref": "y",
+        "y": row - 0.2,
+        "yanchor": "bottom",
         "showarrow": False,
-        "text": f"<b>{_percent(link.share)}</b>  {link.cause} <span style='font-size:11px'>{link.name}</span>",
-        "font": {"color": INK, "size": 12.5}, "align": "left",
-    }  # fmt: skip
+        "align": "left",
+        "bgcolor": "var(--card)",
+        "borderpad": 1,
+        "text": f"<b>{percent(link.share)}</b>  {words}",
+        "font": {"color": INK, "size": 12.5},
+    }
 
 
 def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
@@ -100,13 +117,14 @@ def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
         for at in (0, 1)
     ]
     steps = [
-        {"type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": row + 0.21, "y1": row + 0.79, "line": thin}
+        {"type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": row + 0.18, "y1": row + 0.82, "line": thin}
         for row, at in enumerate(starts[1:])
     ]
     return ends + steps if links else []
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share as a person reads it: whole percents, a real minus sign, no negative zero."""
     if share is None:
         return "not estimable"
     text = f"{100 * share:.0f}"
@@ -157,6 +175,6 @@ def _summary(links: Sequence[LinkShare]) -> str:
     parts = []
     for link in links:
         known = link.low is not None and link.high is not None
-        interval = f", interval {_percent(link.low)} to {_percent(link.high)}" if known else ""
-        parts.append(f"{link.cause} ({link.name}): {_percent(link.share)}{interval}.")
+        interval = f", interval {percent(link.low)} to {percent(link.high)}" if known else ""
+        parts.append(f"{link.short_cause} ({link.name}): {percent(link.share)}{interval}.")
     return " ".join(parts)

@@ -66,7 +66,7 @@ def _marks(curves: LengthCurves) -> tuple[list[Json], list[Json]]:
     shapes: list[Json] = []
     labels: list[Json] = []
     if curves.surge_step is not None:
-        shape, label = vertical_marker(curves.surge_step, f"surge at {curves.surge_step}", BAD)
+        shape, label = vertical_marker(curves.surge_step, f"surge at {curves.surge_step}", BAD, left=_is_late(curves))
         shapes.append(shape)
         labels.append(label)
     if curves.length_cap is not None and _cap_is_near(curves):
@@ -80,6 +80,11 @@ def _marks(curves: LengthCurves) -> tuple[list[Json], list[Json]]:
             "text": f"length cap {curves.length_cap}", "showarrow": False, "font": {"color": MUTED, "size": 12},
         })  # fmt: skip
     return shapes, labels
+
+
+def _is_late(curves: LengthCurves) -> bool:
+    last = curves.mean.last()
+    return curves.surge_step is not None and last is not None and curves.surge_step > 0.7 * last[0]
 
 
 def _cap_is_near(curves: LengthCurves) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from service.pages.figures.specification import (
@@ -30,6 +30,7 @@ LOOK_ABOVE = 1e-3
 BAD_ABOVE = 1e-2
 LOWEST_SHOWN = 3e-6
 HIGHEST_SHOWN = 3e-2
+MANY_DECADES = 1e7
 # Longer curves are shown as they are, thin, and as their running median.
 SMOOTHED_ABOVE = 60
 MEDIAN_WINDOW = 9
@@ -53,7 +54,8 @@ def style_of(comparison: str) -> tuple[str, str]:
 
 def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
     """The mismatch over steps. `curves`: k3_kl by comparison, an estimate of KL(behaviour‖target) in nats per token."""
-    drawn = {name: curve for name, curve in sorted(curves.items(), key=lambda item: known_first(item[0])) if curve}
+    there = [name for name in sorted(curves, key=known_first) if curves[name]]
+    drawn = {name: curves[name] for name in shown_comparisons(there)}
     if not drawn:
         return Missing(
             TITLE,
@@ -70,13 +72,18 @@ def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
             "title": {"text": "k3, nats per token"},
             "type": "log",
             "range": [math.log10(low), math.log10(high)],
-            "dtick": 1,
+            "dtick": 1 if high / low < MANY_DECADES else 2,
             "exponentformat": "power",
         },
         "shapes": _bands(low, high),
         "annotations": _band_names(high),
     }
     return Figure(TITLE, _caption(drawn), _summary(drawn), traces, layout, height=380)
+
+
+def shown_comparisons(names: Sequence[str]) -> list[str]:
+    """The whole, its links and the float32 branch; only where a run has none of them, all that it has."""
+    return [name for name in names if name in COMPARISON_STYLES] or list(names)
 
 
 def known_first(comparison: str) -> tuple[int, str]:
@@ -87,10 +94,12 @@ def known_first(comparison: str) -> tuple[int, str]:
 
 def _traces(name: str, curve: Curve) -> list[Json]:
     colour, dash = style_of(name)
+    # One click in the legend away, so that the chain itself can be read.
+    hidden: Json = {"visible": "legendonly"} if name.startswith("torch.float32/") else {}
     # A log axis cannot show 0: the caption counts those steps.
     visible = Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
     if len(visible.points()) <= SMOOTHED_ABOVE:
-        return [line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}")]
+        return [line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
     each = line(visible, name, colour, line={"width": 1}, hovertemplate="%{y:.2e}", opacity=0.4)
     smooth = line(running_median(visible), name, colour, line={"dash": dash}, hoverinfo="skip", legendgroup=name)
     return [{**each, "showlegend": False, "legendgroup": name}, smooth]

@@ -64,7 +64,7 @@ def _axis(letter: str, row: int) -> str:
 
 
 def _vertical_axis(panel: Panel, domain: tuple[float, float]) -> Json:
-    axis: Json = {"domain": list(domain), "nticks": 5}
+    axis: Json = {"domain": list(domain), "nticks": 5, "exponentformat": "e"}
     positive = [value for _, value in panel.curve.points() if value > 0]
     if panel.logarithmic and positive:
         return {**axis, "type": "log", "exponentformat": "power", "dtick": 1}

@@ -107,15 +107,16 @@ def line(curve: Curve, name: str, colour: str, **more: Any) -> Json:
     }
 
 
-def vertical_marker(step: float, text: str, colour: str, *, row: float = 1.0) -> tuple[Json, Json]:
-    """A dashed vertical line through the whole plot at `step`, and its label at the height `row` (1: the top)."""
+def vertical_marker(step: float, text: str, colour: str, *, row: float = 1.0, left: bool = False) -> tuple[Json, Json]:
+    """A dashed vertical line through the whole plot at `step`, and its label, right or left of it, at height `row`."""
     shape = {
         "type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1,
         "line": {"color": colour, "width": 1.5, "dash": "dash"},
     }  # fmt: skip
     label = {
         "x": step, "xref": "x", "y": row, "yref": "paper", "text": text, "showarrow": False,
-        "xanchor": "left", "yanchor": "top", "xshift": 4, "font": {"color": colour, "size": 12},
+        "xanchor": "right" if left else "left", "yanchor": "top", "xshift": -4 if left else 4,
+        "font": {"color": colour, "size": 12},
     }  # fmt: skip
     return shape, label
 

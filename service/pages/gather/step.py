@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from foreshock.measures.registry import STEP_MEASURES, measure_named
 from service.measurements.repository import Curves
 from service.measurements.service import CurveQuery, MeasurementNotFound, read_curves
 from service.measurements.tokens import TokenQuestion, read_tokens
-from service.pages.figures.mismatch import known_first
+from service.pages.figures.mismatch import known_first, shown_comparisons
 from service.pages.gather.attribution import attribution_of, link_rows, notes_of
 from service.pages.gather.curves import STEP_ROW
 from service.pages.gather.figures import STEP_PLOTS, WHOLE
@@ -30,10 +31,11 @@ from service.steps.schemas import StepRead
 
 # What a step's table shows, in the order of reading; the API has the rest.
 SHOWN_MEASURES = (
-    "k3_kl", "k3_kl_low", "k3_kl_high", "kl", "mean_ratio", "mean_abs_d", "rms_d", "max_abs_d", "chi2_token",
+    "k3_kl", "kl", "mean_ratio", "mean_abs_d", "rms_d", "max_abs_d", "chi2_token",
     "reverse_chi2_token", "tail(2)", "ess_token", "ess_seq", "log_ppl_abs_diff", "rollout_probs_diff_mean",
     "token_mult_prob_error", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
 )  # fmt: skip
+IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20
 
 
@@ -44,7 +46,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     step = around.step
     query = CurveQuery(from_step=step.step, to_step=step.step)
     values = _values(read_curves(viewing.session, viewing.principal, run_id, query))
-    comparisons = sorted((name for name in values if name != STEP_ROW), key=known_first)
+    comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
     parts = f"/pages/runs/{run_id}/steps/{step.step}"
     return StepPage(
@@ -103,9 +105,17 @@ def _values(table: Curves) -> dict[str, dict[str, float | None]]:
 
 def _row(name: str, values: Mapping[str, Mapping[str, float | None]], comparisons: Sequence[str]) -> MeasureRow:
     measure = measure_named(name)
-    shown = [_value(measure.column, values[comparison].get(measure.column)) for comparison in comparisons]
-    meaning = "; ".join(part for part in (measure.formula, measure.direction, measure.unit) if part)
+    shown = [_with_interval(measure.column, values[comparison]) for comparison in comparisons]
+    meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
     return MeasureRow(measure.name, meaning, shown)
+
+
+def _with_interval(column: str, values: Mapping[str, float | None]) -> Value:
+    value = _value(column, values.get(column))
+    low, high = values.get(f"{column}_low"), values.get(f"{column}_high")
+    if low is None or high is None:
+        return value
+    return replace(value, interval=f"{number(low)} to {number(high)}")
 
 
 def _value(column: str, value: float | None) -> Value:
@@ -119,6 +129,8 @@ def _value(column: str, value: float | None) -> Value:
 def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
     shown = []
     for measure in STEP_MEASURES:
+        if measure.name in IN_THE_HEADER:
+            continue
         value = values.get(measure.column)
         if value is not None:
             shown.append(StepMeasure(measure.name.replace("_", " "), _value(measure.column, value).text))

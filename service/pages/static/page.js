@@ -14,12 +14,10 @@ function replaceParts(fresh) {
   }
 }
 
-async function refreshPage(state) {
-  const headers = state.etag ? { "If-None-Match": state.etag } : {};
-  const response = await fetch(window.location.href, { headers, cache: "no-store", credentials: "same-origin" });
-  if (response.status === 304) return true;
+/** Fetches the page again (the browser asks with its entity tag); whether the run is still live. */
+async function refreshPage() {
+  const response = await fetch(window.location.href, { cache: "no-cache", credentials: "same-origin" });
   if (!response.ok) throw new Error(String(response.status));
-  state.etag = response.headers.get("ETag");
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
   replaceParts(fresh);
   return fresh.body.dataset.live === "yes";
@@ -31,13 +29,12 @@ function announce(words) {
 }
 
 async function keepFresh(seconds) {
-  const state = { etag: null };
   let pause = seconds;
   for (let live = true; live; ) {
     await new Promise((resolve) => setTimeout(resolve, pause * 1000));
     if (document.hidden) continue;
     try {
-      live = await refreshPage(state);
+      live = await refreshPage();
       if (await refreshFigures()) throw new Error("figures");
       pause = seconds;
       announce(live ? "" : "The run has ended; this page no longer changes.");

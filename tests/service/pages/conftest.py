@@ -1,0 +1,104 @@
+"""A run behind the pages: rollouts and scalars as a trainer would send them, measured by the service itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
+from service.app import create_app
+from service.decoding.pool import DecoderPool
+from service.guards import PARQUET_MEDIA_TYPE
+from service.settings import Settings
+from tests.service.server import RunningServer
+
+STEPS = 12
+GROUPS = 8
+RESPONSES = 4
+# What a hostile client might call its run: markup, a template, a script, and an attribute that ends early.
+HOSTILE = "\"'><script>window.hacked=1</script><img src=x onerror=window.hacked=2>{{7*7}}"
+
+
+def rollouts(step: int) -> RolloutBatch:
+    """The rollouts of a step: responses grow, the trainer's log-probs differ from the engine's by rounding."""
+    random = np.random.default_rng(step)
+    lengths = random.integers(6, 10, GROUPS * RESPONSES) + 2 * step
+    tokens = int(lengths.sum())
+    behaviour = -random.exponential(1.0, tokens).astype(np.float32)
+    noise = random.normal(0.0, 0.01, tokens).astype(np.float32)
+    return RolloutBatch(
+        sample_ids=[f"{step}-{number}" for number in range(lengths.size)],
+        prompt_token_ids=np.tile(np.arange(4, dtype=np.int32), lengths.size),
+        prompt_offsets=np.arange(lengths.size + 1, dtype=np.int64) * 4,
+        response_token_ids=random.integers(1, 100, tokens).astype(np.int32),
+        response_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        rollout_log_probs=behaviour,
+        trainer_log_probs=np.minimum(behaviour + noise, 0.0).astype(np.float32),
+        group_ids=[f"{step}-{number // RESPONSES}" for number in range(lengths.size)],
+        reward=random.random(lengths.size).astype(np.float32),
+        attributes=BatchAttributes(temperature=1.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SentRun:
+    """A run that is stored, by its id."""
+
+    id: str
+    name: str
+
+    @property
+    def address(self) -> str:
+        return f"/runs/{self.id}"
+
+
+def send_run(http: httpx.Client, key: str, name: str | None = None, steps: int = STEPS) -> SentRun:
+    """Send a whole run as a trainer's client would."""
+    body = {"key": key, "name": name, "model": "tiny", "trainer": "a trainer", "initial_learning_rate": 1e-4}
+    run = http.post("/v1/runs", json=body).raise_for_status().json()
+    http.post(f"/v1/runs/{run['id']}/attempts", json={"key": "first"}).raise_for_status()
+    for step in range(1, steps + 1):
+        address = f"/v1/runs/{run['id']}/steps/{step}"
+        http.put(f"{address}/scalars", json={"values": {"grad_norm": 1.0 / step}}).raise_for_status()
+        http.put(
+            f"{address}/rollouts/0",
+            content=encode_rollouts(rollouts(step)),
+            headers={"Content-Type": PARQUET_MEDIA_TYPE},
+        ).raise_for_status()
+    return SentRun(run["id"], name or key)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A service that many tests look at and none changes."""
+
+    http: httpx.Client
+    url: str
+    run: SentRun
+    hostile: SentRun
+
+
+@pytest.fixture(scope="package")
+def site(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, decoders: DecoderPool) -> Iterator[Site]:
+    """A service with a run of a dozen steps and one with a hostile name."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(sqlite_template, folder / "foreshock.db")
+    settings = Settings(database_url=f"sqlite:///{folder / 'foreshock.db'}", store_url=str(folder / "tokens"))
+    with (
+        RunningServer(create_app(settings, decoders)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        run = send_run(http, "healthy", "a healthy run")
+        yield Site(http, server.url, run, send_run(http, HOSTILE, HOSTILE, steps=1))
+
+
+@pytest.fixture
+def own_run(http: httpx.Client) -> SentRun:
+    """A short run in a service of the test's own, to change."""
+    return send_run(http, "own", "my own run", steps=2)

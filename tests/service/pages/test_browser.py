@@ -1,0 +1,208 @@
+"""The pages in a real Chromium: plots are drawn, nothing is refused by the policy, and a hostile name does nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from service.pages.gather.figures import RUN_PLOTS
+from tests.service.pages.conftest import Site, send_run
+
+pytestmark = pytest.mark.slow
+
+MISSING = "Chromium is missing: apt-get install chromium"
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+# What the browser itself keeps of every breach of the page's policy.
+RECORD_BREACHES = """
+window.breaches = [];
+document.addEventListener("securitypolicyviolation", (event) => {
+  window.breaches.push(`${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`);
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The machine's own Chromium."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        if os.environ.get("CI"):
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page with what went wrong on it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.faults: list[str] = []
+        page.add_init_script(RECORD_BREACHES)
+        page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
+        page.on("pageerror", lambda error: self._note(True, str(error)))
+        page.on("requestfailed", lambda request: self._note(True, f"{request.failure}: {request.url}"))
+        page.on("request", lambda request: self._note(not request.url.startswith(self.origin), f"left: {request.url}"))
+        self.origin = ""
+
+    def _note(self, wrong: bool, words: str) -> None:
+        if wrong:
+            self.faults.append(words)
+
+    def open(self, site_url: str, path: str) -> Page:
+        """Load the page and wait until its figures are drawn."""
+        self.origin = site_url
+        self.page.goto(site_url + path)
+        self.page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
+        return self.page
+
+    def assert_clean(self) -> None:
+        assert self.page.evaluate("window.breaches") == []
+        assert self.faults == []
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    """A visit with a wide screen."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield Visit(context.new_page())
+    context.close()
+
+
+def drawn_traces(page: Page, plot: str) -> int:
+    """How many traces of a figure have a mark in its SVG."""
+    plot_area = page.locator(f'[data-figure$="/{plot}.json"] svg.main-svg').first
+    return plot_area.locator("g.trace").count()
+
+
+def test_every_plot_of_a_run_is_drawn(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, site.run.address)
+    for name in RUN_PLOTS:
+        figure = page.locator(f'[data-figure$="/{name}.json"]')
+        if name == "attribution":
+            assert "Nothing has been replayed yet" in figure.inner_text()
+        else:
+            assert figure.locator("svg.main-svg").count() >= 1, name
+            assert drawn_traces(page, name) >= 1, name
+    visit.assert_clean()
+
+
+def test_the_curve_of_the_mismatch_has_a_point_for_every_step(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, site.run.address)
+    points = page.locator('[data-figure$="/mismatch.json"] svg.main-svg g.trace path.point')
+    assert points.count() == 12
+    assert page.locator('[data-figure$="/mismatch.json"]').evaluate("e => e._fullLayout.yaxis.type") == "log"
+
+
+def test_a_screen_reader_is_told_what_a_plot_shows(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, site.run.address)
+    label = page.locator('[role=img][data-figure$="/mismatch.json"]').get_attribute("aria-label")
+    assert re.match(r"Mismatch per token \(k3\)\. trainer/rollout: [\d.]+e-5 at step 12, between", str(label))
+    caption = page.locator('section:has([data-figure$="/mismatch.json"]) figcaption')
+    assert "healthy" not in caption.inner_text()
+    assert "look above 1e-3" in caption.inner_text()
+    assert page.get_by_role("main").count() == 1
+    assert page.get_by_role("navigation", name="Main").count() == 1
+
+
+def test_the_plots_take_the_colours_of_the_readers_theme(browser: Browser, site: Site, scheme: str) -> None:
+    context = browser.new_context(color_scheme="dark" if scheme == "dark" else "light")
+    visit = Visit(context.new_page())
+    page = visit.open(site.url, site.run.address)
+    wanted = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--series-1').trim()")
+    used = page.locator('[data-figure$="/mismatch.json"]').evaluate("e => e.data[0].line.color")
+    assert used == wanted == ("#5aa9ff" if scheme == "dark" else "#0b66c2")
+    assert "var(" not in page.locator('[data-figure$="/mismatch.json"]').inner_html()
+    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
+    page.wait_for_function(
+        "old => document.querySelector('[data-figure$=\"/mismatch.json\"]').data[0].line.color !== old", arg=used
+    )
+    visit.assert_clean()
+    context.close()
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_no_page_is_wider_than_the_screen(browser: Browser, site: Site, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    for path in ("/", site.run.address, f"{site.run.address}/steps/5", site.hostile.address, "/login"):
+        visit = Visit(context.new_page())
+        visit.origin = site.url
+        visit.page.goto(site.url + path, wait_until="networkidle")
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, path
+        visit.assert_clean()
+    context.close()
+
+
+def test_a_step_fetches_its_worst_tokens(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, f"{site.run.address}/steps/5")
+    assert page.get_by_role("region", name="Worst tokens").locator("tbody tr").count() == 20
+    assert drawn_traces(page, "buckets") == 3
+    visit.assert_clean()
+
+
+def test_a_hostile_name_is_inert(visit: Visit, site: Site) -> None:
+    for path in ("/", site.hostile.address, f"{site.hostile.address}/steps/1"):
+        page = visit.open(site.url, path)
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("img").count() == 0
+        assert site.hostile.name in page.locator("body").inner_text()
+    visit.assert_clean()
+
+
+def test_the_policy_stops_a_script_that_got_into_the_page(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, site.run.address)
+    page.evaluate(
+        """() => {
+          const script = document.createElement("script");
+          script.textContent = "window.hacked = 1";
+          document.body.append(script);
+          document.body.insertAdjacentHTML("beforeend", '<img src=x onerror="window.hacked = 2">');
+        }"""
+    )
+    page.wait_for_function("() => window.breaches.length >= 2")
+    assert page.evaluate("window.hacked") is None
+
+
+def test_a_live_run_refreshes_itself(visit: Visit, site: Site) -> None:
+    run = send_run(site.http, "live", "a live run", steps=2)
+    page = visit.open(site.url, run.address)
+    page.evaluate("window.still = 'the same page'")
+    send_run(site.http, "live", "a live run", steps=3)
+    page.wait_for_function("() => document.querySelector('[data-part=head]').innerText.includes('3')", timeout=30_000)
+    plot = '[data-figure$="/mismatch.json"]'
+    page.wait_for_function(f"() => document.querySelector('{plot}').data[0].x.length === 3", timeout=30_000)
+    assert page.evaluate("window.still") == "the same page"
+    site.http.patch(f"/v1/runs/{run.id}", json={"state": "finished"}).raise_for_status()
+    page.wait_for_function("() => document.querySelector('#freshness').textContent.includes('ended')", timeout=30_000)
+    visit.assert_clean()
+
+
+def test_an_operators_form_works_without_a_script(browser: Browser, site: Site) -> None:
+    run = send_run(site.http, "operated", "an operated run", steps=1)
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(site.url + run.address)
+    page.get_by_role("button", name="Hold").click()
+    assert page.url == site.url + run.address
+    assert "held by an operator" in page.locator("[data-part=advice]").inner_text()
+    context.close()
