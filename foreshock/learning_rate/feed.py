@@ -193,12 +193,13 @@ class AdviceFeed:
         run = self._run if self._client is None else self._client.run_id
         if run is None:
             return False
+        etag = self._etag if not self._has_passed_wanted_step() else None
         response = self._connection.request(
             "GET",
             f"/v1/runs/{run}/lr-advice",
             # A follower's steps are told: later decisions leave them alone.
-            query={"step": self._step, "wait": self._wait_seconds if self._etag is not None else 0, "follow": "true"},
-            headers={"If-None-Match": self._etag} if self._etag is not None else {},
+            query={"step": self._step, "wait": self._wait_seconds if etag is not None else 0, "follow": "true"},
+            headers={"If-None-Match": etag} if etag is not None else {},
             timeout_seconds=self._wait_seconds + 15.0,
         )
         if response.status_code == httpx.codes.NOT_MODIFIED:
@@ -211,6 +212,11 @@ class AdviceFeed:
         if self._is_ours(advice) and self._take(advice) and self._client is not None:
             self._client.note_wanted_weights(advice.want_weights_at_step)
         return True
+
+    def _has_passed_wanted_step(self) -> bool:
+        # The entity tag does not change with the step, so the next step that is wanted has to be asked for.
+        wanted = self.want_weights_at_step
+        return wanted is not None and self._step is not None and self._step >= wanted
 
     def _is_ours(self, advice: Advice) -> bool:
         own = self._attempt

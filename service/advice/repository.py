@@ -32,10 +32,11 @@ def append(session: Session, run_id: str, decision: Decision) -> None:
     session.execute(insert(AdviceDecision), [row])
 
 
-def revision(session: Session, run_id: str) -> int:
-    """The newest decision's revision; 0 before there is one."""
-    query = select(func.max(AdviceDecision.revision)).where(AdviceDecision.run_id == run_id)
-    return session.scalar(query) or 0
+def newest_version(session: Session, run_id: str) -> tuple[int, int]:
+    """(attempt, revision) of the newest decision, as `fold` has them; (1, 0) before there is one."""
+    query = select(AdviceDecision.attempt, AdviceDecision.revision).where(AdviceDecision.run_id == run_id)
+    row = session.execute(query.order_by(AdviceDecision.revision.desc()).limit(1)).first()
+    return (1, 0) if row is None else (row[0], row[1])
 
 
 def trainer_step(session: Session, run_id: str, attempt: int) -> int:

@@ -28,6 +28,7 @@ from service.advice.schemas import (
 )
 from service.advice.waking import wake_after_commit
 from service.alerts import repository as alerts
+from service.attempts.repository import find as find_attempt
 from service.attempts.service import require_attempt
 from service.database.tables import AdviceAcknowledgement, Alert, Run
 from service.etag import etag_of
@@ -72,32 +73,33 @@ def read_advice(session: Session, principal: Principal, run_id: str, step: int |
 def read_etag(session: Session, principal: Principal, run_id: str) -> str:
     """The entity tag alone, for who waits; raises RunDeleted once the run is deleted."""
     get_run(session, principal, run_id)
-    state = fold(repository.log_of(session, run_id))
-    return etag_of(state.attempt, state.revision, alerts.version(session, run_id))
+    return etag_of(*repository.newest_version(session, run_id), alerts.version(session, run_id))
 
 
 def note_poll(session: Session, principal: Principal, run_id: str, step: int) -> None:
     """Note that a following trainer is told the scale of `step`: no later decision may change it."""
     lock_run(session, principal, run_id)
-    attempt = fold(repository.log_of(session, run_id)).attempt
-    require_attempt(session, run_id, attempt)
+    attempt, _ = repository.newest_version(session, run_id)
+    if find_attempt(session, run_id, attempt) is None:
+        # The feed may ask between the registration of the run and that of its attempt.
+        return
     if step > repository.polled_step(session, run_id, attempt):
         repository.put_polled_step(session, run_id, attempt, step)
 
 
 def is_news(session: Session, run_id: str, step: int) -> bool:
     """Whether a poll for `step` would move what `note_poll` notes."""
-    attempt = fold(repository.log_of(session, run_id)).attempt
+    attempt, _ = repository.newest_version(session, run_id)
     return step > repository.polled_step(session, run_id, attempt)
 
 
 def acknowledge(session: Session, principal: Principal, run_id: str, body: AcknowledgementCreate) -> None:
     """Note what a trainer did; raises AdviceConflict for a revision that was never given."""
     get_run(session, principal, run_id)
-    state = fold(repository.log_of(session, run_id))
-    if body.revision > state.revision:
-        raise AdviceConflict(f"revision {body.revision} was never given: the newest is {state.revision}")
-    attempt = body.attempt if body.attempt is not None else state.attempt
+    newest_attempt, newest_revision = repository.newest_version(session, run_id)
+    if body.revision > newest_revision:
+        raise AdviceConflict(f"revision {body.revision} was never given: the newest is {newest_revision}")
+    attempt = body.attempt if body.attempt is not None else newest_attempt
     require_attempt(session, run_id, attempt)
     row = {
         "run_id": run_id,

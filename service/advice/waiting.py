@@ -12,7 +12,7 @@ from service.context import ServiceContext
 from service.etag import matches
 from service.security import Principal
 
-LOOK_AGAIN_SECONDS = 1.0
+LOOK_AGAIN_SECONDS = 2.0
 """How often a poll looks by itself: another process's changes ring no bell here."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -34,6 +35,13 @@ def address(run: RecordedRun) -> str:
 
 def operate(http: httpx.Client, run: RecordedRun, kind: str) -> httpx.Response:
     return http.post(f"{address(run)}/decisions", json={"kind": kind, "reason": "a test"})
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to hold"
+        time.sleep(0.05)
 
 
 def test_a_new_run_is_warming_and_told_1(http: httpx.Client) -> None:
@@ -214,11 +222,11 @@ def test_rollouts_that_surge_reach_the_trainers_feed(http: httpx.Client, server:
             )
             assert run.put_shard(step, batch).status_code == 201
             assert feed.scale(step) == 1.0
-        deadline = time.monotonic() + 30
-        while feed.revision == 0 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: feed.revision > 0)
         assert feed.advice is not None
         assert feed.advice.schedule is not None
         assert feed.advice.schedule.surge_step == 50
         assert [feed.scale(step) for step in (89, 90, 180, 270, 360)] == [1.0, 0.5, 0.25, 0.125, 0.1]
         assert "length_surge" in {alert.rule for alert in feed.alerts}
+        # Nothing changes any more, and yet the feed hears which weights are wanted next.
+        wait_until(lambda: (feed.want_weights_at_step or 0) > 360)
