@@ -6,21 +6,17 @@ NaN means "not estimable": no tokens, an input that was not logged, or too few r
 from __future__ import annotations
 
 import math
-from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from foreshock.measures.comparison_sums import ComparisonSums
 from foreshock.measures.histograms import LOG_RATIO_GRID
 from foreshock.measures.log_weights import LogWeights
 from foreshock.measures.per_rollout import TAIL_ASYMMETRY_THRESHOLD, TAIL_THRESHOLDS
 from foreshock.measures.sequences import SEQUENCE_MEANS
 
-if TYPE_CHECKING:
-    from foreshock.measures.statistics import ComparisonStatistics
-
 __all__ = ["comparison_measures"]
 
 
-def comparison_measures(statistics: ComparisonStatistics) -> dict[str, float]:
+def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
     """Every comparison and sequence measure of the registry by its column name."""
     return {
         **_token_means(statistics),
@@ -57,7 +53,7 @@ def _named_means(means: list[float], suffix: str) -> dict[str, float]:
     }
 
 
-def _token_means(statistics: ComparisonStatistics) -> dict[str, float]:
+def _token_means(statistics: ComparisonSums) -> dict[str, float]:
     means = [_ratio(statistics.sum(name), statistics.tokens) for name in SEQUENCE_MEANS]
     return {
         **_named_means(means, ""),
@@ -68,7 +64,7 @@ def _token_means(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _probabilities(statistics: ComparisonStatistics) -> dict[str, float]:
+def _probabilities(statistics: ComparisonSums) -> dict[str, float]:
     """verl's measures of probabilities."""
     tokens = statistics.tokens
     of_target = _moment(statistics, "within_target", "between_target", "target_probability")
@@ -84,26 +80,18 @@ def _probabilities(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _moment(
-    statistics: ComparisonStatistics, within: str, between: str, first: str, second: str | None = None
-) -> float:
+def _moment(statistics: ComparisonSums, within: str, between: str, first: str, second: str | None = None) -> float:
     """Σ (a − mean a)(b − mean b) over tokens, from moments within and between rollouts.
 
     Exact rational arithmetic, because Σ S²/n and (ΣS)²/n may agree in all but their last digits.
     """
     if not statistics.tokens:
         return math.nan
-    totals = _exact(statistics, first) * _exact(statistics, second or first)
-    return statistics.sum(within) + float(_exact(statistics, between) - totals / statistics.tokens)
+    totals = statistics.exact_sum(first) * statistics.exact_sum(second or first)
+    return statistics.sum(within) + float(statistics.exact_sum(between) - totals / statistics.tokens)
 
 
-def _exact(statistics: ComparisonStatistics, name: str) -> Fraction:
-    from foreshock.measures.statistics import SUMS
-
-    return statistics.sums.exact(SUMS.index(name))
-
-
-def _distribution(statistics: ComparisonStatistics) -> dict[str, float]:
+def _distribution(statistics: ComparisonSums) -> dict[str, float]:
     """Extremes, quantiles and tails of d."""
     tokens = statistics.tokens
     counts = statistics.histogram.sum(axis=0)
@@ -123,7 +111,7 @@ def _distribution(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _sequences(statistics: ComparisonStatistics) -> dict[str, float]:
+def _sequences(statistics: ComparisonSums) -> dict[str, float]:
     """Means over sequences, and weights of whole turns and sequences."""
     rollouts = statistics.count("measured_rollouts")
     means = [_ratio(statistics.sum(f"{name}_seq"), rollouts) for name in SEQUENCE_MEANS]
@@ -150,7 +138,7 @@ def _estimable(weights: LogWeights, k3_sum: float) -> float:
     return weights.effective_fraction()
 
 
-def _with_groups(statistics: ComparisonStatistics) -> dict[str, float]:
+def _with_groups(statistics: ComparisonSums) -> dict[str, float]:
     """What is clustered by prompt group, or needs entropies."""
     k3, kl = statistics.interval("k3_kl"), statistics.interval("kl")
     with_entropy = statistics.count("entropy_tokens")

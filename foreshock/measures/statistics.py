@@ -17,41 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from foreshock.errors import InvalidRolloutsError, StatisticsError
 from foreshock.measures import blob
-from foreshock.measures.buckets import BUCKET_EDGES, BUCKET_SUMS, POSITION_EDGES, BucketSums, BucketTable
+from foreshock.measures.buckets import BUCKET_EDGES, BUCKET_SUMS, POSITION_EDGES, BucketSums
 from foreshock.measures.clusters import CLUSTER_COLUMNS, ClusterSums
+from foreshock.measures.comparison_measures import comparison_measures
+from foreshock.measures.comparison_sums import COUNTS, EXTREMES, SUMS, ComparisonSums
 from foreshock.measures.histograms import LOG_RATIO_GRID
-from foreshock.measures.intervals import Interval
 from foreshock.measures.log_weights import LogWeights
-from foreshock.measures.per_rollout import (
-    TAIL_THRESHOLDS,
-    TOKEN_SUMS,
-    RolloutSums,
-    TokenInputs,
-    sum_rollouts,
-)
-from foreshock.measures.sequences import SEQUENCE_SUMS, sequence_sums
+from foreshock.measures.per_rollout import TAIL_THRESHOLDS, RolloutSums, TokenInputs, sum_rollouts
+from foreshock.measures.sequences import sequence_sums
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.measures.sums import CompensatedSums
 
 __all__ = ["ComparisonStatistics", "StepStatistics", "fold"]
-
-COUNTS = (
-    "rollouts",
-    "measured_rollouts",
-    "incomplete_rollouts",
-    "generated_tokens",
-    "tokens",
-    "nonfinite_target",
-    "nonfinite_behaviour",
-    "zero_tokens",
-    "below_threshold",
-    "entropy_tokens",
-    "turns",
-    *(f"tail_{threshold}" for threshold in TAIL_THRESHOLDS),
-)
-SUMS = TOKEN_SUMS + SEQUENCE_SUMS
-# Largest −d, d and |π − μ|: all of them merge by maximum, and −inf is "none yet".
-EXTREMES = ("minus_min_d", "max_d", "max_probability_difference")
 
 _KIND = "comparison"
 _BUCKETS = len(BUCKET_EDGES) - 1
@@ -77,7 +54,7 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ComparisonStatistics:
+class ComparisonStatistics(ComparisonSums):
     """Statistics of d = log target − log behaviour (π/μ) over the model-generated tokens of some rollouts.
 
     Tokens where either log-prob is NaN or ±inf are counted and take part in nothing else; a sequence takes part in the
@@ -85,17 +62,6 @@ class ComparisonStatistics:
     """
 
     statistics_version: ClassVar[int] = blob.STATISTICS_VERSION
-
-    counts: NDArray[np.int64]
-    sums: CompensatedSums
-    extremes: NDArray[np.float64]
-    token_weights: LogWeights
-    turn_weights: LogWeights
-    sequence_weights: LogWeights
-    histogram: NDArray[np.int64]
-    probabilities: BucketSums
-    positions: BucketSums
-    clusters: ClusterSums
 
     @classmethod
     def of(
@@ -173,64 +139,9 @@ class ComparisonStatistics:
             self.clusters.merge(other.clusters),
         )
 
-    def count(self, name: str) -> int:
-        """One of COUNTS."""
-        return int(self.counts[COUNTS.index(name)])
-
-    def sum(self, name: str) -> float:
-        """One of SUMS, as float64."""
-        return float(self.sums.value[SUMS.index(name)])
-
-    @property
-    def tokens(self) -> int:
-        """Model-generated tokens with two finite log-probs: what every token mean is over."""
-        return self.count("tokens")
-
-    @property
-    def rollouts(self) -> int:
-        """Rollouts, those without a measured token included."""
-        return self.count("rollouts")
-
-    @property
-    def nonfinite_target(self) -> int:
-        """Model-generated tokens whose target log-prob is NaN or ±inf."""
-        return self.count("nonfinite_target")
-
-    @property
-    def nonfinite_behaviour(self) -> int:
-        """Model-generated tokens whose behaviour log-prob is NaN or ±inf."""
-        return self.count("nonfinite_behaviour")
-
     def measures(self) -> dict[str, float]:
         """Every comparison and sequence measure of the registry by column name; NaN where it is not estimable."""
-        from foreshock.measures.comparison_measures import comparison_measures
-
         return comparison_measures(self)
-
-    def buckets(self) -> BucketTable:
-        """The mismatch by the token's probability under μ."""
-        return self.probabilities.table(BUCKET_EDGES)
-
-    def position_buckets(self) -> BucketTable:
-        """The mismatch by the token's place in the response."""
-        return self.positions.table(POSITION_EDGES)
-
-    def interval(self, name: str) -> Interval:
-        """The 95 % interval of the token mean `kl` or `k3_kl`, clustered by prompt group (by rollout where none)."""
-        sign, column = (-1.0, "d") if name == "kl" else (1.0, name)
-        mean = self.sum(column) / self.tokens if self.tokens else math.nan
-        found = self.clusters.interval(column, mean, self.tokens)
-        if sign > 0:
-            return found
-        return Interval(-found.mean, -found.high, -found.low, found.clusters)
-
-    def tail(self, threshold: float) -> float:
-        """The fraction of tokens with max(ρ, 1/ρ) above any `threshold` > 1, to the width of a histogram bin."""
-        if not self.tokens:
-            return math.nan
-        counts = self.histogram.sum(axis=0)
-        first = int(LOG_RATIO_GRID.bins(np.array([math.log(threshold)]))[0]) + 1
-        return float(counts[first:].sum()) / self.tokens
 
     def to_bytes(self) -> bytes:
         """The statistics as a blob that `from_bytes` reads: a JSON header and raw arrays."""

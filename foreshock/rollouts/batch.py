@@ -13,6 +13,7 @@ from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.ragged import concatenate_offsets, offsets_of_lengths, take_rows
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
+from foreshock.rollouts.validation import validate_rollouts
 
 __all__ = ["BatchAttributes", "RolloutBatch"]
 
@@ -125,8 +126,6 @@ class RolloutBatch:
         `columns` are the other fields of RolloutBatch by name. `advantage` is taken per token where its size is T and
         not N. Raises InvalidRolloutsError naming row and column.
         """
-        from foreshock.rollouts.validation import validate_rollouts
-
         columns |= {"prompt_token_ids": prompt_token_ids, "response_token_ids": response_token_ids}
         per_token = columns.pop("advantage_per_token", None)
         known = {column.field: column for column in ROLLOUT_COLUMNS}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
-from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.ragged import row_of_position
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
@@ -23,7 +22,25 @@ LOG_PROB_ROUNDING = 1e-4
 _AT_LEAST_ZERO = frozenset({"prompt_token_ids", "response_token_ids", "turn", "weights_version"})
 
 
-def validate_rollouts(batch: RolloutBatch, limits: DecodeLimits | None = None) -> None:
+class RolloutColumns(Protocol):
+    """What is checked: the fields of RolloutBatch, which builds on this module and so cannot be named here."""
+
+    @property
+    def sample_ids(self) -> list[str]: ...
+    @property
+    def prompt_token_ids(self) -> NDArray[np.int32]: ...
+    @property
+    def prompt_offsets(self) -> NDArray[np.int64]: ...
+    @property
+    def response_token_ids(self) -> NDArray[np.int32]: ...
+    @property
+    def response_offsets(self) -> NDArray[np.int64]: ...
+
+    def per_token(self, column: ColumnSpec) -> bool:
+        """Whether `column` holds one value per token."""
+
+
+def validate_rollouts(batch: RolloutColumns, limits: DecodeLimits | None = None) -> None:
     """Raise InvalidRolloutsError or LimitExceededError, naming row and column, where `batch` breaks a rule.
 
     Checked: there are rows; sample ids are there, short and unique; all lists of a rollout have equal lengths; ids and
@@ -46,12 +63,9 @@ def validate_rollouts(batch: RolloutBatch, limits: DecodeLimits | None = None) -
                 f"has {len(value)} values and must have {expected}: one per {per}", column=column.name
             )
     _check_values(batch)
-    for name, strings in (
-        ("group_id", batch.group_ids),
-        ("data_source", batch.data_sources),
-        ("finish_reason", batch.finish_reasons),
-    ):
-        _check_strings(name, strings, limits)
+    for column in ROLLOUT_COLUMNS:
+        if column.value_type == "string" and not column.required:
+            _check_strings(column.name, getattr(batch, column.field), limits)
 
 
 def validate_scores(scores: ScoreBatch, limits: DecodeLimits | None = None) -> None:
@@ -120,7 +134,7 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values:
         )
 
 
-def _check_values(batch: RolloutBatch) -> None:
+def _check_values(batch: RolloutColumns) -> None:
     """Check every numeric column against its range."""
     for column in ROLLOUT_COLUMNS:
         value = getattr(batch, column.field)
@@ -139,7 +153,7 @@ def _check_values(batch: RolloutBatch) -> None:
             _refuse(column.name, value, value < 0, offsets, "must not be negative")
 
 
-def _offsets_for(batch: RolloutBatch, column: ColumnSpec) -> NDArray[np.int64] | None:
+def _offsets_for(batch: RolloutColumns, column: ColumnSpec) -> NDArray[np.int64] | None:
     if not batch.per_token(column):
         return None
     return batch.prompt_offsets if column.shape == "prompt" else batch.response_offsets
