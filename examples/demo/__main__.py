@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -43,6 +44,8 @@ def main() -> int:
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
+    for name in [name for name in os.environ if name.startswith("FORESHOCK_")]:
+        del os.environ[name]  # The demo is the same whatever the shell has set.
     try:
         with only_demo_of(arguments.data.resolve()):
             run_demo(arguments.data.resolve(), once=arguments.once)
@@ -67,14 +70,16 @@ def run_demo(data: Path, *, once: bool) -> None:
         log_missing(record, manifest, data, connection, service, url)
         run = find_run(connection, manifest.run.key)
         console.print("[bold]3. Replay[/]   checkpointed steps through vLLM and torch")
-        replay(record, manifest, data, connection, service, run.id)
+        failures = replay(record, manifest, data, connection, service, run.id)
         console.print("[bold]4. Diagnosis[/]\n")
         if foreshock_command(["report", run.id, "--url", url]):
             raise DemoError("the report could not be made")
-        console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s. Pages: {url}/runs/{run.id}")
+        console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s.")
         if not once:
-            console.print("They stay up until Ctrl-C.")
+            console.print(f"The pages stay up until Ctrl-C: {url}/runs/{run.id}")
             keep_up(service)
+        if failures:
+            raise DemoError(f"not all was replayed:\n{failures}{(data / 'worker.log')} says more.")
 
 
 def log_missing(
@@ -96,8 +101,8 @@ def log_missing(
 
 def replay(
     record: RunRecord, manifest: Manifest, data: Path, connection: ServiceConnection, service: Child, run: str
-) -> None:
-    """Have the probes done that are not done yet."""
+) -> str:
+    """Have the probes done that are not done yet; what came to nothing, a line each."""
     probes = request_probes(connection, run, manifest)
     total = unfinished_jobs(probes)
     if not total:
@@ -112,8 +117,7 @@ def replay(
                 service,
                 lambda left: progress.update(task, completed=total - left),
             )
-    for complaint in complaints(probes):
-        console.print(f"   [yellow]{_plain(complaint)}[/]")
+    return "".join(f"    {complaint}\n" for complaint in complaints(probes))
 
 
 def keep_up(service: Child) -> None:

@@ -14,7 +14,8 @@ from examples.tiny_rl.run_log import WEIGHTS_ROOT
 from foreshock.client.connection import ServiceConnection
 
 SCORERS = ("vllm.prefill", "torch.trainer", "torch.float32")
-WORKER_IDLE_SECONDS = 2
+WORKER_IDLE_SECONDS = 90
+"""Longer than a lease: what a worker that was killed has left comes free only when its lease ends."""
 PATIENCE_SECONDS = 900.0
 
 FINAL_STATES = frozenset({"done", "failed", "skipped"})
@@ -45,7 +46,7 @@ def unfinished_jobs(probes: list[dict[str, Any]]) -> int:
 
 
 def start_worker(url: str, record: RunRecord, log: Path) -> Child:
-    """A worker that knows the record's weights and leaves when there is nothing more to do."""
+    """A worker that knows the record's weights; leaving its context ends it, idle or not."""
     environment = {"FORESHOCK_WEIGHTS_ROOTS": f"{WEIGHTS_ROOT}={record.folder.resolve()}"}
     arguments = ["worker", "--url", url, "--until-idle", str(WORKER_IDLE_SECONDS)]
     return Child("worker", arguments, environment, log)

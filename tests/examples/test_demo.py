@@ -105,7 +105,7 @@ def test_the_demo_does_its_work_once(tmp_path: Path) -> None:
     assert count(tmp_path, "runs") == count(tmp_path, "attempts") == 1
 
     third = start_demo(tmp_path)
-    wait_for(third, "They stay up until Ctrl-C.")
+    wait_for(third, "The pages stay up until Ctrl-C")
     assert children_of(tmp_path)
     third.send_signal(signal.SIGINT)
     third.wait(60)
