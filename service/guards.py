@@ -51,7 +51,7 @@ class RequestGuard:
         await self._serve(request, _counted(receive, limit), send)
 
     async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
-        """Serve; an unforeseen error becomes a problem here, for beyond here it would cost the client its connection."""
+        """Serve; an unforeseen error becomes a problem here: beyond, it would cost the client its connection."""
         started = False
 
         async def send_noting(message: Message) -> None:
