@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +12,8 @@ from foreshock.digests import digest_of_bytes
 __all__ = ["PARQUET", "Delivery", "Registration"]
 
 PARQUET = "application/vnd.apache.parquet"
+
+_SLICE_BYTES = 256 * 1024
 
 Kind = Literal["register", "rollouts", "scalars", "checkpoint", "state", "acknowledgement"]
 
@@ -48,7 +50,13 @@ class Delivery:
     path: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
-    body: bytes = b""
+    body: bytes | memoryview = b""
+
+    def slices(self) -> Iterator[bytes]:
+        """The body in pieces, so that no step of sending it holds the interpreter's lock for long."""
+        view = memoryview(self.body)
+        for start in range(0, len(view), _SLICE_BYTES):
+            yield bytes(view[start : start + _SLICE_BYTES])
 
     @property
     def needed(self) -> bool:

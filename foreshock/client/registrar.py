@@ -73,8 +73,8 @@ class Registrar:
             delivery.method,
             delivery.path.format(run=run, attempt=attempt),
             query={name: value.format(run=run, attempt=attempt) for name, value in delivery.query.items()},
-            content=delivery.body,
-            headers={"Content-Type": delivery.content_type},
+            content=delivery.slices(),
+            headers={"Content-Type": delivery.content_type, "Content-Length": str(len(delivery.body))},
         )
 
     @staticmethod

@@ -11,7 +11,7 @@ from foreshock.client.deliveries import PARQUET, Delivery, Registration
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.parquet import encode_rollouts
+from foreshock.rollouts.parquet import encode_rollouts_view
 
 __all__ = ["acknowledgement", "check_shard", "checkpoint", "registration", "rollouts", "scalars", "state"]
 
@@ -55,7 +55,7 @@ def rollouts(
         path=f"/v1/runs/{{run}}/steps/{int(step)}/rollouts/{int(shard)}",
         query={**_ATTEMPT, "shards": str(int(shards))},
         content_type=PARQUET,
-        body=encode_rollouts(build()),
+        body=encode_rollouts_view(build()),
     )
 
 

@@ -196,7 +196,7 @@ class Spool:
             yield SpooledEntry(body_path, size, kind)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def _write_durably(path: Path, data: bytes | memoryview) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:

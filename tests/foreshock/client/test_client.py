@@ -269,8 +269,8 @@ def test_what_is_logged_faster_than_encoded_is_dropped_and_counted(
 ) -> None:
     from foreshock.client import requests
 
-    encode = requests.encode_rollouts
-    monkeypatch.setattr(requests, "encode_rollouts", lambda batch: (time.sleep(0.1), encode(batch))[1])
+    encode = requests.encode_rollouts_view
+    monkeypatch.setattr(requests, "encode_rollouts_view", lambda batch: (time.sleep(0.1), encode(batch))[1])
     client = make(max_queue_items=3)
     for step in range(10):
         client.log_rollouts(step, rollouts(step))
