@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.measures import token
 from foreshock.measures.buckets import (
     BUCKET_EDGES,
     POSITION_EDGES,
@@ -190,29 +191,29 @@ def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.
 def _token_terms(target: NDArray[np.floating], behaviour: NDArray[np.floating]) -> dict[str, Float64]:
     """The terms of TOKEN_SUMS that need no more than one token, by name."""
     log_target, log_behaviour = target.astype(np.float64), behaviour.astype(np.float64)
-    d = log_target - log_behaviour
-    with np.errstate(over="ignore", under="ignore"):
-        above = np.expm1(d)
-        below = np.expm1(-d)
+    d = token.log_ratio(target, behaviour)
+    above, below = token.ratio_minus_one(d), token.ratio_minus_one(-d)
+    with np.errstate(under="ignore"):
         target_probability, behaviour_probability = np.exp(log_target), np.exp(log_behaviour)
-        return {
-            "d": d,
-            "abs_d": np.abs(d),
-            "d2": np.square(d),
-            "k3_kl": np.maximum(above - d, 0.0),
-            "ratio_minus_one": above,
-            "chi2_token": np.square(above),
-            "reverse_chi2_token": above * -below,
-            "tv_token": np.maximum(-above, 0.0),
-            "prob_error_minus_one": np.maximum(above, below),
-            "log_target": log_target,
-            "log_behaviour": log_behaviour,
-            "upper_ratio": np.where(d > TAIL_ASYMMETRY_THRESHOLD, above + 1.0, 0.0),
-            "target_probability": target_probability,
-            "behaviour_probability": behaviour_probability,
-            "abs_probability_difference": np.maximum(target_probability, behaviour_probability)
-            * -np.minimum(above, below),
-        }
+    return {
+        "d": d,
+        "abs_d": np.abs(d),
+        "d2": np.square(d),
+        "k3_kl": token.k3_kl(d, above),
+        "ratio_minus_one": above,
+        "chi2_token": token.chi2_token(d, above),
+        "reverse_chi2_token": token.reverse_chi2_token(d, above, below),
+        "tv_token": token.tv_token(d, above),
+        # exp|d| − 1: the sum keeps its digits near agreement.
+        "prob_error_minus_one": np.maximum(above, below),
+        "log_target": log_target,
+        "log_behaviour": log_behaviour,
+        "upper_ratio": np.where(d > TAIL_ASYMMETRY_THRESHOLD, above + 1.0, 0.0),
+        "target_probability": target_probability,
+        "behaviour_probability": behaviour_probability,
+        # |π − μ| = max(π, μ)·(1 − exp(−|d|)), without cancellation.
+        "abs_probability_difference": np.maximum(target_probability, behaviour_probability) * -np.minimum(above, below),
+    }
 
 
 def _add_rollouts(result: RolloutSums, segments: _Segments, terms: dict[str, Float64]) -> None:

@@ -3,11 +3,11 @@
 μ is the policy that sampled, π the policy that is trained, ρ = exp(d); tokens are drawn from μ. All of them are written
 with expm1, never with exp(d) − 1: in float32 `exp(d) − d − 1` is wrong by a factor of two once k3 is below 1e-7.
 A d beyond ±709 overflows to infinity where the formula is that large; no warning is raised.
+
+Many of them need ρ − 1 (`above`) or 1/ρ − 1 (`below`), which are the costly part: who has them hands them over.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ __all__ = [
     "log_ratio",
     "mean_ratio",
     "probability_difference",
+    "ratio_minus_one",
     "reverse_chi2_token",
     "token_mult_prob_error",
     "tv_token",
@@ -34,6 +35,12 @@ def log_ratio(target: NDArray[np.float32], behaviour: NDArray[np.float32]) -> Fl
     return np.subtract(target, behaviour, dtype=np.float64)
 
 
+def ratio_minus_one(d: Float64) -> Float64:
+    """ρ − 1, with all its digits near 0."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.expm1(d)
+
+
 def kl(d: Float64) -> Float64:
     """k1 = −d in nats. Its mean estimates KL(μ‖π); single values are negative about as often as not."""
     return -d
@@ -44,43 +51,54 @@ def k2_kl(d: Float64) -> Float64:
     return 0.5 * d * d
 
 
-def k3_kl(d: Float64) -> Float64:
+def k3_kl(d: Float64, above: Float64 | None = None) -> Float64:
     """k3 = ρ − 1 − d in nats, never negative. Its mean estimates KL(μ‖π) (Schulman, "Approximating KL divergence").
 
     Unbiased only where π's support lies in μ's and the logged μ is the law that sampled; else E[k3] = KL − (1 − E ρ).
     """
-    return _quiet(lambda: np.maximum(np.expm1(d) - d, 0.0))
+    above = ratio_minus_one(d) if above is None else above
+    return np.maximum(above - d, 0.0)
 
 
-def chi2_token(d: Float64) -> Float64:
+def chi2_token(d: Float64, above: Float64 | None = None) -> Float64:
     """(ρ − 1)². Its mean estimates χ²(π‖μ). Blind where π ≪ μ: see `reverse_chi2_token`."""
-    return _quiet(lambda: np.square(np.expm1(d)))
+    above = ratio_minus_one(d) if above is None else above
+    with np.errstate(over="ignore", under="ignore"):
+        return np.square(above)
 
 
-def reverse_chi2_token(d: Float64) -> Float64:
+def reverse_chi2_token(d: Float64, above: Float64 | None = None, below: Float64 | None = None) -> Float64:
     """(1 − ρ)²/ρ = (ρ − 1)(1 − 1/ρ). Its mean estimates χ²(μ‖π)."""
-    return _quiet(lambda: np.expm1(d) * -np.expm1(-d))
+    above = ratio_minus_one(d) if above is None else above
+    below = ratio_minus_one(-d) if below is None else below
+    with np.errstate(over="ignore", under="ignore"):
+        return above * -below
 
 
-def tv_token(d: Float64) -> Float64:
+def tv_token(d: Float64, above: Float64 | None = None) -> Float64:
     """(1 − ρ)⁺, between 0 and 1. Its mean estimates D_TV(π, μ), also where sampling was truncated."""
-    below: Float64 = np.minimum(d, 0.0)
-    return np.asarray(-np.expm1(below))
+    above = ratio_minus_one(d) if above is None else above
+    return np.maximum(-above, 0.0)
 
 
-def verl_chi2_token(d: Float64) -> Float64:
-    """ρ² − 1, verl's form. Estimates χ²(π‖μ) where E ρ = 1; noisier than `chi2_token`, and often negative."""
-    return _quiet(lambda: np.expm1(2.0 * d))
+def verl_chi2_token(d: Float64, above: Float64 | None = None) -> Float64:
+    """ρ² − 1 = (ρ − 1)² + 2(ρ − 1), verl's form. Estimates χ²(π‖μ) where E ρ = 1; noisy, and often negative."""
+    above = ratio_minus_one(d) if above is None else above
+    with np.errstate(over="ignore", under="ignore"):
+        return above * (above + 2.0)
 
 
 def mean_ratio(d: Float64) -> Float64:
     """ρ. Its mean is 1 where the logged μ is the law that sampled and covers π."""
-    return _quiet(lambda: np.exp(d))
+    with np.errstate(over="ignore", under="ignore"):
+        return np.exp(d)
 
 
-def token_mult_prob_error(d: Float64) -> Float64:
+def token_mult_prob_error(d: Float64, above: Float64 | None = None, below: Float64 | None = None) -> Float64:
     """exp|d|, NeMo-RL's. 1.0 is ideal, a mean above 1.05 suspicious."""
-    return _quiet(lambda: np.exp(np.abs(d)))
+    above = ratio_minus_one(d) if above is None else above
+    below = ratio_minus_one(-d) if below is None else below
+    return np.maximum(above, below) + 1.0
 
 
 def probability_difference(target: NDArray[np.float32], behaviour: NDArray[np.float32]) -> Float64:
@@ -88,8 +106,3 @@ def probability_difference(target: NDArray[np.float32], behaviour: NDArray[np.fl
     distance = np.abs(log_ratio(target, behaviour))
     likelier = np.minimum(np.maximum(target, behaviour, dtype=np.float64), 709.0)
     return np.asarray(np.exp(likelier) * -np.expm1(-distance))
-
-
-def _quiet(formula: Callable[[], Float64]) -> Float64:
-    with np.errstate(over="ignore", under="ignore"):
-        return formula()
