@@ -19,9 +19,7 @@ from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
 
 
-def test_a_new_shard_is_stored_and_the_same_bytes_again_are_a_duplicate(
-    http: httpx.Client, settings: Settings
-) -> None:
+def test_a_new_shard_is_stored_and_the_same_bytes_again_are_a_duplicate(http: httpx.Client, settings: Settings) -> None:
     sender = start_run(http)
     batch = make_batch()
     body = encode_rollouts(batch)
