@@ -11,6 +11,7 @@ import pytest
 from foreshock.early_warning.default_rules import DEFAULT_RULES, K3, default_rules
 from foreshock.early_warning.detectors import WarningConfiguration
 from foreshock.early_warning.rules import ThresholdRule
+from foreshock.measures.registry import MEASURES
 from tests.foreshock.early_warning.curves import LENGTH, closed_steps, fired, noisy, watch
 
 
@@ -175,3 +176,11 @@ def test_the_configuration_digest_changes_with_any_constant() -> None:
     assert len({plain.digest(), surge.digest(), rules.digest(), WarningConfiguration.for_model(True).digest()}) == 4
     assert plain.digest() == WarningConfiguration().digest()
     assert all(dataclasses.is_dataclass(rule) for rule in plain.rules)
+
+
+def test_every_quantity_that_is_looked_at_is_a_registered_measure_or_a_scalar() -> None:
+    columns = {measure.column for measure in MEASURES}
+    for key in WarningConfiguration().keys:
+        comparison, _, measure = key.partition(":")
+        assert comparison in ("rollout", "trainer/rollout", "scalars")
+        assert comparison == "scalars" or measure in columns, key
