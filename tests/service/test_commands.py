@@ -1,0 +1,95 @@
+"""`foreshock serve` and `foreshock keys` as an operator runs them, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.slow
+_ROOT = Path(__file__).parents[2]
+
+
+def environment(folder: Path, **settings: str) -> dict[str, str]:
+    """The environment of a service whose data is in `folder`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    own = {
+        "FORESHOCK_DATABASE_URL": f"sqlite:///{folder}/foreshock.db",
+        "FORESHOCK_STORE_URL": f"{folder}/tokens",
+        "PYTHONPATH": str(_ROOT),
+    }
+    return kept | own | settings
+
+
+def foreshock(folder: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "foreshock.commands.main", *words],
+        env=environment(folder, **settings),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
+    """Wait for /readyz."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    raise AssertionError("the service did not become ready")
+
+
+def test_keys_are_made_listed_and_revoked_and_guard_the_service(tmp_path: Path) -> None:
+    refused = foreshock(tmp_path, "serve", "--host", "0.0.0.0")
+    assert refused.returncode == 1
+    assert "foreshock keys create" in refused.stderr
+    made = foreshock(tmp_path, "keys", "create", "trainer", "--scope", "read", "--scope", "ingest")
+    assert made.returncode == 0, made.stderr
+    key_id, secret = made.stdout.partition(":")[0], made.stdout.splitlines()[-1]
+    assert secret.startswith("fsk_")
+    listed = foreshock(tmp_path, "keys", "list").stdout
+    assert key_id in listed
+    assert secret not in listed
+
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "foreshock.commands.main", "serve", "--host", "0.0.0.0", "--port", str(port)],
+        env=environment(tmp_path, FORESHOCK_BOOTSTRAP_KEY="a key for a container's start"),
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_ready(url, process)
+        bearer = {"Authorization": f"Bearer {secret}"}
+        assert httpx.get(f"{url}/v1/runs").status_code == 401
+        assert httpx.get(f"{url}/v1/runs", headers=bearer).status_code == 200
+        assert foreshock(tmp_path, "keys", "revoke", key_id).returncode == 0
+        assert httpx.get(f"{url}/v1/runs", headers=bearer).status_code == 401
+    finally:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode in (0, 130)
+    assert "a key for a container's start" not in output
+    assert "FORESHOCK_BOOTSTRAP_KEY=********" in output
+    assert foreshock(tmp_path, "keys", "revoke", "key_nobody").returncode == 1
