@@ -57,6 +57,10 @@ print(refused)
 """
 
 
+@pytest.mark.skipif(
+    tuple(int(part) for part in pa.__version__.split(".")[:3]) <= (23, 0, 0),
+    reason="older pyarrow crashes on pages that are damaged inside; the service demands a newer one",
+)
 def test_no_damage_crashes_the_process() -> None:
     """In a process of its own: Arrow can end the one it runs in on a damaged footer."""
     data = encode_rollouts(random_batch(0, rollouts=3, longest=4))
