@@ -6,6 +6,7 @@ their rollouts. A rollout that a score does not have is NaN there, and takes no 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,12 +127,17 @@ def _attribute(batch: RolloutBatch, scores: Mapping[str, Values]) -> Attribution
 
 
 def _pairs_of(attribution: Attribution | None) -> list[tuple[str, str]]:
-    """(target, behaviour) of the chain's links and of the side branch; what the step's own shards measure is left."""
+    """(target, behaviour) of any two scores of the chain and of the side branch, except what is measured already.
+
+    All pairs and not the links alone: which scores are neighbours depends on which jobs were done first, and the set of
+    measured comparisons must not.
+    """
     if attribution is None:
         return []
+    pairs = [(later, earlier) for earlier, later in itertools.combinations(attribution.chain, 2)]
     branch = attribution.side_branch.links if attribution.side_branch is not None else ()
-    names = dict.fromkeys(link.name for link in (*attribution.links, *branch) if link.name != LOGGED)
-    return [(target, behaviour) for target, _, behaviour in (name.partition("/") for name in names)]
+    pairs += [(target, behaviour) for target, _, behaviour in (link.name.partition("/") for link in branch)]
+    return [pair for pair in pairs if "/".join(pair) != LOGGED]
 
 
 def _together(attribution: Attribution | None, pair: tuple[str, str]) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class ActiveRun:
 def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
     """How many runs are in each state."""
     query = select(Run.state, func.count()).where(_visible(project)).group_by(Run.state)
-    return dict(row._tuple() for row in session.execute(query))
+    return dict(session.execute(query).all())
 
 
 def active_runs(session: Session, project: str | None, limit: int) -> list[ActiveRun]:
@@ -133,11 +133,11 @@ def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str,
     return {each.run_id: each for each in session.scalars(query)}
 
 
-def open_alerts(session: Session, run_ids: Collection[str]) -> list[tuple[str, str, str, int]]:
+def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
     """(run, rule, severity, how many) of open alerts."""
     of_alert = (Alert.run_id, Alert.rule, Alert.severity)
     query = select(*of_alert, func.count()).where(Alert.run_id.in_(run_ids), Alert.state == "open")
-    return [row._tuple() for row in session.execute(query.group_by(*of_alert))]
+    return session.execute(query.group_by(*of_alert)).all()
 
 
 def advice_logs(session: Session, run_ids: Collection[str]) -> dict[str, list[dict[str, Any]]]:
@@ -168,7 +168,7 @@ def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[
     return {each.run_id: each for each in session.scalars(query)}
 
 
-def jobs_by_state(session: Session, project: str | None) -> list[tuple[str, str, int, int]]:
+def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
     """(accelerator, state, how many, when the oldest was queued) of probe jobs of runs that were not deleted."""
     accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
     query = (
@@ -178,7 +178,7 @@ def jobs_by_state(session: Session, project: str | None) -> list[tuple[str, str,
         .where(_visible(project))
         .group_by(accelerator, ProbeJob.state)
     )
-    return [row._tuple() for row in session.execute(query)]
+    return session.execute(query).all()
 
 
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
@@ -187,7 +187,7 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
     query = query.join(Probe).join(Run, Run.id == Probe.run_id).where(Lease.outcome.in_(FAILURES))
     if project is not None:
         query = query.where(Run.project == project)
-    return dict(row._tuple() for row in session.execute(query.group_by(Lease.accelerator)))
+    return dict(session.execute(query.group_by(Lease.accelerator)).all())
 
 
 def workers_by_accelerator(session: Session, project: str | None, since_us: int) -> Mapping[str, int]:
@@ -195,7 +195,7 @@ def workers_by_accelerator(session: Session, project: str | None, since_us: int)
     query = select(Worker.accelerator, func.count()).where(Worker.last_seen_at_us >= since_us)
     if project is not None:
         query = query.where(Worker.project.in_(("", project)))
-    return dict(row._tuple() for row in session.execute(query.group_by(Worker.accelerator)))
+    return dict(session.execute(query.group_by(Worker.accelerator)).all())
 
 
 def is_waiting(state: str) -> bool:

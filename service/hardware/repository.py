@@ -22,7 +22,7 @@ def newest_workers(session: Session, project: str | None, limit: int) -> Sequenc
     return session.scalars(query).all()
 
 
-def waiting_and_running(session: Session, project: str | None) -> list[tuple[str, str, int]]:
+def waiting_and_running(session: Session, project: str | None) -> Sequence[tuple[str, str, int]]:
     """(accelerator, state, how many) of the jobs that wait or run."""
     accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
     query = (
@@ -32,7 +32,7 @@ def waiting_and_running(session: Session, project: str | None) -> list[tuple[str
         .where(_visible(project), ProbeJob.state.in_((JobState.QUEUED, JobState.RUNNING)))
         .group_by(accelerator, ProbeJob.state)
     )
-    return [row._tuple() for row in session.execute(query)]
+    return session.execute(query).all()
 
 
 def published_scores(session: Session, project: str | None) -> dict[tuple[str, str], int]:

@@ -41,9 +41,9 @@ def scrape(http: httpx.Client) -> Samples:
     }
 
 
-def value(samples: Samples, name: str, **labels: str) -> float | None:
+def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
     """One sample's value."""
-    return samples.get((name, frozenset(labels.items())))
+    return samples.get((metric, frozenset(labels.items())))
 
 
 def test_a_running_run_is_shown_with_what_was_measured(http: httpx.Client) -> None:
