@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -82,8 +83,8 @@ class Worker:
         again = self._stop_reason is not None
         self._stop_reason = reason
         self._stop_at = time.monotonic() + (0.0 if again else self._settings.shutdown_grace_seconds)
-        if self._waiting_for_a_job:
-            self._client.interrupt()
+        if self._waiting_for_a_job and not again:
+            threading.Thread(target=self._interrupt, daemon=True).start()
 
     def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> None:
         """Work until stopped; with `once` until one job is done; with `until_idle_seconds` until there was none for as
@@ -133,6 +134,12 @@ class Worker:
             return None
         finally:
             self._waiting_for_a_job = False
+
+    def _interrupt(self) -> None:
+        # More than once: the connection may only just be on its way up when the wish to stop comes.
+        while self._waiting_for_a_job:
+            self._client.interrupt()
+            time.sleep(0.1)
 
     def _do(self, lease: Lease, pool: EnginePool, folder: Path) -> None:
         """Do the leased job and tell the service how it ended, whatever happens."""

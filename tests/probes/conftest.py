@@ -16,7 +16,7 @@ import pytest
 
 from tests.probes.tiny import save_checkpoint
 
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)

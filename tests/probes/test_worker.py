@@ -54,7 +54,7 @@ class ProbedRun:
         found: dict[str, Any] = self.service.http.get(f"/v1/probes/{probe}").raise_for_status().json()
         return found
 
-    def wait_for(self, probe: str, states: set[str], seconds: float = 60.0) -> dict[str, Any]:
+    def wait_for(self, probe: str, states: set[str], seconds: float = 180.0) -> dict[str, Any]:
         ends = time.monotonic() + seconds
         while (found := self.read(probe))["state"] not in states and time.monotonic() < ends:
             time.sleep(0.1)
@@ -183,7 +183,7 @@ def test_a_deleted_run_makes_the_worker_drop_its_job_quietly(service: RunningSer
     thread.start()
     started.wait_for(probe, {"running"})
     service.http.delete(f"/v1/runs/{started.run}").raise_for_status()
-    thread.join(timeout=60)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     assert "its lease is lost" in said.getvalue()
     assert "Traceback" not in said.getvalue()
@@ -200,7 +200,7 @@ def test_a_worker_that_was_frozen_drops_the_job_that_another_one_did(
         said = work(service, checkpoints, worker_name="the-second")
         done = started.read(probe)
         frozen.send_signal(signal.SIGCONT)
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 120
         while "its lease is lost" not in log.read_text() and time.monotonic() < ends:
             time.sleep(0.1)
         assert "its lease is lost" in log.read_text()
@@ -239,7 +239,7 @@ def test_a_stopped_worker_hands_its_job_back(service: RunningService, checkpoint
     with worker_process(service, checkpoints, tmp_path, FORESHOCK_SHUTDOWN_GRACE_SECONDS="0.2") as (process, log):
         started.wait_for(probe, {"running"})
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0, log.read_text()
+        assert process.wait(timeout=120) == 0, log.read_text()
     found = started.read(probe)
     assert found["state"] == "queued"
     assert any("SIGTERM" in reason for reason in found["jobs"][0]["reasons"])
@@ -260,14 +260,14 @@ def test_a_stopped_worker_finishes_what_fits_into_its_grace(
 
 def test_an_idle_worker_stops_at_once(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
     with worker_process(service, checkpoints, tmp_path) as (process, log):
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 120
         while "offers" not in log.read_text() and time.monotonic() < ends:
             time.sleep(0.1)
         time.sleep(1)  # now it waits for a job, for up to 30 s
         start = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
-        assert time.monotonic() - start < 10
+        assert process.wait(timeout=60) == 0
+        assert time.monotonic() - start < 20
         assert "stopped (SIGTERM)" in log.read_text()
 
 
