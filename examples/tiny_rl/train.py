@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--url", help="the service to log to; without it the run is recorded on disk only")
     parser.add_argument("--key", default="tiny-rl", help="the run's lasting name at the service")
     parser.add_argument("--start-from", type=Path, help="warmed-up weights, such as recorded/checkpoints/step_0001")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--prompts", type=int, default=8, help="per step")
     parser.add_argument("--responses", type=int, default=16, help="per prompt")
     parser.add_argument("--learning-rate", type=float, default=TrainerOptions().learning_rate)

@@ -23,7 +23,7 @@ from examples.tiny_rl.policy import next_token_log_probs, pad
 class TrainerOptions:
     """Of the optimizer; the learning rate is the base that the advice scales."""
 
-    learning_rate: float = 1.5e-4
+    learning_rate: float = 1e-4
     gradient_clip: float = 1.0
 
 
