@@ -214,12 +214,12 @@ def _insert(session: Session, plan: _Plan, count: RolloutCount) -> tuple[ProbeRe
     probe = repository.find_by_request(session, plan.run_id, request_digest)
     assert probe is not None
     if created:
-        session.add_all(_jobs(probe, plan.scorers, now))
+        session.add_all(new_jobs(probe, plan.scorers, now))
         session.flush()
     return _read(session, probe), created
 
 
-def _jobs(probe: Probe, scorers: Sequence[ScorerRequest], now: int) -> list[ProbeJob]:
+def new_jobs(probe: Probe, scorers: Sequence[ScorerRequest], now: int) -> list[ProbeJob]:
     """One job for each engine: an engine is started once for all that it scores."""
     by_engine: dict[str, list[ScorerRequest]] = defaultdict(list)
     for each in scorers:

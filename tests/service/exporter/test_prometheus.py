@@ -1,0 +1,114 @@
+"""A real Prometheus scrapes the running service, and its own API gives back what the service measured."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.sending import make_batch, start_run
+from tests.service.server import RunningServer
+
+RULES = Path(__file__).parents[3] / "dashboards" / "prometheus" / "rules.yml"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def prometheus_url(server: RunningServer, prometheus: str, tmp_path: Path) -> Iterator[str]:
+    """A Prometheus of this test's own, with the shipped rules, scraping the service each second."""
+    configuration = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "foreshock", "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}]}],
+    }
+    file = tmp_path / "prometheus.json"  # JSON is YAML
+    file.write_text(json.dumps(configuration))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (tmp_path / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                prometheus,
+                f"--config.file={file}",
+                f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+
+
+def ask(url: str, query: str) -> list[dict[str, Any]]:
+    """The result of an instant query; empty while Prometheus is starting."""
+    try:
+        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10)
+    except httpx.TransportError:
+        return []
+    if answer.status_code == 503:
+        return []
+    result: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["result"]
+    return result
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """What `condition` gives once it is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.25)
+    raise AssertionError("it did not come in time")
+
+
+def test_prometheus_reads_what_the_service_measured(http: httpx.Client, prometheus_url: str) -> None:
+    run = start_run(http, model="Qwen/Qwen3-8B-Base")
+    for step in (1, 2, 3):
+        run.put_shard(step, make_batch(8, seed=step)).raise_for_status()
+    query = f'foreshock_k3_kl_nats{{run="{run.run}", comparison="trainer/rollout"}}'
+    (found,) = wait_for(lambda: ask(prometheus_url, query))
+    columns = run.get("measurements", comparison="trainer/rollout", measure="k3_kl").json()["columns"]
+    assert float(found["value"][1]) == columns["k3_kl"][-1]
+    (up,) = ask(prometheus_url, 'up{job="foreshock"}')
+    assert up["value"][1] == "1"
+    (step,) = ask(prometheus_url, "foreshock_step")
+    assert (step["metric"]["run"], step["value"][1]) == (run.run, "3")
+    (age,) = ask(prometheus_url, "time() - foreshock_last_ingest_timestamp_seconds")
+    assert 0 <= float(age["value"][1]) < 300
+    rules = httpx.get(f"{prometheus_url}/api/v1/rules", timeout=10).json()["data"]["groups"]
+    assert rules
+    wait_for(
+        lambda: all(
+            rule["health"] == "ok"
+            for group in httpx.get(f"{prometheus_url}/api/v1/rules", timeout=10).json()["data"]["groups"]
+            for rule in group["rules"]
+        )
+    )
+
+
+def test_a_finished_run_leaves_prometheus_and_its_alerts_end(http: httpx.Client, prometheus_url: str) -> None:
+    run = start_run(http)
+    batch = make_batch(4)
+    assert batch.rollout_log_probs is not None
+    spoiled = batch.rollout_log_probs.copy()
+    spoiled[0] = float("nan")
+    run.put_shard(1, make_batch(4, rollout_log_probs=spoiled)).raise_for_status()
+    firing = 'ALERTS{alertname="ForeshockNonFiniteLogProbs", alertstate="firing"}'
+    (alert,) = wait_for(lambda: ask(prometheus_url, firing))
+    assert (alert["metric"]["run"], alert["metric"]["severity"]) == (run.run, "look")
+    http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}).raise_for_status()
+    wait_for(lambda: not ask(prometheus_url, "foreshock_step") and ask(prometheus_url, "foreshock_runs"))
+    wait_for(lambda: not ask(prometheus_url, firing))
