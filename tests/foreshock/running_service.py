@@ -42,7 +42,7 @@ class RunningService:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while True:
             try:
                 if httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200:
@@ -59,7 +59,7 @@ class RunningService:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

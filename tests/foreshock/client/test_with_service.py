@@ -55,7 +55,7 @@ def test_the_service_measures_what_was_logged(make: Callable[..., Client]) -> No
         client.log_rollouts(step, half(batch, 0), shard=0, shards=2)
         client.log_scalars(step, {"grad_norm": 0.5 + step, "loss": float("inf")})
     client.finish()
-    assert client.flush(60)
+    assert client.flush(300)
     run = get(client, "")
     assert {name: run[name] for name in ("key", "project", "model", "state", "last_step", "length_cap")} == {
         "key": "measured", "project": "team", "model": "M", "state": "finished", "last_step": 3, "length_cap": 99,
@@ -80,11 +80,11 @@ def test_nothing_is_lost_when_the_service_restarts(
         if step == 3:
             real_service.stop()
         if step == 8:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while client.counters.spooled == 0 and time.monotonic() < deadline:
                 time.sleep(0.05)
             real_service.start()
-    assert client.flush(60)
+    assert client.flush(300)
     steps = get(client, "/steps")["items"]
     assert [item["step"] for item in steps] == list(range(12))
     assert all(item["closed"] for item in steps)
@@ -99,7 +99,7 @@ def test_the_same_bytes_again_are_a_duplicate_and_others_a_conflict(
     client.log_rollouts(1, random_batch(1))
     client.log_rollouts(1, random_batch(1))
     client.log_rollouts(1, random_batch(2))
-    assert client.flush(60)
+    assert client.flush(300)
     counters = client.counters
     assert (counters.duplicates, counters.rejected) == (1, 1)
     assert len(list((tmp_path / "spool" / "rejected").glob("*.body"))) == 1
@@ -109,10 +109,10 @@ def test_the_same_bytes_again_are_a_duplicate_and_others_a_conflict(
 def test_a_deleted_run_takes_nothing_more(make: Callable[..., Client]) -> None:
     client = make("deleted")
     client.log_rollouts(1, random_batch(1))
-    assert client.flush(60)
+    assert client.flush(300)
     httpx.delete(f"{client.settings.url}/v1/runs/{client.run_id}").raise_for_status()
     client.log_rollouts(2, random_batch(2))
-    assert client.flush(60)
+    assert client.flush(300)
     assert client.counters.rejected == 1
 
 
@@ -121,12 +121,12 @@ def test_a_resume_is_a_new_attempt_of_the_same_run(make: Callable[..., Client]) 
     first.start_run()
     for step in range(6):
         first.log_rollouts(step, random_batch(step))
-    assert first.flush(60)
+    assert first.flush(300)
     first.close()
     second = make("resumed")
     second.start_run(resume_step=4)
     second.log_rollouts(4, random_batch(40))
-    assert second.flush(60)
+    assert second.flush(300)
     assert (second.run_id, second.attempt) == (first.run_id, 2)
     surviving = get(second, "/steps")["items"]
     assert [(item["step"], item["attempt"]) for item in surviving] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]
@@ -140,18 +140,18 @@ def test_the_feed_follows_an_operators_halving(make: Callable[..., Client], mode
         for step in range(5):
             client.log_rollouts(step, random_batch(step))
             assert feed.scale(step) == 1.0
-        assert client.flush(60)
+        assert client.flush(300)
         url = f"{client.settings.url}/v1/runs/{client.run_id}/lr-advice"
         decided = httpx.post(f"{url}/decisions", json={"kind": "halve", "reason": "a test"}, timeout=30)
         decided.raise_for_status()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while feed.advised_scale(100) != 0.5 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert feed.advised_scale(100) == 0.5
         assert (feed.mode, feed.scale(100)) == (mode, 0.5 if mode == "apply" else 1.0)
         assert feed.scale(0) == 1.0
         feed.acknowledge(100, 5e-7)
-        assert client.flush(60)
+        assert client.flush(300)
         answer = httpx.get(url, params={"step": 100}, timeout=30).json()
         assert answer["scale"] == feed.scale(100)
         assert client.counters.rejected == 0
