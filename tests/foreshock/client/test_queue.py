@@ -64,7 +64,7 @@ def test_a_full_queue_answers_at_once_or_waits_as_asked() -> None:
     queue.put(work(1))
     started = time.perf_counter()
     assert not queue.reserve(1)
-    assert time.perf_counter() - started < 0.1
+    assert time.perf_counter() - started < 1.0
     threading.Timer(0.1, lambda: queue.release(queue.get() or work(1))).start()
     assert queue.reserve(1, wait_seconds=10)
 

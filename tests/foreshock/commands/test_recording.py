@@ -1,0 +1,92 @@
+"""Which files of a recorded run hold what, and what is said of those that hold nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from foreshock.commands.recording import ShardFile, find_recording, read_scalars, read_shard
+from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.rollouts import BatchAttributes, encode_rollouts
+from tests.foreshock.batches import random_batch
+
+LINE = {"group": 0, "prompt_token_ids": [1], "response_token_ids": [2, 3], "rollout_log_probs": [-1.0, -2.0]}
+
+
+def write_run(folder: Path) -> None:
+    (folder / "rollouts").mkdir(parents=True)
+    for step in (2, 10, 1):
+        with gzip.open(folder / "rollouts" / f"step_{step:04d}.jsonl.gz", "wt") as file:
+            file.write(json.dumps({"step": step, **LINE}) + "\n")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "lr": 0.5, "note": "x"}\n\n{"step": 2, "grad_norm": NaN}\n')
+    for step in (1, 10):
+        (folder / "checkpoints" / f"step_{step:04d}").mkdir(parents=True)
+        (folder / "checkpoints" / f"step_{step:04d}" / "model.safetensors").write_bytes(b"w")
+    (folder / "checkpoints" / "step_0005").mkdir()
+
+
+def test_a_runs_folder_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    recording = find_recording([tmp_path])
+    assert [(file.step, file.shard, file.shards) for file in recording.shards] == [(1, 0, 1), (2, 0, 1), (10, 0, 1)]
+    assert recording.scalars == (tmp_path / "metrics.jsonl",)
+    assert [step for step, _ in recording.checkpoints] == [1, 10]
+
+
+def test_attributes_complete_what_json_lines_do_not_say(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    attributes = BatchAttributes(temperature=1.0)
+    batch = read_shard(find_recording([tmp_path]).shards[0], attributes)
+    assert batch.response_token_ids.tolist() == [2, 3]
+    assert batch.attributes == attributes
+
+
+def test_scalars_keep_numbers_only(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (first, second) = read_scalars(tmp_path / "metrics.jsonl")
+    assert first == (1, {"lr": 0.5})
+    assert second[0] == 2
+    assert math.isnan(second[1]["grad_norm"])
+
+
+def test_shards_of_one_step_are_counted(tmp_path: Path) -> None:
+    batch = random_batch(0)
+    names = ["step_0003_shard_0.parquet", "step_0003_shard_12.parquet", "step_0003_shard_2.parquet"]
+    for name in names:
+        (tmp_path / name).write_bytes(encode_rollouts(batch))
+    (tmp_path / "README.md").write_text("not rollouts")
+    found = find_recording([tmp_path]).shards
+    assert [(file.path.name, file.shard, file.shards) for file in found] == [
+        (names[0], 0, 3),
+        (names[2], 1, 3),
+        (names[1], 2, 3),
+    ]
+    assert read_shard(found[0], BatchAttributes()).sample_ids == batch.sample_ids
+
+
+def test_a_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
+    path = tmp_path / "dump.parquet"
+    path.write_bytes(encode_rollouts(random_batch(0)))
+    with pytest.raises(ConfigurationError, match="--step"):
+        find_recording([path])
+    assert find_recording([path], step=7).shards == (ShardFile(path, 7, 0, 1),)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no file or folder"):
+        find_recording([tmp_path / "missing"])
+    with pytest.raises(ConfigurationError, match="no rollouts found"):
+        find_recording([tmp_path])
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "step_0001.parquet").write_bytes(b"PAR1 and nothing more")
+    with pytest.raises(InvalidRolloutsError):
+        read_shard(find_recording([tmp_path]).shards[0], BatchAttributes())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n{"x": 1}\n')
+    with pytest.raises(ConfigurationError, match="line 2"):
+        read_scalars(tmp_path / "metrics.jsonl")

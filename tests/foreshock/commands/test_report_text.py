@@ -1,0 +1,147 @@
+"""The report's words: what a chain, an alert and a schedule are said to be, in lines that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, spread
+from foreshock.commands.readings import AdviceReading, AlertReading, Bucket, Curve, RunReading, _attribution
+from foreshock.commands.report_text import render
+from foreshock.commands.text import WIDTH, Paint
+from foreshock.learning_rate import Advice
+from foreshock.measures.attribution import attribute
+from tests.foreshock.learning_rate.test_advice import ANSWER
+
+STEPS = tuple(range(1, 41))
+
+
+def plain(value: Any) -> Any:
+    """A record of the measures as the JSON of the service."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def chain(**differences: float) -> Any:
+    """The attribution of random scores whose neighbours differ by noise of the sizes given."""
+    generator = np.random.default_rng(0)
+    offsets = np.arange(0, 321, 20)
+    score = -generator.exponential(1.0, 320) - 2.0
+    scores = {"rollout": score}
+    for name, size in differences.items():
+        score = score + generator.normal(0, size, 320) if size else score
+        scores[name.replace("__", ".")] = score
+    groups = [f"prompt-{row // 4}" for row in range(16)]
+    return _attribution(7, plain(attribute(scores, offsets, None, groups)))
+
+
+def diagnosis(**changes: Any) -> Diagnosis:
+    k3 = tuple(1e-5 * step for step in STEPS)
+    values = dict.fromkeys(MISMATCH_MEASURES, k3) | {"token_mult_prob_error": (1.2,) * 40, "tokens": (1000.0,) * 40}
+    mismatch = Curve("trainer/rollout", STEPS, values)
+    rollouts = Curve("rollout", STEPS, {name: tuple(map(float, STEPS)) for name in STEP_MEASURES})
+    run = RunReading("run_1", "key", "default", "running", model="M" * 60, trainer="T" * 30, engine="E" * 30)
+    whole = Diagnosis(
+        run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind="dense", step=7, mismatch=mismatch,
+        rollouts=rollouts, verdicts=(), attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
+        alerts=(), advice=None,
+    )  # fmt: skip
+    return dataclasses.replace(whole, **changes)
+
+
+def text_of(**changes: Any) -> str:
+    from foreshock.commands.diagnosis import _verdicts
+
+    made = diagnosis(**changes)
+    made = dataclasses.replace(made, verdicts=tuple(_verdicts(made.mismatch, made.model_kind)))
+    lines = render(made, Paint())
+    assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
+    return "\n".join(lines)
+
+
+def test_the_gravest_measure_is_the_verdict() -> None:
+    text = text_of()
+    assert "π the trainer's ─" in text
+    (title,) = [line for line in text.splitlines() if line.startswith("Mismatch")]
+    assert title.endswith(" bad")
+    (row,) = [line for line in text.splitlines() if line.startswith("  E[exp |d|]")]
+    assert " 1.20000  bad " in row
+    assert "at most 4.00e-4 (step 40)" in text
+
+
+def test_the_chain_names_the_link_that_most_of_it_comes_from() -> None:
+    found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001, torch__float32=0.02)
+    text = text_of(attributions=(found,), probed_steps=(7,))
+    assert "step 7: rollout → vllm.prefill → torch.trainer → trainer" in text
+    assert "100 %, is engine against trainer numerics" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("    torch.trainer/vllm.prefill ")]
+    assert row.endswith("1.00 … 1.00  ██████████")
+    (none,) = [line for line in text.splitlines() if line.startswith("    vllm.prefill/rollout ")]
+    assert none.split()[1:6] == ["0", "0", "0", "0", "0.00"]
+    assert "nearer to it is" in text
+    assert "-0.00" not in text
+
+
+def test_agreement_is_said_too() -> None:
+    found = chain(vllm__prefill=0.0, trainer=0.0)
+    assert "no difference at all" in text_of(attributions=(found,), probed_steps=(7,))
+
+
+def test_a_copy_of_the_engines_log_probs_is_told() -> None:
+    zeros = dict.fromkeys(MISMATCH_MEASURES, (0.0,) * 40) | {"zero_fraction": (1.0,) * 40}
+    text = text_of(mismatch=Curve("trainer/rollout", STEPS, zeros))
+    assert "look like a copy of the engine's (bypass)" in " ".join(text.split())
+
+
+def test_a_run_without_the_trainers_log_probs_says_what_to_log() -> None:
+    missing = Curve("trainer/rollout", (), {})
+    assert "log both to see the mismatch" in text_of(mismatch=missing)
+
+
+def test_an_empty_run_is_a_report_too() -> None:
+    nothing = Curve("rollout", (), {})
+    text = text_of(mismatch=nothing, rollouts=nothing, step=None)
+    assert "no step is complete yet" in text
+
+
+def test_alerts_are_said_with_what_to_do() -> None:
+    alert = AlertReading("a", "mismatch_bad", 9, "bad", "open", 0.02, 0.01, "k3 is high. " * 12, "Probe a step. " * 12)
+    text = text_of(alerts=(alert, dataclasses.replace(alert, id="b", state="retracted", rule="gone")))
+    assert "1 open" in text
+    assert "  bad   step 9, mismatch_bad, open (value 0.0200, threshold 0.0100)" in text
+    assert "→ Probe a step." in text
+    assert "gone" not in text
+
+
+@pytest.mark.parametrize("mode", ["shadow", "apply"])
+def test_the_advice_says_when_the_rate_falls_next(mode: str) -> None:
+    advice = Advice.from_json({**ANSWER, "mode": mode})
+    text = text_of(advice=AdviceReading(advice, 0.5, 396))
+    assert "falls at 396 (to 0.25), 594 (to 0.125), 792 (to 0.1)" in text
+    assert "surge at step 110: × 0.5 every 198 steps, not below 0.1" in text
+    assert ("the trainer is told 1.0" in text) == (mode == "shadow")
+
+
+def test_buckets_are_between_readable_edges() -> None:
+    edges = [10 ** (exponent / 2) for exponent in range(-16, 1)]
+    buckets = tuple(Bucket(low, high, 123_456, 0.1, -0.1, 1e-3, 2.0, 0.01) for low, high in zip(edges, edges[1:]))  # noqa: B905, RUF007
+    text = text_of(buckets=buckets)
+    assert "  1e-8 … 3.2e-8 " in text
+    assert "  0.001 … 0.0032 " in text
+    assert "  0.32 … 1 " in text
+
+
+def test_an_unfinished_probe_says_why() -> None:
+    text = text_of(unfinished_probes=((7, "failed", "the weights do not match their digest"),))
+    assert "  ! probe of step 7: failed: the weights do not match their digest" in text
+
+
+def test_spread_keeps_both_ends() -> None:
+    assert spread((1, 2, 3), 4) == (1, 2, 3)
+    assert spread(range(1, 101), 4) == (1, 34, 67, 100)

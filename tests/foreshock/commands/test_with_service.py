@@ -1,0 +1,185 @@
+"""The commands with the real service: a run is imported, listed, watched, reported, and a probe of it asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES
+from foreshock.commands.main import main
+from foreshock.commands.text import WIDTH
+from foreshock.digests import weights_digest
+from foreshock.measures.comparison import measure_step
+from foreshock.measures.registry import MEASURES
+from foreshock.rollouts import encode_rollouts
+from tests.foreshock.batches import random_batch
+from tests.foreshock.running_service import RunningService
+
+STEPS = range(1, 31)
+
+
+def batch_of(step: int) -> Any:
+    return random_batch(step, rollouts=16, largest=3.0 if 17 <= step < 23 else 0.1)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    (folder / "rollouts").mkdir(parents=True)
+    for step in STEPS:
+        (folder / "rollouts" / f"step_{step:04d}.parquet").write_bytes(encode_rollouts(batch_of(step)))
+    lines = [json.dumps({"step": step, "grad_norm": 0.5 + step}) for step in STEPS]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    checkpoint = folder / "checkpoints" / "step_0020"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.safetensors").write_bytes(b"weights")
+    (checkpoint / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imported(recorded: Path, real_service: RunningService) -> RunningService:
+    assert run(real_service, *import_words(recorded)) == 0
+    return real_service
+
+
+def import_words(folder: Path) -> list[str]:
+    roots = f"recorded={folder.parent}"
+    return ["import", str(folder), "--run-key", "imported", "--model", "M", "--weights-root", roots]
+
+
+@pytest.fixture(autouse=True)
+def _own_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", str(tmp_path / "spool"))
+
+
+def run(service: RunningService, *words: str) -> int:
+    return main([*words, "--url", service.url])
+
+
+def test_an_imported_run_is_whole(imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
+    assert run(imported, "runs", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in ("key", "model", "state", "last_step")} == {
+        "key": "imported", "model": "M", "state": "finished", "last_step": 30,
+    }  # fmt: skip
+    url = f"{imported.url}/v1/runs/{found['id']}"
+    assert len(httpx.get(f"{url}/scalars").json()["columns"]["value"]) == len(STEPS)
+    (checkpoint,) = httpx.get(f"{url}/checkpoints").json()["items"]
+    folder = recorded / "checkpoints" / "step_0020"
+    assert (checkpoint["root"], checkpoint["path"]) == ("recorded", "run/checkpoints/step_0020")
+    assert checkpoint["digest"] == weights_digest(folder)
+
+
+def test_importing_again_changes_nothing(
+    imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path
+) -> None:
+    assert run(imported, *import_words(recorded)) == 0
+    assert "30 shards of rollouts imported, 30 of them known already" in capsys.readouterr().out
+
+
+def test_importing_other_rollouts_under_the_same_key_is_refused_and_said(
+    imported: RunningService, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "step_0001.parquet").write_bytes(encode_rollouts(random_batch(99)))
+    assert run(imported, "import", str(tmp_path), "--run-key", "imported") == 1
+    assert "1 items were refused" in capsys.readouterr().err
+
+
+def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(imported, "runs") == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "key", "project", "model", "state", "last", "step", "newest", "data"]
+    assert line.split()[1:6] == ["imported", "default", "M", "finished", "30"]
+    assert run(imported, "runs", "--project", "nobody's") == 0
+    assert "no runs yet" in capsys.readouterr().out
+
+
+def test_the_report_says_what_the_formulas_say(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(imported, "report", "imported", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    measured = [measure_step(batch_of(step)).comparisons["trainer/rollout"].statistics.measures() for step in STEPS]
+    assert report["mismatch"]["steps"] == list(STEPS)
+    for name in ("k3_kl", "tail_2", "token_mult_prob_error"):
+        assert report["mismatch"]["values"][name] == pytest.approx([values[name] for values in measured], rel=1e-9)
+    tokens = sum(bucket["tokens"] for bucket in report["buckets"])
+    assert tokens == measured[-1]["tokens"]
+    assert report["attributions"] == []
+    assert report["advice"]["advice"]["mode"] == "shadow"
+
+
+def test_the_report_is_readable_in_100_columns(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(imported, "report", "imported", "--step", "17") == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "\x1b" not in text
+    for title in ("Foreshock · imported", "Mismatch, trainer/rollout", "Where it comes from", "Which tokens",
+                  "Lengths", "Alerts", "Learning-rate advice"):  # fmt: skip
+        assert f"\n{title}" in text
+    (worst,) = [line for line in text.splitlines() if line.startswith("    17 ")]
+    assert worst.endswith("bad")
+    assert "step 17 ─" in text
+    assert f"Pages: {imported.url}/runs/run_" in text
+
+
+def test_the_newest_run_is_the_default(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(imported, "report") == 0
+    assert "Foreshock · imported" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_there_is_one_line(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(imported, "report", "nothing") == 1
+    assert "no run with the id, key or name 'nothing'" in capsys.readouterr().err
+
+
+def test_watching_prints_a_line_a_step_and_the_alerts(
+    imported: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(imported, "watch", "imported", "--from-step", "15") == 0
+    text = capsys.readouterr().out
+    lines = [line for line in text.splitlines() if line.startswith("step ")]
+    assert [int(line.split()[1]) for line in lines] == list(range(15, 31))
+    assert all(len(line) <= WIDTH + 5 for line in lines)
+    assert " bad " in lines[2]
+    # These rollouts lag behind the trainer, where absolute rules rest: what fires is relative to the run itself.
+    assert "\nLOOK at step " in text
+    assert "\n     → " in text
+    assert text.splitlines()[-1] == "the run is finished"
+
+
+def test_a_probe_is_asked_for_once(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["probe", "imported", "20", "--scorer", "torch.trainer", "--scorer", "torch.float32@rebatched"]
+    options = ["--trainer-autocast", "none", "--trainer-master-dtype", "bfloat16", "--max-rollouts", "8"]
+    assert run(imported, *words, *options, "--no-wait", "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert run(imported, *words, *options, "--no-wait", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == first["id"]
+    assert first["step"] == 20
+    assert {(item["scorer"], item["variant"]) for item in first["scorers"]} == {
+        ("torch.trainer", ""), ("torch.float32", "rebatched"),
+    }  # fmt: skip
+    assert first["options"] == {"torch.trainer": {"autocast": None, "master_dtype": "bfloat16"}}
+    assert run(imported, *words, *options, "--timeout", "0.6") == 1
+    shown = capsys.readouterr()
+    assert "queued" in shown.out
+    assert "foreshock worker" in shown.err
+    assert run(imported, "report", "imported") == 0
+    assert "probe of step 20: queued" in capsys.readouterr().out
+
+
+def test_a_probe_of_a_step_without_weights_is_refused_in_words(
+    imported: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run(imported, "probe", "imported", "7", "--timeout", "1")
+    shown = capsys.readouterr()
+    assert status == 1
+    assert "checkpoint" in shown.out + shown.err
+
+
+def test_every_measure_that_commands_ask_for_is_registered() -> None:
+    registered = {measure.column for measure in MEASURES}
+    assert {*MISMATCH_MEASURES, *STEP_MEASURES} <= registered
