@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.early_warning.schedule import LengthDecaySchedule, scale_at
@@ -36,6 +36,7 @@ def test_a_very_early_surge_gets_the_minimum_period(surge_step: int) -> None:
     assert LengthDecaySchedule.from_surge(surge_step).decay_period == 45
 
 
+@settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 900), st.integers(0, 2000))
 def test_the_scale_is_the_rule_applied_at_every_step(period: int, first: int, last: int) -> None:
     schedule = LengthDecaySchedule(100, period, effective_from_step=first)
@@ -47,6 +48,7 @@ def test_the_scale_is_the_rule_applied_at_every_step(period: int, first: int, la
     assert len(schedule.boundaries_until(last)) == schedule.halvings_until(last)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 900), st.integers(0, 900), st.integers(0, 2000))
 def test_pausing_freezes_the_scale_from_its_step(period: int, first: int, pause: int, step: int) -> None:
     running = LengthDecaySchedule(100, period, effective_from_step=first)
@@ -57,6 +59,7 @@ def test_pausing_freezes_the_scale_from_its_step(period: int, first: int, pause:
     assert paused.effective_from(first) == running
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 900), st.one_of(st.none(), st.integers(0, 900)))
 def test_json_round_trip(surge_step: int, first: int, pause: int | None) -> None:
     schedule = LengthDecaySchedule.from_surge(surge_step, effective_from_step=first)

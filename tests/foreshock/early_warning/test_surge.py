@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.foreshock.early_warning.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
@@ -127,6 +127,7 @@ def test_a_run_logged_every_fifth_step_surges_at_its_step_number() -> None:
     assert 285 <= state.surge_step <= 320
 
 
+@settings(deadline=None, max_examples=25)
 @given(st.floats(1.0, 50.0), st.integers(0, 5))
 def test_only_ratios_of_lengths_matter(factor: float, seed: int) -> None:
     curve = noisy(surge_curve(60, 5.0, steps=120), 0.1, seed)
