@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -71,11 +71,10 @@ class DecoderPool:
         if not self._places.acquire(blocking=False):
             raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
         try:
+            task = partial(function, *arguments, **named)
             for _ in range(_TRIES):
-                generation = self._current()
+                generation, future = self._submit(task)
                 try:
-                    task = partial(function, *arguments, **named)
-                    future = generation.executor.submit(run_with_alarm, self._settings.decode_timeout_seconds, task)
                     return future.result()
                 except BrokenProcessPool:
                     self._replace(generation)
@@ -90,20 +89,29 @@ class DecoderPool:
         """End the processes once they have finished what they do."""
         self._generation.executor.shutdown(wait=True, cancel_futures=True)
 
-    def _current(self) -> _Generation:
+    def _submit(self, task: Callable[[], Result]) -> tuple[_Generation, Future[Result]]:
+        # Under the lock, so that nobody ends the generation between choosing it and submitting to it.
         with self._lock:
             if self._generation.started >= self._settings.decode_recycle_after:
                 # What it still works on is finished; native libraries' leaks end with it.
-                self._generation.executor.shutdown(wait=False)
-                self._generation = self._new_generation()
+                self._renew()
+            seconds = self._settings.decode_timeout_seconds
+            try:
+                future = self._generation.executor.submit(run_with_alarm, seconds, task)
+            except BrokenProcessPool:
+                self._renew()
+                future = self._generation.executor.submit(run_with_alarm, seconds, task)
             self._generation.started += 1
-            return self._generation
+            return self._generation, future
 
     def _replace(self, broken: _Generation) -> None:
         with self._lock:
             if self._generation is broken:
-                broken.executor.shutdown(wait=False)
-                self._generation = self._new_generation()
+                self._renew()
+
+    def _renew(self) -> None:
+        self._generation.executor.shutdown(wait=False)
+        self._generation = self._new_generation()
 
     def _new_generation(self) -> _Generation:
         return _Generation(

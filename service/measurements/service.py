@@ -73,11 +73,12 @@ def store_measurement(
 
 
 def values_of_step(session: Session, run_id: str, attempt: int, step: int) -> dict[str, float]:
-    """The step's estimable measures, keyed `comparison:measure`."""
+    """The step's finite measures, keyed `comparison:measure`; one that overflowed is a matter of damaged log-probs."""
     return {
         f"{comparison}:{measure}": value
         for comparison, values in repository.of_step(session, run_id, attempt, step).items()
         for measure, value in values.items()
+        if math.isfinite(value)
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
@@ -27,6 +28,7 @@ from service.steps.folding import fold_shards
 from service.steps.schemas import StepRead
 
 _CLOSED_AT_ONCE = 100
+_logger = logging.getLogger(__name__)
 
 
 class ShardCountConflict(ProblemError):
@@ -114,7 +116,7 @@ def close_overdue_steps(context: ServiceContext) -> int:
     with context.database.read() as session:
         overdue = repository.overdue(session, before, _CLOSED_AT_ONCE)
     keys = [(each.run_id, each.attempt, each.step) for each in overdue]
-    return sum(context.database.write(partial(_close_if_overdue, context, before, key)) for key in keys)
+    return sum(_try_to_close(context, before, key) for key in keys)
 
 
 def list_steps(
@@ -128,6 +130,15 @@ def list_steps(
     attempts = attempts_repository.of_run(session, run_id)
     rows = repository.page_of_run(session, run_id, attempts, attempt, after, limit + 1)
     return page_of([_read(row) for row in rows], limit, _key_of)
+
+
+def _try_to_close(context: ServiceContext, before_us: int, key: tuple[str, int, int]) -> bool:
+    try:
+        return context.database.write(partial(_close_if_overdue, context, before_us, key))
+    except Exception:
+        # The others are not to wait for this one.
+        _logger.exception("step %s of attempt %s of run %s cannot be closed", key[2], key[1], key[0])
+        return False
 
 
 def _close_if_overdue(context: ServiceContext, before_us: int, key: tuple[str, int, int], session: Session) -> bool:

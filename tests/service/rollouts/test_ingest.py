@@ -137,6 +137,20 @@ def test_log_probs_that_are_not_finite_are_stored_counted_and_in_no_mean(http: h
     assert columns["kl"] == expected["kl"]
 
 
+def test_absurd_log_probs_overflow_a_measure_and_nothing_else(http: httpx.Client) -> None:
+    sender = start_run(http)
+    batch = make_batch(8, seed=5)
+    assert batch.rollout_log_probs is not None
+    filled = batch.rollout_log_probs.copy()
+    filled[3] = -1e9
+    answer = sender.put_shard(0, make_batch(8, seed=5, rollout_log_probs=filled))
+    assert answer.status_code == 201, answer.text
+    columns = sender.get("measurements", comparison="trainer/rollout").json()["columns"]
+    assert columns["k3_kl"] == [None]
+    assert columns["tokens"] == [batch.num_tokens]
+    assert columns["max_d"][0] > 9e8
+
+
 def test_a_step_whose_shards_stay_away_closes_after_the_grace_time_and_folds_again(
     settings: Settings, decoders: DecoderPool
 ) -> None:
