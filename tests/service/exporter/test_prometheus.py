@@ -84,8 +84,8 @@ def test_prometheus_reads_what_the_service_measured(http: httpx.Client, promethe
     assert float(found["value"][1]) == columns["k3_kl"][-1]
     (up,) = ask(prometheus_url, 'up{job="foreshock"}')
     assert up["value"][1] == "1"
-    (step,) = ask(prometheus_url, "foreshock_step")
-    assert (step["metric"]["run"], step["value"][1]) == (run.run, "3")
+    (newest,) = ask(prometheus_url, "foreshock_step")
+    assert (newest["metric"]["run"], newest["value"][1]) == (run.run, "3")
     (age,) = ask(prometheus_url, "time() - foreshock_last_ingest_timestamp_seconds")
     assert 0 <= float(age["value"][1]) < 300
     rules = httpx.get(f"{prometheus_url}/api/v1/rules", timeout=10).json()["data"]["groups"]

@@ -3,6 +3,7 @@ lost, and whoever does not hold the newest token changes nothing."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from service.leases.service import LeaseLost
 from service.leases.transitions import JobState, Outcome
 from service.probes import service as probes
 from service.probes.repository import lock_jobs
+from service.probes.schemas import ScorerRequest
 from service.scores import repository as scores
 from service.scores import service as publishing
 from service.security import Principal, Scope
@@ -92,8 +94,8 @@ class LeaseMachine(RuleBasedStateMachine):
             probe = _probe(run, f"request-{number}", self.clock.now + number)
             session.add(probe)
             session.flush()
-            asked = [probes.ScorerRequest(scorer=SCORERS[engine]) for engine in ENGINES]
-            for job in probes._jobs(probe, asked, self.clock.now + number):
+            asked = [ScorerRequest(scorer=SCORERS[engine]) for engine in ENGINES]
+            for job in probes.new_jobs(probe, asked, self.clock.now + number):
                 session.add(job)
                 self.jobs[job.id] = probe.id
         self.tries = dict.fromkeys(self.jobs, 0)
@@ -228,7 +230,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.clock.now += 1_000_000_000
         request = LeaseRequest(worker="good", scorers=list(SCORERS.values()))
         while (lease := leases.claim(self.context, self.principal, request)) is not None:
-            self.context.database.write(lambda session, lease=lease: _send_scores(session, lease))
+            self.context.database.write(partial(_send_scores, lease=lease))
             publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
         with self.context.database.read() as session:
             states = session.scalars(select(ProbeJob.state).where(ProbeJob.id.in_(self.jobs))).all()
@@ -286,7 +288,7 @@ def test_leases_hold_whatever_happens(app: FastAPI, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(f"{module}.database_now_us", clock.read)
     context: ServiceContext = app.state.context
     run_state_machine_as_test(
-        lambda: LeaseMachine(context, clock),
+        lambda: LeaseMachine(context, clock),  # type: ignore[arg-type]  # any factory will do
         settings=settings(
             max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),

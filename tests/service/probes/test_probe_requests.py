@@ -5,12 +5,14 @@ from __future__ import annotations
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
 from service.probes.selection import select_rollouts
+from service.steps.service import close_overdue_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
@@ -139,12 +141,19 @@ def test_a_sample_of_several_shards_is_handed_out_as_one_table(http: httpx.Clien
     }
 
 
-def test_late_shards_do_not_change_what_a_probe_pinned(run: Sender, http: httpx.Client) -> None:
+def test_late_shards_do_not_change_what_a_probe_pinned(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = start_run(http, "late")
-    sent.put_shard(1, make_batch(4)).raise_for_status()
+    sent.put_shard(1, make_batch(4), shards=2).raise_for_status()
+    monkeypatch.setattr("service.steps.service.now_us", lambda: now_us() + 10**13)
+    close_overdue_steps(app.state.context)
     announce_checkpoint(sent, 1)
     probe = ask_for_probe(sent, 1).json()
+    sent.put_shard(1, make_batch(3, seed=1), shard=1, shards=2).raise_for_status()
     assert take_lease(http).rollouts().num_rollouts == probe["rollouts"] == 4
+    # Asked again it means all that is there now, and that is another request.
+    assert ask_for_probe(sent, 1).json()["rollouts"] == 7
 
 
 def test_ids_in_two_shards_cannot_be_scored(http: httpx.Client) -> None:
