@@ -230,6 +230,8 @@ class Client:
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:
         """Log numbers of a step by name (`grad_norm`, `entropy`, …); those that are not finite count as missing."""
         registration = self._started()
+        if not len(values):
+            return
         delivery = requests.scalars(registration, step, source, values)
         if self._reserve(f"scalars of step {step}", len(delivery.body)):
             self._put(Work(f"scalars of step {step}", len(delivery.body), lambda: delivery))

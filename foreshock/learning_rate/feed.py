@@ -74,6 +74,7 @@ class AdviceFeed:
         self._advice: Advice | None = None
         self._taking = threading.Lock()
         self._step: int | None = None
+        self._asked_beyond_wanted_at: int | None = None
         self._etag: str | None = None
         self._stop = threading.Event()
         self._acknowledgements: deque[tuple[int, int, float]] = deque(maxlen=_KEPT_ACKNOWLEDGEMENTS)
@@ -214,9 +215,13 @@ class AdviceFeed:
         return True
 
     def _has_passed_wanted_step(self) -> bool:
-        # The entity tag does not change with the step, so the next step that is wanted has to be asked for.
-        wanted = self.want_weights_at_step
-        return wanted is not None and self._step is not None and self._step >= wanted
+        # The entity tag does not change with the step, so the next step that is wanted has to be asked for: once a
+        # step, or a service that goes on wanting an old one would be asked without end.
+        wanted, step = self.want_weights_at_step, self._step
+        if wanted is None or step is None or step < wanted or step == self._asked_beyond_wanted_at:
+            return False
+        self._asked_beyond_wanted_at = step
+        return True
 
     def _is_ours(self, advice: Advice) -> bool:
         own = self._attempt

@@ -79,6 +79,7 @@ def test_what_is_logged_arrives_as_the_contract_says(make: Any, service: FaultyS
     client.start_run(model="M", length_cap=9, resume_step=4, advice_mode="apply", attributes=attributes)
     client.log_rollouts(5, rollouts(), shard=1, shards=2)
     client.log_scalars(5, {"grad_norm": np.float32(0.5), "entropy": float("nan")}, source="actor")
+    client.log_scalars(5, {})
     client.log_checkpoint(5, root="nfs", path="step_5", digest="sha256:" + "0" * 64, weights_version=5)
     client.acknowledge(3, 5, 1e-6)
     client.finish()

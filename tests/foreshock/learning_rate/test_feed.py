@@ -183,6 +183,18 @@ def test_without_a_client_acknowledgements_go_in_the_background_and_in_order(ser
     assert [json.loads(body)["step"] for body in service.bodies("/ack")] == list(range(5))
 
 
+def test_a_step_beyond_the_wanted_one_is_asked_about_once(service: FaultyService) -> None:
+    service.tell(advice(1, want_weights_at_step=10))
+    with AdviceFeed(service.url, "run-1", wait_seconds=0.5) as fed:
+        wait_until(lambda: fed.want_weights_at_step == 10)
+        fed.scale(12)
+        wait_until(lambda: any(item.query.get("step") == "12" for item in service.received))
+        time.sleep(1.0)
+        asked = [item for item in service.received if item.query.get("step") == "12"]
+        assert sum(item.query["wait"] == "0" for item in asked) == 1
+        assert len(asked) <= 5
+
+
 def test_it_stops_at_once_in_the_middle_of_a_long_poll(service: FaultyService) -> None:
     service.tell(advice(1))
     fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
