@@ -206,6 +206,7 @@ def test_an_operator_holds_releases_halves_and_raises(http: httpx.Client, surged
     assert operate(http, surged, "surge").status_code == 422
 
 
+@pytest.mark.slow
 def test_rollouts_that_surge_reach_the_trainers_feed(http: httpx.Client, server: RunningServer) -> None:
     run = start_run(http, advice_mode="apply")
     with AdviceFeed(server.url, run.run, wait_seconds=5.0) as feed:

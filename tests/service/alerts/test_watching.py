@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from service.alerts import service as alerts
 from service.alerts.watching import MILESTONE_STEPS, RECENT_STATES
 from service.security import UNRESTRICTED
@@ -91,6 +93,7 @@ def test_the_alert_version_grows_with_every_change_and_never_else(recorded: Reco
     assert recorded.alert_versions[-1] == before
 
 
+@pytest.mark.slow
 def test_few_states_are_kept_and_a_late_step_replays_from_the_one_before_it(recorded: RecordedRun) -> None:
     steps = 3 * MILESTONE_STEPS
     recorded.close_all({LENGTH: [100.0] * steps}, range(1, steps + 1))
