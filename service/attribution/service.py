@@ -27,6 +27,7 @@ from service.runs.repository import find_and_lock
 from service.runs.service import get_run
 from service.scores import repository as scores
 from service.security import Principal
+from service.steps import repository as steps
 from service.steps.service import values_changed
 
 StepKey = tuple[str, int, int]
@@ -49,7 +50,7 @@ def read_attribution(
     with context.database.read() as session:
         get_run(session, principal, run_id)
         key = (run_id, attempt_of_step(session, run_id, step, attempt), step)
-        is_stale = repository.is_stale(session, *key)
+        is_stale = repository.is_stale(session, *key) or _has_late_rollouts(session, key)
     if is_stale:
         compute_attribution(context, key)
     with context.database.read() as session:
@@ -117,6 +118,12 @@ def _store(session: Session, context: ServiceContext, key: StepKey, version: str
     session.flush()
     values_changed(session, context.step_observers, *key)
     return True
+
+
+def _has_late_rollouts(session: Session, key: StepKey) -> bool:
+    """Whether rollouts came after it was computed: how many of the step took part is another number then."""
+    document, found = repository.document_of(session, *key), steps.find(session, *key)
+    return document is not None and found is not None and document["of_rollouts"] != found.rollouts
 
 
 def newest_scores(session: Session, key: StepKey) -> list[Score]:

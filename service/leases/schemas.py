@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from service.probes.schemas import Accelerator, ScorerName, ScorerRequest
 from service.schemas import Name
@@ -12,12 +12,17 @@ from service.schemas import Name
 Token = int
 
 
+def _storable(text: str) -> str:
+    """A reason is often a traceback, and may hold what a database does not take."""
+    return text.replace("\x00", "�")
+
+
 class LeaseRequest(BaseModel):
     """A worker asks for a job that it can do."""
 
     worker: Name = Field(description="the worker's name; one name is one worker")
     accelerator: Accelerator = "cpu"
-    device_name: str = Field(default="", max_length=200)
+    device_name: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     scorers: list[ScorerName] = Field(min_length=1, max_length=64, description="all that it can do")
     wait: float = Field(default=0.0, ge=0, le=60, description="seconds to wait for a job where there is none")
 
@@ -77,7 +82,7 @@ class TokenBody(BaseModel):
 class FailBody(TokenBody):
     """Why the job was not done. retry: another try may do it; final: none can; skipped: the weights are gone."""
 
-    reason: str = Field(min_length=1, max_length=20_000)
+    reason: Annotated[str, Field(min_length=1, max_length=20_000), AfterValidator(_storable)]
     kind: Literal["retry", "final", "skipped"]
 
 

@@ -22,6 +22,7 @@ from foreshock.rollouts import (
 )
 from service.decoding.limits import stored_limits
 from service.probes.selection import select_rollouts
+from service.schemas import storable_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def check_scores(
     try:
         with body.open("rb") as file:
             scores = decode_scores(file, limits)
+        _check_fingerprint(scores.fingerprint)
         _check_against(scores, read_rollouts(pinned))
         _check_apart(scores, siblings)
         data = encode_scores(scores)
@@ -100,6 +102,13 @@ def check_scores(
         file.flush()
         os.fsync(file.fileno())
     return CheckedScores(scores.num_rollouts, scores.num_tokens, scores.fingerprint)
+
+
+def _check_fingerprint(fingerprint: Fingerprint) -> None:
+    try:
+        storable_json(fingerprint.to_dict())
+    except ValueError as error:
+        raise InvalidRolloutsError(f"its fingerprint {error}") from error
 
 
 def _check_against(scores: ScoreBatch, rollouts: RolloutBatch) -> None:

@@ -11,9 +11,11 @@ import pytest
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
+from foreshock.clock import now_us
 from foreshock.rollouts import RolloutBatch
 from service.attribution.service import compute_left_over
 from service.context import ServiceContext
+from service.steps.service import close_overdue_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import (
     LeaseHolder,
@@ -233,15 +235,24 @@ def test_nothing_replayed_is_not_found(http: httpx.Client) -> None:
     assert run.get("steps/9/attribution").status_code == 404
 
 
-def test_late_rollouts_do_not_spoil_what_was_replayed(http: httpx.Client) -> None:
+def test_late_rollouts_make_it_a_sample(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start_run(http)
     batch = make_batch(6)
-    run.put_shard(1, batch).raise_for_status()
+    run.put_shard(1, batch, shards=2).raise_for_status()
+    monkeypatch.setattr("service.steps.service.now_us", lambda: now_us() + 10**13)
+    close_overdue_steps(app.state.context)
     announce_checkpoint(run, 1)
     replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch)
     before = run.get("steps/1/attribution").json()
-    assert before["rollouts"] == 6
-    # Without the logged trainer score only part of the chain is there.
+    assert (before["rollouts"], before["of_rollouts"], before["from_sample"]) == (6, 6, False)
+    run.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
+    after = run.get("steps/1/attribution").json()
+    assert (after["rollouts"], after["of_rollouts"], after["from_sample"]) == (6, 10, True)
+    assert after["links"] == before["links"]
+    assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["from_sample"] == [True]
+
+
+def test_a_trainer_that_logs_no_log_probs_has_a_shorter_chain(http: httpx.Client) -> None:
     partial = dataclasses.replace(make_batch(4, prefix="other"), trainer_log_probs=None)
     other = start(http, partial, "second")
     replay(other, {"vllm.prefill": noisy(partial, 1)}, partial)

@@ -163,6 +163,14 @@ def test_a_hundred_waiting_workers_leave_the_service_free(server: RunningServer,
         assert {each.result().status_code for each in waiting} == {204}
 
 
+def test_reasons_are_kept_whatever_is_in_them(http: httpx.Client, run: Sender) -> None:
+    probe = ask_for_probe(run, 3).json()["id"]
+    assert take_lease(http).fail("final", "Traceback\n  \x00 λ 💥" + "x" * 5_000).status_code == 204
+    reason = http.get(f"/v1/probes/{probe}").json()["reason"]
+    assert reason.startswith("Traceback\n  � λ 💥")
+    assert len(reason) == 2_000
+
+
 def test_a_lease_that_is_not_there(http: httpx.Client) -> None:
     answer = http.post("/v1/leases/lease_nothing/heartbeat", json={"token": 1})
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:lease-not-found")

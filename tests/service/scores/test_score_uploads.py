@@ -120,6 +120,13 @@ def test_bodies_that_are_no_score_table_are_refused(holder: LeaseHolder) -> None
         assert answer.headers["content-type"] == "application/problem+json"
 
 
+def test_a_fingerprint_that_cannot_be_stored_is_refused(holder: LeaseHolder) -> None:
+    rollouts = holder.rollouts()
+    answer = holder.put_scores(scores_of(rollouts, noisy(rollouts, 1), device_name="a\x00b"))
+    assert answer.status_code == 422
+    assert "fingerprint holds text that cannot be stored" in answer.json()["detail"]
+
+
 def test_a_body_beyond_the_cap_is_refused(holder: LeaseHolder, settings: Settings) -> None:
     answer = holder.put_scores(b"x" * (settings.max_body_bytes + 1))
     assert answer.status_code == 413
