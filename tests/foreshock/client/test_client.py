@@ -3,74 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from foreshock.client import Client, uploader
-from foreshock.client.settings import ClientSettings, default_attempt_key
+from foreshock.client import Client
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, decode_rollouts
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service, free_port
-
-REPOSITORY = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def service() -> Iterator[FaultyService]:
-    with faulty_service() as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "_SHORTEST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_SECONDS", 0.1)
-
-
-@pytest.fixture
-def make(tmp_path: Path, service: FaultyService) -> Iterator[Callable[..., Client]]:
-    made: list[Client] = []
-
-    def make_client(**options: Any) -> Client:
-        options = {
-            "url": service.url, "run_key": "run", "spool_directory": tmp_path / "spool", "timeout_seconds": 5.0
-        } | options  # fmt: skip
-        made.append(Client(**options))
-        return made[-1]
-
-    yield make_client
-    for client in made:
-        client.close(0.5)
-
-
-def rollouts(seed: int = 0, count: int = 3) -> dict[str, Any]:
-    generator = np.random.default_rng(seed)
-    lengths = generator.integers(1, 5, count)
-    return {
-        "prompt_token_ids": generator.integers(0, 9, count),
-        "prompt_lengths": np.ones(count, np.int64),
-        "response_token_ids": generator.integers(0, 9, int(lengths.sum())),
-        "response_lengths": lengths,
-        "rollout_log_probs": -generator.exponential(1.0, int(lengths.sum())).astype(np.float32),
-    }
-
-
-def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+from tests.foreshock.client.trainer import rollouts, wait_until
 
 
 def test_what_is_logged_arrives_as_the_contract_says(make: Any, service: FaultyService) -> None:
@@ -374,91 +319,6 @@ def test_a_checkpoint_is_digested_in_the_background(make: Any, service: FaultySe
     assert client.counters.invalid == 1
 
 
-def test_what_a_killed_trainer_left_is_sent_by_the_next_one_before_its_own(make: Any, tmp_path: Path) -> None:
-    port = free_port()
-    program = textwrap.dedent("""
-        import os, signal, sys, time
-        from foreshock import Client
-        from tests.foreshock.client.test_client import rollouts
-        client = Client(sys.argv[1], run_key="run", attempt_key="killed", spool_directory=sys.argv[2])
-        client.start_run(model="M", resume_step=0)
-        for step in range(5):
-            client.log_rollouts(step, rollouts(step))
-        while client.counters.spooled < 6:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    spool = tmp_path / "spool"
-    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{port}", str(spool)]
-    assert subprocess.run(arguments, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
-    kept = [path.read_bytes() for path in sorted(spool.glob("*/*.body")) if path.stat().st_size]
-    with faulty_service(port=port) as service:
-        client = make(url=service.url, attempt_key="next")
-        client.start_run(resume_step=5)
-        client.log_rollouts(5, rollouts(5))
-        assert client.flush(60)
-        assert service.attempts == ["killed", "next"]
-        assert service.bodies("rollouts")[:5] == kept
-        attempts = [item.query["attempt"] for item in service.received if "rollouts" in item.path]
-        assert attempts == ["1"] * 5 + ["2"]
-        assert client.counters.recovered == 6
-
-
-def test_the_end_of_the_process_delivers_what_is_left(service: FaultyService, tmp_path: Path) -> None:
-    program = textwrap.dedent("""
-        import sys
-        from foreshock import Client
-        from tests.foreshock.client.test_client import rollouts
-        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
-        for step in range(5):
-            client.log_rollouts(step, rollouts(step))
-    """)
-    subprocess.run([sys.executable, "-c", program, service.url, str(tmp_path)], cwd=REPOSITORY, check=True, timeout=60)
-    assert len(service.bodies("rollouts")) == 5
-
-
-def test_the_end_of_the_process_is_not_held_up_by_a_service_that_is_down(tmp_path: Path) -> None:
-    program = textwrap.dedent("""
-        import sys, time
-        from foreshock import Client
-        from tests.foreshock.client.test_client import rollouts
-        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
-        for step in range(5):
-            client.log_rollouts(step, rollouts(step))
-        print(time.time())
-    """)
-    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{free_port()}", str(tmp_path)]
-    done = subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=60, capture_output=True, text=True)
-    assert time.time() - float(done.stdout) < 9
-    assert len([path for path in tmp_path.glob("*/*.body") if path.stat().st_size]) == 5
-
-
-def test_a_forked_child_logs_nothing_and_the_parent_goes_on(make: Any, service: FaultyService) -> None:
-    client = make()
-    client.log_scalars(1, {"x": 1})
-    assert client.flush(60)
-    child = os.fork()
-    if child == 0:
-        client.log_scalars(2, {"x": 2})
-        flushed = client.flush(5)
-        client.close()
-        os._exit(0 if client.counters.dropped_closed == 1 and not flushed else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    client.log_scalars(3, {"x": 3})
-    assert client.flush(60)
-    assert [path.split("/")[5] for path in service.paths() if "scalars" in path] == ["1", "3"]
-
-
-def test_after_closing_calls_are_counted_and_nothing_else(make: Any) -> None:
-    client = make()
-    client.start_run()
-    client.close()
-    client.log_rollouts(1, rollouts())
-    client.finish()
-    client.close()
-    assert client.counters.dropped_closed == 2
-
-
 def test_the_wanted_weights_are_learnt_in_passing(make: Any, service: FaultyService) -> None:
     service.tell({"attempt": 1, "revision": 0, "want_weights_at_step": 40})
     client = make()
@@ -472,28 +332,3 @@ def test_an_api_key_goes_with_every_request(make: Any, service: FaultyService) -
     client.log_scalars(1, {"x": 1})
     assert client.flush(60)
     assert {item.headers["Authorization"] for item in service.received} == {"Bearer fsk_secret"}
-
-
-def test_arguments_win_over_the_environment_and_that_over_defaults(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("URL", "API_KEY", "SPOOL_DIRECTORY"):
-        monkeypatch.delenv(f"FORESHOCK_{name}", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert ClientSettings.resolve().url == "http://127.0.0.1:8765"
-    assert ClientSettings.resolve().spool_directory.parent == tmp_path / "foreshock" / "spool"
-    assert ClientSettings.resolve("http://a").spool_directory != ClientSettings.resolve("http://b").spool_directory
-    monkeypatch.setenv("FORESHOCK_URL", "http://e")
-    monkeypatch.setenv("FORESHOCK_API_KEY", "fsk_e")
-    monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", "/somewhere")
-    settings = ClientSettings.resolve()
-    assert (settings.url, settings.api_key, settings.spool_directory) == ("http://e", "fsk_e", Path("/somewhere"))
-    assert ClientSettings.resolve("http://f", "fsk_f", tmp_path) == ClientSettings("http://f", "fsk_f", tmp_path)
-
-
-def test_ranks_of_one_launch_share_an_attempt() -> None:
-    torchrun = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert default_attempt_key(torchrun) == "torchrun-job-2"
-    assert default_attempt_key({"SLURM_JOB_ID": "77"}) == "slurm-77-0"
-    assert default_attempt_key({"TORCHELASTIC_RUN_ID": "none"}) != default_attempt_key({"TORCHELASTIC_RUN_ID": "none"})
-    assert default_attempt_key({**torchrun, "FORESHOCK_ATTEMPT_KEY": "mine"}) == "mine"

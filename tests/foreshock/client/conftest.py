@@ -1,0 +1,40 @@
+"""A peer with faults, and clients that are closed after each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreshock.client import Client, uploader
+from tests.foreshock.client.faulty_service import FaultyService, faulty_service
+
+
+@pytest.fixture
+def service() -> Iterator[FaultyService]:
+    with faulty_service() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "_SHORTEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_SECONDS", 0.1)
+
+
+@pytest.fixture
+def make(tmp_path: Path, service: FaultyService) -> Iterator[Callable[..., Client]]:
+    made: list[Client] = []
+
+    def make_client(**options: Any) -> Client:
+        options = {
+            "url": service.url, "run_key": "run", "spool_directory": tmp_path / "spool", "timeout_seconds": 5.0
+        } | options  # fmt: skip
+        made.append(Client(**options))
+        return made[-1]
+
+    yield make_client
+    for client in made:
+        client.close(0.5)

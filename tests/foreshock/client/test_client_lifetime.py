@@ -1,0 +1,102 @@
+"""The client's life: killed, forked, closed, and the end of its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.foreshock.client.faulty_service import FaultyService, faulty_service, free_port
+from tests.foreshock.client.trainer import rollouts
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_what_a_killed_trainer_left_is_sent_by_the_next_one_before_its_own(make: Any, tmp_path: Path) -> None:
+    port = free_port()
+    program = textwrap.dedent("""
+        import os, signal, sys, time
+        from foreshock import Client
+        from tests.foreshock.client.trainer import rollouts
+        client = Client(sys.argv[1], run_key="run", attempt_key="killed", spool_directory=sys.argv[2])
+        client.start_run(model="M", resume_step=0)
+        for step in range(5):
+            client.log_rollouts(step, rollouts(step))
+        while client.counters.spooled < 6:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    spool = tmp_path / "spool"
+    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{port}", str(spool)]
+    assert subprocess.run(arguments, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
+    kept = [path.read_bytes() for path in sorted(spool.glob("*/*.body")) if path.stat().st_size]
+    with faulty_service(port=port) as service:
+        client = make(url=service.url, attempt_key="next")
+        client.start_run(resume_step=5)
+        client.log_rollouts(5, rollouts(5))
+        assert client.flush(60)
+        assert service.attempts == ["killed", "next"]
+        assert service.bodies("rollouts")[:5] == kept
+        attempts = [item.query["attempt"] for item in service.received if "rollouts" in item.path]
+        assert attempts == ["1"] * 5 + ["2"]
+        assert client.counters.recovered == 6
+
+
+def test_the_end_of_the_process_delivers_what_is_left(service: FaultyService, tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import sys
+        from foreshock import Client
+        from tests.foreshock.client.trainer import rollouts
+        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
+        for step in range(5):
+            client.log_rollouts(step, rollouts(step))
+    """)
+    subprocess.run([sys.executable, "-c", program, service.url, str(tmp_path)], cwd=REPOSITORY, check=True, timeout=60)
+    assert len(service.bodies("rollouts")) == 5
+
+
+def test_the_end_of_the_process_is_not_held_up_by_a_service_that_is_down(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import sys, time
+        from foreshock import Client
+        from tests.foreshock.client.trainer import rollouts
+        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
+        for step in range(5):
+            client.log_rollouts(step, rollouts(step))
+        print(time.time())
+    """)
+    arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{free_port()}", str(tmp_path)]
+    done = subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=60, capture_output=True, text=True)
+    assert time.time() - float(done.stdout) < 9
+    assert len([path for path in tmp_path.glob("*/*.body") if path.stat().st_size]) == 5
+
+
+def test_a_forked_child_logs_nothing_and_the_parent_goes_on(make: Any, service: FaultyService) -> None:
+    client = make()
+    client.log_scalars(1, {"x": 1})
+    assert client.flush(60)
+    child = os.fork()
+    if child == 0:
+        client.log_scalars(2, {"x": 2})
+        flushed = client.flush(5)
+        client.close()
+        os._exit(0 if client.counters.dropped_closed == 1 and not flushed else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.log_scalars(3, {"x": 3})
+    assert client.flush(60)
+    assert [path.split("/")[5] for path in service.paths() if "scalars" in path] == ["1", "3"]
+
+
+def test_after_closing_calls_are_counted_and_nothing_else(make: Any) -> None:
+    client = make()
+    client.start_run()
+    client.close()
+    client.log_rollouts(1, rollouts())
+    client.finish()
+    client.close()
+    assert client.counters.dropped_closed == 2

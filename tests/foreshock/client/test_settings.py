@@ -1,0 +1,34 @@
+"""Where a client's settings come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foreshock.client.settings import ClientSettings, default_attempt_key
+
+
+def test_arguments_win_over_the_environment_and_that_over_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("URL", "API_KEY", "SPOOL_DIRECTORY"):
+        monkeypatch.delenv(f"FORESHOCK_{name}", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert ClientSettings.resolve().url == "http://127.0.0.1:8765"
+    assert ClientSettings.resolve().spool_directory.parent == tmp_path / "foreshock" / "spool"
+    assert ClientSettings.resolve("http://a").spool_directory != ClientSettings.resolve("http://b").spool_directory
+    monkeypatch.setenv("FORESHOCK_URL", "http://e")
+    monkeypatch.setenv("FORESHOCK_API_KEY", "fsk_e")
+    monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", "/somewhere")
+    settings = ClientSettings.resolve()
+    assert (settings.url, settings.api_key, settings.spool_directory) == ("http://e", "fsk_e", Path("/somewhere"))
+    assert ClientSettings.resolve("http://f", "fsk_f", tmp_path) == ClientSettings("http://f", "fsk_f", tmp_path)
+
+
+def test_ranks_of_one_launch_share_an_attempt() -> None:
+    torchrun = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert default_attempt_key(torchrun) == "torchrun-job-2"
+    assert default_attempt_key({"SLURM_JOB_ID": "77"}) == "slurm-77-0"
+    assert default_attempt_key({"TORCHELASTIC_RUN_ID": "none"}) != default_attempt_key({"TORCHELASTIC_RUN_ID": "none"})
+    assert default_attempt_key({**torchrun, "FORESHOCK_ATTEMPT_KEY": "mine"}) == "mine"

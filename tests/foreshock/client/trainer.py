@@ -1,0 +1,28 @@
+"""A trainer in a few lines: rollouts to log, and waiting for what happens in the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def rollouts(seed: int = 0, count: int = 3) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 5, count)
+    return {
+        "prompt_token_ids": generator.integers(0, 9, count),
+        "prompt_lengths": np.ones(count, np.int64),
+        "response_token_ids": generator.integers(0, 9, int(lengths.sum())),
+        "response_lengths": lengths,
+        "rollout_log_probs": -generator.exponential(1.0, int(lengths.sum())).astype(np.float32),
+    }
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
