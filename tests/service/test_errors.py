@@ -39,6 +39,7 @@ def assert_problem(answer: httpx.Response, where: str) -> None:
     assert set(document) <= {"type", "title", "status", "detail", "row", "column", "errors"}, where
 
 
+@pytest.mark.slow
 def test_bad_paths_queries_and_bodies_are_problems_on_every_route(app: FastAPI, http: httpx.Client) -> None:
     asked = 0
     for route in api_routes(app):
