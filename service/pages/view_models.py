@@ -207,6 +207,7 @@ class StepPage:
     later: int | None
     later_address: str | None
     comparisons: Sequence[str]
+    sampled: Sequence[str]
     measures: Sequence[MeasureRow]
     step_measures: Sequence[StepMeasure]
     figures: Sequence[Plot]

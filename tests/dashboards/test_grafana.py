@@ -187,8 +187,8 @@ def database_url(cluster: PostgresCluster) -> str:
         # Attempt 1 went to step 3, attempt 2 began again at step 2.
         for attempt, step, k3 in ((1, 1, 1e-5), (1, 2, 5e-1), (1, 3, 5e-1), (2, 2, 2e-5), (2, 3, 3e-5)):
             connection.execute(
-                "INSERT INTO measurements (run_id, attempt, step, comparison, k3_kl, computed_at_us) "
-                "VALUES ('run_1', %s, %s, 'trainer/rollout', %s, 1)",
+                "INSERT INTO measurements (run_id, attempt, step, comparison, k3_kl, from_sample, computed_at_us) "
+                "VALUES ('run_1', %s, %s, 'trainer/rollout', %s, false, 1)",
                 (attempt, step, k3),
             )
             connection.execute(

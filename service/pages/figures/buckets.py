@@ -49,7 +49,7 @@ def bucket_figure(columns: BucketColumns | None) -> Figure | Missing:
     layout = {
         "xaxis": {
             "title": {"text": f"probability under {behaviour_of(columns.comparison)}"},
-            "type": "category", "anchor": "y2",
+            "type": "category", "anchor": "y2", "tickangle": -38,
         },
         "yaxis": _log_axis("|d|, nats", [0.42, 1]),
         "yaxis2": _log_axis("tokens", [0, 0.32]),

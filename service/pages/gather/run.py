@@ -56,9 +56,7 @@ def _newest_attempt(viewing: Viewing, run: Run) -> int | None:
 
 
 def _probe(run: Run, probe: ProbeRead) -> ProbeRow:
-    workers = {
-        f"{job.worker} ({job.accelerator})" if job.accelerator else job.worker for job in probe.jobs if job.worker
-    }
+    workers = {job.worker for job in probe.jobs if job.worker}
     return ProbeRow(
         step=probe.step,
         step_address=f"/runs/{run.id}/steps/{probe.step}",

@@ -45,7 +45,8 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     around = neighbourhood(viewing, run_id, number_of_step)
     step = around.step
     query = CurveQuery(from_step=step.step, to_step=step.step)
-    values = _values(read_curves(viewing.session, viewing.principal, run_id, query))
+    table = read_curves(viewing.session, viewing.principal, run_id, query)
+    values = _values(table)
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
     parts = f"/pages/runs/{run_id}/steps/{step.step}"
@@ -65,6 +66,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         later=around.later,
         later_address=_address(run_id, around.later),
         comparisons=comparisons,
+        sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
         measures=[_row(name, values, comparisons) for name in SHOWN_MEASURES],
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),
         figures=[

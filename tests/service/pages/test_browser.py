@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from service.pages.gather.figures import RUN_PLOTS
 from tests.service.pages.conftest import Site, send_run
 
 pytestmark = pytest.mark.slow
 
+PATIENCE_MS = 240_000
 MISSING = "Chromium is missing: apt-get install chromium"
 ARGUMENTS = (
     "--no-sandbox",
@@ -47,6 +48,17 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """One window for all visits: the browser keeps what it has loaded and compiled."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    # Plotly is 5 MB of script; on a busy machine that takes its time.
+    context.set_default_timeout(PATIENCE_MS)
+    context.set_default_navigation_timeout(PATIENCE_MS)
+    yield context
+    context.close()
+
+
 class Visit:
     """A page with what went wrong on it."""
 
@@ -68,7 +80,7 @@ class Visit:
         """Load the page and wait until its figures are drawn."""
         self.origin = site_url
         self.page.goto(site_url + path)
-        self.page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
+        self.page.wait_for_selector("body[data-drawn=yes]")
         return self.page
 
     def assert_clean(self) -> None:
@@ -82,11 +94,11 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Visit]:
+def visit(window: BrowserContext) -> Iterator[Visit]:
     """A visit with a wide screen."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    yield Visit(context.new_page())
-    context.close()
+    page = window.new_page()
+    yield Visit(page)
+    page.close()
 
 
 def drawn_traces(page: Page, plot: str) -> int:
@@ -104,6 +116,15 @@ def test_every_plot_of_a_run_is_drawn(visit: Visit, site: Site) -> None:
         else:
             assert figure.locator("svg.main-svg").count() >= 1, name
             assert drawn_traces(page, name) >= 1, name
+    visit.assert_clean()
+
+
+def test_the_waterfall_of_a_replayed_run_is_drawn(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, site.replayed.address)
+    assert drawn_traces(page, "attribution") >= 1
+    assert page.locator('[data-figure$="/attribution.json"] svg.main-svg g.bars path').count() == 3
+    assert "engine against trainer numerics" in page.locator('[data-figure$="/attribution.json"]').inner_text()
+    assert page.get_by_role("region", name="Probes").get_by_text("done").count() == 1
     visit.assert_clean()
 
 
@@ -125,9 +146,8 @@ def test_a_screen_reader_is_told_what_a_plot_shows(visit: Visit, site: Site) -> 
     assert page.get_by_role("navigation", name="Main").count() == 1
 
 
-def test_the_plots_take_the_colours_of_the_readers_theme(browser: Browser, site: Site, scheme: str) -> None:
-    context = browser.new_context(color_scheme="dark" if scheme == "dark" else "light")
-    visit = Visit(context.new_page())
+def test_the_plots_take_the_colours_of_the_readers_theme(visit: Visit, site: Site, scheme: str) -> None:
+    visit.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page = visit.open(site.url, site.run.address)
     wanted = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--series-1').trim()")
     used = page.locator('[data-figure$="/mismatch.json"]').evaluate("e => e.data[0].line.color")
@@ -138,19 +158,16 @@ def test_the_plots_take_the_colours_of_the_readers_theme(browser: Browser, site:
         "old => document.querySelector('[data-figure$=\"/mismatch.json\"]').data[0].line.color !== old", arg=used
     )
     visit.assert_clean()
-    context.close()
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_no_page_is_wider_than_the_screen(browser: Browser, site: Site, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800})
+def test_no_page_is_wider_than_the_screen(visit: Visit, site: Site, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 800})
     for path in ("/", site.run.address, f"{site.run.address}/steps/5", site.hostile.address, "/login"):
-        visit = Visit(context.new_page())
         visit.origin = site.url
         visit.page.goto(site.url + path, wait_until="networkidle")
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width, path
         visit.assert_clean()
-    context.close()
 
 
 def test_a_step_fetches_its_worst_tokens(visit: Visit, site: Site) -> None:
@@ -188,12 +205,12 @@ def test_a_live_run_refreshes_itself(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, run.address)
     page.evaluate("window.still = 'the same page'")
     send_run(site.http, "live", "a live run", steps=3)
-    page.wait_for_function("() => document.querySelector('[data-part=head]').innerText.includes('3')", timeout=30_000)
+    page.wait_for_function("() => document.querySelector('[data-part=head]').innerText.includes('3')")
     plot = '[data-figure$="/mismatch.json"]'
-    page.wait_for_function(f"() => document.querySelector('{plot}').data[0].x.length === 3", timeout=30_000)
+    page.wait_for_function(f"() => document.querySelector('{plot}').data[0].x.length === 3")
     assert page.evaluate("window.still") == "the same page"
     site.http.patch(f"/v1/runs/{run.id}", json={"state": "finished"}).raise_for_status()
-    page.wait_for_function("() => document.querySelector('#freshness').textContent.includes('ended')", timeout=30_000)
+    page.wait_for_function("() => document.querySelector('#freshness').textContent.includes('ended')")
     visit.assert_clean()
 
 

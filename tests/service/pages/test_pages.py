@@ -85,6 +85,25 @@ def test_what_was_not_replayed_is_said_in_words(site: Site) -> None:
     assert "data" not in figure
 
 
+def test_a_replayed_run_shows_where_its_mismatch_comes_from(site: Site) -> None:
+    read = site.http.get(f"/v1/runs/{site.replayed.id}/steps/3/attribution").raise_for_status().json()
+    figure = site.http.get(f"/pages/runs/{site.replayed.id}/figures/attribution.json").json()
+    assert figure["data"][0]["x"] == [link["share"] for link in read["links"]]
+    assert "Step 3." in figure["caption"]
+    assert "vllm.decode" in figure["caption"], "what was not scored is said"
+    assert "Nearer to a float32 pass" in figure["caption"]
+    page = site.http.get(f"{site.replayed.address}/steps/3").text
+    for link in [*read["links"], read["whole"]]:
+        assert f'<td data-column="Cause">{link["cause"]}</td>' in page
+
+
+def test_probes_are_listed_with_their_state_their_scorers_and_their_worker(site: Site) -> None:
+    page = site.http.get(site.replayed.address).text
+    assert "torch.float32, torch.trainer, vllm.prefill" in page
+    assert '<span class="badge good">done</span>' in page
+    assert '<td data-column="Worker">w1</td>' in page
+
+
 def test_a_run_without_a_step_says_so_everywhere(http: httpx.Client) -> None:
     run = http.post("/v1/runs", json={"key": "new"}).json()["id"]
     page = http.get(f"/runs/{run}").raise_for_status().text
@@ -228,6 +247,18 @@ def token_of(page: str) -> str:
 
 
 class TestForms:
+    def test_somebody_answers_an_alert(self, http: httpx.Client) -> None:
+        run = send_run(http, "bad", steps=20, noise=0.4)
+        page = http.get(run.address).text
+        assert "What to do:" in page
+        (form, *_) = re.findall(rf'action="({run.address}/alerts/\w+)/acknowledge"', page)
+        answer = http.post(f"{form}/acknowledge", data={"csrf_token": token_of(page)})
+        assert (answer.status_code, answer.headers["location"]) == (303, run.address)
+        page = http.get(run.address).text
+        assert '<span class="badge">acknowledged</span>' in page
+        http.post(f"{form}/resolve", data={"csrf_token": token_of(page)})
+        assert f"{form}/resolve" not in http.get(run.address).text
+
     def test_an_operator_holds_and_releases_the_learning_rate(self, http: httpx.Client, own_run: SentRun) -> None:
         page = http.get(own_run.address).text
         for kind, phase in (("hold", "held by an operator"), ("release", "warming")):
