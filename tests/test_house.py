@@ -40,9 +40,11 @@ def test_no_file_of_code_is_longer_than_450_lines() -> None:
 
 
 def test_no_function_needs_a_scroll() -> None:
+    # Migrations are lists of columns, drafted by Alembic, with nothing in them to follow.
     too_long = [
         f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.name} ({node.end_lineno - node.lineno + 1} lines)"
         for path in tracked_files(*(f"{package}/*.py" for package in PACKAGES))
+        if not path.match("*/migrations/versions/*")
         for node in functions(path)
         if node.end_lineno is not None and node.end_lineno - node.lineno + 1 > 60
     ]
