@@ -65,7 +65,7 @@ def run_demo(data: Path, *, once: bool) -> None:
     manifest = record.manifest()
     console.print("[bold]1. Service[/]  SQLite and a local folder")
     with running_service(data) as (service, url), ServiceConnection(url) as connection:
-        console.print(f"   ready at {url}, data in {data}")
+        console.print(f"   ready at {url}, data in {data}", soft_wrap=True)
         console.print(f"[bold]2. Run[/]      {_plain(manifest.run.name)}: {manifest.steps} recorded steps, over HTTP")
         log_missing(record, manifest, data, connection, service, url)
         run = find_run(connection, manifest.run.key)
@@ -76,7 +76,7 @@ def run_demo(data: Path, *, once: bool) -> None:
             raise DemoError("the report could not be made")
         console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s.")
         if not once:
-            console.print(f"The pages stay up until Ctrl-C: {url}/runs/{run.id}")
+            console.print(f"The pages stay up until Ctrl-C: {url}/runs/{run.id}", soft_wrap=True)
             keep_up(service)
         if failures:
             raise DemoError(f"not all was replayed:\n{failures}{(data / 'worker.log')} says more.")

@@ -1,6 +1,6 @@
 """The policy: a Qwen3-architecture model of a third of a million parameters, and its checkpoints.
 
-The embeddings are **not** tied to the output head: on CPU, vLLM's `reload_weights` leaves a tied head stale, which
+The embeddings are **not** tied to the output head: vLLM's `reload_weights` on CPU can leave a tied head stale, which
 looks exactly like a training-inference mismatch that grows with the learning rate.
 """
 

@@ -83,7 +83,7 @@ class ReloadCheck:
         if slope + STANDARD_ERRORS * slope_error < SMALLEST_SLOPE:
             raise StaleWeightsError(
                 f"the engine did not take the new weights: its log-probs moved by {slope:.2f} ± {slope_error:.2f} of "
-                "what the trainer's moved by. Are the embeddings tied? A tied head can stay stale when vLLM reloads on CPU."
+                "what the trainer's moved by. Are the embeddings tied? On CPU a tied head can stay stale."
             )
         return ReloadReport(mean_difference, slope, slope_error)
 
