@@ -92,7 +92,7 @@ def work(service: RunningService, root: Path, jobs: int = 1, **fields: Any) -> s
     said = StringIO()
     for _ in range(jobs):
         worker = Worker(settings(service, root, **fields), WorkerConsole(said), scorers=TORCH)
-        worker.run(once=True)
+        worker.run(once=True, until_idle_seconds=60.0)
     return said.getvalue()
 
 
@@ -169,8 +169,8 @@ def test_an_option_that_makes_no_sense_is_a_reason(service: RunningService, run:
 
 
 def long_job(service: RunningService, checkpoints: Path) -> tuple[ProbedRun, str]:
-    """A run with a job that takes the engine a while: many rollouts, one at a time."""
-    started = start_run(service, make_rollouts(4000))
+    """A run with a job that takes the engine a while: torch has to be loaded, and rollouts go one at a time."""
+    started = start_run(service, make_rollouts(300))
     started.announce(weights_digest(checkpoints / "first"))
     return started, started.probe("torch.float32", options={"torch.float32": {"batch_size": 1}})
 
@@ -179,7 +179,7 @@ def test_a_deleted_run_makes_the_worker_drop_its_job_quietly(service: RunningSer
     started, probe = long_job(service, checkpoints)
     said = StringIO()
     worker = Worker(settings(service, checkpoints), WorkerConsole(said), scorers=TORCH)
-    thread = threading.Thread(target=lambda: worker.run(once=True))
+    thread = threading.Thread(target=lambda: worker.run(once=True, until_idle_seconds=60.0))
     thread.start()
     started.wait_for(probe, {"running"})
     service.http.delete(f"/v1/runs/{started.run}").raise_for_status()

@@ -97,7 +97,7 @@ def test_rollouts_that_cannot_be_read_are_a_reason(engine: EngineProcess, tmp_pa
 def test_an_engine_that_is_killed_is_a_reason_with_its_last_words(
     engine: EngineProcess, tmp_path: Path, checkpoints: Path
 ) -> None:
-    asked = command(tmp_path, checkpoints / "first", rollouts=3000, options={"batch_size": 1})
+    asked = command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
     killed = threading.Event()
 
     def kill(tokens: int) -> None:
@@ -124,7 +124,7 @@ def test_an_engine_that_gives_no_sign_of_life_is_ended(tmp_path: Path, checkpoin
 
 def test_an_abandoned_job_ends_its_engine(tmp_path: Path, checkpoints: Path) -> None:
     engine = EngineProcess("torch", tmp_path)
-    asked = command(tmp_path, checkpoints / "first", rollouts=3000, options={"batch_size": 1})
+    asked = command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
     seen: list[int] = []
     with pytest.raises(JobAbandonedError):
         engine.score(asked, seen.append, abandoned=lambda: len(seen) > 5)
