@@ -88,7 +88,7 @@ def bar(fraction: float, width: int) -> str:
     """A bar of `fraction` of `width`, to an eighth of a column; empty where the fraction is not above 0."""
     if not math.isfinite(fraction) or fraction <= 0:
         return " " * width
-    eighths = min(width * 8, round(fraction * width * 8))
+    eighths = round(min(fraction, 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
 

@@ -194,22 +194,6 @@ def test_retry_after_is_respected(make: Any, service: FaultyService) -> None:
     wait_until(lambda: client.counters.delivered == 2)
 
 
-def test_a_call_costs_the_trainer_next_to_nothing(make: Any, service: FaultyService) -> None:
-    client = make()
-    client.start_run()
-    values = {"grad_norm": 0.5, "entropy": 0.25}
-    batch = rollouts(count=64)
-    costs = []
-    for step in range(300):
-        started = time.perf_counter()
-        client.log_rollouts(step, batch)
-        client.log_scalars(step, values)
-        costs.append(time.perf_counter() - started)
-    # The median, because the machine of a test is shared.
-    assert sorted(costs)[150] < 0.002
-    assert client.flush(60)
-
-
 def test_what_is_logged_faster_than_encoded_is_dropped_and_counted(
     make: Any, service: FaultyService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
