@@ -108,7 +108,7 @@ def test_the_demo_does_its_work_once(tmp_path: Path) -> None:
     wait_for(third, "The pages stay up until Ctrl-C")
     assert children_of(tmp_path)
     third.send_signal(signal.SIGINT)
-    third.wait(60)
+    third.communicate(timeout=60)
     assert third.returncode == 0
     assert children_of(tmp_path) == []
 
