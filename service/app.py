@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
 from service.advice.endpoints import router as advice
@@ -66,7 +67,9 @@ ROUTERS = (
 
 def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
     """The application for these settings; `decoders` lets several applications of one process share a pool."""
-    app = FastAPI(
+    # Its documentation page brings its own script: clusters often reach no CDN.
+    app = FastAPIOffline(
+        redoc_url=None,
         title="Foreshock",
         description="The seismograph of LLM reinforcement learning: runs, rollouts, measurements, alerts and advice.",
         version=_version(),

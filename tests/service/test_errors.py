@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -131,7 +132,13 @@ def test_the_openapi_document_is_valid_and_tells_the_truth_about_errors(app: Fas
 
 
 def test_the_documentation_and_the_health_pages_are_there(http: httpx.Client) -> None:
-    assert http.get("/docs").status_code == 200
+    page = http.get("/docs")
+    assert page.status_code == 200
+    assets = re.findall(r"(?:src|href)=\"([^\"]+)\"", page.text)
+    assert assets
+    # Nothing from elsewhere: clusters often reach no CDN.
+    assert {http.get(asset).status_code for asset in assets if asset.startswith("/")} == {200}
+    assert all(asset.startswith("/") for asset in assets), assets
     assert http.get("/livez").json() == {"status": "alive"}
     ready = http.get("/readyz")
     assert (ready.status_code, ready.json()["ready"]) == (200, True)
