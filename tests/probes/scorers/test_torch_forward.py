@@ -172,7 +172,7 @@ def test_a_model_that_caps_its_logits_is_not_scored_in_pieces(tmp_path: Path) ->
     Gemma2ForCausalLM(configuration).save_pretrained(tmp_path / "gemma")
     rollouts = make_rollouts(5)
     given = score(tmp_path / "gemma", rollouts, attention_implementation="eager").log_probs
-    np.testing.assert_allclose(given, one_by_one(tmp_path / "gemma", rollouts), atol=2e-5)
+    np.testing.assert_allclose(given, one_by_one(tmp_path / "gemma", rollouts), atol=2e-3)
     with pytest.raises(UnsupportedScoreError, match="logits_bytes"):
         score(tmp_path / "gemma", rollouts, attention_implementation="eager", logits_bytes=1)
 
