@@ -27,18 +27,23 @@ class EnginePool:
     def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
         """Have `command` done by its engine; the seconds it took there.
 
-        Raises EngineError, JobAbandonedError and UnsupportedScoreError as `EngineProcess.score` does.
+        Where a process that was kept from an earlier job dies, the command is tried once more in a new one. Raises
+        EngineError, JobAbandonedError and UnsupportedScoreError as `EngineProcess.score` does.
         """
         engine = ENGINES[scorer_named(command.scorer).engine]
         key = ""
         if engine.process_per_weights:
             key = canonical_json([command.weights_folder, command.weights_digest, command.options, command.accelerator])
+        kept = self.process_ids().get(engine.name)
         process = self._process(engine.name, key, alone=command.accelerator != "cpu")
         try:
             return process.score(command, report, abandoned)
         except EngineError as error:
             if error.kind == "retry":
                 self.close(engine.name)  # after an unexpected failure nothing in that process can be trusted
+            if error.gone and process.pid == kept:
+                # It may have died while it waited for work, which is not this command's fault.
+                return self.score(command, report, abandoned)
             raise
         except JobAbandonedError:
             self._processes.pop(engine.name, None)

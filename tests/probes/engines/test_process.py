@@ -176,7 +176,8 @@ def test_the_pool_keeps_torch_for_other_weights_and_replaces_what_died(tmp_path:
         assert wait_until_gone(pids[0])
         pool.score(command(tmp_path, checkpoints / "second"), lambda tokens: None)
         assert decode_scores((tmp_path / "scores.parquet").read_bytes()).log_probs.tobytes() == scores[1]
-    finally:
         last = pool.process_ids()["torch"]
+        assert last != pids[0]
+    finally:
         pool.close()
     assert wait_until_gone(last)
