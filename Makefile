@@ -34,7 +34,7 @@ imports: setup
 	$(BIN)/lint-imports
 
 pytest: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: setup
 	$(BIN)/ruff check --fix .
