@@ -130,7 +130,7 @@ _WHY = {
     "ramp": "Responses have doubled over a long time: a ramp, not a surge.",
 }
 _WHAT_TO_DO = {
-    "surge": "Let the learning rate follow the length-decay schedule counted from this step.",
+    "surge": "Let the learning rate follow the length-decay schedule that counts from the first step of the surge.",
     "early_surge": "Nothing yet: the schedule follows by itself if the mismatch or the gradient norm rises too.",
     "surge_again": "The schedule goes on as it is. Look at the mismatch of the newest steps.",
     "ramp": "Nothing: a slow ramp has no effect on the learning rate. Check that the reward rises with it.",
