@@ -13,7 +13,14 @@ from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT
 from foreshock.client.connection import ServiceConnection
 
-SCORERS = ("vllm.prefill", "torch.trainer", "torch.float32")
+SCORERS = (
+    ("vllm.prefill", ""),
+    ("vllm.prefill", "rebatched"),
+    ("torch.trainer", ""),
+    ("torch.trainer", "rebatched"),
+    ("torch.float32", ""),
+)
+"""Scorers and variants; a rebatched one against its plain self is its noise floor."""
 WORKER_IDLE_SECONDS = 90
 """Longer than a lease: what a worker that was killed has left comes free only when its lease ends."""
 PATIENCE_SECONDS = 900.0
@@ -30,7 +37,7 @@ def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) 
                 f"/v1/runs/{run}/probes",
                 json_body={
                     "step": checkpoint.step,
-                    "scorers": [{"scorer": scorer} for scorer in SCORERS],
+                    "scorers": [{"scorer": scorer, "variant": variant} for scorer, variant in SCORERS],
                     "kind": "exact",
                     "options": manifest.scorer_options,
                 },

@@ -103,6 +103,15 @@ class LinkReading:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorReading:
+    """What a scorer gives against itself in other batches."""
+
+    scorer: str
+    k3_kl: float
+    max_abs_d: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttributionReading:
     """The chain of one step; see `foreshock.measures.attribution.Attribution`."""
 
@@ -118,6 +127,7 @@ class AttributionReading:
     reference: str | None
     reference_links: tuple[LinkReading, ...]
     nearer: str | None
+    floors: tuple[FloorReading, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +310,10 @@ def _attribution(step: int, value: Mapping[str, Any]) -> AttributionReading:
         reference=side.get("reference"),
         reference_links=tuple(_link(link) for link in side.get("links") or ()),
         nearer=side.get("nearer"),
+        floors=tuple(
+            FloorReading(str(floor["scorer"]), _number(floor.get("k3_kl")), _number(floor.get("max_abs_d")))
+            for floor in value.get("floors") or ()
+        ),
     )
 
 

@@ -157,11 +157,22 @@ def _chain(attribution: AttributionReading, paint: Paint) -> list[str]:
         lines += wrap("there is no difference at all between the ends of the chain", "      ", "    → ")
     if any(_share(link.share).startswith("-") for link in attribution.links):
         lines += wrap("a negative share cancels a part of the others", "      ", "    → ")
+    if attribution.floors:
+        lines += _floors(attribution)
     if attribution.reference_links:
         lines += _reference(attribution)
     checks = f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
     checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
     return [*lines, *_note(checks, paint)]
+
+
+def _floors(attribution: AttributionReading) -> list[str]:
+    """What part of a link is nothing but the batches that its two ends were computed in."""
+    floors = ", ".join(
+        f"{floor.scorer} k3 {number(floor.k3_kl)}, max |d| {number(floor.max_abs_d, 2)}" for floor in attribution.floors
+    )
+    words = f"noise floor, the same scorer in other batches: {floors}; half of that k3 is in each of its links"
+    return wrap(words, "      ", "    → ")
 
 
 def _reference(attribution: AttributionReading) -> list[str]:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, spread
-from foreshock.commands.readings import AdviceReading, AlertReading, Bucket, Curve, RunReading, _attribution
+from foreshock.commands.readings import (
+    AdviceReading,
+    AlertReading,
+    Bucket,
+    Curve,
+    FloorReading,
+    RunReading,
+    _attribution,
+)
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.learning_rate import Advice
@@ -86,6 +94,14 @@ def test_the_chain_names_the_link_that_most_of_it_comes_from() -> None:
     assert none.split()[1:6] == ["0", "0", "0", "0", "0.00"]
     assert "nearer to it is" in text
     assert "-0.00" not in text
+
+
+def test_noise_floors_stand_beside_the_links() -> None:
+    found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
+    assert "noise floor" not in text_of(attributions=(found,), probed_steps=(7,))
+    floors = (FloorReading("vllm.prefill", 2e-6, 0.01), FloorReading("torch.trainer", 0.0, 0.0))
+    text = text_of(attributions=(dataclasses.replace(found, floors=floors),), probed_steps=(7,))
+    assert "in other batches: vllm.prefill k3 2.00e-6, max |d| 0.010, torch.trainer k3 0," in " ".join(text.split())
 
 
 def test_agreement_is_said_too() -> None:
