@@ -55,7 +55,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
             stderr=subprocess.STDOUT,
         )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        # No connection is kept: the server closes idle ones, and tests sleep for as long as that takes.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=limits) as http:
             _wait_until_ready(http, server, log)
             yield RunningService(f"http://127.0.0.1:{port}", http)
     finally:
