@@ -23,6 +23,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def start_demo(data: Path, *options: str) -> subprocess.Popen[str]:
+    # Tests that are themselves started in the background inherit an ignored SIGINT, and their children would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-m", "examples.demo", "--data", str(data), *options],
         cwd=REPOSITORY,
