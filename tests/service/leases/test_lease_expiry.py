@@ -11,11 +11,15 @@ from service.settings import Settings
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
 
+# Short enough to wait for, and far longer than the pauses of a busy machine between two heartbeats.
+LEASE_SECONDS = 2.0
+LONGER = LEASE_SECONDS + 0.2
+
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Leases that end soon, so that tests can wait for it."""
-    return settings.model_copy(update={"lease_seconds": 0.4})
+    return settings.model_copy(update={"lease_seconds": LEASE_SECONDS})
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def test_a_late_worker_is_refused_and_the_next_one_counts(http: httpx.Client, ru
     late = take_lease(http, "late")
     rollouts = late.rollouts()
     late.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
-    time.sleep(0.5)
+    time.sleep(LONGER)
     newer = take_lease(http, "newer")
     assert newer.token > late.token
     wrong = scores_of(rollouts, noisy(rollouts, 7))
@@ -60,7 +64,7 @@ def test_heartbeats_keep_a_lease_beyond_its_time(http: httpx.Client, run: Sender
     ask_for_probe(run, 3)
     holder = take_lease(http)
     for _ in range(6):
-        time.sleep(0.12)
+        time.sleep(LEASE_SECONDS / 5)
         assert holder.heartbeat().status_code == 200
         assert ask_for_lease(http, "other").status_code == 204
 
@@ -69,6 +73,6 @@ def test_silence_counts_as_a_try(http: httpx.Client, run: Sender) -> None:
     probe = ask_for_probe(run, 3).json()["id"]
     for number in range(3):
         take_lease(http, f"w{number}")
-        time.sleep(0.5)
+        time.sleep(LONGER)
     assert ask_for_lease(http).status_code == 204
     assert http.get(f"/v1/probes/{probe}").json()["state"] == "failed"
