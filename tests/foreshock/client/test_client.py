@@ -185,7 +185,7 @@ def test_a_service_that_never_answers_is_given_up_after_the_timeout(make: Any, s
 
 def test_retry_after_is_respected(make: Any, service: FaultyService) -> None:
     service.faults.append(429)
-    service.retry_after = "1"
+    service.retry_after = "4"
     client = make()
     client.log_scalars(1, {"x": 1})
     wait_until(lambda: client.counters.failed_requests == 1)
