@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LENGTH_GRID", "LOG_RATIO_GRID", "BitGrid"]
+__all__ = ["LENGTH_GRID", "LOG_RATIO_GRID", "WEIGHT_GRID", "BitGrid"]
 
 _MANTISSA_BITS = 52
 _EXPONENT_BIAS = 1023
@@ -75,5 +75,8 @@ class BitGrid:
 
 # |d| from 2^-27 (7e-9, half a unit in the last place of a float32 log-prob near −0.1) to 2^7 = 128.
 LOG_RATIO_GRID = BitGrid(lowest=-27, highest=7, bits=6)
+# |d| again, from 2^-12 (a ratio of 1.00024), 16 bins per power of two: where importance weights are summed. Every edge
+# is one of LOG_RATIO_GRID too, whose counts serve both.
+WEIGHT_GRID = BitGrid(lowest=-12, highest=7, bits=4)
 # Lengths up to 2^21 tokens; 0 falls into the bin below.
 LENGTH_GRID = BitGrid(lowest=0, highest=21, bits=7)
