@@ -1,8 +1,8 @@
 """Where d = log π − log μ is cut: the signed tails that measures and corrections are made of.
 
-A decision about a token is always taken on d itself, which is a float64 subtraction and the same on every machine; never
-on ρ = exp(d), whose last digit depends on who computes it. A token lies above a level where d > level and below it where
-d < −level.
+A decision about a token is always taken on d itself, which is a float64 subtraction and the same on every machine,
+never on ρ = exp(d), whose last digit depends on who computes it. A token lies above a level where d > level and below
+it where d < −level.
 """
 
 from __future__ import annotations
