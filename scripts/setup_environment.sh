@@ -8,12 +8,13 @@ cd "$(dirname "$0")/.."
 purpose=${1:?usage: scripts/setup_environment.sh demo|test}
 case "$purpose" in
     demo) extras="service,probes" ;;
-    test) extras="service,probes,dev" ;;
+    test) extras="service,probes,dev,bench" ;;
     *) echo "setup: unknown purpose '$purpose': say demo or test" >&2; exit 2 ;;
 esac
 
 torch_version=2.13.0
 vllm_version=0.32.0
+verl_version=0.9.1
 venv=${VENV:-.venv}
 base_python=${PYTHON:-python3}
 
@@ -64,4 +65,9 @@ say "installing Foreshock [$extras] beside $vllm_package"
 constraints=(-c constraints.txt)
 [ "$vllm_package" = vllm ] && constraints=()  # the CUDA build brings its own versions
 pip install $quiet "${constraints[@]}" -e ".[$extras]"
+if [ "$purpose" = test ] && ! has verl "$verl_version"; then
+    say "installing verl $verl_version, whose own functions the measures are compared with"
+    # Without its dependencies, which pin a trainer's whole environment: its functions need only the extra `bench`.
+    pip install $quiet --no-deps "verl==$verl_version"
+fi
 echo "$wanted" > "$venv/.foreshock-$purpose"
