@@ -10,6 +10,7 @@ from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError
 from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
+from service.decoding.limits import stored_limits
 
 # The "comparison" of what is measured on one score alone: lengths, rewards, entropy.
 STEP_ROW = "rollout"
@@ -59,6 +60,11 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard
         file_bytes=len(data),
         parts=parts,
     )
+
+
+def measure_stored(stored: Path) -> tuple[ShardPart, ...]:
+    """The statistics of a file of the store, as they are measured now; raises FileNotFoundError where it is gone."""
+    return measure_shard(decode_rollouts(stored.read_bytes(), stored_limits()))
 
 
 def measure_shard(batch: RolloutBatch) -> tuple[ShardPart, ...]:

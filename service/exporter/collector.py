@@ -35,7 +35,7 @@ class BucketMemory:
         self._tables: OrderedDict[tuple[ComparisonKey, int], BucketTable] = OrderedDict()
 
     def get(self, session: Session, key: ComparisonKey, computed_at_us: int) -> BucketTable | None:
-        """The table of a measurement."""
+        """The table of a measurement; None where there is none that this release can read."""
         known = self._tables.get((key, computed_at_us))
         if known is not None:
             return known

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, and_, func, select, true, tuple_
 from sqlalchemy.orm import Session
 
+from foreshock.measures.blob import STATISTICS_VERSION
 from service.database.tables import (
     AdviceAcknowledgement,
     AdviceDecision,
@@ -110,9 +111,9 @@ def values_of(session: Session, keys: Sequence[ComparisonKey], columns: Sequence
 
 
 def statistics_of(session: Session, key: ComparisonKey) -> bytes | None:
-    """The statistics blob of a measurement."""
+    """The statistics blob of a measurement; None where there is none of this release's version."""
     found = session.get(MeasurementStatistics, key)
-    return None if found is None else found.statistics
+    return found.statistics if found is not None and found.statistics_version == STATISTICS_VERSION else None
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, Attribution]:

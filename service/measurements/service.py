@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.measures.blob import STATISTICS_VERSION
 from foreshock.measures.buckets import BucketTable
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.measures.summaries import RolloutSummaries
 from service.attempts.repository import of_run
 from service.attempts.service import attempt_of_step, require_attempt
 from service.attempts.surviving import survives
@@ -36,6 +38,12 @@ class MeasurementNotFound(ProblemError):
     """The step has no such comparison, or has not closed yet."""
 
     status = 404
+
+
+class StatisticsOutOfDate(ProblemError):
+    """What is stored of the comparison was measured by a release whose statistics this one cannot read."""
+
+    status = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +109,47 @@ def read_curves(session: Session, principal: Principal, run_id: str, query: Curv
 def read_buckets(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> BucketTable:
-    """The probability buckets of a comparison at a step; raises MeasurementNotFound."""
-    if comparison == STEP_ROW:
-        raise InvalidRequest("query.comparison: buckets are of two scores, such as trainer/rollout")
-    found = statistics_of_step(session, principal, run_id, step, attempt, comparison)
-    return ComparisonStatistics.from_bytes(found.statistics).buckets()
+    """The probability buckets of a comparison at a step; raises as `read_statistics`."""
+    return read_statistics(session, principal, run_id, step, attempt, comparison).buckets()
 
 
-def statistics_of_step(
+def read_statistics(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> ComparisonStatistics:
+    """The folded statistics of a comparison at a step.
+
+    Raises MeasurementNotFound naming what there is, StatisticsOutOfDate where another release measured it.
+    """
+    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
+    return ComparisonStatistics.from_bytes(found.statistics)
+
+
+def read_summaries(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> RolloutSummaries:
+    """A row for each rollout that took part in a comparison at a step; raises as `read_statistics`."""
+    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
+    assert found.summaries is not None, "every comparison of two scores has summaries"
+    return RolloutSummaries.from_bytes(found.summaries)
+
+
+def stored_statistics(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> MeasurementStatistics:
-    """The folded statistics of a comparison at a step; raises MeasurementNotFound naming what there is."""
+    """The row that holds both, of this release's version; raises as `read_statistics`."""
+    if comparison == STEP_ROW:
+        raise InvalidRequest("query.comparison: must be two scores, such as trainer/rollout")
     get_run(session, principal, run_id)
     chosen = attempt_of_step(session, run_id, step, attempt)
     found = repository.statistics_of(session, run_id, chosen, step, comparison)
     if found is None:
         there = ", ".join(repository.comparisons_of(session, run_id, chosen, step)) or "nothing yet"
         raise MeasurementNotFound(f"step {step} of attempt {chosen} has no {comparison}: measured is {there}")
+    if found.statistics_version != STATISTICS_VERSION:
+        raise StatisticsOutOfDate(
+            f"{comparison} of step {step} was measured by another release (statistics of version "
+            f"{found.statistics_version}, this release reads {STATISTICS_VERSION}): run `foreshock remeasure`"
+        )
     return found
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
+from foreshock.measures.blob import STATISTICS_VERSION
 from service.database.dialect import insert_if_absent
 from service.database.tables import Shard, ShardStatistics
 
@@ -27,6 +28,19 @@ def add_statistics(session: Session, rows: list[dict[str, Any]]) -> None:
     session.execute(insert(ShardStatistics), rows)
 
 
+def replace_statistics(session: Session, run_id: str, attempt: int, step: int, rows: list[dict[str, Any]]) -> None:
+    """Put these rows in the place of all statistics that their shards have."""
+    session.execute(
+        delete(ShardStatistics).where(
+            ShardStatistics.run_id == run_id,
+            ShardStatistics.attempt == attempt,
+            ShardStatistics.step == step,
+            ShardStatistics.shard.in_({row["shard"] for row in rows}),
+        )
+    )
+    add_statistics(session, rows)
+
+
 def of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[Shard]:
     """The shards of a step that are there, in order."""
     query = select(Shard).where(Shard.run_id == run_id, Shard.attempt == attempt, Shard.step == step)
@@ -39,3 +53,24 @@ def statistics_of_step(session: Session, run_id: str, attempt: int, step: int) -
         ShardStatistics.run_id == run_id, ShardStatistics.attempt == attempt, ShardStatistics.step == step
     )
     return session.scalars(query.order_by(ShardStatistics.comparison, ShardStatistics.shard)).all()
+
+
+def out_of_date(session: Session, run_id: str, attempt: int, step: int) -> Sequence[Shard]:
+    """The shards of a step whose statistics are of another version than this release's, in order."""
+    query = (
+        select(Shard)
+        .join(
+            ShardStatistics,
+            (ShardStatistics.run_id == Shard.run_id)
+            & (ShardStatistics.attempt == Shard.attempt)
+            & (ShardStatistics.step == Shard.step)
+            & (ShardStatistics.shard == Shard.shard),
+        )
+        .where(
+            ShardStatistics.run_id == run_id,
+            ShardStatistics.attempt == attempt,
+            ShardStatistics.step == step,
+            ShardStatistics.statistics_version != STATISTICS_VERSION,
+        )
+    )
+    return session.scalars(query.order_by(Shard.shard).distinct()).all()

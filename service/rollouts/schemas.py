@@ -18,6 +18,11 @@ class ShardAddress:
     shard: int
     shards: int
 
+    @property
+    def step_key(self) -> tuple[str, int, int]:
+        """(run, attempt, step)."""
+        return self.run_id, self.attempt, self.step
+
 
 class ShardReceipt(BaseModel):
     """The shard is stored: for good, now (`stored`) or by an earlier upload of the same bytes (`duplicate`)."""

@@ -16,6 +16,7 @@ from service.decoding.limits import decode_limits
 from service.decoding.shards import DecodedShard, decode_shard
 from service.problem import InvalidRequest, ProblemError
 from service.rollouts import repository
+from service.rollouts.remeasuring import bring_up_to_date, statistics_rows
 from service.rollouts.schemas import ShardAddress, ShardReceipt
 from service.runs.repository import note_step
 from service.runs.service import get_run, lock_run
@@ -61,6 +62,7 @@ def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAd
     finally:
         temporary.unlink(missing_ok=True)
     try:
+        bring_up_to_date(context, address.step_key)
         receipt = context.database.write(
             lambda session: commit_shard(session, context, principal, address, upload, decoded, name)
         )
@@ -88,17 +90,14 @@ def commit_shard(
     stored = _stored_before(session, address, upload.digest)
     if stored is not None:
         return stored
-    key = {
-        "run_id": address.run_id,
-        "attempt": address.attempt,
-        "step": address.step,
-        "shard": address.shard,
-    }
     step = steps.open_step(session, address.run_id, address.attempt, address.step, address.shards)
     repository.add(
         session,
         {
-            **key,
+            "run_id": address.run_id,
+            "attempt": address.attempt,
+            "step": address.step,
+            "shard": address.shard,
             "digest": upload.digest,
             "body_bytes": upload.size,
             "file": file,
@@ -109,19 +108,7 @@ def commit_shard(
             "received_at_us": now_us(),
         },
     )
-    repository.add_statistics(
-        session,
-        [
-            {
-                **key,
-                "comparison": part.comparison,
-                "statistics_version": part.statistics_version,
-                "statistics": part.statistics,
-                "summaries": part.summaries,
-            }
-            for part in decoded.parts
-        ],
-    )
+    repository.add_statistics(session, statistics_rows(address.step_key, address.shard, decoded.parts))
     note_step(session, address.run_id, address.step)
     closed = steps.count_shard(session, context.step_observers, step, decoded.rollouts, decoded.tokens)
     return ShardReceipt(

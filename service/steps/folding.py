@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Protocol
 
 from foreshock.measures.statistics import ComparisonStatistics, StepStatistics
 from foreshock.measures.summaries import RolloutSummaries
-from service.database.tables import ShardStatistics
 from service.decoding.shards import STEP_ROW
 from service.measurements.folded import FoldedStatistics
 
 
-def fold_shards(comparison: str, shards: Sequence[ShardStatistics]) -> FoldedStatistics:
+class Part(Protocol):
+    """What a shard adds to one comparison: a row of the database, or what a decoder has just measured."""
+
+    @property
+    def statistics(self) -> bytes:
+        """Mergeable statistics."""
+
+    @property
+    def summaries(self) -> bytes | None:
+        """A row a rollout; None where it is no comparison of two scores."""
+
+
+def fold_shards(comparison: str, shards: Sequence[Part]) -> FoldedStatistics:
     """The fold of one comparison's shards, which are given in sorted order; StatisticsError where versions mix."""
     if comparison == STEP_ROW:
         step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(shard.statistics) for shard in shards))

@@ -10,14 +10,17 @@ from itertools import groupby
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.measures.blob import STATISTICS_VERSION
 from service.attempts import repository as attempts_repository
 from service.attempts.service import require_attempt
 from service.context import ClosedStepValues, ServiceContext, StepObserver
 from service.database.dialect import insert_if_absent
-from service.database.tables import Step
+from service.database.tables import ShardStatistics, Step
+from service.measurements.repository import statistics_of
 from service.measurements.service import store_measurement, values_of_step
 from service.pagination import CursorKey, Page, decode_cursor, page_of
 from service.problem import ProblemError
+from service.rollouts.remeasuring import bring_up_to_date
 from service.rollouts.repository import statistics_of_step
 from service.runs.repository import find_and_lock
 from service.runs.service import get_run
@@ -84,7 +87,7 @@ def close_step(session: Session, observers: Sequence[StepObserver], step: Step) 
     """Fold what is there into measurements, then tell the observers, all in this transaction. The run is locked."""
     shards = statistics_of_step(session, step.run_id, step.attempt, step.step)
     for comparison, group in groupby(shards, key=lambda each: each.comparison):
-        store_measurement(session, step.run_id, step.attempt, step.step, fold_shards(comparison, list(group)))
+        _store_fold(session, step, comparison, list(group))
     step.closed_at_us = step.closed_at_us or now_us()
     session.flush()
     notify_observers(session, observers, step.run_id, step.attempt, step.step)
@@ -132,8 +135,29 @@ def list_steps(
     return page_of([_read(row) for row in rows], limit, _key_of)
 
 
+def _store_fold(session: Session, step: Step, comparison: str, shards: Sequence[ShardStatistics]) -> None:
+    """Store the fold of a comparison's shards.
+
+    Shards of another version were measured again before, unless their tokens are gone. What is left then counts as a
+    sample, so that the step closes all the same; it never replaces what was folded of all.
+    """
+    current = [shard for shard in shards if shard.statistics_version == STATISTICS_VERSION]
+    is_sample = len(current) < len(shards)
+    if is_sample:
+        _logger.warning(
+            "step %s of attempt %s of run %s closes with %d of %d shards in %s: another release measured the others; "
+            "run `foreshock remeasure`",
+            *(step.step, step.attempt, step.run_id, len(current), len(shards), comparison),
+        )
+        if not current or statistics_of(session, step.run_id, step.attempt, step.step, comparison) is not None:
+            return
+    folded = fold_shards(comparison, current)
+    store_measurement(session, step.run_id, step.attempt, step.step, folded, from_sample=is_sample)
+
+
 def _try_to_close(context: ServiceContext, before_us: int, key: tuple[str, int, int]) -> bool:
     try:
+        bring_up_to_date(context, key)
         return context.database.write(partial(_close_if_overdue, context, before_us, key))
     except Exception:
         # The others are not to wait for this one.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.database.tables import Run
-from service.measurements.service import MeasurementNotFound, read_buckets
+from service.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_buckets
 from service.pages.figures import Curve, Figure, Missing, attribution, buckets, learning_rate, lengths, mismatch
 from service.pages.figures.panels import Panel, panels_figure
 from service.pages.gather.advice import scale_curve, surge_step
@@ -119,7 +119,7 @@ def buckets_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) 
     """Probability buckets of trainer/rollout at a step."""
     try:
         table = read_buckets(viewing.session, viewing.principal, run.id, step, attempt, WHOLE)
-    except MeasurementNotFound as error:
+    except (MeasurementNotFound, StatisticsOutOfDate) as error:
         return Missing(buckets.TITLE, f"{error.detail}.")
     columns = buckets.BucketColumns(
         comparison=WHOLE,

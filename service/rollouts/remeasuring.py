@@ -1,0 +1,67 @@
+"""Shards that another release measured, measured again from their tokens.
+
+Statistics of two versions never mix, so the shards of a step must agree before they are folded. After an upgrade that
+concerns the one step that was open then, or one that a late shard reaches; `foreshock remeasure` is for all others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from service.context import ServiceContext
+from service.database.tables import Shard
+from service.decoding.pool import DecodersBusy
+from service.decoding.shards import ShardPart, measure_stored
+from service.rollouts import repository
+from service.runs.repository import find_and_lock
+
+StepKey = tuple[str, int, int]
+"""(run, attempt, step)."""
+
+_logger = logging.getLogger(__name__)
+
+
+def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
+    """Measure the step's shards again that are of another version; one that cannot be is logged, and stays as it is.
+
+    Raises DecodersBusy, after which it is worth trying again.
+    """
+    with context.database.read() as session:
+        shards = repository.out_of_date(session, *key)
+    for shard in shards:
+        try:
+            parts = context.decoders.run(measure_stored, context.store.path_of(shard.file))
+        except DecodersBusy:
+            raise
+        except Exception:
+            _logger.exception("shard %s of step %s of run %s cannot be measured again", shard.shard, key[2], key[0])
+            continue
+        context.database.write(lambda session: _replace(session, key, shard, parts))  # noqa: B023
+
+
+def statistics_rows(key: StepKey, shard: int, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
+    """What is stored of a shard's statistics: a row a comparison."""
+    run_id, attempt, step = key
+    return [
+        {
+            "run_id": run_id,
+            "attempt": attempt,
+            "step": step,
+            "shard": shard,
+            "comparison": part.comparison,
+            "statistics_version": part.statistics_version,
+            "statistics": part.statistics,
+            "summaries": part.summaries,
+        }
+        for part in parts
+    ]
+
+
+def _replace(session: Session, key: StepKey, shard: Shard, parts: Sequence[ShardPart]) -> None:
+    run = find_and_lock(session, key[0])
+    if run is not None and run.deleted_at_us is None:
+        repository.replace_statistics(session, *key, statistics_rows(key, shard.shard, parts))
