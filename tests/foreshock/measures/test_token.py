@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -29,11 +30,17 @@ def test_handing_over_the_costly_parts_changes_nothing() -> None:
         np.testing.assert_array_equal(getattr(token, name)(D, above, below), getattr(token, name)(D))
 
 
-def test_k3_is_never_negative_and_right_where_it_is_tiny() -> None:
-    d = np.logspace(-8, -2, 200)
+def k3_in_rational_numbers(d: float) -> Fraction:
+    x = Fraction(d)
+    return sum((x**power / math.factorial(power) for power in range(3, 30)), x * x / 2)
+
+
+def test_k3_is_never_negative_and_keeps_its_digits_where_it_is_tiny() -> None:
+    d = np.concatenate([np.logspace(-12, 0, 200), [2.0**-5, np.nextafter(2.0**-5, 0)]])
     for signed in (d, -d):
-        assert (token.k3_kl(signed) >= 0).all()
-    np.testing.assert_allclose(token.k3_kl(d[d > 1e-5]), (d * d / 2)[d > 1e-5], rtol=0.01)
+        wanted = [float(k3_in_rational_numbers(value)) for value in signed.tolist()]
+        np.testing.assert_allclose(token.k3_kl(signed), wanted, rtol=2e-14, atol=0)
+    assert token.k3_kl(np.zeros(1))[0] == 0.0
 
 
 def test_what_is_too_large_for_a_float_is_infinite_without_a_warning() -> None:
