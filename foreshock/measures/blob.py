@@ -23,7 +23,7 @@ from foreshock.errors import StatisticsError
 __all__ = ["STATISTICS_VERSION", "pack", "unpack"]
 
 # Raise it whenever a stored number changes its meaning: blobs of two versions never mix.
-STATISTICS_VERSION = 1
+STATISTICS_VERSION = 2
 
 _MAGIC = b"FSST"
 _MAX_HEADER_BYTES = 1 << 20

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from foreshock.measures.sums import CompensatedSums
 
-__all__ = ["BUCKET_EDGES", "POSITION_EDGES", "BucketSums", "BucketTable", "position_buckets", "probability_buckets"]
+__all__ = [
+    "BUCKET_EDGES",
+    "BUCKET_SUMS",
+    "POSITION_EDGES",
+    "BucketSums",
+    "BucketTable",
+    "position_buckets",
+    "probability_buckets",
+]
 
 Float64 = NDArray[np.float64]
 
@@ -50,16 +58,20 @@ class BucketSums:
         return cls(np.zeros(size, np.int64), CompensatedSums.zeros(size, len(BUCKET_SUMS)), np.zeros(size))
 
     @classmethod
-    def of(cls, edges: tuple[float, ...], buckets: NDArray[np.int64], values: tuple[Float64, ...]) -> BucketSums:
-        """The sums of `values`, one [T] array for each of BUCKET_SUMS, over the tokens of each bucket."""
-        size = len(edges) - 1
-        totals = np.stack([np.bincount(buckets, weights=value, minlength=size) for value in values], axis=1).astype(
-            np.float64
+    def of(
+        cls, buckets: NDArray[np.int64], tokens: NDArray[np.int64], values: Float64, largest: Float64, size: int
+    ) -> BucketSums:
+        """The sums over runs of tokens that share a bucket: `buckets`, `tokens` [R], `values` [R, 4], `largest` [R]."""
+        totals = np.zeros((size, values.shape[1]))
+        for index, column in enumerate(values.T):
+            totals[:, index] = np.bincount(buckets, column, size)
+        of_buckets = np.zeros(size)
+        np.maximum.at(of_buckets, buckets, largest)
+        return cls(
+            np.bincount(buckets, tokens, size).astype(np.int64),
+            CompensatedSums(totals, np.zeros_like(totals)),
+            of_buckets,
         )
-        largest = np.zeros(size)
-        np.maximum.at(largest, buckets, values[0])
-        tokens = np.bincount(buckets, minlength=size).astype(np.int64)
-        return cls(tokens, CompensatedSums(totals, np.zeros_like(totals)), largest)
 
     def merge(self, other: BucketSums) -> BucketSums:
         """The sums over the tokens of both."""

@@ -22,15 +22,15 @@ __all__ = ["CLUSTER_COLUMNS", "ClusterSums"]
 
 Float64 = NDArray[np.float64]
 
-# Per cluster: Σd, Σk3 and the surprisal Σ(−log μ − H).
-CLUSTER_COLUMNS = ("d", "k3_kl", "surprisal")
+# Per cluster the sums of these; the surprisal is −log μ − H.
+CLUSTER_COLUMNS = ("d", "k3_kl", "surprisal", "chi2_token", "tv_token", "reverse_chi2_token")
 # Over clusters of one rollout: ΣT², then ΣS·T and ΣS² of each column.
 _SINGLE_SUMS = 1 + 2 * len(CLUSTER_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterSums:
-    """`keys`, `tokens` [G] and `sums` [G, 3] of the groups; `single_count` and `single_sums` of lone rollouts."""
+    """`keys`, `tokens` [G] and `sums` [G, C] of CLUSTER_COLUMNS of the groups, and of lone rollouts together."""
 
     keys: NDArray[np.uint64]
     tokens: NDArray[np.int64]
@@ -40,7 +40,7 @@ class ClusterSums:
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64], sums: Float64, group_ids: Sequence[str | None] | None) -> ClusterSums:
-        """The sums of N rollouts: `tokens` [N], `sums` [N, 3]; those without tokens take no part."""
+        """The sums of N rollouts: `tokens` [N], `sums` [N, C]; those without tokens take no part."""
         keys, grouped = group_keys(group_ids, tokens.size)
         measured = tokens > 0
         lone = measured & ~grouped

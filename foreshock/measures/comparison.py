@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from foreshock.measures.per_rollout import sum_rollouts
 from foreshock.measures.statistics import ComparisonStatistics, token_inputs
-from foreshock.measures.step_statistics import StepStatistics
+from foreshock.measures.step_statistics import StepStatistics, lag_of_tokens
 from foreshock.measures.summaries import RolloutSummaries
+from foreshock.measures.token_pass import sum_rollouts
 from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = ["Comparison", "StepMeasurement", "compare", "measure_step"]
@@ -53,9 +53,20 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
         batch.response_mask,
         entropy=batch.entropy if is_logged else None,
         turn=batch.turn,
+        lag=lag_of_tokens(batch),
+        token_ids=batch.response_token_ids,
+        advantage=_advantage(batch),
     )
     sums = sum_rollouts(inputs)
     return Comparison(ComparisonStatistics.of_rollout_sums(sums, batch.group_ids), RolloutSummaries.of(batch, sums))
+
+
+def _advantage(batch: RolloutBatch) -> NDArray[np.float32] | None:
+    """The batch's advantages, [T] or [N]; [T] wherever the two cannot be told apart by their size."""
+    advantage = batch.advantage
+    if advantage is None or batch.advantage_per_token or batch.num_rollouts != batch.num_tokens:
+        return advantage
+    return np.repeat(advantage, batch.response_lengths)
 
 
 def measure_step(batch: RolloutBatch) -> StepMeasurement:

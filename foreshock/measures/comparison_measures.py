@@ -10,8 +10,8 @@ import math
 from foreshock.measures.comparison_sums import ComparisonSums
 from foreshock.measures.histograms import LOG_RATIO_GRID
 from foreshock.measures.log_weights import LogWeights
-from foreshock.measures.per_rollout import TAIL_ASYMMETRY_THRESHOLD, TAIL_THRESHOLDS
 from foreshock.measures.sequences import SEQUENCE_MEANS
+from foreshock.measures.thresholds import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
 __all__ = ["comparison_measures"]
 
@@ -22,6 +22,7 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         **_token_means(statistics),
         **_probabilities(statistics),
         **_distribution(statistics),
+        **_tails(statistics),
         **_sequences(statistics),
         **_with_groups(statistics),
         "tokens": statistics.tokens,
@@ -98,7 +99,6 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
     counts[0] += statistics.count("zero_tokens")
     minus_lowest, highest = (float(value) if tokens else math.nan for value in statistics.extremes[:2])
     largest = max(abs(minus_lowest), abs(highest)) if tokens else math.nan
-    asymmetry = statistics.count("below_threshold") - statistics.sum("upper_ratio")
     return {
         # The middle of the last bin could lie above the largest value in it.
         "p99_abs_d": min(LOG_RATIO_GRID.quantile(counts, 0.99), largest) if tokens else math.nan,
@@ -106,9 +106,24 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
         "max_abs_d": largest,
         "min_d": -minus_lowest,
         "max_d": highest,
-        **{f"tail_{name}": _ratio(statistics.count(f"tail_{name}"), tokens) for name in TAIL_THRESHOLDS},
-        f"tail_asymmetry_{TAIL_ASYMMETRY_THRESHOLD}": _ratio(asymmetry, tokens),
     }
+
+
+def _tails(statistics: ComparisonSums) -> dict[str, float]:
+    """The two tails of d, together and each by itself."""
+    tokens = statistics.tokens
+    measures = {}
+    for threshold in TAIL_THRESHOLDS:
+        both = [statistics.tail_count(side, math.log(threshold)) for side in (BELOW, ABOVE)]
+        measures[f"tail_{threshold}"] = _ratio(sum(both), tokens)
+    for name, level in TAIL_ASYMMETRY_LEVELS.items():
+        below, above = statistics.tail_count(BELOW, level), statistics.tail_count(ABOVE, level)
+        # Σ ρ = Σ (ρ − 1) + their number.
+        under_target = statistics.tail_sum(ABOVE, level, "ratio_minus_one") + above
+        measures[f"tail_below_{name}"] = _ratio(below, tokens)
+        measures[f"tail_above_{name}"] = _ratio(above, tokens)
+        measures[f"tail_asymmetry_{name}"] = _ratio(below - under_target, tokens)
+    return measures
 
 
 def _sequences(statistics: ComparisonSums) -> dict[str, float]:

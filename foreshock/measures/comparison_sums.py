@@ -12,14 +12,17 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.buckets import BUCKET_EDGES, POSITION_EDGES, BucketSums, BucketTable
+from foreshock.measures.buckets import BucketSums, BucketTable
 from foreshock.measures.clusters import ClusterSums
+from foreshock.measures.conditions import CONDITIONS
 from foreshock.measures.histograms import LOG_RATIO_GRID
 from foreshock.measures.intervals import Interval
 from foreshock.measures.log_weights import LogWeights
-from foreshock.measures.per_rollout import TAIL_THRESHOLDS, TOKEN_SUMS
+from foreshock.measures.rollout_sums import TOKEN_SUMS
 from foreshock.measures.sequences import SEQUENCE_SUMS
 from foreshock.measures.sums import CompensatedSums
+from foreshock.measures.thresholds import TAIL_SUMS, level_index
+from foreshock.measures.token_ids import KEPT_TOKEN_IDS, TokenIdSums, TokenIdTable
 
 __all__ = ["COUNTS", "EXTREMES", "SUMS", "ComparisonSums"]
 
@@ -32,10 +35,10 @@ COUNTS = (
     "nonfinite_target",
     "nonfinite_behaviour",
     "zero_tokens",
-    "below_threshold",
     "entropy_tokens",
+    "advantage_tokens",
+    "bad_updates",
     "turns",
-    *(f"tail_{threshold}" for threshold in TAIL_THRESHOLDS),
 )
 SUMS = TOKEN_SUMS + SEQUENCE_SUMS
 # Largest −d, d and |π − μ|: all of them merge by maximum, and −inf is "none yet".
@@ -46,8 +49,8 @@ EXTREMES = ("minus_min_d", "max_d", "max_probability_difference")
 class ComparisonSums:
     """The sums of d = log target − log behaviour (π/μ) over model-generated tokens with two finite log-probs.
 
-    `counts`, `sums` and `extremes` are in the order of COUNTS, SUMS and EXTREMES; `histogram` [2, bins] counts |d| on
-    LOG_RATIO_GRID, first of negative and then of positive d.
+    `counts`, `sums` and `extremes` are in the order of COUNTS, SUMS and EXTREMES. What the other arrays hold, and their
+    shapes, is said in `RolloutSums`.
     """
 
     counts: NDArray[np.int64]
@@ -57,8 +60,13 @@ class ComparisonSums:
     turn_weights: LogWeights
     sequence_weights: LogWeights
     histogram: NDArray[np.int64]
-    probabilities: BucketSums
-    positions: BucketSums
+    tail_counts: NDArray[np.int64]
+    tail_sums: CompensatedSums
+    weight_sums: CompensatedSums
+    conditions: dict[str, BucketSums]
+    token_ids: TokenIdSums
+    largest_d: NDArray[np.float64]
+    largest_minus_d: NDArray[np.float64]
     clusters: ClusterSums
 
     def count(self, name: str) -> int:
@@ -93,13 +101,29 @@ class ComparisonSums:
         """One of SUMS, with all the digits that were kept."""
         return self.sums.exact(SUMS.index(name))
 
+    def condition_table(self, name: str) -> BucketTable:
+        """The mismatch by one of CONDITIONS; a bucket without tokens has the means NaN."""
+        return self.conditions[name].table(CONDITIONS[name].edges)
+
     def buckets(self) -> BucketTable:
         """The mismatch by the token's probability under μ."""
-        return self.probabilities.table(BUCKET_EDGES)
+        return self.condition_table("probability")
 
     def position_buckets(self) -> BucketTable:
         """The mismatch by the token's place in the response."""
-        return self.positions.table(POSITION_EDGES)
+        return self.condition_table("position")
+
+    def token_id_table(self, limit: int = KEPT_TOKEN_IDS) -> TokenIdTable:
+        """The mismatch by token id: the `limit` ids with the largest Σ k3."""
+        return self.token_ids.table(limit)
+
+    def tail_count(self, side: int, level: float) -> int:
+        """Tokens with d < −level (BELOW) or d > level (ABOVE), `level` one of TAIL_LEVELS."""
+        return int(self.tail_counts[side, level_index(level)])
+
+    def tail_sum(self, side: int, level: float, name: str) -> float:
+        """One of TAIL_SUMS over those tokens."""
+        return float(self.tail_sums.value[side, level_index(level), TAIL_SUMS.index(name)])
 
     def interval(self, name: str) -> Interval:
         """The 95 % interval of the token mean `kl` or `k3_kl`, clustered by prompt group (by rollout where none)."""

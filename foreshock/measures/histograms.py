@@ -39,6 +39,11 @@ class BitGrid:
         first = (_EXPONENT_BIAS + self.lowest) << self.bits
         return np.clip(raw - (first - 1), 0, self.size - 1)
 
+    def bins_of(self, finer: BitGrid, bins: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The bins here of values that are in `bins` of a grid whose edges hold all of this one's."""
+        shift = finer.bits - self.bits
+        return np.clip(((bins - 1) >> shift) - ((self.lowest - finer.lowest) << self.bits) + 1, 0, self.size - 1)
+
     def lower_edge(self, index: int) -> float:
         """The smallest value of the bin; 0 for the one below."""
         if index <= 0:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from foreshock.measures.per_rollout import TAIL_ASYMMETRY_THRESHOLD, TAIL_THRESHOLDS
+from foreshock.measures.thresholds import TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
 __all__ = ["COMPARISON_MEASURES", "MEASURES", "STEP_MEASURES", "Measure", "measure_named"]
 
@@ -61,6 +61,11 @@ def _count(name: str, formula: str, kind: Kind = "comparison") -> Measure:
     return Measure(name, formula, "count", "", "sum", kind, "Foreshock", "integer")
 
 
+def _level(name: str) -> str:
+    """A level of TAIL_ASYMMETRY_LEVELS as a formula writes it."""
+    return name.replace("ln", "ln ")
+
+
 SCHULMAN = 'Schulman, "Approximating KL divergence" (2020)'
 VERL = "verl, rollout_corr_helper"
 VERL_DEBUG = "verl, debug metrics"
@@ -106,12 +111,20 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
         _token(f"tail({threshold})", f"1{{max(ρ, 1/ρ) > {threshold}}}", "1", "R3's F(τ)", "R3")
         for threshold in TAIL_THRESHOLDS
     ),
-    _token(
-        f"tail_asymmetry({TAIL_ASYMMETRY_THRESHOLD})",
-        f"1{{d < −{TAIL_ASYMMETRY_THRESHOLD}}} − ρ·1{{d > {TAIL_ASYMMETRY_THRESHOLD}}}",
-        "1",
-        "P_μ(π ≪ μ) − P_π(π ≫ μ): above 0 where π lost what μ samples",
-        "Foreshock",
+    *(
+        _token(f"tail_below({name})", f"1{{d < −{_level(name)}}}", "1", "P_μ(π ≪ μ)", "Foreshock")
+        for name in TAIL_ASYMMETRY_LEVELS
+    ),
+    *(
+        _token(f"tail_above({name})", f"1{{d > {_level(name)}}}", "1", "P_μ(π ≫ μ)", "Foreshock")
+        for name in TAIL_ASYMMETRY_LEVELS
+    ),
+    *(
+        _token(
+            f"tail_asymmetry({name})", f"1{{d < −{_level(name)}}} − ρ·1{{d > {_level(name)}}}", "1",
+            "P_μ(π ≪ μ) − P_π(π ≫ μ): above 0 where π lost what μ samples", "Foreshock",
+        )
+        for name in TAIL_ASYMMETRY_LEVELS
     ),
     _token("k3_kl_per_entropy", "mean k3 / mean entropy", "1", "steadier than k3 as entropy falls", "Foreshock"),
     Measure(

@@ -66,7 +66,7 @@ DPPO_PROBABILITY_GAP = 0.5
 class TokenInputs:
     """The tokens of N rollouts: [T] arrays cut by `offsets` [N + 1]. `generated` is False for tool output.
 
-    `advantage` is [T], or [N] where it is one number a rollout. What is None was not logged.
+    `advantage` is [T], or [N] where it is one number a rollout and N is not T. What is None was not logged.
     """
 
     target: NDArray[np.floating]
@@ -87,7 +87,8 @@ class RolloutSums:
     rollouts together:
 
     `histogram` [2, LOG_RATIO_GRID.size] counts |d| of negative and of positive d, `zero_tokens` those with d = 0;
-    `weight_sums` [2, WEIGHT_GRID.size, len(TAIL_SUMS)] are sums on the coarser grid of the same |d|; `tail_counts`
+    `weight_sums` [2, WEIGHT_GRID.size, len(TAIL_SUMS)] are sums on the coarser grid of the same |d|, where tokens with
+    d = 0 stand in the first bin of BELOW; `tail_counts`
     [2, len(TAIL_LEVELS)] and `tail_sums` [2, len(TAIL_LEVELS), len(TAIL_SUMS)] those beyond each level, BELOW first;
     `conditions` holds a table of buckets for each of CONDITIONS; `largest_d` and `largest_minus_d` are the
     LARGEST_VALUES largest d and −d, falling.

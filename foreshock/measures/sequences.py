@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.per_rollout import RolloutSums
+from foreshock.measures.rollout_sums import RolloutSums
 from foreshock.measures.sums import two_product
 
 __all__ = ["MOMENTS", "SEQUENCE_MEANS", "SEQUENCE_SUMS", "sequence_sums"]

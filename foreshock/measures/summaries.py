@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from foreshock.errors import StatisticsError
 from foreshock.measures.blob import STATISTICS_VERSION
 from foreshock.measures.intervals import Interval, clustered_interval
-from foreshock.measures.per_rollout import RolloutSums
+from foreshock.measures.rollout_sums import RolloutSums
 from foreshock.measures.step_statistics import lag_of_tokens, truncated_rollouts, turns_of_rollouts
 from foreshock.rollouts.batch import RolloutBatch
 

@@ -71,6 +71,11 @@ class CompensatedSums:
         total, lost = two_sum(self.high, other.high)
         return CompensatedSums(*_normalise(total, lost + (self.low + other.low)))
 
+    def add_rows(self, rows: NDArray[np.int64], values: CompensatedSums) -> None:
+        """Add `values` [R, ...] to these rows, in place; no row may be named twice."""
+        total = CompensatedSums(self.high[rows], self.low[rows]) + values
+        self.high[rows], self.low[rows] = total.high, total.low
+
     def exact(self, index: int) -> Fraction:
         """One of [K] sums as an exact rational number."""
         return Fraction(float(self.high[index])) + Fraction(float(self.low[index]))

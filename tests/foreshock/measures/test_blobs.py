@@ -65,8 +65,8 @@ def test_another_kind_is_refused() -> None:
 
 def test_another_version_is_refused_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     data = COMPARISON.statistics.to_bytes()
-    monkeypatch.setattr(blob, "STATISTICS_VERSION", 2)
-    with pytest.raises(StatisticsError, match=r"version 1 and this release reads 2.*remeasure"):
+    monkeypatch.setattr(blob, "STATISTICS_VERSION", 3)
+    with pytest.raises(StatisticsError, match=r"version 2 and this release reads 3.*remeasure"):
         ComparisonStatistics.from_bytes(data)
 
 
@@ -95,7 +95,7 @@ def test_summaries_survive_as_bytes_and_refuse_what_is_not_theirs() -> None:
     assert RolloutSummaries.from_bytes(data).table.equals(COMPARISON.summaries.table)
     with pytest.raises(StatisticsError, match="cannot be read"):
         RolloutSummaries.from_bytes(b"ARROW1")
-    for metadata, says in (({"statistics_version": "2"}, "version '2'"), ({}, "version 'none'")):
+    for metadata, says in (({"statistics_version": "1"}, "version '1'"), ({}, "version 'none'")):
         sink = pa.BufferOutputStream()
         table = COMPARISON.summaries.table.replace_schema_metadata(metadata)
         with pa.ipc.new_file(sink, table.schema) as writer:

@@ -46,8 +46,8 @@ def test_any_split_in_any_order_gives_the_same_numbers(
     np.testing.assert_array_equal(merged.counts, alone.counts)
     np.testing.assert_array_equal(merged.histogram, alone.histogram)
     np.testing.assert_array_equal(merged.extremes, alone.extremes)
-    np.testing.assert_array_equal(merged.probabilities.tokens, alone.probabilities.tokens)
-    np.testing.assert_array_equal(merged.positions.tokens, alone.positions.tokens)
+    for condition, table in alone.conditions.items():
+        np.testing.assert_array_equal(merged.conditions[condition].tokens, table.tokens)
     np.testing.assert_array_equal(merged.clusters.keys, alone.clusters.keys)
     np.testing.assert_array_equal(merged.clusters.tokens, alone.clusters.tokens)
     np.testing.assert_allclose(merged.sums.value, alone.sums.value, rtol=1e-12, atol=0.0)
@@ -119,7 +119,7 @@ def test_non_finite_log_probs_are_counted_and_kept_out_of_every_mean() -> None:
         wanted.pop(name)
     assert_alike(found, wanted, 1e-15)
     assert measure_step(non_finite_batch()[0]).step.measures()["nonfinite_log_probs"] == 4
-    assert broken.probabilities.tokens.sum() == broken.histogram.sum() + broken.count("zero_tokens") == 5
+    assert broken.buckets().tokens.sum() == broken.histogram.sum() + broken.count("zero_tokens") == 5
 
 
 def test_a_step_without_a_measured_token_has_no_values() -> None:
