@@ -5,6 +5,7 @@
      │    ├── InvalidRolloutsError      they break the schema or a rule of it (HTTP 422)
      │    └── LimitExceededError        they are larger than what is allowed (HTTP 413)
      ├── StatisticsError            a statistics blob is damaged, or of another `statistics_version`
+     ├── InvalidArgumentError       a number handed to a function makes no sense there, such as a threshold below 0
      ├── ConfigurationError         a setting is missing or makes no sense
      ├── SpoolError                 the client's folder for unsent data cannot be used
      ├── ServiceError               the service answered with an error, or not at all
@@ -21,6 +22,7 @@ from typing import Any
 __all__ = [
     "ConfigurationError",
     "ForeshockError",
+    "InvalidArgumentError",
     "InvalidRolloutsError",
     "LimitExceededError",
     "RolloutsError",
@@ -77,6 +79,15 @@ class LimitExceededError(RolloutsError):
 
 class StatisticsError(ForeshockError, ValueError):
     """A blob of statistics cannot be read, or two of different versions or settings were to be merged."""
+
+
+class InvalidArgumentError(ForeshockError, ValueError):
+    """A number or name handed to a function makes no sense there; `argument` says which, `message` what is right."""
+
+    def __init__(self, message: str, argument: str) -> None:
+        super().__init__(f"`{argument}`: {message}")
+        self.message = message
+        self.argument = argument
 
 
 class ConfigurationError(ForeshockError):
