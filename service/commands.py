@@ -1,4 +1,4 @@
-"""The commands `foreshock serve` and `foreshock keys`."""
+"""The commands `foreshock serve`, `foreshock keys` and `foreshock remeasure`."""
 
 from __future__ import annotations
 
@@ -66,5 +66,28 @@ class KeysCommand:
         return 0
 
 
+class RemeasureCommand:
+    """`foreshock remeasure`: measure stored rollouts again, in the database that FORESHOCK_DATABASE_URL names."""
+
+    help = "measure stored rollouts again, after an upgrade that changed what is measured"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options; where the data is, is set by the FORESHOCK_* variables of the service."""
+        parser.add_argument("run", nargs="?", help="a run's id, key or name (default: every run)")
+        parser.add_argument("--step", type=int, metavar="N", help="this step only")
+        parser.add_argument("--attempt", type=int, metavar="N", help="this attempt only")
+        parser.add_argument("--everything", action="store_true", help="also what this release has measured already")
+        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Measure again; 1 where something had to be left as it was. May run beside the service, and again."""
+        from service.remeasure.console import Request, remeasure
+
+        return remeasure(
+            Request(arguments.run, arguments.attempt, arguments.step, arguments.everything, arguments.dry_run)
+        )
+
+
 serve = ServeCommand()
 keys = KeysCommand()
+remeasure = RemeasureCommand()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -26,6 +28,7 @@ from service.rollouts.repository import of_step as shards_of_step
 from service.runs.repository import find_and_lock
 from service.runs.service import get_run
 from service.scores import repository as scores
+from service.scores.replayed import PinnedRollouts
 from service.security import Principal
 from service.steps import repository as steps
 from service.steps.service import values_changed
@@ -41,6 +44,18 @@ class AttributionNotFound(ProblemError):
     """Nothing was replayed of this step, so nothing says where its mismatch comes from."""
 
     status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredStep:
+    """What a step's attribution is computed from: the files of its rollouts and of the scores that count.
+
+    `version` tells one set of scores from another.
+    """
+
+    version: str
+    rollouts: PinnedRollouts
+    scores: tuple[ScoreFiles, ...]
 
 
 def read_attribution(
@@ -69,15 +84,22 @@ def compute_attribution(context: ServiceContext, key: StepKey) -> None:
     """
     for _ in range(_TRIES):
         with context.database.read() as session:
-            chosen = newest_scores(session, key)
-            version = _version(chosen)
-            files = [_files(context, session, score) for score in chosen]
-            rollouts = pinned_rollouts(context, shards_of_step(session, *key), None)
-        if not files:
+            scored = scored_step(context, session, key)
+        if not scored.scores:
             return
-        findings = context.decoders.run(compute_findings, rollouts, files)
-        if context.database.write(lambda session: _store(session, context, key, version, findings)):  # noqa: B023
+        findings = context.decoders.run(compute_findings, scored.rollouts, scored.scores)
+        if context.database.write(partial(_store, context, key, scored.version, findings)):
             return
+
+
+def scored_step(context: ServiceContext, session: Session, key: StepKey) -> ScoredStep:
+    """The step as its newest scores see it; without scores nothing was replayed of it."""
+    chosen = newest_scores(session, key)
+    return ScoredStep(
+        _version(chosen),
+        pinned_rollouts(context, shards_of_step(session, *key), None),
+        tuple(_files(context, session, score) for score in chosen),
+    )
 
 
 def try_to_compute(context: ServiceContext, key: StepKey) -> bool:
@@ -98,10 +120,8 @@ def compute_left_over(context: ServiceContext) -> int:
     return sum(try_to_compute(context, key) for key in left)
 
 
-def _store(session: Session, context: ServiceContext, key: StepKey, version: str, findings: StepFindings) -> bool:
-    run = find_and_lock(session, key[0])
-    if run is None or run.deleted_at_us is not None:
-        return True
+def store_findings(session: Session, key: StepKey, version: str, findings: StepFindings) -> bool:
+    """Store what was computed of the scores of `version`; False where others count by now. The run is locked."""
     chosen = newest_scores(session, key)
     if _version(chosen) != version:
         return False
@@ -116,6 +136,15 @@ def _store(session: Session, context: ServiceContext, key: StepKey, version: str
     for each in findings.comparisons:
         store_measurement(session, *key, each.folded, from_sample=each.from_sample)
     session.flush()
+    return True
+
+
+def _store(context: ServiceContext, key: StepKey, version: str, findings: StepFindings, session: Session) -> bool:
+    run = find_and_lock(session, key[0])
+    if run is None or run.deleted_at_us is not None:
+        return True
+    if not store_findings(session, key, version, findings):
+        return False
     values_changed(session, context.step_observers, *key)
     return True
 

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from foreshock.measures.blob import STATISTICS_VERSION
 from foreshock.measures.registry import MEASURES
 from service.database.dialect import upsert
 from service.database.tables import MeasurementStatistics, measurements
@@ -63,6 +64,20 @@ def statistics_of(
 ) -> MeasurementStatistics | None:
     """The folded statistics of one comparison at one step."""
     return session.get(MeasurementStatistics, (run_id, attempt, step, comparison))
+
+
+def has_another_version(session: Session, run_id: str, attempt: int | None = None, step: int | None = None) -> bool:
+    """Whether statistics of the step are of another version than this release's; of the whole run, its oldest and its
+    newest step are asked, since steps are measured in order.
+    """
+    table = MeasurementStatistics
+    query = select(table.statistics_version).where(table.run_id == run_id)
+    if attempt is not None and step is not None:
+        versions = session.scalars(query.where(table.attempt == attempt, table.step == step)).all()
+        return any(version != STATISTICS_VERSION for version in versions)
+    ends = ((table.attempt, table.step), (table.attempt.desc(), table.step.desc()))
+    found = [session.scalar(query.order_by(*order).limit(1)) for order in ends]
+    return any(version not in (None, STATISTICS_VERSION) for version in found)
 
 
 def comparisons_of(session: Session, run_id: str, attempt: int, step: int) -> list[str]:

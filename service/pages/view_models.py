@@ -138,6 +138,7 @@ class RunPage:
     last_step: int | None
     last_step_address: str
     started: Moment | None
+    out_of_date: str | None
     advice: AdvicePanel | None
     alerts: Sequence[AlertCard]
     figures: Sequence[Plot]
@@ -206,6 +207,7 @@ class StepPage:
     earlier_address: str | None
     later: int | None
     later_address: str | None
+    out_of_date: str | None
     comparisons: Sequence[str]
     sampled: Sequence[str]
     measures: Sequence[MeasureRow]

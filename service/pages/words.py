@@ -12,6 +12,11 @@ from service.pages.view_models import Label, Moment, Tone, Value
 
 DASH = "–"
 
+OUT_OF_DATE = (
+    "Another release measured some of this, with statistics that this one cannot read. The curves are as they were; "
+    "what is made from statistics comes back with foreshock remeasure."
+)
+
 RUN_STATES: dict[str, Label] = {
     "running": Label("running", "good", live=True),
     "finished": Label("finished"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from service.attempts.service import list_attempts
 from service.database.tables import Run
 from service.leases.transitions import JobState
+from service.measurements.repository import has_another_version
 from service.pages.gather.advice import advice_panel
 from service.pages.gather.alerts import standing_alerts
 from service.pages.gather.figures import RUN_PLOTS
 from service.pages.gather.viewing import Viewing
 from service.pages.view_models import Plot, ProbeRow, RunPage
-from service.pages.words import PROBE_STATES, RUN_STATES, label_of, moment, number
+from service.pages.words import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
 from service.probes.schemas import ProbeRead
 from service.probes.service import list_probes
 from service.runs.service import get_run
@@ -40,6 +41,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step=run.last_step,
         last_step_address=f"/runs/{run.id}/steps/{run.last_step}",
         started=moment(run.created_at_us),
+        out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id) else None,
         advice=advice_panel(viewing, run),
         alerts=standing_alerts(viewing, run_id),
         figures=[

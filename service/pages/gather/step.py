@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foreshock.measures.registry import STEP_MEASURES, measure_named
-from service.measurements.repository import Curves
+from service.measurements.repository import Curves, has_another_version
 from service.measurements.service import CurveQuery, MeasurementNotFound, read_curves
 from service.measurements.tokens import TokenQuestion, read_tokens
 from service.pages.figures.mismatch import known_first, shown_comparisons
@@ -25,7 +25,7 @@ from service.pages.view_models import (
     TokensPart,
     Value,
 )
-from service.pages.words import count, mismatch_value, number
+from service.pages.words import OUT_OF_DATE, count, mismatch_value, number
 from service.runs.service import get_run
 from service.steps.schemas import StepRead
 
@@ -65,6 +65,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         earlier_address=_address(run_id, around.earlier),
         later=around.later,
         later_address=_address(run_id, around.later),
+        out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id, step.attempt, step.step) else None,
         comparisons=comparisons,
         sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
         measures=[_row(name, values, comparisons) for name in SHOWN_MEASURES],
