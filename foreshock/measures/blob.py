@@ -114,6 +114,6 @@ def _decompress(data: bytes, size: int) -> bytes:
         payload = decompressor.decompress(data, size + 1)
     except zlib.error as error:
         raise StatisticsError("this blob is damaged: it cannot be decompressed") from error
-    if len(payload) != size:
+    if len(payload) != size or not decompressor.eof or decompressor.unused_data:
         raise StatisticsError("this blob is damaged: it does not hold as much as its header says")
     return payload

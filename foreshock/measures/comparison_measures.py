@@ -10,6 +10,8 @@ import math
 from foreshock.measures.comparison_sums import ComparisonSums
 from foreshock.measures.histograms import LOG_RATIO_GRID
 from foreshock.measures.log_weights import LogWeights
+from foreshock.measures.pareto import pareto_shape
+from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.measures.sequences import SEQUENCE_MEANS
 from foreshock.measures.thresholds import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
@@ -24,7 +26,10 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         **_distribution(statistics),
         **_tails(statistics),
         **_sequences(statistics),
-        **_with_groups(statistics),
+        **_perplexities(statistics),
+        **_advantages(statistics),
+        **_intervals(statistics),
+        **_with_entropies(statistics),
         "tokens": statistics.tokens,
         "rollouts": statistics.rollouts,
         "incomplete_rollouts": statistics.count("incomplete_rollouts"),
@@ -62,6 +67,7 @@ def _token_means(statistics: ComparisonSums) -> dict[str, float]:
         "rms_d": math.sqrt(means[1]) if means[1] >= 0.0 else math.nan,
         "zero_fraction": _ratio(statistics.count("zero_tokens"), statistics.tokens),
         "ess_token": statistics.token_weights.effective_fraction(),
+        "pinsker_tv_bound": 0.5 * math.sqrt(means[4]) if means[4] >= 0.0 else math.nan,
     }
 
 
@@ -75,7 +81,7 @@ def _probabilities(statistics: ComparisonSums) -> dict[str, float]:
     scale = math.sqrt(of_target) * math.sqrt(of_behaviour) if min(of_target, of_behaviour) > 0.0 else 0.0
     return {
         "rollout_probs_diff_mean": _ratio(statistics.sum("abs_probability_difference"), tokens),
-        "rollout_probs_diff_max": float(statistics.extremes[2]) if tokens else math.nan,
+        "rollout_probs_diff_max": statistics.extreme("max_probability_difference"),
         "rollout_probs_diff_std": math.sqrt(max(of_difference, 0.0) / (tokens - 1)) if tokens > 1 else math.nan,
         "rollout_actor_probs_pearson_corr": max(-1.0, min(1.0, of_both / scale)) if scale > 0.0 else math.nan,
     }
@@ -97,15 +103,20 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
     tokens = statistics.tokens
     counts = statistics.histogram.sum(axis=0)
     counts[0] += statistics.count("zero_tokens")
-    minus_lowest, highest = (float(value) if tokens else math.nan for value in statistics.extremes[:2])
+    minus_lowest, highest = statistics.extreme("minus_min_d"), statistics.extreme("max_d")
     largest = max(abs(minus_lowest), abs(highest)) if tokens else math.nan
+    quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
     return {
         # The middle of the last bin could lie above the largest value in it.
-        "p99_abs_d": min(LOG_RATIO_GRID.quantile(counts, 0.99), largest) if tokens else math.nan,
-        "p999_abs_d": min(LOG_RATIO_GRID.quantile(counts, 0.999), largest) if tokens else math.nan,
+        **{
+            f"{name}_abs_d": min(LOG_RATIO_GRID.quantile(counts, fraction), largest) if tokens else math.nan
+            for name, fraction in quantiles.items()
+        },
         "max_abs_d": largest,
         "min_d": -minus_lowest,
         "max_d": highest,
+        "pareto_k": pareto_shape(statistics.largest_d, tokens),
+        "pareto_k_inverse": pareto_shape(statistics.largest_minus_d, tokens),
     }
 
 
@@ -140,7 +151,47 @@ def _sequences(statistics: ComparisonSums) -> dict[str, float]:
         "verl_chi2_seq": _ratio(statistics.sum("squared_weight_minus_one"), rollouts),
         "ess_turn": _estimable(statistics.turn_weights, statistics.sum("k3_kl")),
         "ess_seq": _estimable(statistics.sequence_weights, statistics.sum("k3_kl")),
+        # KL·T is the KL of a whole sequence: Σ k3 over their number.
+        "ess_seq_predicted": math.exp(-2.0 * _ratio(statistics.sum("k3_kl"), rollouts)),
     }
+
+
+def _perplexities(statistics: ComparisonSums) -> dict[str, float]:
+    """verl's perplexities: means over sequences, unclamped."""
+    rollouts = statistics.count("measured_rollouts")
+    return {
+        "training_ppl": _ratio(statistics.sum("target_ppl"), rollouts),
+        "training_log_ppl": _ratio(statistics.sum("target_log_ppl"), rollouts),
+        "rollout_ppl": _ratio(statistics.sum("behaviour_ppl"), rollouts),
+        "rollout_log_ppl": _ratio(statistics.sum("behaviour_log_ppl"), rollouts),
+        "log_ppl_diff_max": statistics.extreme("max_log_ppl_diff"),
+        "log_ppl_diff_min": -statistics.extreme("minus_min_log_ppl_diff"),
+        "ppl_ratio": 1.0 + _ratio(statistics.sum("ppl_ratio_minus_one"), rollouts),
+    }
+
+
+def _advantages(statistics: ComparisonSums) -> dict[str, float]:
+    """How d goes with the advantage A, over the tokens that have one."""
+    tokens = statistics.count("advantage_tokens")
+    positive, negative = (
+        _ratio(statistics.sum(name), tokens) for name in ("positive_advantage_skew", "negative_advantage_skew")
+    )
+    return {
+        "advantage_d_cov": _covariance(statistics, tokens),
+        "advantage_skew_positive": positive,
+        "advantage_skew_negative": negative,
+        "advantage_skew": positive + negative,
+        "bad_update_fraction": _ratio(statistics.count("bad_updates"), tokens),
+    }
+
+
+def _covariance(statistics: ComparisonSums, tokens: int) -> float:
+    """Σ A·d / n − (Σ A)(Σ d) / n², with all the digits that were kept of the sums."""
+    sums = [statistics.sum(name) for name in ("advantage_d", "advantage", "d_with_advantage")]
+    if not tokens or not all(map(math.isfinite, sums)):
+        return math.nan
+    of_both, of_advantage, of_d = map(statistics.exact_sum, ("advantage_d", "advantage", "d_with_advantage"))
+    return float((of_both - of_advantage * of_d / tokens) / tokens)
 
 
 def _estimable(weights: LogWeights, k3_sum: float) -> float:
@@ -153,18 +204,21 @@ def _estimable(weights: LogWeights, k3_sum: float) -> float:
     return weights.effective_fraction()
 
 
-def _with_groups(statistics: ComparisonSums) -> dict[str, float]:
-    """What is clustered by prompt group, or needs entropies."""
-    k3, kl = statistics.interval("k3_kl"), statistics.interval("kl")
+def _intervals(statistics: ComparisonSums) -> dict[str, float]:
+    """The ends of the intervals clustered by prompt group; those of a bootstrap need a row per rollout."""
+    measures = {f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")}
+    for name in WITH_INTERVAL:
+        interval = statistics.interval(name)
+        measures[f"{name}_low"], measures[f"{name}_high"] = interval.low, interval.high
+    return measures
+
+
+def _with_entropies(statistics: ComparisonSums) -> dict[str, float]:
     with_entropy = statistics.count("entropy_tokens")
     entropy = _ratio(statistics.sum("entropy"), with_entropy)
     k3_mean = _ratio(statistics.sum("k3_kl"), statistics.tokens)
     surprisal = statistics.clusters.standardised("surprisal", statistics.sum("surprisal"))
     return {
-        "kl_low": kl.low,
-        "kl_high": kl.high,
-        "k3_kl_low": k3.low,
-        "k3_kl_high": k3.high,
         "k3_kl_per_entropy": k3_mean / entropy if entropy > 0.0 else math.nan,
         "surprisal_z": surprisal if with_entropy else math.nan,
     }

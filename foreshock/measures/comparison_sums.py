@@ -41,8 +41,9 @@ COUNTS = (
     "turns",
 )
 SUMS = TOKEN_SUMS + SEQUENCE_SUMS
-# Largest −d, d and |π − μ|: all of them merge by maximum, and −inf is "none yet".
-EXTREMES = ("minus_min_d", "max_d", "max_probability_difference")
+# The largest −d, d and |π − μ| of a token, and the largest mean of −d and of d over a sequence. All of them merge by
+# maximum, and −inf is "none yet".
+EXTREMES = ("minus_min_d", "max_d", "max_probability_difference", "max_log_ppl_diff", "minus_min_log_ppl_diff")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +73,10 @@ class ComparisonSums:
     def count(self, name: str) -> int:
         """One of COUNTS."""
         return int(self.counts[COUNTS.index(name)])
+
+    def extreme(self, name: str) -> float:
+        """One of EXTREMES; NaN where there are no tokens."""
+        return float(self.extremes[EXTREMES.index(name)]) if self.tokens else math.nan
 
     def sum(self, name: str) -> float:
         """One of SUMS, as float64."""
@@ -126,7 +131,10 @@ class ComparisonSums:
         return float(self.tail_sums.value[side, level_index(level), TAIL_SUMS.index(name)])
 
     def interval(self, name: str) -> Interval:
-        """The 95 % interval of the token mean `kl` or `k3_kl`, clustered by prompt group (by rollout where none)."""
+        """The 95 % interval of a token mean, clustered by prompt group (by rollout where it has none).
+
+        `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
+        """
         sign, column = (-1.0, "d") if name == "kl" else (1.0, name)
         mean = self.sum(column) / self.tokens if self.tokens else math.nan
         found = self.clusters.interval(column, mean, self.tokens)

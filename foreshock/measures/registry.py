@@ -11,9 +11,18 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from foreshock.measures.rollout_sums import DPPO_PROBABILITY_GAP, LARGEST_VALUES
 from foreshock.measures.thresholds import TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
-__all__ = ["COMPARISON_MEASURES", "MEASURES", "STEP_MEASURES", "Measure", "measure_named"]
+__all__ = [
+    "BOOTSTRAPPED",
+    "COMPARISON_MEASURES",
+    "MEASURES",
+    "STEP_MEASURES",
+    "WITH_INTERVAL",
+    "Measure",
+    "measure_named",
+]
 
 Kind = Literal["comparison", "step", "sequence"]
 
@@ -61,13 +70,29 @@ def _count(name: str, formula: str, kind: Kind = "comparison") -> Measure:
     return Measure(name, formula, "count", "", "sum", kind, "Foreshock", "integer")
 
 
+_LARGEST = f"from the {LARGEST_VALUES} largest"
+
+
 def _level(name: str) -> str:
     """A level of TAIL_ASYMMETRY_LEVELS as a formula writes it."""
     return name.replace("ln", "ln ")
 
 
+# The measures with an interval clustered by prompt group: their unit, and the divergence that they estimate.
+WITH_INTERVAL = {
+    "kl": ("nats", "KL(μ‖π)"),
+    "k3_kl": ("nats", "KL(μ‖π)"),
+    "chi2_token": ("1", "χ²(π‖μ)"),
+    "reverse_chi2_token": ("1", "χ²(μ‖π)"),
+    "tv_token": ("1", "D_TV(π, μ)"),
+}
+# Those of them that also have a bootstrap interval.
+BOOTSTRAPPED = ("k3_kl", "chi2_token", "tv_token")
+
 SCHULMAN = 'Schulman, "Approximating KL divergence" (2020)'
 VERL = "verl, rollout_corr_helper"
+VERL_UNCLAMPED = VERL + "; without its clamp at exp(±20)"
+PSIS = "Zhang and Stephens (2009); Pareto smoothed importance sampling (2024)"
 VERL_DEBUG = "verl, debug metrics"
 
 _PER_TOKEN: tuple[Measure, ...] = (
@@ -85,7 +110,9 @@ _PER_TOKEN: tuple[Measure, ...] = (
 _TOKEN_ONLY: tuple[Measure, ...] = (
     _token("mean_abs_d", "|d|", "nats", "0 is agreement", "Foreshock"),
     _token("rms_d", "√ mean d²", "nats", "0 is agreement", "Foreshock"),
-    _extreme("p99_abs_d", "|d|, 99th percentile, on a grid of 1 %", "nats", "0 is agreement", "quantile of tokens"),
+    _extreme("p50_abs_d", "|d|, median, on a grid of about 1 %", "nats", "0 is agreement", "quantile of tokens"),
+    _extreme("p90_abs_d", "|d|, 90th percentile, same grid", "nats", "0 is agreement", "quantile of tokens"),
+    _extreme("p99_abs_d", "|d|, 99th percentile, same grid", "nats", "0 is agreement", "quantile of tokens"),
     _extreme("p999_abs_d", "|d|, 99.9th percentile, same grid", "nats", "0 is agreement", "quantile of tokens"),
     _extreme("max_abs_d", "|d|", "nats", "0 is agreement", "maximum over tokens"),
     _extreme("min_d", "d", "nats", "π ≪ μ where far below 0", "minimum over tokens"),
@@ -106,6 +133,18 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     Measure(
         "ess_token", "(Σρ)²/(N Σρ²)", "fraction of tokens", "χ²(π‖μ): 1 is agreement", "over tokens", "comparison",
         "Kong (1992); unclamped",
+    ),
+    Measure(
+        "pareto_k", f"k̂ of the generalised Pareto distribution of ρ, {_LARGEST}", "1",
+        "χ²(π‖μ) and ESS cannot be trusted above 0.5, means of ρ above 0.7", "over tokens", "comparison", PSIS,
+    ),
+    Measure(
+        "pareto_k_inverse", f"k̂ of the generalised Pareto distribution of 1/ρ, {_LARGEST}", "1",
+        "χ²(μ‖π) cannot be trusted above 0.5", "over tokens", "comparison", PSIS,
+    ),
+    Measure(
+        "pinsker_tv_bound", "½√χ², χ² = mean (ρ − 1)²", "1", "upper bound of D_TV(π, μ)", TOKEN_MEAN, "comparison",
+        "TV ≤ ½√χ² by the Cauchy–Schwarz inequality",
     ),
     *(
         _token(f"tail({threshold})", f"1{{max(ρ, 1/ρ) > {threshold}}}", "1", "R3's F(τ)", "R3")
@@ -134,10 +173,19 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     *(
         Measure(
-            f"{name}_{end}", f"95 % confidence interval of {name}, {end} end", "nats", "KL(μ‖π)",
+            f"{name}_{end}", f"95 % confidence interval of {name}, {end} end", unit, direction,
             "token mean, clustered by prompt group", "comparison", "ratio estimator, Student's t with G − 1",
         )
-        for name in ("kl", "k3_kl")
+        for name, (unit, direction) in WITH_INTERVAL.items()
+        for end in ("low", "high")
+    ),
+    *(
+        Measure(
+            f"{name}_bootstrap_{end}", f"95 % bootstrap interval of {name}, {end} end", *WITH_INTERVAL[name],
+            "token mean, prompt groups resampled; needs a row per rollout", "comparison",
+            "cluster bootstrap, for tokens with heavy tails",
+        )
+        for name in BOOTSTRAPPED
         for end in ("low", "high")
     ),
 )  # fmt: skip
@@ -153,11 +201,43 @@ _OF_SEQUENCES: tuple[Measure, ...] = (
     _sequence("sequence_log_ppl_abs_diff", "|Σ d|", "nats", "0 is agreement; grows with length",
               "length-decay learning-rate paper, eq. 8"),
     _sequence("geo_ratio", "exp(mean d)", "1", "1 is agreement", "Geo-RS, Geo-MIS"),
-    _sequence("verl_chi2_seq", "exp(2 Σ d) − 1", "1", "χ²(π‖μ) of sequences where E ρ = 1", VERL + "; unclamped"),
+    _sequence("verl_chi2_seq", "exp(2 Σ d) − 1", "1", "χ²(π‖μ) of sequences where E ρ = 1", VERL_UNCLAMPED),
     Measure("ess_turn", "(Σρ)²/(N Σρ²), ρ of a turn", "fraction of turns", "1 is agreement",
             "over turns, in log space; NaN where not estimable", "sequence", "Kong (1992); unclamped"),
     Measure("ess_seq", "(Σρ)²/(N Σρ²), ρ of a sequence", "fraction of sequences", "1 is agreement",
             "over sequences, in log space; NaN where not estimable", "sequence", "Kong (1992); unclamped"),
+    Measure("ess_seq_predicted", "exp(−2·KL·T), KL·T = Σ k3 / sequences", "fraction of sequences",
+            "1 is agreement; what `ess_seq` is about, also where it is not estimable", "over sequences", "sequence",
+            "log-normal weights"),
+    _sequence("training_ppl", "exp(mean over the sequence of −log π)", "1", "π's perplexity; lower is surer", VERL),
+    _sequence("training_log_ppl", "mean over the sequence of −log π", "nats", "π's log perplexity", VERL),
+    _sequence("rollout_ppl", "exp(mean over the sequence of −log μ)", "1", "μ's perplexity; lower is surer", VERL),
+    _sequence("rollout_log_ppl", "mean over the sequence of −log μ", "nats", "μ's log perplexity", VERL),
+    _sequence("ppl_ratio", "exp(mean over the sequence of −d): π's perplexity over μ's", "1", "1 is agreement", VERL),
+    Measure("log_ppl_diff_max", "mean over the sequence of −d", "nats", "where π ≪ μ", "maximum over sequences",
+            "sequence", VERL),
+    Measure("log_ppl_diff_min", "mean over the sequence of −d", "nats", "where π ≫ μ", "minimum over sequences",
+            "sequence", VERL),
+)  # fmt: skip
+
+_WITH_ADVANTAGE = "mean over the tokens that have an advantage"
+
+
+def _advantage(name: str, formula: str, unit: str, direction: str, source: str) -> Measure:
+    return Measure(name, formula, unit, direction, _WITH_ADVANTAGE, "comparison", source)
+
+
+_OF_ADVANTAGES: tuple[Measure, ...] = (
+    _advantage("advantage_d_cov", "A·d − mean A · mean d", "nats · advantage",
+               "above 0 where π moved towards what was rewarded", "covariance over tokens; Foreshock"),
+    _advantage("advantage_skew_positive", "A·(ρ − 1)·1{A > 0}", "advantage",
+               "what importance weights add to the gradient of good tokens", "signed skew Σ A·(exp d − 1)"),
+    _advantage("advantage_skew_negative", "A·(ρ − 1)·1{A < 0}", "advantage",
+               "what importance weights add to the gradient of bad tokens", "signed skew Σ A·(exp d − 1)"),
+    _advantage("advantage_skew", "A·(ρ − 1)", "advantage", "0 where the mismatch does not depend on the advantage",
+               "signed skew Σ A·(exp d − 1)"),
+    _advantage("bad_update_fraction", f"1{{A < 0, μ − π ≥ {DPPO_PROBABILITY_GAP:g}}}", "1",
+               "0 is healthy: pushed down further where π is far below μ already", "DPPO"),
 )  # fmt: skip
 
 _COMPARISON_COUNTS: tuple[Measure, ...] = (
@@ -204,7 +284,13 @@ STEP_MEASURES: tuple[Measure, ...] = (
     _count("nonfinite_log_probs", "NaN or ±inf among logged log-probs of model-generated tokens", "step"),
 )  # fmt: skip
 
-COMPARISON_MEASURES: tuple[Measure, ...] = (*_PER_TOKEN, *_TOKEN_ONLY, *_OF_SEQUENCES, *_COMPARISON_COUNTS)
+COMPARISON_MEASURES: tuple[Measure, ...] = (
+    *_PER_TOKEN,
+    *_TOKEN_ONLY,
+    *_OF_SEQUENCES,
+    *_OF_ADVANTAGES,
+    *_COMPARISON_COUNTS,
+)
 MEASURES: tuple[Measure, ...] = (*COMPARISON_MEASURES, *STEP_MEASURES)
 
 _BY_NAME = {**{measure.column: measure for measure in MEASURES}, **{measure.name: measure for measure in MEASURES}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.rollout_sums import RolloutSums
+from foreshock.measures.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.measures.sums import two_product
 
 __all__ = ["MOMENTS", "SEQUENCE_MEANS", "SEQUENCE_SUMS", "sequence_sums"]
@@ -35,6 +35,11 @@ SEQUENCE_SUMS = (
     "abs_mean_d",
     "abs_sum_d",
     "geo_ratio_minus_one",
+    "ppl_ratio_minus_one",
+    "target_ppl",
+    "target_log_ppl",
+    "behaviour_ppl",
+    "behaviour_log_ppl",
     "squared_weight_minus_one",
     *MOMENTS,
 )
@@ -47,22 +52,21 @@ def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
     """
     measured = rollouts.tokens > 0
     tokens = rollouts.tokens[measured].astype(np.float64)
-    sums = {name: rollouts.column(name)[measured] for name in {*SEQUENCE_MEANS, *_moment_names()}}
+    sums = {name: column[measured] for name, column in zip(TOKEN_SUMS, rollouts.sums.T, strict=True)}
     log_weights = sums["d"]
     columns = [sums[name] / tokens for name in SEQUENCE_MEANS]
     mean_d = log_weights / tokens
+    log_ppl = [-sums[name] / tokens for name in ("log_target", "log_behaviour")]
     with np.errstate(over="ignore", under="ignore"):
-        columns += [np.abs(mean_d), np.abs(log_weights), np.expm1(mean_d), np.expm1(2.0 * log_weights)]
+        columns += [np.abs(mean_d), np.abs(log_weights), np.expm1(mean_d), np.expm1(-mean_d)]
+        columns += [column for value in log_ppl for column in (np.exp(value), value)]
+        columns.append(np.expm1(2.0 * log_weights))
     errors = [np.zeros_like(tokens)] * len(columns)
     for first, second in MOMENTS.values():
         quotient, remainder = _product_over(sums[first], sums[second], tokens)
         columns.append(quotient)
         errors.append(remainder)
     return np.stack(columns, axis=1), np.stack(errors, axis=1), log_weights
-
-
-def _moment_names() -> set[str]:
-    return {name for pair in MOMENTS.values() for name in pair}
 
 
 def _product_over(a: Float64, b: Float64, n: Float64) -> tuple[Float64, Float64]:

@@ -81,13 +81,7 @@ class ComparisonStatistics(ComparisonSums):
         return cls(
             counts=_counts(rollouts),
             sums=CompensatedSums.over_first_axis(values, low),
-            extremes=np.array(
-                [
-                    np.max(-rollouts.min_d[measured], initial=-math.inf),
-                    np.max(rollouts.max_d[measured], initial=-math.inf),
-                    rollouts.max_probability_difference,
-                ]
-            ),
+            extremes=_extremes(rollouts, log_weights),
             token_weights=rollouts.token_weights,
             turn_weights=rollouts.turn_weights,
             sequence_weights=LogWeights.of(log_weights),
@@ -156,6 +150,17 @@ def _counts(rollouts: RolloutSums) -> NDArray[np.int64]:
         "turns": int(rollouts.turns.sum()),
     }
     return np.array([counts[name] for name in COUNTS], dtype=np.int64)
+
+
+def _extremes(rollouts: RolloutSums, log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """EXTREMES, from the rollouts and Σ d of those that were measured."""
+    measured = rollouts.tokens > 0
+    mean_d = log_weights / rollouts.tokens[measured]
+    of_rollouts = (-rollouts.min_d[measured], rollouts.max_d[measured], -mean_d, mean_d)
+    minus_lowest, highest, log_ppl_diff, minus_log_ppl_diff = (
+        float(np.max(values, initial=-math.inf)) for values in of_rollouts
+    )
+    return np.array([minus_lowest, highest, rollouts.max_probability_difference, log_ppl_diff, minus_log_ppl_diff])
 
 
 def fold(parts: Iterable[ComparisonStatistics]) -> ComparisonStatistics:

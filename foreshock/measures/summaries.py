@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from foreshock.errors import StatisticsError
@@ -35,12 +36,18 @@ SUMMARY_SCHEMA = pa.schema(
         ("sum_d2", pa.float64()),
         ("sum_ratio", pa.float64()),
         ("sum_ratio2", pa.float64()),
+        ("sum_ratio_minus_one", pa.float64()),  # Σ(ρ − 1), with the digits that sum_ratio has not near agreement
         ("sum_k3", pa.float64()),
+        ("sum_chi2", pa.float64()),  # Σ(ρ − 1)²
+        ("sum_reverse_chi2", pa.float64()),  # Σ(1 − ρ)²/ρ
+        ("sum_tv", pa.float64()),  # Σ(1 − ρ)⁺
         ("sum_abs_probability_difference", pa.float64()),
         ("sum_log_target", pa.float64()),
         ("sum_log_behaviour", pa.float64()),
         ("min_d", pa.float64()),
         ("max_d", pa.float64()),
+        ("sum_advantage", pa.float64()),  # Σ A over the tokens that have an advantage
+        ("sum_advantage_ratio_minus_one", pa.float64()),  # Σ A·(ρ − 1) over them
         ("reward", pa.float32()),
         ("advantage", pa.float64()),  # the mean over generated tokens where it was logged per token
         ("turns", pa.int64()),
@@ -50,6 +57,14 @@ SUMMARY_SCHEMA = pa.schema(
     ],
     metadata={"statistics_version": str(STATISTICS_VERSION)},
 )
+
+
+_SUM_OF = {
+    "k3_kl": "sum_k3",
+    "chi2_token": "sum_chi2",
+    "reverse_chi2_token": "sum_reverse_chi2",
+    "tv_token": "sum_tv",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +89,8 @@ class RolloutSummaries:
         measured = sums.tokens > 0
         above = sums.column("ratio_minus_one")
         squares = sums.column("chi2_token") + 2.0 * above + sums.tokens
+        without_advantage = sums.advantage_tokens == 0
+        skew = sums.column("positive_advantage_skew") + sums.column("negative_advantage_skew")
         truncated, known = truncated_rollouts(batch)
         nothing = pa.nulls(batch.num_rollouts)
         lag = lag_of_tokens(batch)
@@ -87,12 +104,18 @@ class RolloutSummaries:
             "sum_d2": sums.column("d2"),
             "sum_ratio": above + sums.tokens,
             "sum_ratio2": squares,
+            "sum_ratio_minus_one": above,
             "sum_k3": sums.column("k3_kl"),
+            "sum_chi2": sums.column("chi2_token"),
+            "sum_reverse_chi2": sums.column("reverse_chi2_token"),
+            "sum_tv": sums.column("tv_token"),
             "sum_abs_probability_difference": sums.column("abs_probability_difference"),
             "sum_log_target": sums.column("log_target"),
             "sum_log_behaviour": sums.column("log_behaviour"),
             "min_d": pa.array(sums.min_d, mask=~measured),
             "max_d": pa.array(sums.max_d, mask=~measured),
+            "sum_advantage": pa.array(sums.column("advantage"), mask=without_advantage),
+            "sum_advantage_ratio_minus_one": pa.array(skew, mask=without_advantage),
             "reward": nothing if batch.reward is None else pa.array(batch.reward, mask=np.isnan(batch.reward)),
             "advantage": _optional(_advantages(batch)),
             "turns": nothing if batch.turn is None else turns_of_rollouts(batch),
@@ -113,12 +136,20 @@ class RolloutSummaries:
         return RolloutSummaries(pa.concat_tables(tables) if tables else SUMMARY_SCHEMA.empty_table())
 
     def interval(self, name: str) -> Interval:
-        """The 95 % interval of the token mean `kl` or `k3_kl`, clustered by prompt group, or by rollout without one."""
-        sums = -self.column("sum_d") if name == "kl" else self.column({"k3_kl": "sum_k3"}[name])
-        groups = self.table.column("group_id").to_pylist()
-        names = [f"g{group}" if group is not None else f"r{row}" for row, group in enumerate(groups)]
-        _, clusters = np.unique(np.array(names), return_inverse=True)
-        return clustered_interval(sums, self.column("n_tokens"), clusters)
+        """The 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
+
+        `name` is one of `kl`, `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`.
+        """
+        sums = -self.column("sum_d") if name == "kl" else self.column(_SUM_OF[name])
+        return clustered_interval(sums, self.column("n_tokens"), self.clusters())
+
+    def clusters(self) -> NDArray[np.int64]:
+        """[N] a number for each rollout's prompt group; a rollout without one has a number of its own."""
+        groups = pc.dictionary_encode(self.table.column("group_id").combine_chunks()).indices
+        clusters = np.asarray(pc.fill_null(groups, -1).to_numpy(zero_copy_only=False), dtype=np.int64).copy()
+        alone = np.flatnonzero(clusters < 0)
+        clusters[alone] = self.num_rollouts + alone
+        return clusters
 
     def to_bytes(self) -> bytes:
         """The table as an Arrow IPC file, compressed with zstd."""
