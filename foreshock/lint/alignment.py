@@ -1,0 +1,61 @@
+"""Evidence for a shift by one token: does log π of a token fit log μ of its neighbour better than its own?"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.lint.tally import Tally
+from foreshock.lint.tokens import row_sums
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.ragged import take_rows
+
+__all__ = ["count_shifts", "sample_of_rollouts"]
+
+# A sample is enough: a shift is in every rollout of its origin.
+_MOST_TOKENS = 1 << 18
+# One wild token is not to outweigh all others.
+_SHIFT_CAP = 5.0
+
+Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
+
+
+def sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
+    """log μ, log π and offsets of some rollouts, evenly taken, tool tokens included; None where one was not logged."""
+    if batch.rollout_log_probs is None or batch.trainer_log_probs is None:
+        return None
+    stride = -(-batch.num_tokens // _MOST_TOKENS)
+    if stride <= 1:
+        return batch.rollout_log_probs, batch.trainer_log_probs, batch.response_offsets
+    positions, offsets = take_rows(batch.response_offsets, np.arange(0, batch.num_rollouts, stride))
+    return batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets
+
+
+def count_shifts(sample: Pairs | None, tally: Tally) -> None:
+    """Compare |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the same tokens t: those with a neighbour on both sides."""
+    if sample is None or sample[0].size < 3:
+        return
+    behaviour, target, offsets = sample
+    inner = np.ones(behaviour.size, dtype=np.bool_)
+    filled = np.flatnonzero(np.diff(offsets))
+    inner[offsets[:-1][filled]] = False
+    inner[offsets[1:][filled] - 1] = False
+    inner[0] = inner[-1] = False
+    chosen = np.flatnonzero(inner)
+    with np.errstate(invalid="ignore", over="ignore"):
+        gaps = [np.abs(target[chosen] - behaviour[chosen + shift]) for shift in (-1, 0, 1)]
+    known = np.isfinite(gaps[0]) & np.isfinite(gaps[1]) & np.isfinite(gaps[2])
+    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(inner, dtype=np.int64)])
+    rows = running[offsets]
+    earlier, own, later = (
+        row_sums(np.where(known, np.minimum(gap, np.float32(_SHIFT_CAP)), np.float32(0.0)), rows) for gap in gaps
+    )
+    tokens = row_sums(known, rows)
+    judged = tokens > 0
+    tally.count(
+        shift_tokens=int(tokens.sum()),
+        shift_rollouts=int(judged.sum()),
+        shift_prefer_earlier=int((judged & (earlier < 0.5 * own)).sum()),
+        shift_prefer_later=int((judged & (later < 0.5 * own)).sum()),
+    )
+    tally.add(shift_earlier=float(earlier.sum()), shift_none=float(own.sum()), shift_later=float(later.sum()))

@@ -1,0 +1,46 @@
+"""Evidence for the surprisal test: does −log μ of the sampled tokens average to the entropy of the law they came from?
+
+Σ(−log μ(a) − H(μ)) is a martingale where the logged μ is the law that sampled: its mean is 0 whatever the text. Log-probs
+taken before temperature or truncation leave every ratio perfect, and this one sum wrong.
+
+How far it strays by chance needs the variance of −log μ, which nobody logs, and which a sample can show too small: a
+sharp policy's rare tokens carry nearly all of it, and may be missing from a batch. So it is bounded from the entropy:
+for s = −log μ(a), E[s²] ≤ H·(H + 4 + log⁺(1/H)), about what a distribution of entropy H has whose one likely token shares
+with a dozen unlikely ones; text has a third to a half of it. As s ≥ 0, P(Σ(H − s) ≥ x) ≤ exp(−x²/2V) with V = Σ E[s²]
+(Boucheron, Lugosi, Massart, Concentration Inequalities, exercise 2.9), for any dependence on the past.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.lint.tally import Tally
+from foreshock.lint.tokens import Piece, row_sums
+
+__all__ = ["surprisals_of"]
+
+
+def surprisals_of(piece: Piece, tally: Tally) -> NDArray[np.float64]:
+    """[N] Σ(−log μ − H) by rollout over tokens with a finite log μ; tokens without an entropy take no part."""
+    if piece.rollout is None or piece.entropy is None or piece.tokens == 0:
+        return np.zeros(piece.offsets.size - 1)
+    entropy = piece.entropy
+    if not (np.isfinite(entropy.min()) and np.isfinite(entropy.max())):
+        piece = piece.kept(np.isfinite(entropy))
+        assert piece.entropy is not None
+        entropy = piece.entropy
+    assert piece.rollout is not None
+    log_probs = row_sums(piece.rollout, piece.offsets)
+    entropies = row_sums(entropy, piece.offsets)
+    positive = np.maximum(entropy, np.float32(1e-30))
+    # H² + 4H + H·log⁺(1/H)
+    bound = positive * (positive + np.float32(4.0) - np.minimum(np.log(positive), np.float32(0.0)))
+    tally.count(surprisal_tokens=piece.tokens)
+    tally.add(
+        surprisal=-float(log_probs.sum()),
+        entropy=float(entropies.sum()),
+        surprisal_variance=float(bound.sum(dtype=np.float64)),
+    )
+    tally.largest({"largest_surprisal": -float(piece.rollout.min(initial=0.0))})
+    return -log_probs - entropies

@@ -1,0 +1,95 @@
+"""The tokens that the checks look at: pieces of a batch, a few hundred thousand tokens at a time, cut between rollouts.
+
+Working in pieces keeps temporaries small: the lint needs no more memory than a fraction of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.ragged import row_of_position
+
+__all__ = ["Piece", "pieces_of", "row_sums"]
+
+_PIECE_TOKENS = 1 << 17
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Some rollouts of a batch (`first_row` and on) and their model-generated tokens, [T] each, cut by `offsets`.
+
+    `places` [T] are the tokens' places in the whole batch; None where they are `start` and on, without a gap.
+    """
+
+    first_row: int
+    start: int
+    offsets: NDArray[np.int64]
+    rollout: Floats | None
+    trainer: Floats | None
+    entropy: Floats | None
+    places: NDArray[np.int64] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return int(self.offsets[-1])
+
+    def column(self, name: str) -> Floats | None:
+        """`rollout`, `trainer` or `entropy`."""
+        values: Floats | None = getattr(self, name)
+        return values
+
+    def place(self, index: int) -> int:
+        """Where a token of this piece is in the batch."""
+        return self.start + index if self.places is None else int(self.places[index])
+
+    def kept(self, keep: NDArray[np.bool_]) -> Piece:
+        """The tokens where `keep` [T] is True; this very piece where all are."""
+        if keep.all():
+            return self
+        running = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
+        places = np.arange(self.start, self.start + self.tokens) if self.places is None else self.places
+        columns = {
+            name: None if values is None else values[keep]
+            for name, values in (("rollout", self.rollout), ("trainer", self.trainer), ("entropy", self.entropy))
+        }
+        return Piece(self.first_row, self.start, running[self.offsets], places=places[keep], **columns)
+
+
+def pieces_of(batch: RolloutBatch) -> Iterator[Piece]:
+    """The batch in pieces, in order, of generated tokens only."""
+    offsets = batch.response_offsets
+    row = 0
+    while row < batch.num_rollouts:
+        start = int(offsets[row])
+        # As many rollouts as fit, and at least one.
+        end_row = max(row + 1, row_of_position(offsets, start + _PIECE_TOKENS))
+        end_row = min(end_row, batch.num_rollouts)
+        end = int(offsets[end_row])
+        piece = Piece(
+            row,
+            start,
+            offsets[row : end_row + 1] - start,
+            *(
+                None if values is None else values[start:end]
+                for values in (batch.rollout_log_probs, batch.trainer_log_probs, batch.entropy)
+            ),
+        )
+        yield piece if batch.response_mask is None else piece.kept(batch.response_mask[start:end] != 0)
+        row = end_row
+
+
+def row_sums(values: NDArray[np.floating] | NDArray[np.integer], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[N] float64 sums of rows that may be empty."""
+    sums = np.zeros(offsets.size - 1)
+    filled = np.flatnonzero(np.diff(offsets))
+    if filled.size:
+        sums[filled] = np.add.reduceat(values, offsets[:-1][filled], dtype=np.float64)
+    return sums

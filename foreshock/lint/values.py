@@ -1,0 +1,100 @@
+"""Evidence about single log-probs: not finite, above 0, beyond 1, all below 0, rounded to a shorter type."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.lint.report import Example
+from foreshock.lint.tally import Tally
+from foreshock.lint.tokens import Piece
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.ragged import row_of_position
+from foreshock.rollouts.validation import LOG_PROB_ROUNDING
+
+__all__ = ["count_rounding", "count_values", "example_at"]
+
+_MOST_SAMPLED = 1 << 16
+# Nearer to 0, float32 log-probs are multiples of a coarse step anyway and often fit into a shorter type by chance.
+_LEAST_SIZE = 0.01
+
+
+def count_values(batch: RolloutBatch, piece: Piece, name: str, tally: Tally) -> NDArray[np.bool_] | None:
+    """Count what is wrong with single values of a column; where they are finite, None where all of them are."""
+    values = piece.column(name)
+    if values is None or values.size == 0:
+        return None
+    # Two reductions settle the healthy case: NaN and ±inf come through them.
+    least, most = float(values.min()), float(values.max())
+    tally.count(**{f"{name}_logged": values.size})
+    finite: NDArray[np.bool_] | None = None
+    if not (np.isfinite(least) and np.isfinite(most)):
+        finite = np.isfinite(values)
+        nan = int(np.isnan(values).sum())
+        minus = int(np.isneginf(values).sum())
+        lost = int(values.size - finite.sum())
+        tally.count(**{f"{name}_nan": nan, f"{name}_minus_inf": minus, f"{name}_plus_inf": lost - nan - minus})
+        _examples(batch, piece, ~finite, "non_finite_log_probs", name, values, tally)
+        kept = values[finite]
+        least, most = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
+    tally.largest({f"{name}_max": most, f"{name}_minus_min": -least})
+    if most > LOG_PROB_ROUNDING:
+        with np.errstate(invalid="ignore"):
+            positive = (values > LOG_PROB_ROUNDING) & np.isfinite(values)
+            above_one = (values > 1.0 + LOG_PROB_ROUNDING) & np.isfinite(values)
+        tally.count(**{f"{name}_positive": int(positive.sum()), f"{name}_above_one": int(above_one.sum())})
+        _examples(batch, piece, positive, "positive_log_probs", name, values, tally)
+    if least < -LOG_PROB_ROUNDING and most > -np.inf:
+        with np.errstate(invalid="ignore"):
+            below = int(np.count_nonzero(values < -LOG_PROB_ROUNDING))
+        tally.count(**{f"{name}_negative": below - (0 if finite is None else int(np.isneginf(values).sum()))})
+    return finite
+
+
+def count_rounding(batch: RolloutBatch, name: str, tally: Tally) -> None:
+    """Of some tokens, evenly taken: whether their log-prob has nothing below the digits of a shorter type."""
+    column = batch.rollout_log_probs if name == "rollout" else batch.trainer_log_probs
+    if column is None:
+        return
+    stride = max(1, column.size // _MOST_SAMPLED)
+    sample = np.ascontiguousarray(column[::stride])
+    chosen = np.isfinite(sample) & (np.abs(sample) > _LEAST_SIZE)
+    if batch.response_mask is not None:
+        chosen &= batch.response_mask[::stride] != 0
+    values = sample[chosen]
+    bits = values.view(np.uint32)
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+        as_half = half.astype(np.float32) == values
+    # The power of two at or below |x|; a bfloat16 has 7 more bits, a float16 has 10.
+    power = (bits & np.uint32(0x7F800000)).view(np.float32).astype(np.float64)
+    square = float(np.square(power).sum())
+    tally.count(
+        **{
+            f"{name}_rounding_seen": values.size,
+            f"{name}_as_bfloat16": int(np.count_nonzero((bits & np.uint32(0xFFFF)) == 0)),
+            f"{name}_as_float16": int(as_half.sum()),
+        }
+    )
+    tally.add(**{f"{name}_bfloat16_variance": square / 2.0**14, f"{name}_float16_variance": square / 2.0**20})
+
+
+def example_at(batch: RolloutBatch, place: int, text: str) -> Example:
+    """A token of the batch as an example."""
+    row = row_of_position(batch.response_offsets, place)
+    return Example(batch.sample_ids[row], place - int(batch.response_offsets[row]), text)
+
+
+def _examples(
+    batch: RolloutBatch,
+    piece: Piece,
+    wrong: NDArray[np.bool_],
+    check: str,
+    name: str,
+    values: NDArray[np.float32],
+    tally: Tally,
+) -> None:
+    if not tally.wants_example(check):
+        return
+    for index in np.flatnonzero(wrong)[:3].tolist():
+        tally.example(check, example_at(batch, piece.place(index), f"{name} log-prob {values[index]:.6g}"))
