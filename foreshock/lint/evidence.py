@@ -130,13 +130,14 @@ class LintEvidence:
         Raises StatisticsError where it is damaged or of another version.
         """
         arrays = blob.unpack(_KIND, data, _LAYOUT)
+        prompts, contents, order = arrays["marks"]
         return cls(
             arrays["counts"],
             CompensatedSums(*arrays["sums"]),
             arrays["extremes"],
             GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums(*arrays["group_sums"])),
             DroppedIds(arrays["dropped_ids"], arrays["dropped_counts"]),
-            RolloutMarks(*arrays["marks"], arrays["mark_log_probs"]),
+            RolloutMarks(prompts, contents, order, arrays["mark_log_probs"]),
             examples_from_json(examples or {}),
         )
 

@@ -6,6 +6,7 @@ import math
 
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.findings import FALSE_ALARM, Clean, Finding, NotChecked, Outcome, number, percent
+from foreshock.lint.report import Severity
 from foreshock.measures.intervals import student_t_quantile
 
 __all__ = ["LEAST_GROUPS", "judge_equal", "judge_ratio", "judge_shift"]
@@ -42,8 +43,8 @@ def judge_equal(evidence: LintEvidence) -> Outcome:
         f"All {paired:,} differences are exactly 0, {uncertain:,} of them at tokens with log μ below −0.01"
         f"{'; bypass is declared' if bypass else ''}."
     )
-    severity = "look" if evidence.count("declared_policy") == evidence.count("rollouts") else "bad"
-    return Finding(check, severity, seen, {"tokens": paired, "uncertain_tokens": uncertain})  # type: ignore[arg-type]
+    severity: Severity = "look" if evidence.count("declared_policy") == evidence.count("rollouts") else "bad"
+    return Finding(check, severity, seen, {"tokens": paired, "uncertain_tokens": uncertain})
 
 
 def judge_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
@@ -105,6 +106,5 @@ def _interval(mean: float, t: float, groups: int) -> str:
     if groups < 2 or not math.isfinite(t) or t == 0.0:
         return ""
     reach = student_t_quantile(0.975, groups - 1) * abs(mean / t)
-    return (
-        f" (95 % interval {number(1.0 + mean - reach)} to {number(1.0 + mean + reach)} over {groups:,} prompt groups)"
-    )
+    low, high = number(1.0 + mean - reach), number(1.0 + mean + reach)
+    return f" (95 % interval {low} to {high} over {groups:,} prompt groups)"

@@ -58,9 +58,8 @@ def judge_masked(evidence: LintEvidence, dropped: Sequence[Outcome]) -> Outcome:
         numbers["rollout"] = 0
     if not (numbers["rollout"] or numbers["advantage"]):
         return Clean(check)
-    words = {"rollout": "log μ", "advantage": "advantage", "trainer": "log π", "entropy": "entropy"}
-    told = ", ".join(f"{numbers[name]:,} an {word}" if name in ("advantage", "entropy") else f"{numbers[name]:,} a {word}"
-                     for name, word in words.items() if numbers[name])  # fmt: skip
+    words = {"rollout": "a log μ", "advantage": "an advantage", "trainer": "a log π", "entropy": "an entropy"}
+    told = ", ".join(f"{numbers[name]:,} have {word}" for name, word in words.items() if numbers[name])
     seen = f"Of {tool:,} masked tokens, {told} other than 0."
     return Finding(check, "look", seen, {"masked": tool, **numbers})
 
@@ -70,7 +69,8 @@ def judge_duplicates(evidence: LintEvidence) -> Outcome:
     check = "duplicated_rollouts"
     marks = evidence.marks
     if not marks.prompts.size:
-        return NotChecked(check, _NO_MU)
+        several = "looked for within a step, not across steps"
+        return NotChecked(check, several if evidence.count("rollout_logged") else _NO_MU)
     if evidence.count("uncomparable_sampling"):
         return NotChecked(check, "sampling was sharper than log μ says, so the chance of equal responses is not known")
     repeated, expected = marks.repeats()
@@ -80,7 +80,7 @@ def judge_duplicates(evidence: LintEvidence) -> Outcome:
     if log_chance > math.log(FALSE_ALARM):
         return Clean(check)
     seen = (
-        f"{repeated:,} of {marks.prompts.size:,} rollouts equal another one of their prompt in every token and in every "
-        f"bit of log μ; chance makes {number(expected)}."
+        f"{repeated:,} of {marks.prompts.size:,} rollouts equal another one of their prompt in every token and in "
+        f"every bit of log μ; chance makes {number(expected)}."
     )
     return Finding(check, "look", seen, {"repeated": repeated, "expected": expected, "rollouts": marks.prompts.size})

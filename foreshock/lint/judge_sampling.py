@@ -74,8 +74,10 @@ def _test(evidence: LintEvidence) -> Finding | Clean | NotChecked:
 
 
 def _log_chance(evidence: LintEvidence, excess: float) -> float:
-    """An upper bound of the log of the chance of so much excess in a healthy run: see `surprisal.py`; above, Bernstein's
-    inequality with the largest surprisal seen."""
+    """An upper bound of the log of the chance of so much excess in a healthy run.
+
+    Below 0 as `surprisal.py` says, above it Bernstein's inequality with the largest surprisal seen.
+    """
     variance = evidence.sum("surprisal_variance")
     if excess > 0:
         variance += max(_LARGEST_SURPRISAL, evidence.extreme("largest_surprisal")) * excess / 3.0

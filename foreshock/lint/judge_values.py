@@ -61,7 +61,9 @@ def judge_finite(evidence: LintEvidence) -> Outcome:
 def judge_rounding(evidence: LintEvidence) -> Outcome:
     """Columns of which every value fits into bfloat16 or float16."""
     check = "rounded_log_probs"
-    parts, numbers, enough = [], {}, False
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
+    enough = False
     for name in COLUMNS:
         seen = evidence.count(f"{name}_rounding_seen")
         if seen < _LEAST_ROUNDING_SEEN or evidence.extreme(f"{name}_max") == -evidence.extreme(f"{name}_minus_min"):
@@ -75,8 +77,8 @@ def judge_rounding(evidence: LintEvidence) -> Outcome:
             # An error even over the last place has a variance of 1/12, and k3 is half the square of d.
             floor = evidence.sum(f"{name}_{kind}_variance") / seen / 24.0
             parts.append(
-                f"{fitting:,} of the {seen:,} values of {_NAMES[name]} that were looked at fit into {kind}; that rounding "
-                f"alone makes a k3 of about {number(floor)} at these tokens"
+                f"{fitting:,} of the {seen:,} values of {_NAMES[name]} that were looked at fit into {kind}; "
+                f"that rounding alone makes a k3 of about {number(floor)} at these tokens"
             )
             numbers |= {f"{name}_as_{kind}": float(fitting), f"{name}_seen": float(seen), f"{name}_k3_floor": floor}
             break

@@ -1,4 +1,4 @@
-"""Marks of rollouts, by which a rollout that is there twice is found, within a shard and across the shards of a step."""
+"""Marks of rollouts, by which one that is there twice is found, within a shard and across the shards of a step."""
 
 from __future__ import annotations
 

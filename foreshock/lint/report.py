@@ -29,8 +29,8 @@ class Example:
 class LintWarning:
     """A named warning. `bad`: measures of this data are wrong; `look`: they may mislead.
 
-    `seen` says in a sentence what was seen, `evidence` holds its numbers by name (finite), `where` up to three examples,
-    `effect` says what it does to the measures, `remedy` what to do.
+    `seen` says in a sentence what was seen, `evidence` holds its numbers by name (finite), `where` up to three
+    examples, `effect` says what it does to the measures, `remedy` what to do.
     """
 
     name: str

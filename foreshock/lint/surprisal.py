@@ -1,13 +1,14 @@
 """Evidence for the surprisal test: does −log μ of the sampled tokens average to the entropy of the law they came from?
 
-Σ(−log μ(a) − H(μ)) is a martingale where the logged μ is the law that sampled: its mean is 0 whatever the text. Log-probs
-taken before temperature or truncation leave every ratio perfect, and this one sum wrong.
+Σ(−log μ(a) − H(μ)) is a martingale where the logged μ is the law that sampled: its mean is 0 whatever the text.
+Log-probs taken before temperature or truncation leave every ratio perfect, and this one sum wrong.
 
 How far it strays by chance needs the variance of −log μ, which nobody logs, and which a sample can show too small: a
-sharp policy's rare tokens carry nearly all of it, and may be missing from a batch. So it is bounded from the entropy:
-for s = −log μ(a), E[s²] ≤ H·(H + 4 + log⁺(1/H)), about what a distribution of entropy H has whose one likely token shares
-with a dozen unlikely ones; text has a third to a half of it. As s ≥ 0, P(Σ(H − s) ≥ x) ≤ exp(−x²/2V) with V = Σ E[s²]
-(Boucheron, Lugosi, Massart, Concentration Inequalities, exercise 2.9), for any dependence on the past.
+sharp policy's rare tokens carry nearly all of it, and may be missing from a batch. So it is taken from the entropy:
+for s = −log μ(a), E[s²] ≈ H·(H + 4 + log⁺(1/H)), that of one likely token beside a dozen unlikely ones at low entropy,
+and more than that of smooth distributions at a high one. As s ≥ 0, P(Σ(H − s) ≥ x) ≤ exp(−x²/2V) with V = Σ E[s²], for
+any dependence on the past (Maurer 2003, "A bound on the deviation probability for sums of non-negative random
+variables"; its proof goes through for martingales).
 """
 
 from __future__ import annotations

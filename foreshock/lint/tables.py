@@ -1,4 +1,4 @@
-"""The tables of the lint's evidence: sums by prompt group, dropped token ids, and marks of rollouts. All of them merge."""
+"""The tables of the lint's evidence: sums by prompt group, dropped token ids, marks of rollouts. All of them merge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class GroupSums:
     def of(cls, keys: Keys, tokens: NDArray[np.int64], sums: Float64) -> GroupSums:
         """The sums by group of N rollouts with these group keys."""
         unique, inverse = np.unique(keys, return_inverse=True)
-        totals = np.stack([np.bincount(inverse, sums[:, column], unique.size) for column in range(2)], axis=1)
+        totals = np.zeros((unique.size, len(GROUP_COLUMNS)))
+        np.add.at(totals, inverse, sums)
         counted = np.bincount(inverse, tokens, unique.size).astype(np.int64)
         return cls(unique, counted, CompensatedSums(totals, np.zeros_like(totals)))
 

@@ -77,13 +77,16 @@ def pieces_of(batch: RolloutBatch) -> Iterator[Piece]:
             row,
             start,
             offsets[row : end_row + 1] - start,
-            *(
-                None if values is None else values[start:end]
-                for values in (batch.rollout_log_probs, batch.trainer_log_probs, batch.entropy)
-            ),
+            _part(batch.rollout_log_probs, start, end),
+            _part(batch.trainer_log_probs, start, end),
+            _part(batch.entropy, start, end),
         )
         yield piece if batch.response_mask is None else piece.kept(batch.response_mask[start:end] != 0)
         row = end_row
+
+
+def _part(values: Floats | None, start: int, end: int) -> Floats | None:
+    return None if values is None else values[start:end]
 
 
 def row_sums(values: NDArray[np.floating] | NDArray[np.integer], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
