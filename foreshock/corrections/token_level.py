@@ -1,0 +1,147 @@
+"""Token corrections, from the sums of a comparison's tokens on either side of a threshold.
+
+Every sum is of ρ − 1, so that nothing is lost near ρ = 1: E|w − ρ|, E[(w − ρ)·A] and the moments of w − 1 follow
+region by region, below the lower bound, between the two, and above the upper one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from foreshock.corrections.casualties import casualties_of
+from foreshock.corrections.catalogue import Correction
+from foreshock.corrections.exact_sums import exact_sum
+from foreshock.corrections.results import Evaluation, WeightMoments
+from foreshock.corrections.thresholds import Threshold
+from foreshock.corrections.token_cuts import Cut, SideSums, cut_tokens
+from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.measures.summaries import RolloutSummaries
+from foreshock.measures.thresholds import ABOVE, BELOW
+
+__all__ = ["evaluate_tokens"]
+
+# Below this mean of w² so little is left of 1 + 2·E[w − 1] + E[(w − 1)²] that it has too few digits.
+_SMALLEST_SQUARE = 1e-9
+
+# Which corrections keep a token with the weight 1 rather than ρ.
+_WITHOUT_RATIO = frozenset({"none", "token_mask"})
+
+
+def evaluate_tokens(
+    correction: Correction, threshold: Threshold, statistics: ComparisonStatistics, summaries: RolloutSummaries
+) -> Evaluation:
+    """What a token correction would do; both arguments are of the same rollouts, and hold at least one token."""
+    below = cut_tokens(statistics, BELOW, -threshold.log_lower)
+    above = cut_tokens(statistics, ABOVE, threshold.log_upper)
+    used = Threshold(_used(threshold.lower, below, -1.0), _used(threshold.upper, above, 1.0))
+    weights = _Weights(correction, used, statistics, below, above)
+    measured = summaries.column("n_tokens") > 0
+    touched = above.is_beyond(summaries.column("max_d")) | below.is_beyond(-summaries.column("min_d"))
+    beyond = (below.beyond.tokens + above.beyond.tokens) / statistics.tokens
+    loses = correction.effect == "lost"
+    distortion = weights.distortion()
+    return Evaluation(
+        correction,
+        threshold,
+        used,
+        kept_tokens=1.0 - beyond if loses else 1.0,
+        kept_sequences=float((~touched & measured).sum() / measured.sum()) if loses else 1.0,
+        touched_tokens=beyond,
+        weights=weights.moments(),
+        distortion=distortion,
+        uncorrected_distortion=weights.uncorrected_distortion(),
+        token_distortion=distortion,
+        advantage_distortion=weights.advantage_distortion(),
+        casualties=casualties_of(summaries, touched, measured),
+        notes=_notes(threshold, used),
+    )
+
+
+def _used(asked: float | None, cut: Cut, sign: float) -> float | None:
+    if asked is None:
+        return None
+    used = math.exp(sign * cut.level)
+    return asked if math.isclose(used, asked, rel_tol=1e-9) else used
+
+
+def _notes(asked: Threshold, used: Threshold) -> tuple[str, ...]:
+    if asked == used:
+        return ()
+    return (f"tokens are counted at the nearest edge of a histogram: these figures are for {used}, not {asked}",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The weights that a token correction would give, as sums over its three regions."""
+
+    correction: Correction
+    used: Threshold
+    statistics: ComparisonStatistics
+    below: Cut
+    above: Cut
+
+    @property
+    def _keeps_ratio(self) -> bool:
+        return self.correction.name not in _WITHOUT_RATIO
+
+    @property
+    def _beyond(self) -> tuple[SideSums, SideSums]:
+        return self.below.beyond, self.above.beyond
+
+    def distortion(self) -> float:
+        """E|w − ρ| over tokens."""
+        # Where 1 is kept for ρ: |1 − ρ|, which the sign of d tells.
+        kept = 0.0 if self._keeps_ratio else self.above.within.ratio_minus_one - self.below.within.ratio_minus_one
+        if self.correction.effect == "truncated":
+            beyond = self._cut_off()
+        else:
+            beyond = exact_sum(side.ratio_minus_one + side.tokens for side in self._beyond)
+        return (kept + beyond) / self.statistics.tokens
+
+    def uncorrected_distortion(self) -> float:
+        """E|1 − ρ| over tokens."""
+        above, below = (cut.within.ratio_minus_one + cut.beyond.ratio_minus_one for cut in (self.above, self.below))
+        return (above - below) / self.statistics.tokens
+
+    def advantage_distortion(self) -> float:
+        """E[(w − ρ)·A] over tokens that have an advantage; NaN where none has."""
+        tokens = self.statistics.count("advantage_tokens")
+        if not tokens:
+            return math.nan
+        kept = 0.0
+        if not self._keeps_ratio:
+            kept = -(self.above.within.advantage_ratio_minus_one + self.below.within.advantage_ratio_minus_one)
+        if self.correction.effect == "truncated":
+            side = self.above.beyond
+            beyond = (self._cap - 1.0) * side.advantage - side.advantage_ratio_minus_one
+        else:
+            beyond = -exact_sum(side.advantage_ratio_minus_one + side.advantage for side in self._beyond)
+        return (kept + beyond) / tokens
+
+    def moments(self) -> WeightMoments:
+        """Mean, variance and effective fraction of w."""
+        tokens = self.statistics.tokens
+        first = second = 0.0
+        if self._keeps_ratio:
+            first = self.above.within.ratio_minus_one + self.below.within.ratio_minus_one
+            second = self.above.within.chi2 + self.below.within.chi2
+        beyond = sum(side.tokens for side in self._beyond)
+        weight = self._cap - 1.0 if self.correction.effect == "truncated" else -1.0
+        first += weight * beyond
+        second += weight * weight * beyond
+        # In units of a token: E[w − 1] and E[(w − 1)²].
+        first, second = first / tokens, second / tokens
+        total, square = 1.0 + first, 1.0 + 2.0 * first + second
+        effective = total * total / square if _SMALLEST_SQUARE < square < math.inf else math.nan
+        variance = max(second - first * first, 0.0) if math.isfinite(second) else math.inf
+        return WeightMoments(total, variance, effective)
+
+    @property
+    def _cap(self) -> float:
+        return self.used.upper if self.used.upper is not None else math.inf
+
+    def _cut_off(self) -> float:
+        """Σ (ρ − C) beyond the cap C."""
+        side = self.above.beyond
+        return side.ratio_minus_one - (self._cap - 1.0) * side.tokens if side.tokens else 0.0

@@ -1,0 +1,163 @@
+"""How far the gradient of the sampled law can be from that of the trained one: bounds, and what they are worth.
+
+g = E_π[R·∇log π(y)] is meant, E_μ[R·∇log π(y)] is what uncorrected sampling gives. B bounds the norm of ∇log π of a
+token, T is the length of a sequence, Δ the total variation between π and μ at a state. Bounds are given per unit of B.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreshock.corrections.exact_sums import mean
+from foreshock.errors import InvalidArgumentError
+from foreshock.measures.intervals import clustered_interval
+from foreshock.measures.summaries import RolloutSummaries
+
+__all__ = [
+    "BiasBound",
+    "HorizonBound",
+    "SequenceChi2",
+    "bias_bound",
+    "horizon_bound",
+    "pinsker_bound",
+    "require",
+    "sequence_chi2",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BiasBound:
+    """‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|]: `per_unit` is this for B = 1, estimated from the batch.
+
+    `low` and `high` end its 95 % interval, clustered by prompt group. `trivial` is 2·T·max|R| with the mean length T:
+    what holds for any two policies of such sequences. `sequences` had a reward; the fields are NaN where none had.
+    """
+
+    per_unit: float
+    low: float
+    high: float
+    trivial: float
+    sequences: int
+    mean_length: float
+    longest: int
+    largest_reward: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonBound:
+    """2·Δmax·T², which bounds the bias per unit of B and |R|; NaN and `not_estimable` without an exact Δmax.
+
+    `vacuous`: Δmax·T ≥ 1, so that the trivial bound 2·T is no larger.
+    """
+
+    value: float
+    trivial: float
+    vacuous: bool
+    not_estimable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceChi2:
+    """(1 + χ²)^T, what E ρ_seq² would be if tokens were independent and all as the mean: an extrapolation, no bound.
+
+    `value` is infinite where it exceeds a float64; `log10` is its logarithm.
+    """
+
+    value: float
+    log10: float
+    chi2_token: float
+    length: float
+
+
+def bias_bound(summaries: RolloutSummaries) -> BiasBound:
+    """B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the rollouts with a measured token and a reward.
+
+    T counts the measured tokens. Source: ‖E_μ[f] − E_π[f]‖ ≤ E_μ[|1 − ρ_seq|·‖f‖] with ‖f‖ ≤ B·T·|R|.
+    """
+    tokens, reward = summaries.column("n_tokens"), summaries.column("reward").astype(np.float64)
+    chosen = (tokens > 0) & np.isfinite(reward)
+    if not chosen.any():
+        nothing = math.nan
+        notes = ("no rollout with a reward was measured",)
+        return BiasBound(nothing, nothing, nothing, nothing, 0, nothing, 0, nothing, notes)
+    lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
+        names = [
+            f"g{group}" if group is not None else f"r{row}"
+            for row, group in enumerate(summaries.table.column("group_id").to_pylist())
+            if chosen[row]
+        ]
+        _, clusters = np.unique(np.array(names), return_inverse=True)
+        interval = clustered_interval(terms, np.ones(terms.size, np.int64), clusters)
+    average, largest = mean(lengths), float(rewards.max())
+    spread, known = 2.0 * mean(summaries.column("sum_k3")[chosen]), math.log(terms.size)
+    if spread > known:
+        found = f"2·KL of a sequence is {spread:.3g}, more than ln N = {known:.3g}"
+        notes = (f"{found}: the sequences that carry |ρ_seq − 1| were not sampled, so this says too little",)
+    return BiasBound(
+        mean(terms),
+        interval.low,
+        interval.high,
+        2.0 * average * largest,
+        int(chosen.sum()),
+        average,
+        int(tokens[chosen].max()),
+        largest,
+        notes if spread > known else (),
+    )
+
+
+def horizon_bound(length: float, delta_max: float | None = None) -> HorizonBound:
+    """2·Δmax·T² of Li et al., *When Speed Kills Stability*, part 2; `length` T is that of the longest sequence.
+
+    `delta_max` is the largest exact total variation over the states visited, from whole distributions: log-probs of
+    sampled tokens cannot give it, and even the states visited give the supremum over all states from below. Raises
+    InvalidArgumentError for a Δ outside [0, 1] or a negative length.
+    """
+    require(length >= 0.0, "must be a number of tokens, 0 or more", "length")
+    trivial = 2.0 * length
+    if delta_max is None:
+        return HorizonBound(
+            math.nan,
+            trivial,
+            False,
+            "Δmax is a supremum over states: it comes from whole distributions, not from log-probs of sampled tokens",
+        )
+    require(0.0 <= delta_max <= 1.0, f"a total variation lies between 0 and 1, not at {delta_max}", "delta_max")
+    return HorizonBound(2.0 * delta_max * length * length, trivial, delta_max * length >= 1.0)
+
+
+def pinsker_bound(chi2: float) -> float:
+    """½√χ², which D_TV(π, μ) does not exceed; of a token mean of χ² it bounds the token mean of D_TV (Jensen).
+
+    Raises InvalidArgumentError for a χ² below 0; NaN stays NaN.
+    """
+    require(not chi2 < 0.0, f"χ² is never negative: {chi2} is", "chi2")
+    return 0.5 * math.sqrt(chi2)
+
+
+def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2:
+    """(1 + χ²)^T from the token mean of χ²(π‖μ) and a length in tokens.
+
+    Part 2 of *When Speed Kills Stability* bounds the variance of sequence weights by it, with a χ² that holds at every
+    state; with the mean χ² of a sample it is an independent-token extrapolation. Raises InvalidArgumentError.
+    """
+    require(not chi2_token < 0.0, f"χ² is never negative: {chi2_token} is", "chi2_token")
+    require(length >= 0.0, "must be a number of tokens, 0 or more", "length")
+    logarithm = length * math.log1p(chi2_token)
+    try:
+        value = math.exp(logarithm)
+    except OverflowError:
+        value = math.inf
+    return SequenceChi2(value, logarithm / math.log(10.0), chi2_token, length)
+
+
+def require(holds: bool, message: str, argument: str) -> None:
+    """Raise InvalidArgumentError unless it holds."""
+    if not holds:
+        raise InvalidArgumentError(message, argument)

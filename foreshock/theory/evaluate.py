@@ -1,0 +1,88 @@
+"""The theory of one step: every bound that its statistics, summaries and gradient norms can fill in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.measures.summaries import RolloutSummaries
+from foreshock.theory.bounds import (
+    BiasBound,
+    HorizonBound,
+    SequenceChi2,
+    bias_bound,
+    horizon_bound,
+    pinsker_bound,
+    require,
+    sequence_chi2,
+)
+from foreshock.theory.gradient import GradientNoise, GradientNorms, StepNoise, gradient_noise, step_noise
+
+__all__ = ["Theory", "evaluate_theory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Theory:
+    """What theory says of one step; None where something needed was not logged.
+
+    `pinsker` bounds the token mean of D_TV, `tv_token` is its estimate. `step_noise_with_bias` also counts the bias at
+    its bound, where the caller named B.
+    """
+
+    bias: BiasBound
+    horizon: HorizonBound
+    pinsker: float
+    tv_token: float
+    sequence_chi2: SequenceChi2 | None
+    gradient: GradientNoise | None
+    step_noise: StepNoise | None
+    step_noise_with_bias: StepNoise | None
+
+
+def evaluate_theory(
+    statistics: ComparisonStatistics,
+    summaries: RolloutSummaries,
+    *,
+    delta_max: float | None = None,
+    norms: GradientNorms | None = None,
+    learning_rate: float | None = None,
+    gradient_bound: float | None = None,
+) -> Theory:
+    """Fill in what is known: `delta_max` exact, `norms` before clipping, `learning_rate` η, `gradient_bound` B.
+
+    Raises InvalidArgumentError where one of them makes no sense.
+    """
+    bias = bias_bound(summaries)
+    tokens = statistics.tokens
+    chi2 = statistics.sum("chi2_token") / tokens if tokens else math.nan
+    lengths = summaries.column("n_tokens")
+    longest = float(lengths.max()) if lengths.size else 0.0
+    measured = int((lengths > 0).sum())
+    noise = gradient_noise(norms) if norms is not None else None
+    steps: tuple[StepNoise | None, StepNoise | None] = (None, None)
+    if noise is not None and learning_rate is not None:
+        steps = _step_noises(noise, learning_rate, gradient_bound, bias)
+    return Theory(
+        bias=bias,
+        horizon=horizon_bound(longest, delta_max),
+        pinsker=pinsker_bound(chi2),
+        tv_token=statistics.sum("tv_token") / tokens if tokens else math.nan,
+        sequence_chi2=sequence_chi2(chi2, tokens / measured) if measured else None,
+        gradient=noise,
+        step_noise=steps[0],
+        step_noise_with_bias=steps[1],
+    )
+
+
+def _step_noises(
+    noise: GradientNoise, learning_rate: float, gradient_bound: float | None, bias: BiasBound
+) -> tuple[StepNoise, StepNoise | None]:
+    """The noise term by variance alone, and, with B, the one with the bias at its bound."""
+    alone = step_noise(learning_rate, noise.of_batch)
+    if gradient_bound is None:
+        return alone, None
+    require(gradient_bound >= 0.0, "a norm is never negative", "gradient_bound")
+    if not math.isfinite(bias.per_unit):
+        return alone, None
+    return alone, step_noise(learning_rate, noise.of_batch, gradient_bound * bias.per_unit)

@@ -1,0 +1,141 @@
+"""What all corrections have in common: the catalogue, thresholds, who is lost, and any split of the batch."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.corrections import CORRECTIONS, Bounds, Threshold, correction_named, evaluate, evaluate_usual
+from foreshock.errors import InvalidArgumentError
+from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.measures.summaries import RolloutSummaries
+from tests.foreshock.batches import random_batch
+from tests.foreshock.corrections.comparing import batch_of, compared, flat
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.permutations(range(9)), st.integers(1, 5))
+def test_any_split_in_any_order_gives_the_same(seed: int, order: list[int], parts: int) -> None:
+    batch = random_batch(seed=seed, rollouts=9, longest=15, largest=4.0)
+    whole = compared(batch)
+    pieces = [compared(batch.select(np.array(rows))) for rows in np.array_split(order, parts)]
+    statistics = reduce(ComparisonStatistics.merge, [piece.statistics for piece in pieces])
+    summaries = RolloutSummaries.concat([piece.summaries for piece in pieces])
+    pairs = zip(evaluate_usual(whole.statistics, whole.summaries), evaluate_usual(statistics, summaries), strict=True)
+    for expected, found in pairs:
+        assert (found.used, found.notes) == (expected.used, expected.notes)
+        counted = ("kept_tokens", "kept_sequences", "touched_tokens", "touched_sequences", "untouched_sequences")
+        values, others = flat(found), flat(expected)
+        assert [values[name] for name in counted] == pytest.approx(
+            [others[name] for name in counted], rel=0, nan_ok=True
+        )
+        assert values == pytest.approx(others, rel=1e-12, abs=1e-12, nan_ok=True)
+
+
+def test_stored_statistics_give_the_same() -> None:
+    whole = compared(random_batch(seed=8, largest=3.0))
+    statistics = ComparisonStatistics.from_bytes(whole.statistics.to_bytes())
+    summaries = RolloutSummaries.from_bytes(whole.summaries.to_bytes())
+    for expected, found in zip(
+        evaluate_usual(whole.statistics, whole.summaries), evaluate_usual(statistics, summaries), strict=True
+    ):
+        assert flat(found) == pytest.approx(flat(expected), rel=0, abs=0, nan_ok=True)
+
+
+def test_the_catalogue_holds_every_correction_with_thresholds_it_takes_itself() -> None:
+    assert {"token_tis", "token_mis", "sequence_tis", "sequence_mis", "geo_mis", "icepop", "trm_max", "trm_mean"} < set(
+        CORRECTIONS
+    )
+    assert {"k3_rs_mean", "k3_rs_sum", "k3_rs_max", "veto"} < set(CORRECTIONS)
+    for name, correction in CORRECTIONS.items():
+        assert correction.name == name
+        assert correction.source
+        for threshold in correction.usual:
+            assert correction.check(threshold) == threshold
+            if correction.bounds is not Bounds.NONE:
+                assert correction.threshold(str(threshold)) == threshold
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("token_tis", "0.5"),
+        ("token_tis", "0.5_2"),
+        ("token_tis", "-2"),
+        ("token_tis", "nan"),
+        ("token_tis", "inf"),
+        ("token_tis", ""),
+        ("token_tis", "two"),
+        ("icepop", "0.5_1_2"),
+        ("icepop", "5_0.5"),
+        ("geo_mis", "1.1_1.2"),
+        ("k3_rs_mean", "0"),
+        ("k3_rs_mean", "0.1_0.2"),
+        ("veto", "2"),
+        ("veto", "1e-4_1"),
+        ("none", "2"),
+    ],
+)
+def test_a_threshold_that_makes_no_sense_is_refused(name: str, text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        correction_named(name).threshold(text)
+    assert refused.value.argument == "threshold"
+
+
+def test_one_bound_of_a_range_stands_for_both_and_is_symmetric_in_the_logarithm() -> None:
+    threshold = correction_named("icepop").threshold("3")
+    assert threshold == Threshold(1 / 3, 3.0)
+    assert threshold.log_lower == -threshold.log_upper
+
+
+def test_an_unknown_correction_is_refused_with_the_names_there_are() -> None:
+    comparison = compared(random_batch())
+    with pytest.raises(InvalidArgumentError, match="geo_mis"):
+        evaluate("token_tiss", comparison.statistics, comparison.summaries)
+
+
+def test_statistics_and_summaries_must_be_of_the_same_rollouts() -> None:
+    one, other = compared(random_batch(seed=1)), compared(random_batch(seed=2))
+    with pytest.raises(InvalidArgumentError, match="not of the same rollouts"):
+        evaluate("token_tis", one.statistics, other.summaries)
+
+
+def test_without_a_token_nothing_is_estimable() -> None:
+    nothing = compared(batch_of([[], []]))
+    for found in evaluate_usual(nothing.statistics, nothing.summaries):
+        assert found.not_estimable is not None
+        assert math.isnan(found.distortion)
+
+
+def test_who_is_lost_is_told_from_who_is_kept() -> None:
+    batch = batch_of(
+        [[0.0, 3.0, 0.0], [0.1], [0.0], [3.0, 3.0], [2.9]],
+        reward=np.array([1.0, 0.0, math.nan, 1.0, 0.5]),
+        group_ids=["a", "a", "b", "c", "c"],
+        turn=np.array([0, 1, 1, 0, 0, 0, 1, 0], np.int16),
+    )
+    comparison = compared(batch)
+    found = evaluate("token_mis", comparison.statistics, comparison.summaries).casualties
+    assert (found.touched.sequences, found.touched.reward, found.touched.length) == (3, pytest.approx(2.5 / 3), 2.0)
+    assert (found.untouched.sequences, found.untouched.reward, found.untouched.length) == (2, 0.0, 1.0)
+    assert (found.touched.turns, found.untouched.turns) == (pytest.approx(5 / 3), 1.0)
+    assert math.isnan(found.touched.advantage)
+    assert math.isnan(found.touched.lag)
+    # b is a group of one: it has no baseline to lose.
+    assert (found.groups, found.groups_touched, found.groups_emptied) == (2, 1.0, 0.5)
+
+
+def test_corrections_at_extreme_ratios_neither_fail_nor_warn() -> None:
+    comparison = compared(batch_of([[390.0, -390.0], [0.1, 0.0]], behaviour=-395.0))
+    for found in evaluate_usual(comparison.statistics, comparison.summaries):
+        if found.not_estimable is None:
+            assert 0.0 <= found.kept_tokens <= 1.0
+            assert not found.weights.variance < 0.0
+    tis = evaluate("token_mis", comparison.statistics, comparison.summaries)
+    assert tis.kept_tokens == 0.75
+    assert math.isfinite(tis.weights.variance)

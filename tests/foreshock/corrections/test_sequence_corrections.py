@@ -1,0 +1,171 @@
+"""Sequence corrections against a direct evaluation from tokens, at any threshold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.corrections import ExactKl, Threshold, correction_named, evaluate
+from foreshock.errors import InvalidArgumentError
+from tests.foreshock.batches import random_batch
+from tests.foreshock.corrections.comparing import assert_same, batch_of, compared
+from tests.foreshock.corrections.direct import direct_sequences, sequences_of
+
+CASES = [
+    ("sequence_is", Threshold()),
+    ("sequence_tis", Threshold(upper=2.0)),
+    ("sequence_tis", Threshold(upper=1.37)),
+    ("sequence_mis", Threshold(upper=2.0)),
+    ("sequence_mis", Threshold(0.5, 2.0)),
+    ("geo_mis", Threshold(0.999, 1.001)),
+    ("geo_mis", Threshold(upper=1.1)),
+    ("k3_rs_mean", Threshold(upper=0.01)),
+    ("k3_rs_sum", Threshold(upper=0.3)),
+    ("k3_rs_max", Threshold(upper=0.08)),
+    ("veto", Threshold(lower=1e-4)),
+    ("veto", Threshold(lower=0.8)),
+]
+
+
+@pytest.mark.parametrize(("name", "threshold"), CASES, ids=str)
+@pytest.mark.parametrize("largest", [0.3, 2.0, 12.0])
+def test_every_figure_is_that_of_a_loop_over_the_tokens(name: str, threshold: Threshold, largest: float) -> None:
+    batch = random_batch(seed=6, rollouts=40, longest=20, largest=largest)
+    comparison = compared(batch)
+    found = evaluate(name, comparison.statistics, comparison.summaries, threshold)
+    assert found.is_exact
+    complete = correction_named(name).check(threshold)
+    high = math.inf if complete.upper is None else complete.upper
+    assert_same(found, direct_sequences(batch, name, complete.lower or 0.0, high))
+
+
+@given(
+    st.sampled_from(["sequence_tis", "sequence_mis", "geo_mis", "k3_rs_mean", "k3_rs_sum", "k3_rs_max"]),
+    st.floats(1.0, 30.0),
+    st.lists(st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=9), min_size=1, max_size=9),
+)
+def test_any_threshold_is_met_exactly(name: str, upper: float, d: list[list[float]]) -> None:
+    batch = batch_of(d, advantage=np.linspace(-1, 2, len(d)), group_ids=["one", *["two"] * (len(d) - 1)])
+    comparison = compared(batch)
+    found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=upper))
+    assert found.is_exact
+    expected = direct_sequences(batch, name, found.used.lower or 0.0, upper)
+    close = any(_is_close(name, sequence.d, upper) for sequence in sequences_of(batch))
+    if not close:
+        assert_same(found, expected, relative=1e-9, absolute=1e-9)
+
+
+def _is_close(name: str, d: list[float], upper: float) -> bool:
+    """Whether rounding alone may decide."""
+    log = math.fsum(d) / (len(d) if name == "geo_mis" else 1)
+    k3 = [math.expm1(value) - value for value in d]
+    of_k3 = [math.fsum(k3) / len(k3), math.fsum(k3), max(k3)]
+    return abs(abs(log) - math.log(upper)) < 1e-12 or any(math.isclose(value, upper, rel_tol=1e-12) for value in of_k3)
+
+
+def sampled_batch(kl: float, length: int, rollouts: int, seed: int) -> list[list[float]]:
+    """d of sequences sampled from μ where d is normal with the variance σ² = 2·KL: E ρ = 1 and KL(μ‖π) = σ²/2."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.normal(-kl, math.sqrt(2 * kl), (rollouts, length))
+    return [row.tolist() for row in drawn]
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1024, 0.31), (16384, 0.12)])
+def test_geo_mis_is_not_invariant_to_length(length: int, kept: float) -> None:
+    comparison = compared(batch_of(sampled_batch(1.5e-3, length, 240 if length > 5000 else 1200, seed=3)))
+    found = evaluate("geo_mis", comparison.statistics, comparison.summaries)
+    assert str(found.used) == "0.999_1.001"
+    # log of the geometric ratio: mean −KL, standard deviation √(2 KL / T).
+    spread = math.sqrt(2 * 1.5e-3 / length)
+    low, high = ((edge + 1.5e-3) / spread for edge in (math.log(0.999), math.log(1.001)))
+    predicted = 0.5 * (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2)))
+    assert predicted == pytest.approx(kept, abs=0.006)
+    error = math.sqrt(predicted * (1 - predicted) / comparison.summaries.num_rollouts)
+    assert abs(found.kept_sequences - predicted) < 4 * error
+
+
+def test_long_sequences_at_an_ordinary_mismatch_carry_no_information() -> None:
+    # ESS is near exp(−2·KL·T) = exp(−10.5): a sample of 64 cannot show it, and the evaluation says so.
+    comparison = compared(batch_of(sampled_batch(6.4e-4, 8192, 64, seed=4)))
+    found = evaluate("sequence_is", comparison.statistics, comparison.summaries)
+    assert found.weights.effective_fraction > 10 * math.exp(-2 * 6.4e-4 * 8192)
+    assert "not sampled" in found.notes[0]
+    short = compared(batch_of(sampled_batch(6.4e-4, 128, 64, seed=4)))
+    assert evaluate("sequence_is", short.statistics, short.summaries).notes == ()
+
+
+def test_alarms_on_ess_and_on_the_spread_of_weights_can_fire() -> None:
+    comparison = compared(batch_of([[2.4], *[[-6.0]] * 9]))
+    found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=10.0))
+    assert found.weights.effective_fraction < 0.3
+    assert found.weights.standard_deviation > 1.0
+
+
+def test_what_leaves_float64_is_infinite_and_the_effective_sample_is_still_known() -> None:
+    comparison = compared(batch_of([[20.0] * 40, [20.0] * 40, [0.1]]))
+    raw = evaluate("sequence_is", comparison.statistics, comparison.summaries)
+    assert (raw.weights.mean, raw.weights.variance) == (math.inf, math.inf)
+    assert raw.weights.effective_fraction == pytest.approx(2 / 3)
+    assert raw.distortion == 0.0
+    cut = evaluate("sequence_tis", comparison.statistics, comparison.summaries)
+    assert (cut.distortion, cut.uncorrected_distortion) == (math.inf, math.inf)
+    assert cut.weights.mean == pytest.approx((2 + 2 + math.exp(0.1)) / 3, rel=1e-4)
+
+
+def test_rollouts_without_a_measured_token_take_no_part() -> None:
+    batch = batch_of([[0.1, 0.2], [], [-0.3]])
+    comparison = compared(batch)
+    found = evaluate("geo_mis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
+    assert found.kept_sequences == 0.5
+    assert found.casualties.touched.sequences + found.casualties.untouched.sequences == 2
+
+
+def test_trust_region_masks_need_exact_divergences() -> None:
+    comparison = compared(random_batch(seed=2))
+    for name in ("trm_max", "trm_mean"):
+        found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=0.05))
+        assert found.not_estimable is not None
+        assert "whole vocabulary" in found.not_estimable
+        assert math.isnan(found.kept_sequences)
+
+
+@pytest.mark.parametrize("name", ["trm_max", "trm_mean"])
+def test_trust_region_masks_with_exact_divergences(name: str) -> None:
+    batch = random_batch(seed=2, rollouts=30, largest=0.5)
+    kl = np.random.default_rng(0).exponential(0.02, batch.num_tokens)
+    comparison = compared(batch)
+    exact = ExactKl.of_tokens(kl, batch.response_offsets, batch.response_mask)
+    limit = 0.05 if name == "trm_max" else 0.02
+    found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=limit), exact)
+    of_rows: dict[int, list[float]] = {}
+    for row in range(batch.num_rollouts):
+        first, end = batch.response_offsets[row : row + 2]
+        of_rows[row] = [float(kl[index]) for index in range(first, end) if batch.response_mask[index]]
+    expected = direct_sequences(batch, name, 0.0, limit, of_rows)
+    assert 0.0 < expected["kept_sequences"] < 1.0
+    assert found.kept_sequences == expected["kept_sequences"]
+    assert found.kept_tokens == pytest.approx(expected["kept_tokens"])
+    with pytest.raises(InvalidArgumentError, match="no usual threshold"):
+        evaluate(name, comparison.statistics, comparison.summaries, None, exact)
+
+
+@pytest.mark.parametrize(
+    ("kl", "offsets", "generated", "argument"),
+    [
+        ([0.1, -0.2], [0, 2], None, "kl"),
+        ([0.1, math.nan], [0, 2], None, "kl"),
+        ([0.1], [0, 2], None, "kl"),
+        ([0.1], [1, 1], None, "offsets"),
+        ([0.1], [0, 1], [True, False], "generated"),
+    ],
+)
+def test_divergences_that_cannot_be_exact_are_refused(
+    kl: list[float], offsets: list[int], generated: list[bool] | None, argument: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        ExactKl.of_tokens(kl, offsets, generated)
+    assert refused.value.argument == argument

@@ -1,0 +1,155 @@
+"""Token corrections against a direct evaluation from tokens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.corrections import Threshold, correction_named, evaluate
+from foreshock.corrections.token_cuts import cut_tokens
+from foreshock.measures.histograms import WEIGHT_GRID
+from foreshock.measures.thresholds import ABOVE, BELOW, TAIL_LEVELS
+from tests.foreshock.batches import random_batch
+from tests.foreshock.corrections.comparing import assert_same, batch_of, compared
+from tests.foreshock.corrections.direct import direct_tokens, mean
+
+EXACT = [
+    ("none", Threshold()),
+    ("token_is", Threshold()),
+    ("token_tis", Threshold(upper=1.0)),
+    ("token_tis", Threshold(upper=2.0)),
+    ("token_tis", Threshold(upper=5.0)),
+    ("token_mis", Threshold(upper=2.0)),
+    ("token_mis", Threshold(0.1, 10.0)),
+    ("icepop", Threshold(0.5, 5.0)),
+    ("icepop", Threshold(upper=2.0)),
+    ("token_mask", Threshold(0.2, 2.0)),
+]
+
+
+def bounds(threshold: Threshold) -> tuple[float, float]:
+    """As the direct evaluation takes them."""
+    return threshold.lower or 0.0, math.inf if threshold.upper is None else threshold.upper
+
+
+@pytest.mark.parametrize(("name", "threshold"), EXACT, ids=lambda value: str(value))
+@pytest.mark.parametrize("largest", [0.3, 3.0, 12.0])
+def test_every_figure_is_that_of_a_loop_over_the_tokens(name: str, threshold: Threshold, largest: float) -> None:
+    batch = random_batch(seed=5, rollouts=24, largest=largest)
+    comparison = compared(batch)
+    found = evaluate(name, comparison.statistics, comparison.summaries, threshold)
+    assert found.is_exact
+    assert_same(found, direct_tokens(batch, name, *bounds(correction_named(name).check(threshold))), 1e-9)
+
+
+@given(
+    st.sampled_from(["token_tis", "token_mis", "icepop", "token_mask"]),
+    st.floats(1.0, 30.0),
+    st.lists(st.lists(st.floats(-8, 14, width=32), min_size=1, max_size=9), min_size=1, max_size=9),
+)
+def test_between_the_exact_levels_the_figures_are_those_of_the_threshold_that_is_named(
+    name: str, upper: float, d: list[list[float]]
+) -> None:
+    batch = batch_of(d, advantage=np.linspace(-1, 2, len(d)))
+    comparison = compared(batch)
+    found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=upper))
+    low, high = bounds(found.used)
+    assert abs(math.log(high) - math.log(upper)) <= max(math.log(upper) / 32 * (1 + 1e-9), 2**-12)
+    assert found.is_exact or str(found.used) in found.notes[0]
+    # A token at an edge of the grid counts as beyond it; a hair less is the same cut for every other token.
+    low *= 1 - 1e-7 if _is_kept(low) else 1 + 1e-7
+    high *= 1 + 1e-7 if _is_kept(high) else 1 - 1e-7
+    expected = direct_tokens(batch, name, low, high)
+    # Nothing here can hide: each token is a large part of so few.
+    assert_same(found, expected, relative=2e-6, absolute=1e-6)
+
+
+def _is_kept(ratio: float) -> bool:
+    return ratio in (0.0, 1.0) or any(abs(abs(math.log(ratio)) - level) < 1e-9 for level in TAIL_LEVELS)
+
+
+@given(st.integers(0, 2**32), st.floats(1e-4, 5.0))
+def test_a_cut_loses_no_token_and_no_sum(seed: int, level: float) -> None:
+    statistics = compared(random_batch(seed=seed, rollouts=3, longest=60, largest=5.0)).statistics
+    for side in (BELOW, ABOVE):
+        cut, whole = cut_tokens(statistics, side, level), cut_tokens(statistics, side, math.inf).within
+        assert cut.within.tokens + cut.beyond.tokens == whole.tokens == statistics.histogram[side].sum()
+        for name in ("ratio_minus_one", "chi2", "advantage", "advantage_ratio_minus_one"):
+            parts = getattr(cut.within, name) + getattr(cut.beyond, name)
+            assert parts == pytest.approx(getattr(whole, name), rel=1e-12, abs=1e-12)
+
+
+def test_a_token_at_an_edge_of_the_grid_is_beyond_it_for_the_sequence_too() -> None:
+    edge = WEIGHT_GRID.lower_edge(200)
+    batch = batch_of([[edge, 0.0], [-edge, 0.0], [0.0, 0.0]], behaviour=-8.0)
+    comparison = compared(batch)
+    found = evaluate("token_mask", comparison.statistics, comparison.summaries, Threshold(upper=math.exp(edge)))
+    assert found.kept_tokens == pytest.approx(4 / 6)
+    assert found.kept_sequences == pytest.approx(1 / 3)
+
+
+def test_a_token_at_an_exact_level_is_kept() -> None:
+    batch = batch_of([[1.0, 1.0], [-1.0, 0.0], [1.125, 0.0]], behaviour=-8.0)
+    comparison = compared(batch)
+    found = evaluate("token_mask", comparison.statistics, comparison.summaries, Threshold(upper=math.e))
+    assert (found.kept_tokens, found.kept_sequences) == (pytest.approx(5 / 6), pytest.approx(2 / 3))
+
+
+def test_what_is_kept_keeps_its_digits_beside_a_token_of_a_huge_ratio() -> None:
+    # ρ² of the last token is 1e24: χ² of the others, 1e-4 in all, has no digit in the sum of everything.
+    small = [0.69, -0.69, *[0.01, -0.01] * 50]
+    batch = batch_of([small, [27.6]], behaviour=-28.0)
+    comparison = compared(batch)
+    found = evaluate("token_mis", comparison.statistics, comparison.summaries, Threshold(upper=2.0))
+    kept = [math.exp(float(np.float32(-28.0 + d)) + 28.0) for d in small]
+    assert found.weights.mean * 103 == pytest.approx(math.fsum(kept), rel=1e-3)
+    squares = math.fsum(ratio * ratio for ratio in kept) / 103
+    assert found.weights.variance == pytest.approx(squares - mean([*kept, 0.0]) ** 2, rel=0.05)
+
+
+def test_alarms_on_ess_and_on_the_spread_of_weights_can_fire() -> None:
+    # One token in ten is five times as likely under π; the rest π has lost.
+    batch = batch_of([[math.log(5.0), *[-10.0] * 9]] * 8)
+    comparison = compared(batch)
+    found = evaluate("token_tis", comparison.statistics, comparison.summaries, Threshold(upper=5.0))
+    assert found.weights.effective_fraction == pytest.approx(0.1, rel=1e-3)
+    assert found.weights.standard_deviation == pytest.approx(1.5, rel=1e-3)
+    assert found.weights.effective_fraction < 0.3
+    assert found.weights.standard_deviation > 1.0
+    # The same batch with weights clamped to [1/2, 2]: no alarm, whatever happens.
+    clamped = [min(max(ratio, 0.5), 2.0) for ratio in [5.0, *[math.exp(-10.0)] * 9]]
+    assert sum(clamped) ** 2 / (10 * sum(weight * weight for weight in clamped)) >= 0.64
+    assert np.std(clamped) <= 0.75
+
+
+def test_a_mask_that_keeps_half_of_equal_tokens_halves_the_effective_sample() -> None:
+    comparison = compared(batch_of([[0.0, 3.5]] * 5))
+    found = evaluate("token_mask", comparison.statistics, comparison.summaries, Threshold(upper=2.0))
+    assert found.weights.effective_fraction == pytest.approx(0.5)
+    assert found.kept_sequences == 0.0
+
+
+def test_where_nothing_is_kept_there_is_no_effective_sample() -> None:
+    comparison = compared(batch_of([[3.5, 4.0]]))
+    found = evaluate("token_mis", comparison.statistics, comparison.summaries)
+    assert (found.kept_tokens, found.weights.mean, found.weights.variance) == (0.0, 0.0, 0.0)
+    assert math.isnan(found.weights.effective_fraction)
+
+
+def test_without_advantages_their_distortion_is_not_estimable() -> None:
+    comparison = compared(batch_of([[0.5, 1.0]]))
+    found = evaluate("token_tis", comparison.statistics, comparison.summaries)
+    assert math.isnan(found.advantage_distortion)
+
+
+def test_the_mean_difference_hides_what_the_distortion_shows() -> None:
+    # Symmetric: E w − E ρ is 0 without any correction, E|1 − ρ| is not.
+    up, down = math.log(1.5), math.log(0.5)
+    comparison = compared(batch_of([[up, down]] * 4))
+    found = evaluate("none", comparison.statistics, comparison.summaries)
+    assert found.weights.mean - 1.0 == pytest.approx(0.0, abs=1e-5)
+    assert found.distortion == pytest.approx(0.5, rel=1e-5)
