@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.findings import FALSE_ALARM, Clean, Finding, NotChecked, Outcome, number
 from foreshock.lint.judge_pairs import LEAST_GROUPS
 from foreshock.measures.intervals import student_t_quantile
 
-__all__ = ["judge_surprisal"]
+__all__ = ["SurprisalSums", "judge_surprisal", "surprisal_outcome"]
 
 _CHECK = "raw_log_probs"
 # Below this share of the entropy the difference may be that between μ and a π whose entropy was logged.
@@ -21,80 +22,115 @@ _WANTED_SHARE = 0.2
 _LARGEST_SURPRISAL = 12.0
 
 
+@dataclass(frozen=True, slots=True)
+class SurprisalSums:
+    """What the surprisal test works on: Σ −log μ, Σ H and a bound of the variance over `tokens`, in nats; `z` is
+    Σ_c S_c / √(Σ_c S_c²) of S = Σ(−log μ − H) over `clusters` independent parts (prompt groups, or steps)."""
+
+    tokens: int
+    surprisal: float
+    entropy: float
+    variance: float
+    largest: float
+    clusters: int
+    z: float
+    unit: str = "prompt groups"
+
+    @classmethod
+    def of(cls, evidence: LintEvidence) -> SurprisalSums:
+        """Those of a batch or a step, clustered by prompt group."""
+        return cls(
+            tokens=evidence.count("surprisal_tokens"),
+            surprisal=evidence.sum("surprisal"),
+            entropy=evidence.sum("entropy"),
+            variance=evidence.sum("surprisal_variance"),
+            largest=evidence.extreme("largest_surprisal"),
+            clusters=evidence.groups.count,
+            z=evidence.groups.z_of_zero("surprisal"),
+        )
+
+    @property
+    def t(self) -> float:
+        """z as Student's t with one degree of freedom less than clusters; ±inf where all clusters have one sum."""
+        if self.clusters < 2 or math.isnan(self.z):
+            return math.nan
+        left = self.clusters - self.z * self.z
+        if left <= 1e-12 * self.clusters:
+            return math.copysign(math.inf, self.z)
+        return self.z * math.sqrt((self.clusters - 1) / left)
+
+    def log_chance(self) -> float:
+        """An upper bound of the log of the chance of so large an excess where the logged μ sampled.
+
+        Below 0 as `surprisal.py` says, above it Bernstein's inequality with the largest surprisal seen.
+        """
+        excess, variance = self.surprisal - self.entropy, self.variance
+        if excess > 0:
+            variance += max(_LARGEST_SURPRISAL, self.largest) * excess / 3.0
+        return -excess * excess / (2.0 * variance)
+
+    def numbers(self) -> dict[str, float]:
+        """As evidence; empty where there are none."""
+        if not self.tokens:
+            return {}
+        return {
+            "tokens": self.tokens,
+            "mean_surprisal": self.surprisal / self.tokens,
+            "mean_entropy": self.entropy / self.tokens,
+            "surprisal_z": self.z,
+            self.unit.replace(" ", "_"): self.clusters,
+        }
+
+
 def judge_surprisal(evidence: LintEvidence) -> Outcome:
     """Raw log-probs under temperature or truncation."""
-    tested = _test(evidence)
-    numbers = _numbers(evidence)
+    sums = SurprisalSums.of(evidence)
+    tested = surprisal_outcome(sums)
     if declared := evidence.count("raw_and_shaped"):
         seen = (
             f"{declared:,} of {evidence.count('rollouts'):,} rollouts were sampled with {_parameters(evidence)}, and "
             f"the engine logs raw_logprobs, before these are applied{_also(tested)}."
         )
-        return Finding(_CHECK, "bad", seen, numbers)
-    if isinstance(tested, Finding):
+        return Finding(_CHECK, "bad", seen, sums.numbers())
+    if not isinstance(tested, NotChecked):
         return tested
-    if evidence.count("shaped_mode_unknown") and not isinstance(tested, Clean):
-        why = f"sampled with {_parameters(evidence)}, and logprobs_mode is not said; {tested.why}"
-        return NotChecked(_CHECK, why)
+    if evidence.count("shaped_mode_unknown"):
+        return NotChecked(_CHECK, f"sampled with {_parameters(evidence)}, and logprobs_mode is not said; {tested.why}")
     plain = evidence.count("sampling_unknown") == 0 and evidence.count("declared_shaped") == 0
-    if isinstance(tested, NotChecked) and (plain or evidence.count("mode_processed") == evidence.count("rollouts")):
-        return Clean(_CHECK, f"by what is declared of sampling; the surprisal test was not made: {tested.why}")
+    if plain or evidence.count("mode_processed") == evidence.count("rollouts"):
+        return Clean(_CHECK, f"by what is declared of sampling only; {tested.why}")
     return tested
 
 
-def _test(evidence: LintEvidence) -> Finding | Clean | NotChecked:
-    tokens, groups = evidence.count("surprisal_tokens"), evidence.groups.count
-    if not tokens:
+def surprisal_outcome(sums: SurprisalSums) -> Finding | Clean | NotChecked:
+    """The surprisal test alone."""
+    if not sums.tokens:
         return NotChecked(_CHECK, "the surprisal test needs rollout_log_probs and entropy")
-    if groups < LEAST_GROUPS:
-        return NotChecked(_CHECK, f"the surprisal test needs {LEAST_GROUPS} prompt groups, and there are {groups}")
-    surprisal, entropy = evidence.sum("surprisal"), evidence.sum("entropy")
-    variance = evidence.sum("surprisal_variance")
+    if sums.clusters < LEAST_GROUPS:
+        return NotChecked(_CHECK, f"the surprisal test needs {LEAST_GROUPS} {sums.unit}, and there are {sums.clusters}")
     needed = math.sqrt(-2.0 * math.log(FALSE_ALARM))
-    if not variance > 0 or _WANTED_SHARE * entropy < needed * math.sqrt(variance):
-        why = f"the surprisal test needs more tokens: {tokens:,} with {number(entropy)} nats of entropy do not suffice"
-        return NotChecked(_CHECK, why)
-    excess = surprisal - entropy
-    t = evidence.groups.t_of_zero("surprisal")
-    agrees = math.isnan(t) or abs(t) >= student_t_quantile(1 - _CLUSTERED_CHANCE / 2, groups - 1)
-    if abs(excess) < _LEAST_SHARE * entropy or _log_chance(evidence, excess) > math.log(FALSE_ALARM) or not agrees:
+    if not sums.variance > 0 or _WANTED_SHARE * sums.entropy < needed * math.sqrt(sums.variance):
+        return NotChecked(
+            _CHECK,
+            f"the surprisal test needs more tokens: {sums.tokens:,} with {number(sums.entropy)} nats of entropy do not "
+            "suffice",
+        )
+    excess = sums.surprisal - sums.entropy
+    agrees = math.isnan(sums.t) or abs(sums.t) >= student_t_quantile(1 - _CLUSTERED_CHANCE / 2, sums.clusters - 1)
+    if abs(excess) < _LEAST_SHARE * sums.entropy or sums.log_chance() > math.log(FALSE_ALARM) or not agrees:
         return Clean(_CHECK)
     why = (
         "tokens are likelier than their law makes them: truncation, or a temperature below 1"
         if excess < 0
         else "tokens are less likely than their law makes them: a temperature above 1, or the entropy of another law"
     )
-    z = evidence.groups.z_of_zero("surprisal")
     seen = (
-        f"−log μ averages {number(surprisal / tokens)} nats over {tokens:,} tokens where the entropy averages "
-        f"{number(entropy / tokens)} ({'+' if excess > 0 else '−'}{number(100 * abs(excess) / entropy)} %); "
-        f"surprisal_z {number(z)} over {groups:,} prompt groups; {why}."
+        f"−log μ averages {number(sums.surprisal / sums.tokens)} nats over {sums.tokens:,} tokens where the entropy "
+        f"averages {number(sums.entropy / sums.tokens)} "
+        f"({'+' if excess > 0 else '−'}{number(100 * abs(excess) / sums.entropy)} %); "
+        f"surprisal_z {number(sums.z)} over {sums.clusters:,} {sums.unit}; {why}."
     )
-    return Finding(_CHECK, "bad", seen, _numbers(evidence))
-
-
-def _log_chance(evidence: LintEvidence, excess: float) -> float:
-    """An upper bound of the log of the chance of so much excess in a healthy run.
-
-    Below 0 as `surprisal.py` says, above it Bernstein's inequality with the largest surprisal seen.
-    """
-    variance = evidence.sum("surprisal_variance")
-    if excess > 0:
-        variance += max(_LARGEST_SURPRISAL, evidence.extreme("largest_surprisal")) * excess / 3.0
-    return -excess * excess / (2.0 * variance)
-
-
-def _numbers(evidence: LintEvidence) -> dict[str, float]:
-    tokens = evidence.count("surprisal_tokens")
-    if not tokens:
-        return {}
-    return {
-        "tokens": tokens,
-        "mean_surprisal": evidence.sum("surprisal") / tokens,
-        "mean_entropy": evidence.sum("entropy") / tokens,
-        "surprisal_z": evidence.groups.z_of_zero("surprisal"),
-        "groups": evidence.groups.count,
-    }
+    return Finding(_CHECK, "bad", seen, sums.numbers())
 
 
 def _also(tested: Outcome) -> str:

@@ -62,14 +62,6 @@ class GroupSums:
         square = float(np.square(values).sum())
         return float(values.sum()) / math.sqrt(square) if 0.0 < square < math.inf else math.nan
 
-    def t_of_zero(self, column: str) -> float:
-        """The same as Student's t with G − 1 degrees of freedom; ±inf where all groups have the same sum."""
-        z, count = self.z_of_zero(column), self.count
-        if count < 2 or math.isnan(z):
-            return math.nan
-        left = count - z * z
-        return z * math.sqrt((count - 1) / left) if left > 1e-12 * count else math.copysign(math.inf, z)
-
     def mean_and_t(self, column: str) -> tuple[float, float]:
         """The token mean, and its Student's t against 0 with the errors of group residuals; NaN where not estimable."""
         values, total = self.sums.value[:, GROUP_COLUMNS.index(column)], int(self.tokens.sum())
