@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.sums import CompensatedSums
+from foreshock.measures.sums import CompensatedSums, sums_of_cells
 
 __all__ = [
     "BUCKET_EDGES",
@@ -58,20 +59,25 @@ class BucketSums:
         return cls(np.zeros(size, np.int64), CompensatedSums.zeros(size, len(BUCKET_SUMS)), np.zeros(size))
 
     @classmethod
-    def of(
-        cls, buckets: NDArray[np.int64], tokens: NDArray[np.int64], values: Float64, largest: Float64, size: int
+    def of(cls, size: int, buckets: NDArray[np.int64], values: Sequence[Float64]) -> BucketSums:
+        """The sums over T tokens: their `buckets` [T], and [T] `values` of each of BUCKET_SUMS."""
+        largest = np.zeros(size)
+        np.maximum.at(largest, buckets, values[BUCKET_SUMS.index("abs_d")])
+        counts = np.bincount(buckets, minlength=size).astype(np.int64)
+        totals = CompensatedSums.of_columns(sums_of_cells(buckets, column, size) for column in values)
+        return cls(counts, totals, largest)
+
+    @classmethod
+    def of_runs(
+        cls, size: int, buckets: NDArray[np.int64], tokens: NDArray[np.int64], sums: CompensatedSums, largest: Float64
     ) -> BucketSums:
-        """The sums over runs of tokens that share a bucket: `buckets`, `tokens` [R], `values` [R, 4], `largest` [R]."""
-        totals = np.zeros((size, values.shape[1]))
-        for index, column in enumerate(values.T):
-            totals[:, index] = np.bincount(buckets, column, size)
+        """The sums over R runs of tokens in one bucket each: `buckets`, `tokens`, `largest` |d| [R], `sums` [R, 4]."""
         of_buckets = np.zeros(size)
         np.maximum.at(of_buckets, buckets, largest)
-        return cls(
-            np.bincount(buckets, tokens, size).astype(np.int64),
-            CompensatedSums(totals, np.zeros_like(totals)),
-            of_buckets,
-        )
+        counts = np.bincount(buckets, tokens, size).astype(np.int64)
+        totals = CompensatedSums.of_columns(sums_of_cells(buckets, column, size) for column in sums.high.T)
+        lost = CompensatedSums.of_columns(sums_of_cells(buckets, column, size) for column in sums.low.T)
+        return cls(counts, totals + lost, of_buckets)
 
     def merge(self, other: BucketSums) -> BucketSums:
         """The sums over the tokens of both."""

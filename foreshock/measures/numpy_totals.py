@@ -1,7 +1,7 @@
 """What the numpy pass adds up over all tokens together: histograms, tails, conditions, token ids, largest values.
 
-Sums are made of at most a few thousand tokens at a time, which are then added with compensation: the error of a sum
-stays near 1e-13 of the sum of absolute values, whatever the number of tokens.
+Every sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
+compensation: how tokens were cut into chunks and shards cannot be seen in it, not even where the terms cancel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foreshock.measures.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.largest import largest_of
 from foreshock.measures.log_weights import LogWeights
 from foreshock.measures.rollout_sums import LARGEST_VALUES, RolloutSums
-from foreshock.measures.sums import CompensatedSums
+from foreshock.measures.sums import CompensatedSums, sums_of_cells, sums_of_runs
 from foreshock.measures.thresholds import ABOVE, TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.token_ids import TOKEN_ID_SUMS, TokenIdTotals
 
@@ -26,9 +26,6 @@ __all__ = ["ChunkTokens", "NumpyTotals"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-
-# The longest row of tokens that is added up without compensation.
-_BLOCK_BITS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +72,7 @@ class NumpyTotals:
         for name, buckets in _buckets_by_condition(chunk):
             result.conditions[name] = result.conditions[name].merge(buckets)
         if chunk.token_ids is not None:
-            values = np.stack([chunk.terms[name] for name in TOKEN_ID_SUMS])
-            self.token_ids.add(chunk.token_ids, values)
+            self.token_ids.add(chunk.token_ids, [chunk.terms[name] for name in TOKEN_ID_SUMS])
 
     def finish(self, result: RolloutSums) -> None:
         """Write what was added up here."""
@@ -97,7 +93,7 @@ class NumpyTotals:
         result.histogram += counts
         terms = _tail_terms(chunk)
         bins = WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine) + side * WEIGHT_GRID.size
-        self.weight_sums += _sums_by_cell(bins, terms, (2, WEIGHT_GRID.size))
+        self.weight_sums += _sums_by_cell(bins, terms, WEIGHT_GRID.size)
         far = np.flatnonzero(distance > TAIL_LEVELS[0])
         if far.size:
             # How many levels a token lies beyond.
@@ -106,7 +102,7 @@ class NumpyTotals:
             of_cells = np.bincount(cells, minlength=2 * len(TAIL_LEVELS)).reshape(2, -1)
             result.tail_counts += np.cumsum(of_cells[:, ::-1], axis=1)[:, ::-1]
             of_terms = [None if term is None else term[far] for term in terms]
-            self.tail_sums += _beyond(_sums_by_cell(cells, of_terms, (2, len(TAIL_LEVELS))))
+            self.tail_sums += _beyond(_sums_by_cell(cells, of_terms, len(TAIL_LEVELS)))
 
 
 def _tail_terms(chunk: ChunkTokens) -> list[Float64 | None]:
@@ -130,40 +126,27 @@ def _beyond(of_cells: CompensatedSums) -> CompensatedSums:
     return total
 
 
-def _sums_by_cell(cells: Int64, terms: list[Float64 | None], shape: tuple[int, ...]) -> CompensatedSums:
-    """[*shape, K] the sums of each of K terms over the tokens of each cell, added up a block of tokens at a time."""
-    size = int(np.prod(shape))
-    blocks = ((cells.size - 1) >> _BLOCK_BITS) + 1
-    if blocks > 1:
-        cells = cells + (np.arange(cells.size) >> _BLOCK_BITS) * size
-    sums = np.zeros((blocks, size, len(terms)))
-    for index, term in enumerate(terms):
-        if term is not None:
-            sums[:, :, index] = np.bincount(cells, term, blocks * size).reshape(blocks, size)
-    return CompensatedSums.over_first_axis(sums.reshape(blocks, *shape, len(terms)))
+def _sums_by_cell(cells: Int64, terms: list[Float64 | None], size: int) -> CompensatedSums:
+    """[2, size, K] the sums of each of K terms over the tokens of each cell of both sides."""
+    nothing = np.zeros(2 * size), np.zeros(2 * size)
+    sums = CompensatedSums.of_columns(
+        nothing if term is None else sums_of_cells(cells, term, 2 * size) for term in terms
+    )
+    return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
 
 
 def _buckets_by_condition(chunk: ChunkTokens) -> Iterator[tuple[str, BucketSums]]:
     """The chunk's table of each condition that is known."""
     terms = [chunk.terms[name] for name in BUCKET_SUMS]
-    distance = chunk.terms["abs_d"]
-    yield "probability", _token_buckets("probability", probability_buckets(chunk.behaviour), terms, distance)
+    size = CONDITIONS["probability"].size
+    yield "probability", BucketSums.of(size, probability_buckets(chunk.behaviour), terms)
     if chunk.entropy is not None:
         known = np.isfinite(chunk.entropy)
-        of_known = [term[known] for term in terms] if not known.all() else terms
-        buckets = CONDITIONS["entropy"].buckets(chunk.entropy[known])
-        if buckets.size:
-            yield "entropy", _token_buckets("entropy", buckets, of_known, of_known[BUCKET_SUMS.index("abs_d")])
+        kept = slice(None) if known.all() else known
+        condition = CONDITIONS["entropy"]
+        buckets = condition.buckets(chunk.entropy[kept])
+        yield "entropy", BucketSums.of(condition.size, buckets, [term[kept] for term in terms])
     yield from _buckets_of_runs(chunk, terms)
-
-
-def _token_buckets(name: str, buckets: Int64, terms: list[Float64], distance: Float64) -> BucketSums:
-    """The table of a condition that may change with every token."""
-    size = CONDITIONS[name].size
-    largest = np.zeros(size)
-    np.maximum.at(largest, buckets, distance)
-    counts = np.bincount(buckets, minlength=size).astype(np.int64)
-    return BucketSums(counts, _sums_by_cell(buckets, [*terms], (size,)), largest)
 
 
 def _buckets_of_runs(chunk: ChunkTokens, terms: list[Float64]) -> Iterator[tuple[str, BucketSums]]:
@@ -177,11 +160,11 @@ def _buckets_of_runs(chunk: ChunkTokens, terms: list[Float64]) -> Iterator[tuple
         begins[1:] |= values[1:] != values[:-1]
     starts = np.flatnonzero(begins)
     tokens = np.diff(starts, append=places.size)
-    sums = np.stack([np.add.reduceat(term, starts) for term in terms], axis=1)
+    sums = CompensatedSums.of_columns(sums_of_runs(starts, term) for term in terms)
     largest = np.maximum.reduceat(chunk.terms["abs_d"], starts)
     rows = np.searchsorted(chunk.offsets, starts, side="right") - 1
     of_runs = {name: CONDITIONS[name].buckets(values[starts]) for name, values in of_tokens.items()}
     of_runs["length"] = CONDITIONS["length"].buckets(chunk.lengths[rows])
     of_runs["position"] = places[starts]
     for name, buckets in of_runs.items():
-        yield name, BucketSums.of(buckets, tokens, sums, largest, CONDITIONS[name].size)
+        yield name, BucketSums.of_runs(CONDITIONS[name].size, buckets, tokens, sums, largest)

@@ -6,13 +6,15 @@ that a float64 shows. (Dekker 1971; Shewchuk 1997.) An infinite term makes the s
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CompensatedSums", "two_product", "two_sum"]
+__all__ = ["CompensatedSums", "summable_parts", "sums_of_cells", "sums_of_runs", "two_product", "two_sum"]
 
 Float64 = NDArray[np.float64]
 
@@ -37,6 +39,34 @@ def two_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
         a_low, b_low = a - a_high, b - b_high
         lost = a_low * b_low - (((total - a_high * b_high) - a_low * b_high) - a_high * b_low)
     return total, np.where(np.isfinite(lost), lost, 0.0)
+
+
+def summable_parts(values: Float64) -> tuple[Float64, Float64]:
+    """[n] values as high + low, exactly, so that sums of any of the high parts are exact, in whatever order.
+
+    The high parts are multiples of one power of two, and too few for their sum to leave a float64; the low parts are
+    about n · 2^-52 of the largest value, so that their sums lose nothing that matters. Where a value is not finite, the
+    high parts are 0. (ExtractVector in Rump, Ogita and Oishi, "Accurate floating-point summation" (2008).)
+    """
+    largest = max(float(np.max(values, initial=0.0)), -float(np.min(values, initial=0.0)))
+    bits = math.frexp(largest)[1] + (values.size + 2).bit_length() if math.isfinite(largest) else 2000
+    if bits > 1023:
+        return np.zeros_like(values), values
+    grid = math.ldexp(1.0, bits)
+    high = (grid + values) - grid
+    return high, values - high
+
+
+def sums_of_cells(cells: NDArray[np.int64], values: Float64, size: int) -> tuple[Float64, Float64]:
+    """[size] the sum of the [n] values in each cell, and what its rounding lost."""
+    high, low = summable_parts(values)
+    return np.bincount(cells, high, size).astype(np.float64), np.bincount(cells, low, size).astype(np.float64)
+
+
+def sums_of_runs(starts: NDArray[np.int64], values: Float64) -> tuple[Float64, Float64]:
+    """[R] the sums from each start to the next, and what their rounding lost; `starts` rise from 0."""
+    high, low = summable_parts(values)
+    return np.add.reduceat(high, starts), np.add.reduceat(low, starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +96,12 @@ class CompensatedSums:
             high = np.concatenate([total, high[2 * half :]])
             low = np.concatenate([lost, low[2 * half :]])
         return cls(*_normalise(high[0], low[0]))
+
+    @classmethod
+    def of_columns(cls, columns: Iterable[tuple[Float64, Float64]]) -> CompensatedSums:
+        """[..., K] from K pairs of a sum and what its rounding lost, each [...]."""
+        high, low = zip(*columns, strict=True)
+        return cls(*_normalise(np.stack(high, axis=-1), np.stack(low, axis=-1)))
 
     def __add__(self, other: CompensatedSums) -> CompensatedSums:
         total, lost = two_sum(self.high, other.high)

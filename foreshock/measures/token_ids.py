@@ -7,12 +7,13 @@ Merging never cuts, so that any order of merging gives the same table.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.sums import CompensatedSums
+from foreshock.measures.sums import CompensatedSums, sums_of_runs
 
 __all__ = ["KEPT_TOKEN_IDS", "TOKEN_ID_SUMS", "TokenIdSums", "TokenIdTable", "TokenIdTotals"]
 
@@ -45,15 +46,14 @@ class TokenIdSums:
         )
 
     @classmethod
-    def of(cls, token_ids: NDArray[np.integer], values: Float64) -> TokenIdSums:
-        """The sums over T tokens: their ids [T], which are not negative, and `values` [3, T] of TOKEN_ID_SUMS."""
+    def of(cls, token_ids: NDArray[np.integer], values: Sequence[Float64]) -> TokenIdSums:
+        """The sums over T tokens: their ids [T], which are not negative, and [T] `values` of each of TOKEN_ID_SUMS."""
         if token_ids.size == 0:
             return cls.empty()
         ids, order = _sorted(token_ids)
         starts = np.flatnonzero(np.diff(ids, prepend=-1))
-        sums = np.stack([np.add.reduceat(column[order], starts) for column in values], axis=1)
-        tokens = np.diff(starts, append=ids.size)
-        return cls(ids[starts], tokens, CompensatedSums(sums, np.zeros_like(sums)), np.zeros(starts.size))
+        sums = CompensatedSums.of_columns(sums_of_runs(starts, column[order]) for column in values)
+        return cls(ids[starts], np.diff(starts, append=ids.size), sums, np.zeros(starts.size))
 
     def merge(self, other: TokenIdSums) -> TokenIdSums:
         """The sums over the tokens of both, with every id that either names."""
@@ -137,8 +137,8 @@ class TokenIdTotals:
         least, most = int(token_ids.min()), int(token_ids.max())
         return cls(most + 1 if least >= 0 and most < token_ids.size // 4 else 0)
 
-    def add(self, token_ids: NDArray[np.integer], values: Float64) -> None:
-        """Add T tokens: ids [T], values [3, T] of TOKEN_ID_SUMS."""
+    def add(self, token_ids: NDArray[np.integer], values: Sequence[Float64]) -> None:
+        """Add T tokens, given as to `TokenIdSums.of`."""
         part = TokenIdSums.of(token_ids, values)
         if self.dense_size:
             self.tokens[part.ids] += part.tokens

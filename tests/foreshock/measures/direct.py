@@ -4,28 +4,71 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 
 from foreshock.rollouts import RolloutBatch
 
-Sequence = list[tuple[float, float, float, int]]  # log π, log μ, entropy, turn of each measured token
+
+class Token(NamedTuple):
+    """A measured token; NaN where something was not logged."""
+
+    log_target: float
+    log_behaviour: float
+    entropy: float
+    turn: int
+    advantage: float
+    lag: float
+    token_id: int
+    position: int
+    length: int  # generated tokens of its rollout
+
+    @property
+    def d(self) -> float:
+        return self.log_target - self.log_behaviour
+
+    @property
+    def gap(self) -> float:
+        """|π − μ|."""
+        return math.exp(max(self.log_target, self.log_behaviour)) * -math.expm1(-abs(self.d))
+
+
+Sequence = list[Token]
 
 
 def measured_sequences(batch: RolloutBatch) -> tuple[list[Sequence], list[str]]:
     """The measured tokens of each rollout that has any, and its prompt group (its own id where it has none)."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
+    trained = batch.attributes.trainer_weights_version
     sequences, groups = [], []
     for row in range(batch.num_rollouts):
         tokens: Sequence = []
-        for index in range(int(batch.response_offsets[row]), int(batch.response_offsets[row + 1])):
+        span = range(int(batch.response_offsets[row]), int(batch.response_offsets[row + 1]))
+        sampled = [index for index in span if batch.response_mask is None or batch.response_mask[index] == 1]
+        for index in sampled:
             log_target, log_behaviour = float(batch.trainer_log_probs[index]), float(batch.rollout_log_probs[index])
-            sampled = batch.response_mask is None or batch.response_mask[index] == 1
-            if sampled and math.isfinite(log_target) and math.isfinite(log_behaviour):
-                entropy = float(batch.entropy[index]) if batch.entropy is not None else math.nan
-                turn = int(batch.turn[index]) if batch.turn is not None else 0
-                tokens.append((log_target, log_behaviour, entropy, turn))
+            if math.isfinite(log_target) and math.isfinite(log_behaviour):
+                lag = math.nan
+                if batch.weights_version is not None and trained is not None:
+                    lag = trained - int(batch.weights_version[index])
+                advantage = math.nan
+                if batch.advantage is not None:
+                    advantage = float(batch.advantage[index if batch.advantage_per_token else row])
+                tokens.append(
+                    Token(
+                        log_target,
+                        log_behaviour,
+                        float(batch.entropy[index]) if batch.entropy is not None else math.nan,
+                        int(batch.turn[index]) if batch.turn is not None else 0,
+                        advantage,
+                        lag,
+                        int(batch.response_token_ids[index]),
+                        index - span.start,
+                        len(sampled),
+                    )
+                )
         if tokens:
             group = batch.group_ids[row] if batch.group_ids is not None else None
             sequences.append(tokens)
@@ -38,10 +81,17 @@ def mean(values: list[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
+def k3(d: float) -> float:
+    """ρ − 1 − d: the series where expm1(d) − d would lose its digits."""
+    if abs(d) >= 0.1:
+        return math.expm1(d) - d
+    return math.fsum(d**power / math.factorial(power) for power in range(2, 14))
+
+
 TOKEN_FORMULAS = {
     "kl": lambda d: -d,
     "k2_kl": lambda d: d * d / 2,
-    "k3_kl": lambda d: math.expm1(d) - d,
+    "k3_kl": k3,
     "chi2_token": lambda d: math.expm1(d) ** 2,
     "reverse_chi2_token": lambda d: math.expm1(d) ** 2 / math.exp(d),
     "tv_token": lambda d: max(-math.expm1(d), 0.0),
@@ -49,19 +99,18 @@ TOKEN_FORMULAS = {
     "mean_ratio": lambda d: math.exp(d),
     "token_mult_prob_error": lambda d: math.exp(abs(d)),
 }
+LEVELS = {"ln2": math.log(2), "ln5": math.log(5), "1": 1.0, "3": 3.0, "10": 10.0}
+INTERVALS = ("kl", "k3_kl", "chi2_token", "reverse_chi2_token", "tv_token")
 
 
 def direct_measures(batch: RolloutBatch) -> dict[str, float]:
     """Every measure that a formula of facts gives, by its column."""
     sequences, groups = measured_sequences(batch)
     tokens = [token for sequence in sequences for token in sequence]
-    d = [log_target - log_behaviour for log_target, log_behaviour, _, _ in tokens]
-    of_sequences = [[log_target - log_behaviour for log_target, log_behaviour, _, _ in part] for part in sequences]
+    d = [token.d for token in tokens]
     result = {name: mean([formula(value) for value in d]) for name, formula in TOKEN_FORMULAS.items()}
     for name, formula in TOKEN_FORMULAS.items():
-        result[f"{name}_seq_mean"] = mean([mean([formula(value) for value in part]) for part in of_sequences])
-    sums = [math.fsum(part) for part in of_sequences]
-    means = [mean(part) for part in of_sequences]
+        result[f"{name}_seq_mean"] = mean([mean([formula(token.d) for token in part]) for part in sequences])
     result |= {
         "mean_abs_d": mean([abs(value) for value in d]),
         "rms_d": math.sqrt(mean([value * value for value in d])),
@@ -69,18 +118,67 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
         "min_d": min(d),
         "max_d": max(d),
         "zero_fraction": sum(value == 0 for value in d) / len(d),
-        "tail_asymmetry_1": mean([float(value < -1) - (math.exp(value) if value > 1 else 0.0) for value in d]),
-        "log_ppl_diff": -mean(means),
-        "log_ppl_abs_diff": mean([abs(value) for value in means]),
-        "sequence_log_ppl_abs_diff": mean([abs(value) for value in sums]),
-        "geo_ratio": mean([math.exp(value) for value in means]),
-        "verl_chi2_seq": mean([math.expm1(2 * value) for value in sums]),
         "ess_token": effective_fraction(d),
+        "pinsker_tv_bound": math.sqrt(result["chi2_token"]) / 2,
     }
+    result |= tails(d) | probabilities(tokens) | of_sequences(sequences) | of_advantages(tokens)
+    return result | clustered(sequences, groups) | weights(sequences, result["k3_kl"])
+
+
+def tails(d: list[float]) -> dict[str, float]:
+    """Both tails together by ratio, and each by itself by level."""
+    result = {}
     for threshold in (2, 5, 10):
         above = sum(max(math.exp(value), math.exp(-value)) > threshold for value in d)
         result[f"tail_{threshold}"] = above / len(d)
-    return result | probabilities(tokens) | clustered(sequences, groups) | weights(sequences, sums, result["k3_kl"])
+    for name, level in LEVELS.items():
+        result[f"tail_below_{name}"] = sum(value < -level for value in d) / len(d)
+        result[f"tail_above_{name}"] = sum(value > level for value in d) / len(d)
+        result[f"tail_asymmetry_{name}"] = mean(
+            [float(value < -level) - (math.exp(value) if value > level else 0.0) for value in d]
+        )
+    return result
+
+
+def of_sequences(sequences: list[Sequence]) -> dict[str, float]:
+    """Means and extremes over sequences."""
+    sums = [math.fsum([token.d for token in part]) for part in sequences]
+    means = [mean([token.d for token in part]) for part in sequences]
+    target = [-mean([token.log_target for token in part]) for part in sequences]
+    behaviour = [-mean([token.log_behaviour for token in part]) for part in sequences]
+    return {
+        "log_ppl_diff": -mean(means),
+        "log_ppl_abs_diff": mean([abs(value) for value in means]),
+        "log_ppl_diff_max": max(-value for value in means),
+        "log_ppl_diff_min": min(-value for value in means),
+        "ppl_ratio": mean([math.exp(-value) for value in means]),
+        "training_ppl": mean([math.exp(value) for value in target]),
+        "training_log_ppl": mean(target),
+        "rollout_ppl": mean([math.exp(value) for value in behaviour]),
+        "rollout_log_ppl": mean(behaviour),
+        "sequence_log_ppl_abs_diff": mean([abs(value) for value in sums]),
+        "geo_ratio": mean([math.exp(value) for value in means]),
+        "verl_chi2_seq": mean([math.expm1(2 * value) for value in sums]),
+    }
+
+
+def of_advantages(tokens: Sequence) -> dict[str, float]:
+    """How d goes with the advantage, over the tokens that have one."""
+    known = [token for token in tokens if math.isfinite(token.advantage)]
+    if not known:
+        names = ("d_cov", "skew_positive", "skew_negative", "skew")
+        return dict.fromkeys([*(f"advantage_{name}" for name in names), "bad_update_fraction"], math.nan)
+    mean_a, mean_d = mean([token.advantage for token in known]), mean([token.d for token in known])
+    skew = [token.advantage * math.expm1(token.d) for token in known]
+    signed = list(zip(skew, known, strict=True))
+    bad = [token.advantage < 0 and token.d < 0 and token.gap >= 0.5 for token in known]
+    return {
+        "advantage_d_cov": mean([(token.advantage - mean_a) * (token.d - mean_d) for token in known]),
+        "advantage_skew_positive": mean([value if token.advantage > 0 else 0.0 for value, token in signed]),
+        "advantage_skew_negative": mean([value if token.advantage < 0 else 0.0 for value, token in signed]),
+        "advantage_skew": mean(skew),
+        "bad_update_fraction": sum(bad) / len(known),
+    }
 
 
 def effective_fraction(log_weights: list[float]) -> float:
@@ -90,26 +188,28 @@ def effective_fraction(log_weights: list[float]) -> float:
     return math.fsum(scaled) ** 2 / (len(scaled) * math.fsum([value * value for value in scaled]))
 
 
-def weights(sequences: list[Sequence], sums: list[float], k3: float) -> dict[str, float]:
+def weights(sequences: list[Sequence], k3_mean: float) -> dict[str, float]:
     """Effective sample sizes of sequences and turns, NaN where 2·KL·T > ln N."""
     turns: list[list[float]] = []
     for part in sequences:
-        for index, (log_target, log_behaviour, _, turn) in enumerate(part):
-            if index == 0 or turn != part[index - 1][3]:
+        for index, token in enumerate(part):
+            if index == 0 or token.turn != part[index - 1].turn:
                 turns.append([])
-            turns[-1].append(log_target - log_behaviour)
-    tokens = sum(len(part) for part in sequences)
-    seen = {}
+            turns[-1].append(token.d)
+    k3_sum = k3_mean * sum(len(part) for part in sequences)
+    seen = {"ess_seq_predicted": math.exp(-2 * k3_sum / len(sequences))}
+    sums = [math.fsum([token.d for token in part]) for part in sequences]
     for name, log_weights in (("ess_seq", sums), ("ess_turn", [math.fsum(turn) for turn in turns])):
-        estimable = 2 * k3 * tokens / len(log_weights) <= math.log(len(log_weights))
+        estimable = 2 * k3_sum / len(log_weights) <= math.log(len(log_weights))
         seen[name] = effective_fraction(log_weights) if estimable else math.nan
     return seen
 
 
 def probabilities(tokens: Sequence) -> dict[str, float]:
     """verl's measures of probabilities."""
-    target, behaviour = [math.exp(token[0]) for token in tokens], [math.exp(token[1]) for token in tokens]
-    gaps = [math.exp(max(token[0], token[1])) * -math.expm1(-abs(token[0] - token[1])) for token in tokens]
+    target = [math.exp(token.log_target) for token in tokens]
+    behaviour = [math.exp(token.log_behaviour) for token in tokens]
+    gaps = [token.gap for token in tokens]
     gap_mean, target_mean, behaviour_mean = mean(gaps), mean(target), mean(behaviour)
     square = math.fsum([(gap - gap_mean) ** 2 for gap in gaps])
     of_target = math.fsum([(value - target_mean) ** 2 for value in target])
@@ -131,21 +231,21 @@ def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:
         by_group[group].extend(part)
     tokens = sum(len(part) for part in sequences)
     errors = {}
-    for name in ("kl", "k3_kl"):
+    for name in INTERVALS:
         formula = TOKEN_FORMULAS[name]
-        totals = [math.fsum([formula(a - b) for a, b, _, _ in part]) for part in by_group.values()]
+        totals = [math.fsum([formula(token.d) for token in part]) for part in by_group.values()]
         center = math.fsum(totals) / tokens
         residuals = [total - center * len(part) for total, part in zip(totals, by_group.values(), strict=True)]
         count = len(residuals)
         variance = math.fsum([value * value for value in residuals]) * count / (count - 1) if count > 1 else math.nan
         errors[f"{name}_standard_error"] = math.sqrt(variance) / tokens
-    surprisals = [math.fsum([-b - entropy for _, b, entropy, _ in part]) for part in by_group.values()]
-    entropies = [token[2] for part in sequences for token in part]
+    surprisals = [math.fsum([-token.log_behaviour - token.entropy for token in part]) for part in by_group.values()]
+    entropies = [token.entropy for part in sequences for token in part]
     spread = math.sqrt(math.fsum([value * value for value in surprisals]))
-    k3 = mean([TOKEN_FORMULAS["k3_kl"](a - b) for part in sequences for a, b, _, _ in part])
+    k3_mean = mean([k3(token.d) for part in sequences for token in part])
     return errors | {
         "surprisal_z": math.fsum(surprisals) / spread if len(surprisals) > 1 else math.nan,
-        "k3_kl_per_entropy": k3 / mean(entropies),
+        "k3_kl_per_entropy": k3_mean / mean(entropies),
     }
 
 

@@ -16,7 +16,7 @@ from foreshock.measures.intervals import student_t_quantile
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
 from tests.foreshock.batches import random_batch, recorded_run
-from tests.foreshock.measures.direct import direct_measures, plainly_logged
+from tests.foreshock.measures.direct import INTERVALS, direct_measures, measured_sequences, plainly_logged
 
 RELATIVE = 1e-9
 
@@ -27,14 +27,29 @@ def measured(batch: RolloutBatch) -> dict[str, float]:
     return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics.measures()
 
 
-def assert_equal(found: dict[str, float], wanted: dict[str, float], relative: float = RELATIVE) -> None:
+def assert_equal(found: dict[str, float], wanted: dict[str, float], scales: dict[str, float] | None = None) -> None:
+    """Equal to 1e-9, or to 1e-12 of the `scales` of measures whose terms may cancel."""
     wrong = {
         name: (found[name], value)
         for name, value in wanted.items()
-        if not math.isclose(found[name], value, rel_tol=relative, abs_tol=0.0)
+        if not math.isclose(found[name], value, rel_tol=RELATIVE, abs_tol=1e-12 * (scales or {}).get(name, 0.0))
         and not (math.isnan(value) and math.isnan(found[name]))
     }
     assert not wrong
+
+
+def cancelling(batch: RolloutBatch) -> dict[str, float]:
+    """The means of absolute values of what may cancel in the measures of advantages."""
+    sequences, _ = measured_sequences(batch)
+    known = [token for part in sequences for token in part if math.isfinite(token.advantage)]
+    if not known:
+        return {}
+    products = [abs(token.advantage * token.d) for token in known]
+    skews = [abs(token.advantage * math.expm1(token.d)) for token in known]
+    return {
+        "advantage_d_cov": math.fsum(products) / len(known),
+        "advantage_skew": math.fsum(skews) / len(known),
+    }
 
 
 @settings(deadline=None, max_examples=60)
@@ -47,8 +62,8 @@ def test_every_measure_equals_its_formula(seed: int, rollouts: int, sizes: tuple
     batch = random_batch(seed, rollouts, 60, *sizes)
     direct = direct_measures(batch)
     found = measured(batch)
-    errors = {name: direct.pop(f"{name}_standard_error") for name in ("kl", "k3_kl")}
-    assert_equal(found, direct)
+    errors = {name: direct.pop(f"{name}_standard_error") for name in INTERVALS}
+    assert_equal(found, direct, cancelling(batch))
     groups = len(
         {group for group, length in zip(batch.group_ids or [], batch.generated_lengths, strict=True) if length}
     )
@@ -76,9 +91,42 @@ def test_the_two_ways_to_an_interval_agree() -> None:
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     comparison = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
-    for name in ("kl", "k3_kl"):
+    for name in INTERVALS:
         one, two = comparison.statistics.interval(name), comparison.summaries.interval(name)
         assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(two), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 100_000),
+    rollouts=st.integers(1, 20),
+    largest=st.sampled_from([1e-4, 1.0, 30.0]),
+    kind=st.sampled_from(["a rollout", "a token", "some", "none"]),
+)
+def test_measures_of_advantages_equal_their_formulas(seed: int, rollouts: int, largest: float, kind: str) -> None:
+    batch = random_batch(seed, rollouts, 60, 1e-6, largest)
+    generator = np.random.default_rng(seed)
+    advantage = generator.normal(1.0, 1.0, rollouts if kind == "a rollout" else batch.num_tokens).astype(np.float32)
+    if kind in ("some", "none"):
+        advantage[generator.random(advantage.size) < (0.3 if kind == "some" else 2)] = math.nan
+    advantage[::7] = 0.0 if kind != "none" else math.nan
+    batch = dataclasses.replace(batch, advantage=advantage, advantage_per_token=kind != "a rollout")
+    wanted = {name: value for name, value in direct_measures(batch).items() if "advantage" in name or "bad" in name}
+    assert len(wanted) == 5
+    assert_equal(measured(batch), wanted, cancelling(batch))
+
+
+def test_as_many_rollouts_as_tokens_leave_no_doubt_about_whose_an_advantage_is() -> None:
+    batch = RolloutBatch.from_lists(
+        ["a", "b", "c"], [[1]] * 3, [[1, 2], [], [3]],
+        rollout_log_probs=[[-1.0, -2.0], [], [-0.5]], trainer_log_probs=[[-1.5, -1.0], [], [-0.25]],
+        advantage=[1.0, 5.0, -1.0],
+    )  # fmt: skip
+    assert not batch.advantage_per_token
+    assert batch.num_tokens == batch.num_rollouts
+    for one in (batch, dataclasses.replace(batch, advantage_per_token=True)):
+        wanted = {name: value for name, value in direct_measures(one).items() if "advantage" in name}
+        assert_equal(measured(one), wanted)
 
 
 @pytest.mark.shared
