@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from foreshock.measures.conditions import CONDITIONS
 from foreshock.measures.registry import MEASURES
+from foreshock.measures.token_ids import KEPT_TOKEN_IDS
 from service.context import Context
 from service.guards import PARQUET_MEDIA_TYPE
 from service.measurements import service, tokens
 from service.measurements.formats import CSV_MEDIA_TYPE, choose_format, render
-from service.measurements.schemas import BucketColumns, BucketsRead, MeasurementsRead, MeasureRead, TokensRead
+from service.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead, TokensRead
+from service.measurements.tables import buckets_read, token_ids_read
 from service.pagination import Page
 from service.schemas import LARGEST_STEP, FromStep, Name, RunIdentifier, StepPath, SurvivingOrAttempt, ToStep
 from service.security import Reader
 
 router = APIRouter(prefix="/v1", tags=["measurements"])
 
+By = Literal["probability", "position", "turn", "length", "entropy", "lag", "token_id"]
 Comparison = Annotated[Name, Query(description="`target/behaviour`")]
 _OTHER_FORMATS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -65,12 +69,19 @@ def read_buckets(
     context: Context,
     principal: Reader,
     comparison: Comparison = "trainer/rollout",
+    by: Annotated[By, Query(description="what the mismatch may depend on")] = "probability",
+    limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="token ids, at most")] = KEPT_TOKEN_IDS,
     attempt: SurvivingOrAttempt = None,
-) -> BucketsRead:
-    """Mismatch by the token's probability under the behaviour score."""
+) -> BucketsRead | TokenIdsRead:
+    """Where the mismatch sits: by the token's probability under the behaviour score, or by another condition.
+
+    Buckets without tokens are there too; where all are empty, the rollouts do not say what was asked for.
+    """
     with context.database.read() as session:
-        table = service.read_buckets(session, principal, run, step, attempt, comparison)
-    return BucketsRead(edges=table.edges.tolist(), columns=BucketColumns.model_validate(table.columns()))
+        statistics = service.read_statistics(session, principal, run, step, attempt, comparison)
+    if by == "token_id":
+        return token_ids_read(statistics.token_id_table(limit))
+    return buckets_read(CONDITIONS[by], statistics.condition_table(by))
 
 
 @router.get("/runs/{run}/steps/{step}/tokens")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -49,10 +51,35 @@ class BucketColumns(BaseModel):
 
 
 class BucketsRead(BaseModel):
-    """Tokens by their probability under the behaviour score: bucket i lies between edges i and i + 1."""
+    """Tokens in buckets: bucket i holds edges[i] ≤ value < edges[i + 1], the first all below and the last all above."""
 
-    edges: list[float]
+    by: str = Field(description="what the buckets are of")
+    meaning: str
+    unit: str
+    edges: list[float | None] = Field(description="null at an end that has no bound")
     columns: BucketColumns
+
+
+class TokenIdColumns(BaseModel):
+    """One entry a token id, the largest Σ k3 first."""
+
+    token_id: list[int]
+    tokens: list[int]
+    mean_abs_d: list[float | None]
+    mean_d: list[float | None]
+    k3_kl: list[float | None]
+    k3_sum: list[float | None] = Field(description="Σ k3 of the id's tokens")
+    k3_sum_missing: list[float | None] = Field(description="what Σ k3 may have beyond that; null: not bounded")
+
+
+class TokenIdsRead(BaseModel):
+    """Tokens by their id; of each shard the ids that matter most are kept, and what that leaves out is bounded."""
+
+    by: Literal["token_id"] = "token_id"
+    meaning: str = "the token's id in the vocabulary"
+    unit: str = "1"
+    k3_sum_unnamed: float | None = Field(description="the most that an id that is not named can have; null: no bound")
+    columns: TokenIdColumns
 
 
 class TokenRow(BaseModel):

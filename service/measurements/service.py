@@ -1,4 +1,4 @@
-"""Measurements: stored when a step closes or is scored, read as curves or as probability buckets."""
+"""Measurements: stored when a step closes or is scored, read as curves or as the statistics behind them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.measures.blob import STATISTICS_VERSION
-from foreshock.measures.buckets import BucketTable
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics import ComparisonStatistics
 from foreshock.measures.summaries import RolloutSummaries
@@ -104,13 +103,6 @@ def read_curves(session: Session, principal: Principal, run_id: str, query: Curv
     steps = (query.from_step, query.to_step)
     curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
     return curves if query.max_points is None else keep_extremes(curves, query.max_points)
-
-
-def read_buckets(
-    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
-) -> BucketTable:
-    """The probability buckets of a comparison at a step; raises as `read_statistics`."""
-    return read_statistics(session, principal, run_id, step, attempt, comparison).buckets()
 
 
 def read_statistics(

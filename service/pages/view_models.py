@@ -40,13 +40,22 @@ class Visitor:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the figures that a reader chooses from."""
+
+    text: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
-    """A place for a figure; the browser fetches its specification from `address`."""
+    """A place for a figure; the browser fetches its specification from `address`, or from that of another choice."""
 
     id: str
     title: str
     address: str
     wide: bool = False
+    choices: Sequence[Choice] = ()
 
 
 @dataclass(frozen=True, slots=True)

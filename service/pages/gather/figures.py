@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
+from foreshock.measures.statistics import ComparisonStatistics
 from service.database.tables import Run
-from service.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_buckets
+from service.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_statistics
 from service.pages.figures import Curve, Figure, Missing, attribution, buckets, learning_rate, lengths, mismatch
 from service.pages.figures.panels import Panel, panels_figure
 from service.pages.gather.advice import scale_curve, surge_step
@@ -46,11 +48,15 @@ class RunPlot:
 
 @dataclass(frozen=True, slots=True)
 class StepPlot:
-    """A figure of a step's page; `make` takes the step and its attempt."""
+    """A figure of a step's page; `make` takes the step and its attempt.
+
+    `choices`: the figures, itself first, that a reader chooses from in its place, each with a word for it.
+    """
 
     title: str
     make: StepFigure
     wide: bool = False
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -112,15 +118,15 @@ def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     last = newest.last() if newest else None
     if last is None:
         return buckets.bucket_figure(None)
-    return buckets_of_step(viewing, run, last[0], None)
+    return buckets_of_step("probability", viewing, run, last[0], None)
 
 
-def buckets_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
-    """Probability buckets of trainer/rollout at a step."""
-    try:
-        table = read_buckets(viewing.session, viewing.principal, run.id, step, attempt, WHOLE)
-    except (MeasurementNotFound, StatisticsOutOfDate) as error:
-        return Missing(buckets.TITLE, f"{error.detail}.")
+def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+    """trainer/rollout at a step, by one of the conditions."""
+    statistics = _statistics(viewing, run, step, attempt)
+    if isinstance(statistics, str):
+        return Missing(buckets.BY[by].title, statistics)
+    table = statistics.condition_table(by)
     columns = buckets.BucketColumns(
         comparison=WHOLE,
         step=step,
@@ -128,8 +134,34 @@ def buckets_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) 
         tokens=table.tokens.tolist(),
         mean_abs_d=table.mean_abs_d.tolist(),
         max_abs_d=table.max_abs_d.tolist(),
+        by=by,
     )
     return buckets.bucket_figure(columns)
+
+
+def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+    """trainer/rollout at a step, by token id."""
+    statistics = _statistics(viewing, run, step, attempt)
+    if isinstance(statistics, str):
+        return Missing(buckets.TOKEN_ID_TITLE, statistics)
+    table = statistics.token_id_table(buckets.MOST_TOKEN_IDS)
+    columns = buckets.TokenIdColumns(
+        comparison=WHOLE,
+        step=step,
+        token_ids=table.token_ids.tolist(),
+        tokens=table.tokens.tolist(),
+        k3_sum=table.k3_sum.tolist(),
+        k3_sum_missing=table.k3_sum_missing.tolist(),
+    )
+    return buckets.token_id_figure(columns)
+
+
+def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> ComparisonStatistics | str:
+    """The statistics of trainer/rollout at a step, or why there are none, in a sentence."""
+    try:
+        return read_statistics(viewing.session, viewing.principal, run.id, step, attempt, WHOLE)
+    except (MeasurementNotFound, StatisticsOutOfDate) as error:
+        return f"{error.detail}."
 
 
 def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -153,7 +185,24 @@ RUN_PLOTS: Mapping[str, RunPlot] = {
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
     "attribution": StepPlot(attribution.TITLE, attribution_of_step),
-    "buckets": StepPlot(buckets.TITLE, buckets_of_step),
+    "buckets": StepPlot(
+        buckets.TITLE,
+        partial(buckets_of_step, "probability"),
+        choices={
+            "buckets": buckets.BY["probability"].choice,
+            **{f"buckets-{name}": by.choice for name, by in buckets.BY.items() if name != "probability"},
+            "buckets-token-id": "token id",
+        },
+    ),
+}
+# What stands in the place of another figure once a reader has chosen it.
+CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
+    **{
+        f"buckets-{name}": StepPlot(by.title, partial(buckets_of_step, name))
+        for name, by in buckets.BY.items()
+        if name != "probability"
+    },
+    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, token_ids_of_step),
 }
 
 
@@ -166,9 +215,10 @@ def run_plot(name: str) -> RunPlot:
 
 def step_plot(name: str) -> StepPlot:
     """The plot of this name; raises FigureNotFound."""
-    if name not in STEP_PLOTS:
-        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(STEP_PLOTS)}")
-    return STEP_PLOTS[name]
+    known = {**STEP_PLOTS, **CHOSEN_STEP_PLOTS}
+    if name not in known:
+        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(known)}")
+    return known[name]
 
 
 def _first(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:

@@ -12,10 +12,11 @@ from service.measurements.tokens import TokenQuestion, read_tokens
 from service.pages.figures.mismatch import known_first, shown_comparisons
 from service.pages.gather.attribution import attribution_of, link_rows, notes_of
 from service.pages.gather.curves import STEP_ROW
-from service.pages.gather.figures import STEP_PLOTS, WHOLE
+from service.pages.gather.figures import STEP_PLOTS, WHOLE, StepPlot
 from service.pages.gather.step_list import neighbourhood
 from service.pages.gather.viewing import Viewing
 from service.pages.view_models import (
+    Choice,
     Label,
     MeasureRow,
     Plot,
@@ -70,9 +71,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
         measures=[_row(name, values, comparisons) for name in SHOWN_MEASURES],
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),
-        figures=[
-            Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide) for name, plot in STEP_PLOTS.items()
-        ],
+        figures=[_plot(parts, name, plot) for name, plot in STEP_PLOTS.items()],
         links=link_rows(attribution),
         links_notes=notes_of(attribution) if attribution is not None else (),
         tokens_address=f"{parts}/tokens",
@@ -97,6 +96,11 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
         for item in found.items
     ]
     return TokensPart(WHOLE, found.scorers, rows, "The step has no token with two finite log-probs.")
+
+
+def _plot(parts: str, name: str, plot: StepPlot) -> Plot:
+    choices = [Choice(text, f"{parts}/figures/{each}.json") for each, text in plot.choices.items()]
+    return Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide, choices)
 
 
 def _values(table: Curves) -> dict[str, dict[str, float | None]]:

@@ -84,14 +84,31 @@ async function draw(element, specification) {
 
 /** Fetches and draws one figure; leaves it alone when the server still has what is drawn. */
 async function refreshFigure(element) {
+  const address = element.dataset.figure;
   // "no-cache": the browser asks with the entity tag that it has, and gets the body from its own cache on a 304.
-  const response = await fetch(element.dataset.figure, { cache: "no-cache", credentials: "same-origin" });
-  if (!response.ok) throw new Error(`${response.status} for ${element.dataset.figure}`);
+  const response = await fetch(address, { cache: "no-cache", credentials: "same-origin" });
+  if (!response.ok) throw new Error(`${response.status} for ${address}`);
   const specification = await response.json();
+  // Somebody has chosen another one meanwhile.
+  if (element.dataset.figure !== address) return;
   const etag = response.headers.get("ETag");
   if (etag && drawn.get(element)?.etag === etag) return;
   drawn.set(element, { etag, specification });
   await draw(element, specification);
+}
+
+/** Draws another figure in the place of this one, under its own title. */
+export async function showFigure(element, address) {
+  element.dataset.figure = address;
+  drawn.delete(element);
+  try {
+    await refreshFigure(element);
+  } catch {
+    if (element.dataset.figure === address) say(element, "This figure could not be loaded. The service may be away; choose it again.");
+  }
+  const specification = drawn.get(element)?.specification;
+  const heading = element.closest("section")?.querySelector("h2");
+  if (specification && heading && element.dataset.figure === address) heading.textContent = specification.title;
 }
 
 /** Refreshes every figure of the page; a figure that fails says so and the others go on. */

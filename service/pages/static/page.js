@@ -1,6 +1,6 @@
 // Draws the page's figures and, while a run is live, keeps page and figures fresh: politely, and only while somebody looks.
 
-import { refreshFigures } from "./figures.js";
+import { refreshFigures, showFigure } from "./figures.js";
 
 const SLOWEST_SECONDS = 120;
 
@@ -57,6 +57,11 @@ async function fillFragments() {
       element.textContent = "This part could not be loaded. The service may be away; reload to try again.";
     }
   }
+}
+
+for (const chooser of document.querySelectorAll("select[data-chooser]")) {
+  const element = chooser.closest("section").querySelector("[data-figure]");
+  chooser.addEventListener("change", () => showFigure(element, chooser.value));
 }
 
 await Promise.all([refreshFigures(), fillFragments()]);

@@ -178,6 +178,20 @@ def test_a_step_fetches_its_worst_tokens(visit: Visit, site: Site) -> None:
     visit.assert_clean()
 
 
+def test_a_reader_chooses_what_the_buckets_are_of(visit: Visit, site: Site) -> None:
+    page = visit.open(site.url, f"{site.run.address}/steps/5")
+    card = page.locator("section:has(select[data-chooser])")
+    card.get_by_label("Show it by").select_option("position in the response")
+    card.get_by_role("heading", name="Mismatch by position in the response").wait_for()
+    assert drawn_traces(page, "buckets-position") == 3
+    card.get_by_label("Show it by").select_option("lag of the weights")
+    card.get_by_text("weights_version").wait_for()
+    card.get_by_label("Show it by").select_option("token id")
+    card.get_by_role("heading", name="Mismatch by token id").wait_for()
+    assert drawn_traces(page, "buckets-token-id") == 2
+    visit.assert_clean()
+
+
 def test_a_hostile_name_is_inert(visit: Visit, site: Site) -> None:
     for path in ("/", site.hostile.address, f"{site.hostile.address}/steps/1"):
         page = visit.open(site.url, path)

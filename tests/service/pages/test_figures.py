@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.pages.figures import Curve, Figure, Missing
 from service.pages.figures.attribution import Chain, LinkShare, attribution_figure
-from service.pages.figures.buckets import BucketColumns, bucket_figure
+from service.pages.figures.buckets import BY, BucketColumns, TokenIdColumns, bucket_figure, token_id_figure
 from service.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
 from service.pages.figures.lengths import LengthCurves, length_figure
 from service.pages.figures.mismatch import BAD_ABOVE, LOOK_ABOVE, MEDIAN_WINDOW, mismatch_figure, running_median
@@ -195,6 +195,37 @@ class TestBuckets:
 
     def test_no_step_is_said_in_words(self) -> None:
         assert isinstance(bucket_figure(None), Missing)
+
+    @pytest.mark.parametrize(
+        ("by", "edges", "names"),
+        [
+            ("position", [0.0, 1.0, 3.0, 7.0], ["0", "1–2", "3–6"]),
+            ("lag", [-math.inf, 0.0, 1.0, math.inf], ["< 0", "0", "≥ 1"]),
+            ("entropy", [0.0, 1e-6, 10.0, math.inf], ["< 1e-6", "1e-6–10", "≥ 10"]),
+        ],
+    )
+    def test_buckets_of_counts_name_whole_numbers(self, by: str, edges: list[float], names: list[str]) -> None:
+        columns = BucketColumns("trainer/rollout", 7, edges, [1, 2, 3], [0.1, 0.2, 0.3], [1.0, 1.0, 1.0], by)
+        figure = drawn(bucket_figure(columns))
+        assert trace_named(figure, "tokens")["x"] == names
+        assert figure.title == f"Mismatch by {BY[by].choice}"
+        assert figure.summary.endswith(f"is {names[2]} (3 of 6 tokens).")
+
+    @pytest.mark.parametrize("by", list(BY))
+    def test_what_was_not_logged_is_said_in_words(self, by: str) -> None:
+        figure = bucket_figure(BucketColumns("trainer/rollout", 7, [0.0, 1.0], [0], [math.nan], [math.nan], by))
+        assert isinstance(figure, Missing)
+        assert figure.why.endswith(".")
+
+    def test_token_ids_with_mismatch_are_drawn_with_what_may_be_missing(self) -> None:
+        columns = TokenIdColumns("trainer/rollout", 7, [151643, 9, 4], [2, 100, 50], [3.0, 0.5, 0.0], [0.0, 0.25, 0.0])
+        figure = drawn(token_id_figure(columns))
+        bars = trace_named(figure, "Σ k3")
+        assert (bars["x"], bars["y"]) == (["151643", "9"], [3.0, 0.5])
+        assert bars["error_y"]["array"] == [0.0, 0.25]
+        assert "Token id 151643 has the largest Σ k3, 3 nats in 2 tokens" in figure.summary
+        nothing = TokenIdColumns("trainer/rollout", 7, [4], [50], [0.0], [0.0])
+        assert isinstance(token_id_figure(nothing), Missing)
 
 
 class TestAttribution:

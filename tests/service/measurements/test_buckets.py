@@ -1,0 +1,164 @@
+"""Conditional maps over HTTP: every token in the bucket that its condition names, however the step was cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from tests.service.sending import Sender, make_batch, start_run
+
+Values = NDArray[np.float64]
+
+
+def full_batch(rollouts: int = 24, seed: int = 5) -> RolloutBatch:
+    """Rollouts that carry everything a condition can be made of."""
+    plain = make_batch(rollouts, seed)
+    random = np.random.default_rng(seed)
+    tokens = plain.num_tokens
+    return make_batch(
+        rollouts,
+        seed,
+        entropy=random.exponential(0.5, tokens).astype(np.float32),
+        turn=np.concatenate([np.arange(length) // 3 for length in plain.response_lengths]).astype(np.int32),
+        weights_version=random.integers(2, 7, tokens).astype(np.int32),
+        attributes=BatchAttributes(trainer_weights_version=6),
+    )
+
+
+def place_in_response(batch: RolloutBatch) -> Values:
+    """[T] how many tokens are before each token."""
+    return np.concatenate([np.arange(length, dtype=np.float64) for length in batch.response_lengths])
+
+
+CONDITIONS: dict[str, Callable[[RolloutBatch], Any]] = {
+    "probability": lambda batch: np.exp(batch.rollout_log_probs.astype(np.float64)),
+    "position": place_in_response,
+    "turn": lambda batch: batch.turn.astype(np.float64),
+    "length": lambda batch: np.repeat(batch.response_lengths, batch.response_lengths).astype(np.float64),
+    "entropy": lambda batch: batch.entropy.astype(np.float64),
+    "lag": lambda batch: 6.0 - batch.weights_version.astype(np.float64),
+}
+
+
+def differences(batch: RolloutBatch) -> Values:
+    """[T] d = log π − log μ."""
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    return np.subtract(batch.trainer_log_probs, batch.rollout_log_probs, dtype=np.float64)
+
+
+@pytest.fixture
+def batch() -> RolloutBatch:
+    """What the step holds."""
+    return full_batch()
+
+
+@pytest.fixture
+def sender(http: httpx.Client, batch: RolloutBatch) -> Sender:
+    """A run whose step 4 was cut into three shards."""
+    sender = start_run(http)
+    for shard, rows in enumerate(np.array_split(np.arange(batch.num_rollouts), 3)):
+        sender.put_shard(4, batch.select(rows), shard, 3).raise_for_status()
+    return sender
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("name", list(CONDITIONS))
+def test_each_token_is_in_the_bucket_of_its_condition(sender: Sender, batch: RolloutBatch, name: str) -> None:
+    answer = sender.get("steps/4/buckets", by=name).raise_for_status().json()
+    assert answer["by"] == name
+    assert {"meaning", "unit", "edges", "columns"} < set(answer)
+    lows = [-math.inf if edge is None else edge for edge in answer["edges"][:-1]]
+    highs = [*lows[1:], math.inf]
+    value, d = CONDITIONS[name](batch), differences(batch)
+    k3 = np.expm1(d) - d
+    columns = answer["columns"]
+    assert sum(columns["tokens"]) == batch.num_tokens
+    for index, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        inside = (value >= low) & (value < high) if index else value < high
+        assert columns["tokens"][index] == inside.sum(), (low, high)
+        if not inside.any():
+            assert columns["k3_kl"][index] is None
+            continue
+        assert columns["mean_d"][index] == pytest.approx(d[inside].mean(), rel=1e-9)
+        assert columns["mean_abs_d"][index] == pytest.approx(np.abs(d[inside]).mean(), rel=1e-9)
+        assert columns["max_abs_d"][index] == np.abs(d[inside]).max()
+        assert columns["k3_kl"][index] == pytest.approx(k3[inside].mean(), rel=1e-9)
+
+
+def test_token_ids_come_with_the_most_mismatch_first(sender: Sender, batch: RolloutBatch) -> None:
+    answer = sender.get("steps/4/buckets", by="token_id").raise_for_status().json()
+    columns, d = answer["columns"], differences(batch)
+    k3 = np.expm1(d) - d
+    assert set(columns["token_id"]) == set(batch.response_token_ids.tolist())
+    assert columns["k3_sum"] == sorted(columns["k3_sum"], reverse=True)
+    for index, token_id in enumerate(columns["token_id"]):
+        inside = batch.response_token_ids == token_id
+        assert columns["tokens"][index] == inside.sum()
+        assert columns["mean_d"][index] == pytest.approx(d[inside].mean(), rel=1e-9)
+        assert columns["k3_kl"][index] == pytest.approx(k3[inside].mean(), rel=1e-9)
+        assert columns["k3_sum"][index] == pytest.approx(k3[inside].sum(), rel=1e-9)
+    # Fewer than 512 ids: nothing was cut.
+    assert answer["k3_sum_unnamed"] == 0
+    assert set(columns["k3_sum_missing"]) == {0}
+    fewer = sender.get("steps/4/buckets", by="token_id", limit=3).json()["columns"]
+    assert fewer["token_id"] == columns["token_id"][:3]
+
+
+def test_what_a_cut_leaves_out_is_bounded(http: httpx.Client) -> None:
+    sender = start_run(http)
+    tokens = 6000
+    random = np.random.default_rng(1)
+    behaviour = -random.exponential(1.0, tokens).astype(np.float32)
+    batch = make_batch(
+        1,
+        response_token_ids=random.integers(0, 4000, tokens).astype(np.int32),
+        response_offsets=[0, tokens],
+        rollout_log_probs=behaviour,
+        trainer_log_probs=np.minimum(behaviour + random.normal(0, 0.1, tokens), 0).astype(np.float32),
+        group_ids=["one"],
+        reward=[1.0],
+        finish_reasons=["stop"],
+    )
+    sender.put_shard(4, batch).raise_for_status()
+    answer = sender.get("steps/4/buckets", by="token_id").json()
+    d = differences(batch)
+    whole = np.bincount(batch.response_token_ids, weights=np.expm1(d) - d)
+    named = answer["columns"]["token_id"]
+    assert len(named) == 512
+    assert sorted(whole, reverse=True)[:512] == pytest.approx(answer["columns"]["k3_sum"], rel=1e-9)
+    assert np.delete(whole, named).max() <= answer["k3_sum_unnamed"] <= min(answer["columns"]["k3_sum"]) * (1 + 1e-9)
+
+
+def test_a_condition_that_was_not_logged_has_no_tokens(http: httpx.Client) -> None:
+    sender = start_run(http)
+    sender.put_shard(4, make_batch()).raise_for_status()
+    for name in ("turn", "entropy", "lag"):
+        columns = sender.get("steps/4/buckets", by=name).raise_for_status().json()["columns"]
+        assert set(columns["tokens"]) == {0}
+        assert set(columns["k3_kl"]) == {None}
+        figure = http.get(f"/pages/runs/{sender.run}/steps/4/figures/buckets-{name}.json").json()
+        assert "These rollouts" in figure["missing"]
+
+
+def test_what_nobody_knows_is_refused(sender: Sender) -> None:
+    assert sender.get("steps/4/buckets", by="colour").status_code == 422
+    assert sender.get("steps/4/buckets", by="token_id", limit=513).status_code == 422
+    assert sender.get("steps/5/buckets", by="lag").status_code == 404
+
+
+def test_a_reader_of_the_release_before_finds_what_it_knows(sender: Sender) -> None:
+    answer = sender.get("steps/4/buckets").json()
+    assert answer == sender.get("steps/4/buckets", by="probability").json()
+    assert len(answer["edges"]) == len(answer["columns"]["tokens"]) + 1
+    assert all(isinstance(edge, float) for edge in answer["edges"])
+    assert set(answer["columns"]) == {
+        "tokens", "mean_abs_d", "mean_d", "k3_kl", "max_abs_d", "mean_abs_probability_difference",
+    }  # fmt: skip
