@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "clustered_interval", "interval_from_residuals", "student_t_quantile"]
+__all__ = ["Interval", "clustered_interval", "interval_from_residuals", "student_t_quantile", "sums_of_clusters"]
+
+Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +29,31 @@ class Interval:
     clusters: int
 
 
-def clustered_interval(
-    sums: NDArray[np.float64], tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None
-) -> Interval:
+def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None) -> Interval:
     """The interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] names each rollout's cluster.
 
     Without `clusters` each rollout is one. Rollouts without tokens take no part.
     """
-    if clusters is not None:
-        _, inverse = np.unique(clusters, return_inverse=True)
-        sums = np.bincount(inverse, weights=sums).astype(np.float64)
-        tokens = np.bincount(inverse, weights=tokens).astype(np.int64)
-    sums, tokens = sums[tokens > 0], tokens[tokens > 0]
-    if tokens.size == 0:
+    of_clusters, sizes = sums_of_clusters(sums[:, None], tokens, clusters)
+    if sizes.size == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     with np.errstate(invalid="ignore", over="ignore"):
-        mean = float(sums.sum() / tokens.sum())
-        residuals = sums - mean * tokens
+        mean = float(of_clusters.sum() / sizes.sum())
+        residuals = of_clusters[:, 0] - mean * sizes
         square = float(np.square(residuals).sum())
-    return interval_from_residuals(mean, square, int(tokens.sum()), int(tokens.size))
+    return interval_from_residuals(mean, square, int(sizes.sum()), int(sizes.size))
+
+
+def sums_of_clusters(
+    sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None
+) -> tuple[Float64, Float64]:
+    """[G, K] the sums and [G] the tokens of each cluster that has any, from those of rollouts, [N, K] and [N]."""
+    sizes: Float64 = tokens.astype(np.float64)
+    if clusters is not None:
+        _, inverse = np.unique(clusters, return_inverse=True)
+        sizes = np.bincount(inverse, weights=sizes).astype(np.float64)
+        sums = np.stack([np.bincount(inverse, weights=column, minlength=sizes.size) for column in sums.T], axis=1)
+    return sums[sizes > 0], sizes[sizes > 0]
 
 
 def interval_from_residuals(mean: float, square_sum: float, tokens: int, clusters: int) -> Interval:
