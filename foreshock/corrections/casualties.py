@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from foreshock.corrections.exact_sums import mean
@@ -37,11 +36,9 @@ def _mean_of(summaries: RolloutSummaries, name: str, chosen: _Booleans) -> float
 
 def _groups(summaries: RolloutSummaries, touched: _Booleans, measured: _Booleans) -> tuple[int, float, float]:
     """Groups of two or more, the share that a sequence is touched of, the share that all are."""
-    column = pc.fill_null(pc.dictionary_encode(summaries.table.column("group_id").combine_chunks()).indices, -1)
-    codes = column.to_numpy(zero_copy_only=False)
-    grouped = (codes >= 0) & measured
-    sizes = np.bincount(codes[grouped], minlength=1)
-    hit = np.bincount(codes[grouped & touched], minlength=sizes.size)
+    clusters = summaries.clusters()
+    sizes = np.bincount(clusters[measured], minlength=1)
+    hit = np.bincount(clusters[measured & touched], minlength=sizes.size)
     real = sizes >= 2
     groups = int(real.sum())
     if not groups:

@@ -17,6 +17,7 @@ from foreshock.corrections.exact_kl import ExactKl
 from foreshock.corrections.exact_sums import mean
 from foreshock.corrections.results import Evaluation, WeightMoments
 from foreshock.corrections.thresholds import Threshold
+from foreshock.corrections.unseen import unseen_weight
 from foreshock.measures.log_weights import LogWeights
 from foreshock.measures.summaries import RolloutSummaries
 from foreshock.measures.token import k3_kl
@@ -61,7 +62,7 @@ def evaluate_sequences(
         token_distortion=weights.token_distortion(),
         advantage_distortion=weights.advantage_distortion(),
         casualties=casualties_of(summaries, beyond, rows.measured),
-        notes=_notes(rows),
+        notes=unseen_weight(rows.sum_k3),
     )
 
 
@@ -85,7 +86,7 @@ class _Rows:
         measured = summaries.column("n_tokens") > 0
         columns = {
             name: summaries.column(name).astype(np.float64)[measured]
-            for name in ("n_tokens", "sum_d", "min_d", "max_d", "sum_k3", "sum_ratio", "sum_tv", "advantage")
+            for name in ("n_tokens", "sum_d", "min_d", "max_d", "sum_k3", "sum_ratio_minus_one", "sum_tv", "advantage")
         }
         tokens = columns["n_tokens"]
         with np.errstate(over="ignore"):
@@ -98,7 +99,7 @@ class _Rows:
             columns["min_d"],
             columns["max_d"],
             columns["sum_k3"],
-            columns["sum_ratio"] - tokens,
+            columns["sum_ratio_minus_one"],
             columns["sum_tv"],
             columns["advantage"],
         )
@@ -186,12 +187,3 @@ class _Weights:
         known = np.isfinite(self.rows.advantage)
         with np.errstate(invalid="ignore"):
             return mean((self.differences() * self.rows.advantage)[known])
-
-
-def _notes(rows: _Rows) -> tuple[str, ...]:
-    # The KL of a whole sequence, Σ k3 over the number of sequences.
-    spread, known = 2.0 * mean(rows.sum_k3), math.log(rows.tokens.size)
-    if spread <= known:
-        return ()
-    found = f"2·KL of a sequence is {spread:.3g}, more than ln N = {known:.3g}"
-    return (f"{found}: the sequences that carry the weight were not sampled, so E|w − ρ| and ESS say too little",)

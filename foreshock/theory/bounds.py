@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreshock.corrections.exact_sums import mean
+from foreshock.corrections.unseen import unseen_weight
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.intervals import clustered_interval
 from foreshock.measures.summaries import RolloutSummaries
@@ -87,18 +88,8 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
     with np.errstate(over="ignore", invalid="ignore"):
         terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
-        names = [
-            f"g{group}" if group is not None else f"r{row}"
-            for row, group in enumerate(summaries.table.column("group_id").to_pylist())
-            if chosen[row]
-        ]
-        _, clusters = np.unique(np.array(names), return_inverse=True)
-        interval = clustered_interval(terms, np.ones(terms.size, np.int64), clusters)
+        interval = clustered_interval(terms, np.ones(terms.size, np.int64), summaries.clusters()[chosen])
     average, largest = mean(lengths), float(rewards.max())
-    spread, known = 2.0 * mean(summaries.column("sum_k3")[chosen]), math.log(terms.size)
-    if spread > known:
-        found = f"2·KL of a sequence is {spread:.3g}, more than ln N = {known:.3g}"
-        notes = (f"{found}: the sequences that carry |ρ_seq − 1| were not sampled, so this says too little",)
     return BiasBound(
         mean(terms),
         interval.low,
@@ -108,7 +99,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
         average,
         int(tokens[chosen].max()),
         largest,
-        notes if spread > known else (),
+        unseen_weight(summaries.column("sum_k3")[chosen]),
     )
 
 

@@ -1,0 +1,132 @@
+"""Bounds on the bias of a gradient: their formulas, where they hold, and where they say nothing."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.errors import InvalidArgumentError
+from foreshock.measures.comparison import measure_step
+from foreshock.measures.summaries import RolloutSummaries
+from foreshock.rollouts import decode_rollouts
+from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.theory import bias_bound, evaluate_theory, horizon_bound, pinsker_bound, sequence_chi2
+from tests.foreshock.batches import REPOSITORY, random_batch, recorded_run
+from tests.foreshock.corrections.comparing import batch_of, compared
+from tests.foreshock.corrections.direct import mean, sequences_of
+
+
+@pytest.mark.parametrize("largest", [0.01, 0.5, 3.0])
+def test_the_bias_bound_is_that_of_a_loop_over_the_tokens(largest: float) -> None:
+    batch = random_batch(seed=3, rollouts=30, largest=largest)
+    found = bias_bound(compared(batch).summaries)
+    sequences = sequences_of(batch)
+    terms = [abs(math.exp(math.fsum(each.d)) - 1) * len(each.d) * abs(each.reward) for each in sequences]
+    assert found.per_unit == pytest.approx(mean(terms), rel=1e-9)
+    assert found.low < found.per_unit < found.high
+    lengths = [float(len(each.d)) for each in sequences]
+    assert found.trivial == pytest.approx(2 * mean(lengths) * max(abs(each.reward) for each in sequences))
+    assert (found.sequences, found.longest) == (len(sequences), max(lengths))
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("step", "per_unit", "trivial"), [(100, 0.043, 35.7), (120, 0.026, 38.8)])
+def test_healthy_steps_are_far_below_the_trivial_bound(step: int, per_unit: float, trivial: float) -> None:
+    batch = read_jsonl(recorded_run("healthy") / f"step_{step:04d}.jsonl.gz")
+    found = bias_bound(measure_step(batch).comparisons["trainer/rollout"].summaries)
+    assert (found.per_unit, found.trivial) == (pytest.approx(per_unit, abs=5e-4), pytest.approx(trivial, abs=0.05))
+    assert found.notes == ()
+
+
+def test_the_shipped_run_is_far_below_the_trivial_bound() -> None:
+    batch = decode_rollouts((REPOSITORY / "examples/tiny_rl/recorded/rollouts/step_0100.parquet").read_bytes())
+    found = bias_bound(measure_step(batch).comparisons["trainer/rollout"].summaries)
+    assert 1e-3 < found.per_unit < 0.3
+    assert 40 < found.trivial < 60
+
+
+def test_the_bound_holds_for_a_policy_whose_every_sequence_is_known() -> None:
+    # Sequences of three independent tokens 0 or 1. f = R·Σ ±1 stands for R·∇log π: its norm is at most 3·|R|, so B = 1.
+    mu, pi = 0.5, 0.62
+    actual = meant = bound = 0.0
+    for bits in product((0, 1), repeat=3):
+        of_mu = math.prod(mu if bit else 1 - mu for bit in bits)
+        of_pi = math.prod(pi if bit else 1 - pi for bit in bits)
+        reward, score = float(sum(bits) >= 2), float(sum(1 if bit else -1 for bit in bits))
+        actual += of_mu * reward * score
+        meant += of_pi * reward * score
+        bound += of_mu * abs(of_pi / of_mu - 1) * 3 * reward
+    assert abs(actual - meant) <= bound < 2 * 3
+
+
+def test_without_rewards_there_is_no_bound() -> None:
+    found = bias_bound(compared(batch_of([[0.1], [0.2]])).summaries)
+    assert math.isnan(found.per_unit)
+    assert found.notes
+    assert math.isnan(bias_bound(RolloutSummaries.concat([])).per_unit)
+
+
+def test_the_horizon_bound_needs_exact_divergences_and_says_when_it_is_vacuous() -> None:
+    without = horizon_bound(1000.0)
+    assert math.isnan(without.value)
+    assert without.not_estimable is not None
+    assert "supremum" in without.not_estimable
+    small, large = horizon_bound(1000.0, 1e-4), horizon_bound(1000.0, 1e-3)
+    assert (small.value, small.trivial, small.vacuous) == (pytest.approx(200.0), 2000.0, False)
+    assert (large.value, large.vacuous) == (pytest.approx(2000.0), True)
+
+
+@given(st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=6), st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=6))
+def test_pinskers_bound_is_never_below_the_total_variation(first: list[float], second: list[float]) -> None:
+    size = min(len(first), len(second))
+    pi, mu = (np.array(values[:size]) / sum(values[:size]) for values in (first, second))
+    variation, chi2 = 0.5 * np.abs(pi - mu).sum(), (np.square(pi - mu) / mu).sum()
+    assert variation <= pinsker_bound(float(chi2)) + 1e-12
+
+
+def test_the_variance_of_independent_tokens_is_extrapolated() -> None:
+    found = sequence_chi2(0.01, 100.0)
+    assert found.value == pytest.approx(1.01**100)
+    assert found.log10 == pytest.approx(math.log10(found.value))
+    far = sequence_chi2(0.5, 10_000.0)
+    assert (far.value, far.log10) == (math.inf, pytest.approx(10_000 * math.log10(1.5)))
+    assert sequence_chi2(0.0, 5.0).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: horizon_bound(10.0, 1.5), "delta_max"),
+        (lambda: horizon_bound(10.0, math.nan), "delta_max"),
+        (lambda: horizon_bound(-1.0), "length"),
+        (lambda: pinsker_bound(-0.1), "chi2"),
+        (lambda: sequence_chi2(-0.1, 5.0), "chi2_token"),
+        (lambda: sequence_chi2(0.1, math.nan), "length"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(call: object, argument: str) -> None:
+    assert callable(call)
+    with pytest.raises(InvalidArgumentError) as refused:
+        call()
+    assert refused.value.argument == argument
+
+
+def test_the_theory_of_a_step_is_made_of_its_statistics() -> None:
+    comparison = compared(random_batch(seed=9, largest=0.4))
+    found = evaluate_theory(comparison.statistics, comparison.summaries)
+    measures = comparison.statistics.measures()
+    assert found.tv_token == pytest.approx(measures["tv_token"])
+    assert found.tv_token <= found.pinsker == pytest.approx(0.5 * math.sqrt(measures["chi2_token"]))
+    assert found.sequence_chi2 is not None
+    mean_length = measures["tokens"] / int((comparison.summaries.column("n_tokens") > 0).sum())
+    assert found.sequence_chi2.log10 == pytest.approx(mean_length * math.log10(1 + measures["chi2_token"]))
+    assert (found.gradient, found.step_noise, found.step_noise_with_bias) == (None, None, None)
+    nothing = compared(batch_of([[]]))
+    empty = evaluate_theory(nothing.statistics, nothing.summaries)
+    assert empty.sequence_chi2 is None
+    assert math.isnan(empty.pinsker)
