@@ -31,6 +31,8 @@ from service.hardware.endpoints import router as hardware
 from service.health.endpoints import router as health
 from service.leases.endpoints import router as leases
 from service.leases.service import sweep as sweep_leases
+from service.lint.endpoints import router as lint
+from service.lint.service import lint_closed_step
 from service.measurements.endpoints import router as measurements
 from service.openapi import document_problems
 from service.pages.endpoints import ROUTERS as PAGES
@@ -55,6 +57,7 @@ ROUTERS = (
     scalars,
     checkpoints,
     measurements,
+    lint,
     probes,
     leases,
     attribution,
@@ -94,7 +97,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         decoders=decoders or DecoderPool(settings),
         session_secret=secret.encode(),
         # Called, in this order, inside the transaction that closes a step.
-        step_observers=(observe_closed_step,),
+        step_observers=(lint_closed_step, observe_closed_step),
         # Who adds what was replayed to the tokens that are shown.
         score_readers=(read_replayed_scores,),
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError
+from foreshock.lint import gather_evidence
 from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from service.decoding.limits import stored_limits
@@ -27,14 +29,23 @@ class ShardPart:
 
 
 @dataclass(frozen=True, slots=True)
+class LintPart:
+    """What a shard adds to the lint of its step: mergeable evidence, and examples by check."""
+
+    evidence: bytes
+    examples: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodedShard:
-    """A valid shard: its sizes, its statistics, and the bytes of the file that was written for the store."""
+    """A valid shard: its sizes, its statistics, its lint, and the bytes of the file that was written for the store."""
 
     rollouts: int
     tokens: int
     rollout_set_digest: str
     file_bytes: int
     parts: tuple[ShardPart, ...]
+    lint: LintPart
 
 
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard:
@@ -46,6 +57,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard
         with body.open("rb") as file:
             batch = decode_rollouts(file, limits)
         parts = measure_shard(batch)
+        lint = lint_shard(batch)
         data = encode_rollouts(batch)
     except MemoryError as error:
         raise LimitExceededError("decoding it needs more memory than allowed: send smaller shards") from error
@@ -59,12 +71,24 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard
         rollout_set_digest=rollout_set_digest(batch.sample_ids),
         file_bytes=len(data),
         parts=parts,
+        lint=lint,
     )
 
 
 def measure_stored(stored: Path) -> tuple[ShardPart, ...]:
     """The statistics of a file of the store, as they are measured now; raises FileNotFoundError where it is gone."""
     return measure_shard(decode_rollouts(stored.read_bytes(), stored_limits()))
+
+
+def lint_stored(stored: Path) -> LintPart:
+    """The lint of a file of the store, as it is made now; raises FileNotFoundError where it is gone."""
+    return lint_shard(decode_rollouts(stored.read_bytes(), stored_limits()))
+
+
+def lint_shard(batch: RolloutBatch) -> LintPart:
+    """What the lint sees in a batch."""
+    evidence = gather_evidence(batch)
+    return LintPart(evidence.to_bytes(), evidence.examples_to_json())
 
 
 def measure_shard(batch: RolloutBatch) -> tuple[ShardPart, ...]:

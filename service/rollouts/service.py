@@ -14,6 +14,8 @@ from service.context import ServiceContext
 from service.database.tables import Shard
 from service.decoding.limits import decode_limits
 from service.decoding.shards import DecodedShard, decode_shard
+from service.lint.repository import add as add_evidence
+from service.lint.service import evidence_row
 from service.problem import InvalidRequest, ProblemError
 from service.rollouts import repository
 from service.rollouts.remeasuring import bring_up_to_date, statistics_rows
@@ -109,6 +111,7 @@ def commit_shard(
         },
     )
     repository.add_statistics(session, statistics_rows(address.step_key, address.shard, decoded.parts))
+    add_evidence(session, evidence_row(address.step_key, address.shard, decoded.lint))
     note_step(session, address.run_id, address.step)
     closed = steps.count_shard(session, context.step_observers, step, decoded.rollouts, decoded.tokens)
     return ShardReceipt(

@@ -11,6 +11,7 @@ from service.database.tables.alerts import Alert, DetectorSnapshot
 from service.database.tables.base import Base
 from service.database.tables.checkpoints import Checkpoint
 from service.database.tables.keys import ApiKey
+from service.database.tables.lint import ShardLint, StepLint
 from service.database.tables.measurements import MeasurementStatistics, measurements
 from service.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Score, ScoreShard, Worker
 from service.database.tables.rollouts import Shard, ShardStatistics, Step
@@ -36,8 +37,10 @@ __all__ = [
     "Score",
     "ScoreShard",
     "Shard",
+    "ShardLint",
     "ShardStatistics",
     "Step",
+    "StepLint",
     "TrainerProgress",
     "Worker",
     "measurements",

@@ -1,0 +1,1 @@
+"""The semantics lint of what was uploaded: are these log-probs what they are taken for?"""
