@@ -1,4 +1,4 @@
-"""The lint of what is stored: evidence comes with each shard, a verdict with each closed step, a summary with the run."""
+"""The lint of what is stored: evidence comes with each shard, a verdict with each closed step; steps make a run's."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ def evidence_row(step: tuple[str, int, int], shard: int, part: LintPart) -> dict
 
 def lint_closed_step(session: Session, closed: ClosedStepValues) -> None:
     """Judge a step that has closed or changed, inside that transaction; what cannot be read is left out, and said."""
-    verdict, evidence = _judge(
-        closed.step, closed.attempt, _of_step(session, closed.run_id, closed.attempt, closed.step)
-    )
+    shards = repository.of_step(session, closed.run_id, closed.attempt, closed.step)
+    verdict, evidence = _judge(closed.step, closed.attempt, shards)
     if verdict is None or evidence is None:
         return
     largest = evidence.extreme("largest_surprisal")
@@ -84,7 +83,7 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
     stored = repository.verdict_of(session, run_id, chosen, step)
     if stored is not None:
         return StepLintRead.model_validate(stored.report)
-    verdict, _ = _judge(step, chosen, _of_step(session, run_id, chosen, step))
+    verdict, _ = _judge(step, chosen, repository.of_step(session, run_id, chosen, step))
     if verdict is None:
         raise LintNotFound(f"step {step} of attempt {chosen} was not checked: no shard of it has evidence of the lint")
     return verdict
@@ -107,10 +106,6 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
         whole_run=None if seen_in_steps else whole,
         whole_run_check=check,
     )
-
-
-def _of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[ShardLint]:
-    return repository.of_step(session, run_id, attempt, step)
 
 
 def _judge(step: int, attempt: int, shards: Sequence[ShardLint]) -> tuple[StepLintRead | None, LintEvidence | None]:

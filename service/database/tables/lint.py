@@ -31,8 +31,8 @@ class ShardLint(Base):
 
 
 class StepLint(Base):
-    """The verdict on a closed step: its report, the severity of each warning by its name (`severity` NULL: none), and the sums of its
-    surprisal test, which add up over the steps of a run."""
+    """The verdict on a closed step: its report, the severity of each warning by its name (`severity`: of the worst,
+    NULL: there is none), and the sums of its surprisal test, which add up over the steps of a run."""
 
     __tablename__ = "step_lint"
     __table_args__ = (
