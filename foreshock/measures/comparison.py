@@ -23,6 +23,10 @@ class Comparison:
     statistics: ComparisonStatistics
     summaries: RolloutSummaries
 
+    def measures(self) -> dict[str, float]:
+        """Every comparison and sequence measure of the registry by column; NaN where it is not estimable."""
+        return self.statistics.measures() | self.summaries.bootstrap_measures()
+
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:

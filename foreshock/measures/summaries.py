@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from foreshock.errors import StatisticsError
 from foreshock.measures.blob import STATISTICS_VERSION
+from foreshock.measures.bootstrap import bootstrap_intervals
 from foreshock.measures.intervals import Interval, clustered_interval
+from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.rollout_sums import RolloutSums
 from foreshock.measures.step_statistics import lag_of_tokens, truncated_rollouts, turns_of_rollouts
 from foreshock.rollouts.batch import RolloutBatch
@@ -143,13 +145,26 @@ class RolloutSummaries:
         sums = -self.column("sum_d") if name == "kl" else self.column(_SUM_OF[name])
         return clustered_interval(sums, self.column("n_tokens"), self.clusters())
 
+    def bootstrap_measures(self) -> dict[str, float]:
+        """The measures of the registry that need a row per rollout, by column: bootstrap intervals by prompt group.
+
+        The same rollouts give the same intervals, in whatever order their rows stand.
+        """
+        sums = np.stack([self.column(_SUM_OF[name]) for name in BOOTSTRAPPED], axis=1)
+        intervals = bootstrap_intervals(sums, self.column("n_tokens"), self.clusters())
+        measures = {}
+        for name, interval in zip(BOOTSTRAPPED, intervals, strict=True):
+            measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
+        return measures
+
     def clusters(self) -> NDArray[np.int64]:
-        """[N] a number for each rollout's prompt group; a rollout without one has a number of its own."""
-        groups = pc.dictionary_encode(self.table.column("group_id").combine_chunks()).indices
-        clusters = np.asarray(pc.fill_null(groups, -1).to_numpy(zero_copy_only=False), dtype=np.int64).copy()
-        alone = np.flatnonzero(clusters < 0)
-        clusters[alone] = self.num_rollouts + alone
-        return clusters
+        """[N] a number for each rollout's prompt group, in the order of their ids; without one, a number of its own."""
+        of_groups, of_samples = (
+            np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker="dense"), dtype=np.int64)
+            for name in ("group_id", "sample_id")
+        )
+        grouped = np.asarray(pc.is_valid(self.table.column("group_id")), dtype=np.bool_)
+        return np.where(grouped, of_groups, self.num_rollouts + of_samples)
 
     def to_bytes(self) -> bytes:
         """The table as an Arrow IPC file, compressed with zstd."""
