@@ -120,6 +120,32 @@ class AlertCard:
 
 
 @dataclass(frozen=True, slots=True)
+class LintCard:
+    """A warning of the semantics lint; `steps` says how many steps of a run have it, the newest of which is linked."""
+
+    name: str
+    severity: str
+    title: str
+    seen: str
+    where: Sequence[str]
+    effect: str
+    remedy: str
+    steps: str | None = None
+    newest: int | None = None
+    newest_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LintPanel:
+    """What the semantics lint says; empty where everything was checked and is clean."""
+
+    cards: Sequence[LintCard]
+    not_checked: Sequence[str]
+    checks: int
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeRow:
     step: int
     step_address: str
@@ -148,6 +174,7 @@ class RunPage:
     last_step_address: str
     started: Moment | None
     out_of_date: str | None
+    lint: LintPanel
     advice: AdvicePanel | None
     alerts: Sequence[AlertCard]
     figures: Sequence[Plot]
@@ -217,6 +244,7 @@ class StepPage:
     later: int | None
     later_address: str | None
     out_of_date: str | None
+    lint: LintPanel
     comparisons: Sequence[str]
     sampled: Sequence[str]
     measures: Sequence[MeasureRow]

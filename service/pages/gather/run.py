@@ -9,6 +9,7 @@ from service.measurements.repository import has_another_version
 from service.pages.gather.advice import advice_panel
 from service.pages.gather.alerts import standing_alerts
 from service.pages.gather.figures import RUN_PLOTS
+from service.pages.gather.lint import lint_of_run
 from service.pages.gather.viewing import Viewing
 from service.pages.view_models import Plot, ProbeRow, RunPage
 from service.pages.words import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
@@ -42,6 +43,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step_address=f"/runs/{run.id}/steps/{run.last_step}",
         started=moment(run.created_at_us),
         out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id) else None,
+        lint=lint_of_run(viewing, run_id, run.last_step),
         advice=advice_panel(viewing, run),
         alerts=standing_alerts(viewing, run_id),
         figures=[

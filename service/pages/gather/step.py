@@ -13,6 +13,7 @@ from service.pages.figures.mismatch import known_first, shown_comparisons
 from service.pages.gather.attribution import attribution_of, link_rows, notes_of
 from service.pages.gather.curves import STEP_ROW
 from service.pages.gather.figures import STEP_PLOTS, WHOLE, StepPlot
+from service.pages.gather.lint import lint_of_step
 from service.pages.gather.step_list import neighbourhood
 from service.pages.gather.viewing import Viewing
 from service.pages.view_models import (
@@ -67,6 +68,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         later=around.later,
         later_address=_address(run_id, around.later),
         out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id, step.attempt, step.step) else None,
+        lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
         sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
         measures=[_row(name, values, comparisons) for name in SHOWN_MEASURES],
