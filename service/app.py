@@ -23,6 +23,7 @@ from service.attribution.service import compute_left_over
 from service.background import Sweeper
 from service.checkpoints.endpoints import router as checkpoints
 from service.context import ServiceContext
+from service.corrections.endpoints import router as corrections
 from service.database.session import Database
 from service.decoding.pool import DecoderPool
 from service.exporter.endpoints import router as exporter
@@ -46,6 +47,7 @@ from service.settings import Settings
 from service.steps.endpoints import router as steps
 from service.steps.service import close_overdue_steps
 from service.store.tokens import TokenStore
+from service.theory.endpoints import router as theory
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
@@ -65,6 +67,8 @@ ROUTERS = (
     exporter,
     alerts,
     advice,
+    corrections,
+    theory,
 )
 
 
@@ -117,7 +121,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ],
     )
     if not context.decoders.is_warm:
-        await run_in_threadpool(context.decoders.warm_up)
+        # /readyz says when they have started: to compile takes a while, and an upload that comes first waits.
+        context.decoders.warm_up_in_background()
     sweeper.start()
     try:
         yield

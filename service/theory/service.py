@@ -1,0 +1,82 @@
+"""Theory of a step: its stored statistics and summaries, and the scalars that its trainer logged of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from foreshock.errors import InvalidArgumentError
+from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
+from service.corrections.service import MeasuredPair, read_pair
+from service.runs.service import get_run
+from service.scalars.repository import values_of_step
+from service.security import Principal
+
+# The scalars that the gradient's variance is made of, in the order of GradientNorms; norms are before clipping.
+GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_prompts", "batch_prompts")
+LEARNING_RATE_SCALARS = ("learning_rate", "lr")
+
+
+@dataclass(frozen=True, slots=True)
+class TheoryQuestion:
+    """Of which comparison; `delta_max` and `gradient_bound` are what only the caller can know."""
+
+    run_id: str
+    step: int
+    attempt: int | None
+    comparison: str
+    delta_max: float | None = None
+    gradient_bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTheory:
+    """The theory, what it is of, where η came from, and why there is no gradient noise where there is none."""
+
+    pair: MeasuredPair
+    theory: Theory
+    delta_max: float | None
+    gradient_bound: float | None
+    learning_rate: float | None
+    learning_rate_source: str | None
+    gradient_missing: str | None
+
+
+def find_theory(session: Session, principal: Principal, question: TheoryQuestion) -> FoundTheory:
+    """What theory says of the step; raises MeasurementNotFound, StatisticsOutOfDate."""
+    pair = read_pair(session, principal, question.run_id, question.step, question.attempt, question.comparison)
+    scalars = values_of_step(session, question.run_id, pair.attempt, question.step)
+    initial = get_run(session, principal, question.run_id).initial_learning_rate
+    rate, source = _learning_rate(scalars, initial)
+    norms, missing = _norms(scalars)
+    theory = evaluate_theory(
+        pair.statistics,
+        pair.summaries,
+        delta_max=question.delta_max,
+        norms=norms,
+        learning_rate=rate,
+        gradient_bound=question.gradient_bound,
+    )
+    return FoundTheory(pair, theory, question.delta_max, question.gradient_bound, rate, source, missing)
+
+
+def _learning_rate(scalars: Mapping[str, float], initial: float | None) -> tuple[float | None, str | None]:
+    for name in LEARNING_RATE_SCALARS:
+        if scalars.get(name, -1.0) >= 0.0:
+            return scalars[name], f"the step's scalar {name}"
+    return initial, None if initial is None else "the run's initial learning rate"
+
+
+def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | None]:
+    """The norms of gradients, or why they cannot be used: what a trainer logged wrongly is no fault of the request."""
+    absent = [name for name in GRADIENT_SCALARS if name not in scalars]
+    if absent:
+        return None, f"this step logs no scalar {', '.join(absent)}"
+    norms = GradientNorms(*(scalars[name] for name in GRADIENT_SCALARS))
+    try:
+        gradient_noise(norms)
+    except InvalidArgumentError as error:
+        return None, f"the scalars logged of gradients make no sense: {error}"
+    return norms, None
