@@ -20,12 +20,12 @@ from foreshock.measures.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, Ro
 from foreshock.measures.token_ids import TokenIdTotals
 from foreshock.rollouts.ragged import offsets_of_lengths
 
-__all__ = ["sum_rollouts_numpy"]
+__all__ = ["CHUNK_TOKENS", "sum_rollouts_numpy"]
 
 Float64 = NDArray[np.float64]
 
 # A chunk's arrays should stay in a core's cache: 32k float64 are 256 KiB each.
-_CHUNK_TOKENS = 1 << 15
+CHUNK_TOKENS = 1 << 15
 
 
 def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
@@ -39,10 +39,10 @@ def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
 
 
 def _chunks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with about _CHUNK_TOKENS tokens each; a longer rollout is a chunk of its own."""
+    """Ranges of rows with about CHUNK_TOKENS tokens each; a longer rollout is a chunk of its own."""
     first, rows = 0, offsets.size - 1
     while first < rows:
-        last = int(np.searchsorted(offsets, offsets[first] + _CHUNK_TOKENS, side="right")) - 1
+        last = int(np.searchsorted(offsets, offsets[first] + CHUNK_TOKENS, side="right")) - 1
         last = max(min(last, rows), first + 1)
         yield first, last
         first = last

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.errors import StatisticsError
-from foreshock.measures import ComparisonStatistics, RolloutSummaries, StepStatistics, fold, fold_steps, measure_step
+from foreshock.measures import (
+    Comparison,
+    ComparisonStatistics,
+    RolloutSummaries,
+    StepStatistics,
+    fold,
+    fold_steps,
+    measure_step,
+    numpy_pass,
+)
+from foreshock.measures.comparison_sums import SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 
@@ -26,33 +38,92 @@ def assert_alike(one: dict[str, float], two: dict[str, float], relative: float) 
             assert value == pytest.approx(two[name], rel=relative, abs=0.0, nan_ok=True), name
 
 
-@settings(deadline=None, max_examples=40)
+def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, largest: ComparisonStatistics) -> None:
+    """Integers and extremes are identical, sums equal to 1e-12.
+
+    Where advantages of both signs cancel, that is 1e-12 of the sum of absolute values, which `largest` has: statistics
+    of the same rollouts with |A| for A.
+    """
+    for name in ("counts", "histogram", "extremes", "tail_counts", "largest_d", "largest_minus_d"):
+        np.testing.assert_array_equal(getattr(merged, name), getattr(alone, name), err_msg=name)
+    np.testing.assert_allclose(merged.sums.value, alone.sums.value, rtol=1e-12, atol=0.0)
+    for name in ("tail_sums", "weight_sums"):
+        found, wanted, scale = (getattr(part, name).value for part in (merged, alone, largest))
+        assert (np.abs(found - wanted) <= 1e-12 * np.abs(scale)).all(), name
+    for condition, table in alone.conditions.items():
+        found = merged.conditions[condition]
+        np.testing.assert_array_equal(found.tokens, table.tokens)
+        np.testing.assert_array_equal(found.max_abs_d, table.max_abs_d)
+        np.testing.assert_allclose(found.sums.value, table.sums.value, rtol=1e-12, atol=0.0)
+    np.testing.assert_array_equal(merged.token_ids.ids, alone.token_ids.ids)
+    np.testing.assert_array_equal(merged.token_ids.tokens, alone.token_ids.tokens)
+    np.testing.assert_allclose(merged.token_ids.sums.value, alone.token_ids.sums.value, rtol=1e-12, atol=0.0)
+    np.testing.assert_array_equal(merged.clusters.keys, alone.clusters.keys)
+    np.testing.assert_array_equal(merged.clusters.tokens, alone.clusters.tokens)
+
+
+@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     cuts=st.lists(st.integers(1, 29), max_size=6, unique=True).map(sorted),
     order=st.randoms(use_true_random=False),
     largest=st.sampled_from([1e-4, 1.0, 30.0]),
+    chunk=st.sampled_from([16, 200, numpy_pass.CHUNK_TOKENS]),
 )
 def test_any_split_in_any_order_gives_the_same_numbers(
-    seed: int, cuts: list[int], order: object, largest: float
+    seed: int, cuts: list[int], order: object, largest: float, chunk: int
 ) -> None:
     batch = random_batch(seed, 30, 50, 1e-6, largest)
+    assert batch.advantage is not None
     whole = measure_step(batch)
     rows = np.random.default_rng(seed).permutation(30)
-    shards = [measure_step(batch.select(part)) for part in np.split(rows, cuts)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
+        shards = [measure_step(batch.select(part)) for part in np.split(rows, cuts)]
     order.shuffle(shards)  # type: ignore[attr-defined]
-    comparisons = [shard.comparisons["trainer/rollout"].statistics for shard in shards]
-    merged, alone = fold(comparisons), whole.comparisons["trainer/rollout"].statistics
-    np.testing.assert_array_equal(merged.counts, alone.counts)
-    np.testing.assert_array_equal(merged.histogram, alone.histogram)
-    np.testing.assert_array_equal(merged.extremes, alone.extremes)
-    for condition, table in alone.conditions.items():
-        np.testing.assert_array_equal(merged.conditions[condition].tokens, table.tokens)
-    np.testing.assert_array_equal(merged.clusters.keys, alone.clusters.keys)
-    np.testing.assert_array_equal(merged.clusters.tokens, alone.clusters.tokens)
-    np.testing.assert_allclose(merged.sums.value, alone.sums.value, rtol=1e-12, atol=0.0)
-    assert_alike(merged.measures(), alone.measures(), 1e-12)
+    comparisons = [shard.comparisons["trainer/rollout"] for shard in shards]
+    merged, alone = fold(part.statistics for part in comparisons), whole.comparisons["trainer/rollout"]
+    absolute = measure_step(dataclasses.replace(batch, advantage=np.abs(batch.advantage)))
+    assert_same_sums(merged, alone.statistics, absolute.comparisons["trainer/rollout"].statistics)
+    summaries = RolloutSummaries.concat(part.summaries for part in comparisons)
+    assert_alike(Comparison(merged, summaries).measures(), alone.measures(), 1e-12)
     assert_alike(fold_steps(shard.step for shard in shards).measures(), whole.step.measures(), 1e-12)
+
+
+def times(statistics: ComparisonStatistics, number: int) -> ComparisonStatistics:
+    """The statistics of so many copies of the same rollouts, by doubling."""
+    half = statistics if number == 1 else times(statistics, number // 2)
+    doubled = half if number == 1 else half.merge(half)
+    return doubled.merge(statistics) if number > 1 and number % 2 else doubled
+
+
+def test_a_billion_tokens_lose_no_accuracy() -> None:
+    """Three shards of very different size of mismatch, so often that 10⁹ tokens are merged, against exact numbers."""
+    shards = [
+        measure_step(random_batch(seed, 40, 60, 1e-6, largest)).comparisons["trainer/rollout"].statistics
+        for seed, largest in enumerate((1e-5, 1.0, 30.0))
+    ]
+    copies = [900_001, 400_003, 70_007]
+    merged = fold(times(shard, number) for shard, number in zip(shards, copies, strict=True))
+    assert merged.tokens == sum(shard.tokens * number for shard, number in zip(shards, copies, strict=True)) > 10**9
+    for one in range(len(SUMS)):
+        exact = sum((shard.sums.exact(one) * number for shard, number in zip(shards, copies, strict=True)), Fraction(0))
+        found = merged.sums.exact(one)
+        assert abs(found - exact) <= Fraction(1, 10**20) * abs(exact), SUMS[one]
+    for name, table in merged.conditions.items():
+        flat = [part.conditions[name].sums for part in shards]
+        for index in np.ndindex(table.sums.high.shape):
+            parts = [Fraction(float(part.high[index])) + Fraction(float(part.low[index])) for part in flat]
+            exact = sum((part * number for part, number in zip(parts, copies, strict=True)), Fraction(0))
+            assert float(table.sums.value[index]) == pytest.approx(float(exact), rel=1e-15, abs=0.0), name
+    counts = sum(shard.histogram * number for shard, number in zip(shards, copies, strict=True))
+    np.testing.assert_array_equal(merged.histogram, counts)
+    measures = merged.measures()
+    for name, column in (("k3_kl", "k3_kl"), ("chi2_token", "chi2_token"), ("mean_abs_d", "abs_d")):
+        assert measures[name] == pytest.approx(float(merged.exact_sum(column) / merged.tokens), rel=1e-15)
+    weights = [merged.token_weights, *(shard.token_weights for shard in shards)]
+    total, *parts = (weight.scaled_sum * math.exp(weight.largest - weights[0].largest) for weight in weights)
+    assert total == pytest.approx(math.fsum(p * n for p, n in zip(parts, copies, strict=True)), rel=1e-13)
 
 
 def test_merging_pairwise_is_merging_in_a_row() -> None:
