@@ -71,12 +71,15 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
     return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)))
 
 
-def read_shard(file: ShardFile, attributes: BatchAttributes) -> RolloutBatch:
-    """The validated rollouts of a file; `attributes` say what the file does not. Raises RolloutsError."""
+def read_shard(file: ShardFile, attributes: BatchAttributes, *, check_values: bool = True) -> RolloutBatch:
+    """The validated rollouts of a file; `attributes` say what the file does not. Raises RolloutsError.
+
+    `check_values` False: only shapes are validated, and not what numbers say.
+    """
     if file.path.suffix != ".parquet":
-        return read_jsonl(file.path, step=file.step, attributes=attributes)
+        return read_jsonl(file.path, step=file.step, attributes=attributes, check_values=check_values)
     try:
-        return decode_rollouts(file.path.read_bytes())
+        return decode_rollouts(file.path.read_bytes(), check_values=check_values)
     except OSError as error:
         raise InvalidRolloutsError(f"{file.path.name!r} cannot be read: {error}") from error
 

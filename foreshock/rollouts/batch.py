@@ -119,12 +119,13 @@ class RolloutBatch:
         response_offsets: ArrayLike,
         *,
         attributes: BatchAttributes | None = None,
+        check_values: bool = True,
         **columns: Any,
     ) -> RolloutBatch:
         """A validated batch of flat arrays (whatever numpy can read: numpy, torch on the CPU, lists) and offsets.
 
         `columns` are the other fields of RolloutBatch by name. `advantage` is taken per token where its size is T and
-        not N. Raises InvalidRolloutsError naming row and column.
+        not N. `check_values` False: only shapes are validated. Raises InvalidRolloutsError naming row and column.
         """
         columns |= {"prompt_token_ids": prompt_token_ids, "response_token_ids": response_token_ids}
         per_token = columns.pop("advantage_per_token", None)
@@ -140,7 +141,7 @@ class RolloutBatch:
             advantage = values.get("advantage")
             per_token = advantage is not None and advantage.size != len(values["sample_ids"])
         batch = cls(**values, attributes=attributes or BatchAttributes(), advantage_per_token=bool(per_token))
-        validate_rollouts(batch)
+        validate_rollouts(batch, check_values=check_values)
         return batch
 
     @classmethod
@@ -151,6 +152,7 @@ class RolloutBatch:
         response_token_ids: Sequence[Sequence[int]],
         *,
         attributes: BatchAttributes | None = None,
+        check_values: bool = True,
         **columns: Any,
     ) -> RolloutBatch:
         """A validated batch of one list per rollout and column. Raises InvalidRolloutsError naming row and column."""
@@ -173,6 +175,7 @@ class RolloutBatch:
             prompt_offsets=offsets_of_lengths(lengths["prompt_token_ids"]),
             response_offsets=offsets_of_lengths(lengths["response_token_ids"]),
             attributes=attributes,
+            check_values=check_values,
             **flat,
         )
 

@@ -63,8 +63,9 @@ def read_jsonl(
     step: int | None = None,
     attributes: BatchAttributes | None = None,
     limits: DecodeLimits | None = None,
+    check_values: bool = True,
 ) -> RolloutBatch:
-    """The validated rollouts of one file, gzipped or not.
+    """The validated rollouts of one file, gzipped or not; `check_values` False: only their shapes are validated.
 
     `step` names the ids; without it the file's name does. `attributes` say what no line does, such as the temperature.
     Raises InvalidRolloutsError naming the line (from 0) and the key, LimitExceededError where the file is too large.
@@ -79,7 +80,7 @@ def read_jsonl(
         raise InvalidRolloutsError(f"{path.name!r} cannot be read: {error}") from error
     if not lines:
         raise InvalidRolloutsError(f"{path.name!r} has no rollouts")
-    return _batch(lines, step, attributes)
+    return _batch(lines, step, attributes, check_values)
 
 
 def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> Iterator[dict[str, Any]]:
@@ -106,7 +107,9 @@ def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> 
         yield line
 
 
-def _batch(lines: list[dict[str, Any]], step: int, attributes: BatchAttributes | None) -> RolloutBatch:
+def _batch(
+    lines: list[dict[str, Any]], step: int, attributes: BatchAttributes | None, check_values: bool
+) -> RolloutBatch:
     columns: dict[str, Any] = {field: [] for field in _REQUIRED.values()}
     # A key of the first line is one of every line: half-logged columns are more likely a mistake than meant.
     columns |= {field: [] for key, field in _OPTIONAL.items() if key in lines[0]}
@@ -125,6 +128,7 @@ def _batch(lines: list[dict[str, Any]], step: int, attributes: BatchAttributes |
         columns.pop("response_token_ids"),
         group_ids=group_ids,
         attributes=attributes,
+        check_values=check_values,
         **columns,
     )
 

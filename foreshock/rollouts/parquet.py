@@ -77,8 +77,8 @@ def encode_scores(scores: ScoreBatch) -> bytes:
     return bytes(_write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()}))
 
 
-def decode_rollouts(data: Body, limits: DecodeLimits | None = None) -> RolloutBatch:
-    """The validated batch in `data`.
+def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_values: bool = True) -> RolloutBatch:
+    """The validated batch in `data`; `check_values` False: only its shapes are validated.
 
     Raises InvalidRolloutsError (with `.row` and `.column`) where it breaks the schema or a rule, LimitExceededError
     where it is larger than `limits`.
@@ -86,7 +86,7 @@ def decode_rollouts(data: Body, limits: DecodeLimits | None = None) -> RolloutBa
     limits = limits or DecodeLimits()
     with _arrow_errors():
         batch = _to_batch(_read(data, ROLLOUT_COLUMNS, limits))
-    validate_rollouts(batch, limits)
+    validate_rollouts(batch, limits, check_values=check_values)
     return batch
 
 

@@ -1,0 +1,93 @@
+"""What `foreshock selfcheck` prints: each warning once, with the steps that have it, then what was not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from foreshock.commands.text import Paint, count, wrap
+from foreshock.lint import LintEvidence, LintReport, LintWarning
+
+__all__ = ["CheckedStep", "render"]
+
+_INDENT = " " * 8
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedStep:
+    """A step that was read: its files, the evidence in them, and the report."""
+
+    step: int
+    files: tuple[str, ...]
+    evidence: LintEvidence
+    report: LintReport
+
+
+def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> list[str]:
+    """Lines of text; of all steps `together` only what no step says by itself."""
+    if not steps:
+        return ["Nothing could be read."]
+    lines: list[str] = []
+    found = _by_name(steps)
+    for name in sorted(found, key=lambda each: (found[each][0][1].severity, found[each][0][0].step)):
+        lines += [*_warning(found[name][0][1], _at(found[name], steps), paint), ""]
+    if together is not None:
+        for warning in together.report.warnings:
+            if warning.name not in found:
+                lines += [*_warning(warning, f"in all {len(steps)} steps together", paint), ""]
+    return [*lines, *_summary(steps, together, paint)]
+
+
+def _by_name(steps: Sequence[CheckedStep]) -> dict[str, list[tuple[CheckedStep, LintWarning]]]:
+    """Where each warning was found, in the order of steps."""
+    found: dict[str, list[tuple[CheckedStep, LintWarning]]] = {}
+    for step in steps:
+        for warning in step.report.warnings:
+            found.setdefault(warning.name, []).append((step, warning))
+    return found
+
+
+def _at(found: Sequence[tuple[CheckedStep, LintWarning]], steps: Sequence[CheckedStep]) -> str:
+    if len(steps) == 1:
+        return ""
+    first = found[0][0].step
+    if len(found) == 1:
+        return f"at step {first}"
+    return (
+        f"at {count(len(found))} of {count(len(steps))} steps, from {first} to {found[-1][0].step}; here step {first}"
+    )
+
+
+def _warning(warning: LintWarning, at: str, paint: Paint) -> Iterator[str]:
+    head = f"{warning.severity:<5}  {warning.name}: {warning.title}" + (f" ({at})" if at else "")
+    first, *rest = wrap(head, _INDENT, first=" ")
+    yield paint(first, warning.severity)
+    yield from rest
+    yield from wrap(warning.seen, _INDENT)
+    if warning.where:
+        yield from wrap(f"Where: {'; '.join(map(str, warning.where))}", _INDENT)
+    yield from wrap(f"To the measures: {warning.effect}", _INDENT)
+    yield from wrap(f"What to do: {warning.remedy}", _INDENT)
+
+
+def _summary(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> Iterator[str]:
+    """What was looked at, and what could not be checked: over all steps together where there are several."""
+    of_all = together or steps[0]
+    clean = sum(step.report.is_clean for step in steps)
+    rollouts, tokens = count(of_all.report.rollouts), count(of_all.report.tokens)
+    made = len(of_all.report.checks) - len(_not_checked(steps, together))
+    told = "clean" if clean == len(steps) else f"{count(clean)} of them clean"
+    if len(steps) == 1:
+        told = "clean" if clean else f"{len(of_all.report.warnings)} warnings"
+    text = f"{count(len(steps))} {'step' if len(steps) == 1 else 'steps'}, {rollouts} rollouts, {tokens} tokens, "
+    yield paint(f"{text}{made} checks: {told}.", "bold")
+    for name, why in _not_checked(steps, together):
+        yield from wrap(f"not checked: {name}: {why}", _INDENT, first=" ")
+
+
+def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> list[tuple[str, str]]:
+    """What neither any step nor all of them together could check, and why the first could not."""
+    reports = [step.report for step in steps] + ([together.report] if together is not None else [])
+    made = {check.name for report in reports for check in report.checks if check.state != "not checked"}
+    of_all = (together or steps[0]).report
+    return [(check.name, check.why) for check in of_all.not_checked if check.name not in made]
