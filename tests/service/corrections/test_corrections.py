@@ -1,0 +1,132 @@
+"""Corrections of a step over HTTP: the same figures as the library's, and problems that name what is wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.corrections import CORRECTIONS, Threshold, evaluate
+from foreshock.measures.comparison import compare
+from foreshock.rollouts import RolloutBatch
+from tests.service.sending import Sender, make_batch, start_run
+
+
+def mismatched(seed: int) -> RolloutBatch:
+    """A batch with advantages, and tokens beyond every usual threshold."""
+    generator = np.random.default_rng(seed)
+    batch = make_batch(16, seed)
+    assert batch.rollout_log_probs is not None
+    noise = generator.normal(0, 0.01, batch.num_tokens)
+    noise[::5] = generator.normal(0, 2.5, noise[::5].size)
+    target = np.minimum(batch.rollout_log_probs + noise, 0.0).astype(np.float32)
+    return make_batch(16, seed, trainer_log_probs=target, advantage=generator.normal(size=16).astype(np.float32))
+
+
+def read(value: float | None) -> float:
+    """A number of a JSON body."""
+    return math.nan if value is None else value
+
+
+def approximately(value: float) -> Any:
+    """That number, or NaN for NaN."""
+    return pytest.approx(value, nan_ok=True)
+
+
+@pytest.fixture
+def sender(http: httpx.Client) -> Sender:
+    """A run with one closed step of two shards."""
+    sender = start_run(http)
+    for shard in range(2):
+        sender.put_shard(0, mismatched(shard), shard, 2).raise_for_status()
+    return sender
+
+
+def test_the_figures_are_those_of_the_whole_step(sender: Sender) -> None:
+    answer = sender.get("steps/0/corrections").raise_for_status().json()
+    whole = RolloutBatch.concat([mismatched(0), mismatched(1)])
+    assert whole.trainer_log_probs is not None
+    assert whole.rollout_log_probs is not None
+    expected = compare(whole, whole.trainer_log_probs, whole.rollout_log_probs)
+    assert (answer["comparison"], answer["step"], answer["attempt"]) == ("trainer/rollout", 0, 1)
+    assert (answer["tokens"], answer["rollouts"]) == (whole.num_tokens, 32)
+    assert {item["correction"] for item in answer["items"]} == set(CORRECTIONS)
+    for item in answer["items"]:
+        correction = CORRECTIONS[item["correction"]]
+        threshold = correction.threshold(item["threshold"]) if item["threshold"] else Threshold()
+        if item["not_estimable"]:
+            assert item["correction"].startswith("trm_")
+            assert item["kept_sequences"] is None
+            continue
+        found = evaluate(correction.name, expected.statistics, expected.summaries, threshold)
+        assert item["kept_tokens"] == pytest.approx(found.kept_tokens)
+        assert item["kept_sequences"] == pytest.approx(found.kept_sequences)
+        assert read(item["ess"]) == approximately(found.weights.effective_fraction)
+        assert read(item["distortion"]) == approximately(found.distortion)
+        assert read(item["advantage_distortion"]) == approximately(found.advantage_distortion)
+        touched = item["casualties"]["touched"]
+        assert touched["sequences"] == found.casualties.touched.sequences
+        assert read(touched["reward_mean"]) == approximately(found.casualties.touched.reward)
+    losing = [item for item in answer["items"] if item["effect"] == "lost" and item["kept_sequences"] is not None]
+    assert any(item["kept_sequences"] < 1 for item in losing)
+
+
+def test_a_caller_names_correction_and_thresholds(sender: Sender) -> None:
+    query = {"correction": "token_mis", "threshold": ["2", "1.5"]}
+    exact, near = sender.get("steps/0/corrections", **query).raise_for_status().json()["items"]
+    assert (exact["threshold"], exact["threshold_used"], exact["exact"], exact["notes"]) == ("2", "2", True, [])
+    assert (near["threshold"], near["exact"]) == ("1.5", False)
+    assert float(near["threshold_used"]) == pytest.approx(1.5, rel=0.02)
+    assert near["threshold_used"] in near["notes"][0]
+    both = sender.get("steps/0/corrections", correction=["veto", "geo_mis"]).json()["items"]
+    assert {item["correction"] for item in both} == {"veto", "geo_mis"}
+    at_any = sender.get("steps/0/corrections", correction="geo_mis", threshold="0.97_1.013").json()["items"]
+    assert (at_any[0]["threshold_used"], at_any[0]["exact"]) == ("0.97_1.013", True)
+
+
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"correction": "token_tiss"}, "query.correction"),
+    ({"correction": "token_tis", "threshold": "0.5"}, "query.threshold"),
+    ({"correction": "token_tis", "threshold": "many"}, "query.threshold"),
+    ({"correction": "token_tis", "threshold": "1e999"}, "query.threshold"),
+    ({"threshold": "2"}, "query.threshold"),
+    ({"correction": ["token_tis", "veto"], "threshold": "2"}, "query.threshold"),
+    ({"comparison": "rollout"}, "query.comparison"),
+]
+
+
+def test_a_question_that_makes_no_sense_is_a_problem(sender: Sender) -> None:
+    for query, word in NONSENSE:
+        refused = sender.get("steps/0/corrections", **query)
+        assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
+        assert word in refused.json()["detail"]
+
+
+def test_what_was_not_measured_is_not_found(sender: Sender) -> None:
+    missing = sender.get("steps/0/corrections", comparison="torch.trainer/trainer")
+    assert missing.status_code == 404
+    assert "trainer/rollout" in missing.json()["detail"]
+    assert sender.get("steps/7/corrections").status_code == 404
+    assert sender.get("steps/0/corrections", attempt=4).status_code == 404
+    assert sender.http.get("/v1/runs/nobody/steps/0/corrections").status_code == 404
+
+
+def test_values_beyond_float64_are_null_and_said(http: httpx.Client) -> None:
+    sender = start_run(http)
+    log_probs = np.full(60, -20.0, np.float32)
+    batch = make_batch(
+        2,
+        prompt_token_ids=np.zeros(2, np.int32),
+        response_token_ids=np.zeros(60, np.int32),
+        response_offsets=np.array([0, 50, 60]),
+        rollout_log_probs=log_probs,
+        trainer_log_probs=np.concatenate([np.full(50, -0.1), np.full(10, -20.0)]).astype(np.float32),
+    )
+    sender.put_shard(0, batch).raise_for_status()
+    (item,) = sender.get("steps/0/corrections", correction="sequence_is").raise_for_status().json()["items"]
+    assert item["weight_mean"] is None
+    assert item["ess"] == pytest.approx(0.5)
+    assert any("float64" in note for note in item["notes"])

@@ -1,0 +1,91 @@
+"""The theory of a step over HTTP, with and without what only a trainer can log."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from foreshock.measures.comparison import compare
+from foreshock.theory import bias_bound
+from tests.service.sending import Sender, make_batch, start_run
+
+GRADIENTS: dict[str, float | None] = {
+    "grad_norm_micro_batch": 2.0,
+    "grad_norm_batch": 1.0,
+    "micro_batch_prompts": 1.0,
+    "batch_prompts": 8.0,
+}
+
+
+@pytest.fixture
+def sender(http: httpx.Client) -> Sender:
+    """A run with one closed step."""
+    sender = start_run(http, initial_learning_rate=1e-3)
+    sender.put_shard(0, make_batch(12)).raise_for_status()
+    return sender
+
+
+def test_bounds_come_from_what_every_step_has(sender: Sender) -> None:
+    answer = sender.get("steps/0/theory").raise_for_status().json()
+    batch = make_batch(12)
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    expected = bias_bound(compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).summaries)
+    assert answer["bias"]["per_unit"] == pytest.approx(expected.per_unit)
+    assert answer["bias"]["trivial"] == pytest.approx(expected.trivial)
+    assert answer["pinsker"]["tv_token"] <= answer["pinsker"]["bound"]
+    assert answer["sequence_chi2"]["kind"] == "independent-token extrapolation"
+    assert answer["horizon"]["value"] is None
+    assert "whole distributions" in answer["horizon"]["not_estimable"]
+    assert (answer["gradient"], answer["step_noise"]) == (None, None)
+    assert "grad_norm_micro_batch" in answer["gradient_missing"]
+    assert answer["learning_rate_source"] == "the run's initial learning rate"
+
+
+def test_gradient_norms_of_the_trainer_give_the_noise_of_a_step(sender: Sender) -> None:
+    sender.put_scalars(0, GRADIENTS).raise_for_status()
+    answer = sender.get("steps/0/theory", gradient_bound=2.0).raise_for_status().json()
+    variance = 3.0 / (1 - 1 / 8)
+    assert answer["gradient_missing"] is None
+    assert answer["gradient"]["variance"] == pytest.approx(variance)
+    noise = answer["step_noise"]
+    assert noise["at_learning_rate"] == pytest.approx(0.5e-6 * variance / 8)
+    assert noise["at_learning_rate"] == 4 * noise["at_half"]
+    with_bias = answer["step_noise_with_bias"]
+    assert with_bias["bias_norm"] == pytest.approx(2 * answer["bias"]["per_unit"])
+    assert with_bias["at_learning_rate"] > noise["at_learning_rate"]
+    sender.put_scalars(0, {"lr": 5e-4}).raise_for_status()
+    halved = sender.get("steps/0/theory").json()
+    assert (halved["learning_rate"], halved["learning_rate_source"]) == (5e-4, "the step's scalar lr")
+    assert halved["step_noise"]["at_learning_rate"] == pytest.approx(noise["at_half"])
+    assert halved["step_noise_with_bias"] is None
+
+
+def test_norms_that_make_no_sense_are_said_and_refuse_nothing_else(sender: Sender) -> None:
+    sender.put_scalars(0, GRADIENTS | {"batch_prompts": 1.0}).raise_for_status()
+    answer = sender.get("steps/0/theory").raise_for_status().json()
+    assert answer["gradient"] is None
+    assert "batch_prompts" in answer["gradient_missing"]
+    assert answer["bias"]["per_unit"] is not None
+
+
+def test_an_exact_divergence_gives_the_horizon_bound(sender: Sender) -> None:
+    answer = sender.get("steps/0/theory", delta_max=0.001).raise_for_status().json()
+    longest = answer["bias"]["longest"]
+    assert answer["horizon"]["value"] == pytest.approx(0.002 * longest**2)
+    assert not answer["horizon"]["vacuous"]
+    assert sender.get("steps/0/theory", delta_max=1.0).json()["horizon"]["vacuous"]
+
+
+NONSENSE = [{"delta_max": "1.5"}, {"delta_max": "nan"}, {"gradient_bound": "-1"}, {"comparison": "rollout"}]
+
+
+def test_a_question_that_makes_no_sense_is_a_problem(sender: Sender) -> None:
+    for query in NONSENSE:
+        refused = sender.get("steps/0/theory", **query)
+        assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
+
+
+def test_what_was_not_measured_is_not_found(sender: Sender) -> None:
+    assert sender.get("steps/3/theory").status_code == 404
+    assert sender.get("steps/0/theory", comparison="no/such").status_code == 404
