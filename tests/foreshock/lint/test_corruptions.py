@@ -1,0 +1,245 @@
+"""Each check fires on the mistake that it is named for, made in real recorded rollouts, and names its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foreshock.lint import CHECKS, LintReport, LintWarning, gather_evidence, judge, lint_batch
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_step, recorded_steps
+
+
+def names(report: LintReport) -> set[str]:
+    return {warning.name for warning in report.warnings}
+
+
+def only(report: LintReport, name: str) -> LintWarning:
+    """The one warning of a report, which is of this name."""
+    assert names(report) == {name}, [f"{warning.name}: {warning.seen}" for warning in report.warnings]
+    return report.warnings[0]
+
+
+def not_checked(report: LintReport) -> dict[str, str]:
+    return {check.name: check.why for check in report.not_checked}
+
+
+def shifted(values: np.ndarray, offsets: np.ndarray, by: int) -> np.ndarray:
+    """Each rollout's values moved by one place, as a slice too early or too late does; 0 where nothing is left."""
+    moved = np.zeros_like(values)
+    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+        row = values[start:end]
+        moved[start:end] = np.concatenate([[0], row[:-1]]) if by > 0 else np.concatenate([row[1:], [0]])
+    return moved
+
+
+def rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def rounded_to_float16(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).astype(np.float32)
+
+
+def test_a_copied_column_is_a_bypass_and_not_agreement(step: RolloutBatch) -> None:
+    copied = replace(step, trainer_log_probs=real_mu(step).copy(), attributes=BatchAttributes())
+    warning = only(lint_batch(copied), "identical_log_probs")
+    assert warning.severity == "bad"
+    assert warning.evidence["tokens"] == step.num_tokens
+    assert "1,120 differences are exactly 0" in warning.seen
+    assert not_checked(lint_batch(copied))["mean_ratio"] == "the two log-probs are the same numbers"
+
+
+def test_a_declared_bypass_is_still_said_and_no_longer_bad(step: RolloutBatch) -> None:
+    attributes = BatchAttributes(trainer_policy="bypass")
+    copied = replace(step, trainer_log_probs=real_mu(step).copy(), attributes=attributes)
+    warning = only(lint_batch(copied), "identical_log_probs")
+    assert warning.severity == "look"
+    assert "bypass is declared" in warning.seen
+
+
+@pytest.mark.parametrize(("by", "neighbour", "other"), [(1, "earlier", "t − 1"), (-1, "later", "t + 1")])
+def test_a_shift_by_one_token_is_seen_in_both_directions(
+    step: RolloutBatch, by: int, neighbour: str, other: str
+) -> None:
+    moved = shifted(real_pi(step), step.response_offsets, by)
+    report = lint_batch(replace(step, trainer_log_probs=moved))
+    assert "shifted_log_probs" in names(report)
+    warning = next(each for each in report.warnings if each.name == "shifted_log_probs")
+    assert warning.severity == "bad"
+    assert f"log μ of token {other}" in warning.seen
+    assert warning.evidence[f"mean_gap_{neighbour}"] < 0.05 * warning.evidence["mean_gap"]
+    assert "different tokens" in not_checked(report)["mean_ratio"]
+
+
+@pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
+def test_probabilities_are_named_and_what_stands_on_them_is_not_judged(step: RolloutBatch, column: str) -> None:
+    exponentiated = np.exp(getattr(step, column))
+    report = lint_batch(replace(step, **{column: exponentiated}))
+    warning = only(report, "probabilities_as_log_probs")
+    assert column in warning.seen
+    assert "np.log" in warning.remedy
+    assert not_checked(report)["mean_ratio"] == f"the {column} column holds no log-probs"
+
+
+def test_losses_are_log_probs_of_the_wrong_sign(step: RolloutBatch) -> None:
+    assert only(lint_batch(replace(step, rollout_log_probs=-real_mu(step))), "negated_log_probs").severity == "bad"
+
+
+def test_a_probability_beyond_1_is_named_with_its_place(step: RolloutBatch) -> None:
+    beyond = real_mu(step).copy()
+    place = int(step.response_offsets[7]) + 1
+    beyond[place] = 0.25
+    warning = only(lint_batch(replace(step, rollout_log_probs=beyond)), "positive_log_probs")
+    assert warning.evidence["rollout_positive"] == 1
+    assert (warning.where[0].sample_id, warning.where[0].token) == (step.sample_ids[7], 1)
+    assert "0.25" in warning.where[0].text
+
+
+def test_values_that_are_not_finite_are_counted_by_kind(step: RolloutBatch) -> None:
+    broken = real_pi(step).copy()
+    broken[3:5], broken[9] = -np.inf, np.nan
+    warning = next(
+        each
+        for each in lint_batch(replace(step, trainer_log_probs=broken)).warnings
+        if each.name == "non_finite_log_probs"
+    )
+    assert warning.evidence == {"trainer_minus_inf": 2, "trainer_nan": 1}
+    assert "1 NaN, 2 −inf of 1,120" in warning.seen
+    assert len(warning.where) == 3
+
+
+@pytest.mark.parametrize(
+    ("round_to", "kind"), [(rounded_to_bfloat16, "bfloat16"), (rounded_to_float16, "float16")]
+)
+@pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
+def test_rounding_is_named_with_the_mismatch_that_it_makes(
+    step: RolloutBatch, column: str, round_to: Callable[[np.ndarray], np.ndarray], kind: str
+) -> None:
+    values = getattr(step, column)
+    short = round_to(values)
+    warning = only(lint_batch(replace(step, **{column: short})), "rounded_log_probs")
+    assert f"fit into {kind}" in warning.seen
+    # The size it gives is that of the rounding itself, over the tokens that were looked at.
+    seen = np.abs(values) > 0.01
+    difference = values[seen].astype(np.float64) - short[seen]
+    made = float((np.expm1(difference) - difference).mean())
+    floor = warning.evidence[f"{column.removesuffix('_log_probs')}_k3_floor"]
+    assert floor == pytest.approx(made, rel=0.2)
+
+
+def test_repeated_rollouts_that_fill_up_a_batch_are_seen() -> None:
+    # 120 rollouts padded to 128 by repeating the first: what dispatching to a number of ranks does.
+    step = recorded_step(45)
+    rows = [*range(120), *range(8)]
+    padded = step.select(rows)
+    padded = replace(padded, sample_ids=[f"row-{row}" for row in range(128)])
+    warning = only(lint_batch(padded), "duplicated_rollouts")
+    assert warning.evidence["repeated"] >= 8
+    assert warning.evidence["expected"] < 3
+    assert "equals row-" in warning.where[0].text
+
+
+def test_a_batch_that_is_there_twice_is_seen_across_shards() -> None:
+    step = recorded_step(45)
+    half = step.select(np.arange(64))
+    again = replace(half, sample_ids=[f"again-{name}" for name in half.sample_ids])
+    assert judge(gather_evidence(half)).is_clean
+    both = gather_evidence(half).merge(gather_evidence(again))
+    assert only(judge(both), "duplicated_rollouts").evidence["repeated"] >= 64
+
+
+def test_a_sampled_pad_id_that_the_trainer_drops_is_found() -> None:
+    # At step 75 of the recorded run the model did sample id 0, which pads; a trainer that masks by id has no log π there.
+    step = recorded_step(75)
+    assert int((step.response_token_ids == 0).sum()) == 1
+    dropped = np.where(step.response_token_ids == 0, np.float32(0), real_pi(step))
+    warning = only(lint_batch(replace(step, trainer_log_probs=dropped)), "pad_id_sampled")
+    assert (warning.evidence["token_id"], warning.evidence["sampled"], warning.evidence["dropped"]) == (0, 1, 1)
+    assert "id 0" in warning.where[0].text
+
+
+@pytest.mark.parametrize("lost", [np.nan, -np.inf])
+def test_a_sampled_pad_id_may_also_be_lost_as_nan(lost: float) -> None:
+    steps = recorded_steps(75, 98, 107, 120, 130)
+    dropped = np.where(steps.response_token_ids == 0, np.float32(lost), real_pi(steps))
+    report = lint_batch(replace(steps, trainer_log_probs=dropped))
+    assert names(report) == {"pad_id_sampled", "non_finite_log_probs"}
+    assert report.warnings[0].evidence["dropped"] == 5
+
+
+def test_a_sampled_pad_id_that_the_mask_drops_is_found() -> None:
+    steps = recorded_steps(75, 98, 107, 120, 130)
+    mask = (steps.response_token_ids != 0).astype(np.uint8)
+    warning = only(lint_batch(replace(steps, response_mask=mask)), "pad_id_sampled")
+    assert (warning.evidence["token_id"], warning.evidence["dropped"]) == (0, 5)
+    assert "mask 0" in warning.seen
+
+
+def test_responses_that_the_trainer_cut_are_not_blamed_on_one_id() -> None:
+    step = recorded_step(60)
+    place = np.arange(step.num_tokens) - np.repeat(step.response_offsets[:-1], step.response_lengths)
+    cut = np.where(place < 8, real_pi(step), np.float32(0))
+    report = lint_batch(replace(step, trainer_log_probs=cut))
+    assert "tokens_without_trainer" in names(report)
+    assert "pad_id_sampled" not in names(report)
+
+
+def test_masked_tokens_with_log_mu_and_advantages_are_seen(step: RolloutBatch) -> None:
+    # The last two tokens of each response are said to be tool output, and keep what was logged of them.
+    place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
+    mask = (place > 2).astype(np.uint8)
+    advantage = np.repeat(np.asarray(step.reward), step.response_lengths) - np.float32(0.3)
+    careless = replace(step, response_mask=mask, advantage=advantage, advantage_per_token=True)
+    warning = only(lint_batch(careless), "masked_values")
+    assert warning.evidence["rollout"] == warning.evidence["masked"] == warning.evidence["advantage"] == 256
+    assert "mask 0" in warning.where[0].text
+
+
+def test_masked_tokens_that_only_the_trainer_scored_are_normal(step: RolloutBatch) -> None:
+    place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
+    mask = (place > 2).astype(np.uint8)
+    assert step.entropy is not None
+    clean = replace(step, response_mask=mask, rollout_log_probs=np.where(mask, real_mu(step), np.float32(0)))
+    assert lint_batch(clean).is_clean
+    padded = replace(step, response_mask=mask, rollout_log_probs=np.where(mask, real_mu(step), np.float32(np.nan)))
+    assert lint_batch(padded).is_clean
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        (BatchAttributes(temperature=0.7, logprobs_mode="raw_logprobs"), "temperature 0.7"),
+        (BatchAttributes(temperature=1.0, top_p=0.9, logprobs_mode="raw_logprobs"), "top-p 0.9"),
+        (BatchAttributes(top_k=20, min_p=0.05, logprobs_mode="raw_logprobs"), "top-k 20, min-p 0.05"),
+    ],
+)
+def test_raw_log_probs_under_declared_sampling_need_no_test(
+    step: RolloutBatch, attributes: BatchAttributes, said: str
+) -> None:
+    warning = only(lint_batch(replace(step, attributes=attributes)), "raw_log_probs")
+    assert said in warning.seen
+    assert "128 of 128" in warning.seen
+
+
+def test_sampling_columns_count_like_attributes(step: RolloutBatch) -> None:
+    top_p = np.ones(128, np.float32)
+    top_p[:5] = 0.95
+    warning = only(lint_batch(replace(step, top_p=top_p)), "raw_log_probs")
+    assert "5 of 128 rollouts were sampled with top-p 0.95" in warning.seen
+
+
+def test_shaped_sampling_without_a_mode_is_not_guessed(step: RolloutBatch) -> None:
+    report = lint_batch(replace(step, attributes=BatchAttributes(top_p=0.9), entropy=None))
+    assert report.is_clean
+    assert "logprobs_mode is not said" in not_checked(report)["raw_log_probs"]
+    assert "sharper" in not_checked(report)["duplicated_rollouts"]
+
+
+def test_every_warning_says_what_it_does_and_what_to_do() -> None:
+    assert all(check.effect.endswith(".") and check.remedy.endswith((".", ")")) for check in CHECKS.values())
+    assert all(not check.title.endswith(".") for check in CHECKS.values())
