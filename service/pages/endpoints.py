@@ -16,6 +16,7 @@ from service.alerts.endpoints import AlertIdentifier
 from service.alerts.service import acknowledge, resolve
 from service.context import Context, ServiceContext
 from service.pages.assets import LONG_CACHE, REVALIDATE, assets, digest_of, media_type_of
+from service.pages.gather.corrections import corrections_part
 from service.pages.gather.figures import run_plot, step_plot
 from service.pages.gather.run import run_page
 from service.pages.gather.run_list import runs_page
@@ -142,6 +143,14 @@ def step_tokens(run: RunIdentifier, step: StepPath, request: Request, context: C
     with viewing(context, guest) as look:
         part = worst_tokens(look, run, step)
     return page_response(request, "tokens.html", part, guest.visitor)
+
+
+@parts.get("/runs/{run}/steps/{step}/corrections")
+def step_corrections(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
+    """What corrections would do to a step, and its theory, as a piece of HTML."""
+    with viewing(context, guest) as look:
+        part = corrections_part(look, run, step)
+    return page_response(request, "corrections.html", part, guest.visitor)
 
 
 @pages.get("/login")

@@ -253,6 +253,7 @@ class StepPage:
     links: Sequence[LinkRow]
     links_notes: Sequence[str]
     tokens_address: str
+    corrections_address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,45 @@ class TokensPart:
     comparison: str
     scorers: Sequence[str]
     rows: Sequence[TokenRow]
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionRow:
+    """What a correction would do at one threshold."""
+
+    title: str
+    threshold: str
+    formula: str
+    level: str
+    kept_tokens: str
+    kept_sequences: str
+    effective: str
+    spread: str
+    distortion: str
+    advantage_distortion: str
+    beyond: str
+    reward: str
+    length: str
+    turns: str
+
+
+@dataclass(frozen=True, slots=True)
+class TheoryRow:
+    name: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionsPart:
+    """Corrections and theory of a step: a part of its page that is fetched after it."""
+
+    comparison: str
+    rows: Sequence[CorrectionRow]
+    not_estimable: Sequence[str]
+    notes: Sequence[str]
+    theory: Sequence[TheoryRow]
     missing: str
 
 

@@ -77,6 +77,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         links=link_rows(attribution),
         links_notes=notes_of(attribution) if attribution is not None else (),
         tokens_address=f"{parts}/tokens",
+        corrections_address=f"{parts}/corrections",
     )
 
 
