@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from ipaddress import ip_address
+from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -41,6 +42,15 @@ class Settings(BaseSettings):
     decode_timeout_seconds: float = Field(default=300.0, gt=0)
     decode_recycle_after: int = Field(default=500, gt=0, description="shards after which decoders are replaced")
     decode_queue: int = Field(default=64, gt=0, description="shards that may wait before clients are told 503")
+
+    token_pass: Literal["compiled", "numpy"] = Field(
+        default="compiled", description="what measures tokens; numpy is slower, and has nothing to compile at a start"
+    )
+    compiled_folder: str = Field(
+        default="",
+        description="where compiled code is kept; empty: beside the package, or beside the token store where the "
+        "package cannot be written. Nobody else may write to it",
+    )
 
     step_grace_seconds: float = Field(default=600.0, gt=0)
     sweep_interval_seconds: float = Field(default=5.0, gt=0)

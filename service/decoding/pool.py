@@ -6,19 +6,22 @@ the death may have been another body's; then it is refused. The service itself g
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from service.decoding.token_pass import COMPILED, chosen_token_pass
 from service.decoding.worker import prepare_process, run_with_alarm, wait_a_moment
 from service.problem import ProblemError
 from service.settings import Settings
 
+_logger = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _TRIES = 2
@@ -49,20 +52,53 @@ class DecoderPool:
         self._settings = settings
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(settings.decode_processes + settings.decode_queue)
+        self._choice = chosen_token_pass(settings)
         self._generation = self._new_generation()
-        self._warm = threading.Event()
+        self._state = "starting"
+        if self._choice.compile:
+            self._state += ": the first start of a release compiles the pass over tokens, which takes about a minute"
+        self._token_pass = ""
 
     @property
     def is_warm(self) -> bool:
         """Whether the decoders have started."""
-        return self._warm.is_set()
+        return self._state == "ok"
+
+    @property
+    def state(self) -> str:
+        """`ok`, or what the decoders wait for."""
+        return self._state
+
+    @property
+    def token_pass(self) -> str:
+        """What measures tokens: `compiled`, or numpy and why; empty until the decoders have started."""
+        return self._token_pass
 
     def warm_up(self) -> None:
         """Start every process now, so that the first upload does not wait for it."""
         executor = self._generation.executor
-        for future in [executor.submit(wait_a_moment) for _ in range(self._settings.decode_processes)]:
-            future.result()
-        self._warm.set()
+        try:
+            futures = [executor.submit(wait_a_moment) for _ in range(self._settings.decode_processes)]
+            self._token_pass = min((future.result() for future in futures), key=lambda found: found == COMPILED)
+        except Exception as error:
+            self._state = f"failed: {type(error).__name__}"
+            raise
+        self._state = "ok"
+        if self._choice.compile and self._token_pass != COMPILED:
+            _logger.warning("tokens are measured by %s", self._token_pass)
+
+    def warm_up_in_background(self) -> None:
+        """Begin `warm_up`; meanwhile `state` says that the decoders start, and what is run waits for them."""
+
+        def warm_up() -> None:
+            try:
+                self.warm_up()
+            except CancelledError:
+                pass  # The service ends before it was ready.
+            except Exception:
+                _logger.exception("the decoders do not start")
+
+        threading.Thread(target=warm_up, name="foreshock-warm-up", daemon=True).start()
 
     def run(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
@@ -119,6 +155,6 @@ class DecoderPool:
                 self._settings.decode_processes,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=prepare_process,
-                initargs=(self._settings.decode_memory_bytes,),
+                initargs=(self._settings.decode_memory_bytes, self._choice),
             )
         )

@@ -12,15 +12,18 @@ from collections.abc import Callable
 from multiprocessing import connection, parent_process
 from typing import TypeVar
 
+from service.decoding.token_pass import TokenPassChoice, prepare_token_pass, token_pass
+
 Result = TypeVar("Result")
 
 
-def prepare_process(memory_bytes: int) -> None:
+def prepare_process(memory_bytes: int, choice: TokenPassChoice) -> None:
     """Load what decoding needs, then allow `memory_bytes` of address space on top, and no core dump."""
     import pyarrow as pa
 
     import service.decoding.shards  # noqa: F401  (imports before the limit, so that it bounds the data alone)
 
+    prepare_token_pass(choice)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -41,9 +44,10 @@ def run_with_alarm(seconds: float, task: Callable[[], Result]) -> Result:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-def wait_a_moment() -> None:
-    """Hold one process for long enough that the next task starts another one."""
+def wait_a_moment() -> str:
+    """Hold one process for long enough that the next task starts another one; which token pass it uses."""
     time.sleep(0.05)
+    return token_pass()
 
 
 def _address_space_bytes() -> int:

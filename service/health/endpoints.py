@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import APIRouter, Response, status
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service.context import Context, ServiceContext
 from service.database.schema import current_revision, newest_revision
@@ -20,10 +20,11 @@ class Liveness(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Each check's outcome: `ok` or what is wrong."""
+    """Each check's outcome: `ok`, or what is wrong or waited for."""
 
     ready: bool
     checks: dict[str, str]
+    details: dict[str, str] = Field(description="`token_pass`: `compiled`, or numpy and why")
 
 
 @router.get("/livez")
@@ -39,12 +40,12 @@ def readyz(context: Context, response: Response) -> Readiness:
         "database": _outcome(context.database.ping),
         "migrations": _outcome(lambda: _check_migrated(context)),
         "token_store": _outcome(context.store.check_writable),
-        "decoders": "ok" if context.decoders.is_warm else "still starting",
+        "decoders": context.decoders.state,
     }
     ready = all(outcome == "ok" for outcome in checks.values())
     if not ready:
         response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
-    return Readiness(ready=ready, checks=checks)
+    return Readiness(ready=ready, checks=checks, details={"token_pass": context.decoders.token_pass or "not known yet"})
 
 
 def _check_migrated(context: ServiceContext) -> None:

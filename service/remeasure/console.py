@@ -135,6 +135,6 @@ def _check_there(settings: Settings) -> None:
     url = parse_database_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         raise ConfigurationError(f"there is no database {url.database}: FORESHOCK_DATABASE_URL must be the service's")
-    store = settings.store_url.removeprefix("file://")
-    if not Path(store).is_dir():
+    store = TokenStore.root_of(settings.store_url)
+    if not store.is_dir():
         raise ConfigurationError(f"there is no token store {store}: FORESHOCK_STORE_URL must be the service's")

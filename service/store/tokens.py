@@ -22,11 +22,16 @@ class TokenStore:
     """Files below one root; names are relative to it, with `/`."""
 
     def __init__(self, url: str) -> None:
-        if "://" in url and not url.startswith("file://"):
-            raise ConfigurationError("FORESHOCK_STORE_URL must be a local folder, such as ./foreshock-data/tokens")
-        self.root = Path(url.removeprefix("file://")).absolute()
+        self.root = self.root_of(url)
         self._temporary = self.root / _TEMPORARY
         self._temporary.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def root_of(url: str) -> Path:
+        """The folder that FORESHOCK_STORE_URL names; raises ConfigurationError where it names none."""
+        if "://" in url and not url.startswith("file://"):
+            raise ConfigurationError("FORESHOCK_STORE_URL must be a local folder, such as ./foreshock-data/tokens")
+        return Path(url.removeprefix("file://")).absolute()
 
     def temporary_file(self) -> Path:
         """A new, empty file beside the store's own, so that a rename moves no bytes."""

@@ -71,8 +71,8 @@ def database(database_url: str) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def decoders() -> Iterator[DecoderPool]:
-    """One pool of decoder processes for the whole test session."""
-    pool = DecoderPool(Settings(decode_processes=2, max_body_bytes=1 << 20))
+    """One pool of decoder processes for the whole test session; with nothing to compile, which takes a minute."""
+    pool = DecoderPool(Settings(decode_processes=2, max_body_bytes=1 << 20, token_pass="numpy"))
     pool.warm_up()
     yield pool
     pool.close()

@@ -49,7 +49,7 @@ def pool() -> Iterator[DecoderPool]:
     pool = DecoderPool(
         Settings(
             decode_processes=2, decode_memory_bytes=512 * _MEBIBYTE, decode_timeout_seconds=2.0, decode_queue=4,
-            decode_recycle_after=1000,
+            decode_recycle_after=1000, token_pass="numpy",
         )
     )  # fmt: skip
     pool.warm_up()
@@ -119,7 +119,7 @@ def test_more_than_the_queue_holds_is_told_to_come_back(pool: DecoderPool) -> No
 
 
 def test_decoders_are_replaced_after_so_many_tasks() -> None:
-    pool = DecoderPool(Settings(decode_processes=1, decode_recycle_after=2))
+    pool = DecoderPool(Settings(decode_processes=1, decode_recycle_after=2, token_pass="numpy"))
     try:
         processes = [pool.run(own_process) for _ in range(4)]
     finally:
