@@ -1,0 +1,48 @@
+"""The token pass as machine code: the same sums as `numpy_pass`, several times faster, without the interpreter's lock.
+
+It needs numba (the extra `fast`), which is imported only by the functions here. `prepare()` compiles, which takes
+seconds the first time, or loads what numba has kept on disk; from then on `token_pass` uses this pass.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from foreshock.measures.rollout_sums import RolloutSums, TokenInputs
+
+__all__ = ["available", "is_prepared", "prepare", "sum_rollouts_compiled"]
+
+_prepared = False
+
+
+def available() -> bool:
+    """Whether numba is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def is_prepared() -> bool:
+    """Whether `prepare()` has run in this process."""
+    return _prepared
+
+
+def prepare() -> None:
+    """Compile, or load what was compiled before: one machine code serves every type of input.
+
+    Where no folder can be written to for numba's cache, it compiles in every process. Raises ImportError without numba.
+    """
+    global _prepared
+    from foreshock.measures.compiled.functions import compiled_functions
+
+    compiled_functions()
+    _prepared = True
+
+
+def sum_rollouts_compiled(inputs: TokenInputs, threads: int | None = None) -> RolloutSums:
+    """The sums of every rollout, and of all of them together, as `sum_rollouts_numpy` gives them.
+
+    Integers, extremes and largest values are equal to numpy's; sums to 1e-12 of the sum of absolute values. `threads`
+    (None: one for each processor) changes nothing but the time. Raises ImportError without numba.
+    """
+    from foreshock.measures.compiled.passes import sum_rollouts_in_lanes
+
+    return sum_rollouts_in_lanes(inputs, threads)

@@ -1,0 +1,162 @@
+"""Sums by bucket: tokens are scattered to cells, plain sums that are now and then added to compensated ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.compiled import layout
+from foreshock.measures.compiled.jit import bits_of, compiled, exactly
+from foreshock.measures.compiled.state import LaneState, Lookups
+
+__all__ = ["add_run", "flush_cells", "scatter_grids", "scatter_tails", "scatter_token_ids", "scatter_tokens"]
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+
+@exactly
+def flush_cells(state: LaneState) -> None:
+    """Add the plain sums to the pairs (high, low) whose unrounded sum they are, and begin anew."""
+    plain, high, low = state.cells, state.cells_high, state.cells_low
+    for cell in range(layout.CELLS):
+        for column in range(layout.CELL_SUMS):
+            value, before = plain[cell, column], high[cell, column]
+            total = before + value
+            of_value = total - before
+            lost = (before - (total - of_value)) + (value - of_value)
+            high[cell, column] = total
+            # An infinite sum stays infinite, and never becomes NaN.
+            low[cell, column] += lost if lost - lost == 0.0 else 0.0
+            plain[cell, column] = 0.0
+    state.counts[layout.CHUNKS_WAITING] = 0
+
+
+@compiled
+def add_four(cells: Float64, cell: int, first: float, second: float, third: float, fourth: float) -> None:
+    """Add to the four sums of a cell, loading all before storing any: the compiler makes one vector of them."""
+    a, b, c, d = cells[cell, 0], cells[cell, 1], cells[cell, 2], cells[cell, 3]
+    cells[cell, 0] = a + first
+    cells[cell, 1] = b + second
+    cells[cell, 2] = c + third
+    cells[cell, 3] = d + fourth
+
+
+@compiled
+def add_run(
+    state: LaneState, cell: int, tokens: int, abs_d: float, d: float, k3: float, difference: float, largest: float
+) -> None:
+    """Add the sums over tokens of one bucket, in the order of BUCKET_SUMS."""
+    add_four(state.cells, cell, abs_d, d, k3, difference)
+    state.cell_tokens[cell] += tokens
+    state.cell_largest[cell] = max(state.cell_largest[cell], largest)
+
+
+@compiled
+def probability_bucket(edges: Float64, first: float, per_nat: float, log_probability: float) -> int:
+    """The bucket by multiplication, then by comparison with its exact edges."""
+    guess = (log_probability - first) * per_nat + 1.0
+    guess = guess if guess > 0.0 else 0.0
+    guess = guess if guess < layout.PROBABILITIES - 1 else layout.PROBABILITIES - 1
+    bucket = int(guess)
+    while log_probability < edges[bucket]:
+        bucket -= 1
+    while log_probability >= edges[bucket + 1]:
+        bucket += 1
+    return bucket
+
+
+@compiled
+def scatter_tokens(lookups: Lookups, state: LaneState, n: int, with_entropy: bool) -> None:
+    """The maps by probability under μ and by entropy, both of which change with every token."""
+    work, cells, tokens, largest = state.work, state.cells, state.cell_tokens, state.cell_largest
+    edges = lookups.probability
+    first, per_nat = edges[1], (layout.PROBABILITIES - 2) / (edges[layout.PROBABILITIES - 1] - edges[1])
+    for i in range(n):
+        abs_d, d = work[layout.ABS_D, i], work[layout.D, i]
+        k3, difference = work[layout.K3, i], work[layout.DIFFERENCE, i]
+        cell = layout.PROBABILITY_CELLS + probability_bucket(edges, first, per_nat, work[layout.LOG_BEHAVIOUR, i])
+        add_four(cells, cell, abs_d, d, k3, difference)
+        tokens[cell] += 1
+        if abs_d > largest[cell]:
+            largest[cell] = abs_d
+        if with_entropy:
+            entropy = work[layout.ENTROPY, i]
+            exponent = bits_of(entropy) >> 52
+            if exponent == 0x7FF or exponent == -1:
+                continue
+            bucket = 0
+            if exponent >= 0:
+                bucket = lookups.entropy_below[exponent] + (1 if entropy >= lookups.entropy_edge[exponent] else 0)
+            cell = layout.ENTROPY_CELLS + bucket
+            add_four(cells, cell, abs_d, d, k3, difference)
+            tokens[cell] += 1
+            if abs_d > largest[cell]:
+                largest[cell] = abs_d
+
+
+@compiled
+def fill_bins(state: LaneState, n: int) -> None:
+    """Each token's bin in the histogram and its cell on the coarser grid, from the bits of |d|."""
+    work, whole = state.work, state.whole
+    for i in range(n):
+        bits = bits_of(work[layout.ABS_D, i])
+        positive = work[layout.D, i] > 0.0
+        fine = (bits >> (52 - layout.FINE_BITS)) - layout.FINE_FIRST
+        fine = fine if fine > 0 else 0
+        fine = fine if fine < layout.FINE_SIZE - 1 else layout.FINE_SIZE - 1
+        fine = fine + layout.FINE_SIZE if positive else fine
+        whole[layout.FINE, i] = 2 * layout.FINE_SIZE if bits == 0 else fine
+        coarse = (bits >> (52 - layout.COARSE_BITS)) - layout.COARSE_FIRST
+        coarse = coarse if coarse > 0 else 0
+        coarse = coarse if coarse < layout.COARSE_SIZE - 1 else layout.COARSE_SIZE - 1
+        whole[layout.CELL, i] = coarse + layout.COARSE_SIZE if positive else coarse
+
+
+@compiled
+def scatter_grids(state: LaneState, n: int, with_advantage: bool) -> None:
+    """The histogram of |d|, and the weights' sums on the coarser grid, in the order of TAIL_SUMS."""
+    fill_bins(state, n)
+    work, whole, histogram, cells = state.work, state.whole, state.histogram, state.cells
+    if with_advantage:
+        for i in range(n):
+            histogram[whole[layout.FINE, i]] += 1
+            above = work[layout.ABOVE, i]
+            add_four(
+                cells, whole[layout.CELL, i], above, above * above, work[layout.ADVANTAGE, i], work[layout.SKEW, i]
+            )
+    else:
+        for i in range(n):
+            histogram[whole[layout.FINE, i]] += 1
+            above = work[layout.ABOVE, i]
+            cell = whole[layout.CELL, i]
+            cells[cell, 0] += above
+            cells[cell, 1] += above * above
+
+
+@compiled
+def scatter_tails(lookups: Lookups, state: LaneState, n: int, with_advantage: bool) -> None:
+    """The tokens beyond the first level, each to the cell of the last level that it lies beyond."""
+    work, levels = state.work, lookups.levels
+    for i in range(n):
+        abs_d = work[layout.ABS_D, i]
+        if abs_d <= layout.FIRST_LEVEL:
+            continue
+        beyond = 0
+        while beyond + 1 < layout.LEVELS and abs_d > levels[beyond + 1]:
+            beyond += 1
+        cell = layout.TAIL_CELLS + beyond + (layout.LEVELS if work[layout.D, i] > 0.0 else 0)
+        above = work[layout.ABOVE, i]
+        advantage = work[layout.ADVANTAGE, i] if with_advantage else 0.0
+        skew = work[layout.SKEW, i] if with_advantage else 0.0
+        add_four(state.cells, cell, above, above * above, advantage, skew)
+        state.cell_tokens[cell] += 1
+
+
+@compiled
+def scatter_token_ids(state: LaneState, n: int) -> None:
+    """The tokens of each id, and their sums in the order of TOKEN_ID_SUMS."""
+    work, table = state.work, state.token_ids
+    for i in range(n):
+        token_id = state.whole[layout.TOKEN_ID, i]
+        add_four(table, token_id, 1.0, work[layout.D, i], work[layout.ABS_D, i], work[layout.K3, i])

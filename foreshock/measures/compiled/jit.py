@@ -1,0 +1,72 @@
+"""How functions of the compiled pass are compiled: without the interpreter's lock, and never with unsafe mathematics.
+
+Importing this imports numba. `reassoc` and `contract` let a loop be vectorised and use fused multiply-adds; nothing may
+assume that there are no NaNs or infinities, except where a comment says why there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from numba.core import types
+from numba.extending import intrinsic
+
+__all__ = ["bits_of", "compiled", "entry", "exactly", "extremes", "float_of", "reduction"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+def compiled(function: F) -> F:
+    """A function whose loops are vectorised where they add nothing up."""
+    made: F = numba.njit(fastmath={"contract"}, **_OPTIONS)(function)
+    return made
+
+
+def reduction(function: F) -> F:
+    """A function that adds up, in whatever order suits the processor's vectors."""
+    made: F = numba.njit(fastmath={"reassoc", "contract"}, **_OPTIONS)(function)
+    return made
+
+
+def extremes(function: F) -> F:
+    """A function that takes the least and largest of values that are never NaN."""
+    made: F = numba.njit(fastmath={"nnan", "nsz", "reassoc"}, **_OPTIONS)(function)
+    return made
+
+
+def exactly(function: F) -> F:
+    """A function whose every operation is rounded as it is written: what compensated sums need."""
+    made: F = numba.njit(**_OPTIONS)(function)
+    return made
+
+
+def entry(function: F, *, cached: bool) -> F:
+    """A function that Python calls; `cached` keeps its machine code on disk beside the sources.
+
+    Raises RuntimeError where numba finds no folder that it may write to.
+    """
+    made: F = numba.njit(fastmath={"contract"}, cache=cached, **_OPTIONS)(function)
+    return made
+
+
+def _bits_of(context: Any, value: Any) -> Any:
+    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], target.get_value_type(types.int64))
+
+    return types.int64(types.float64), code
+
+
+def _float_of(context: Any, bits: Any) -> Any:
+    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], target.get_value_type(types.float64))
+
+    return types.float64(types.int64), code
+
+
+# The bits of a float64 as an integer, and back.
+bits_of: Callable[[float], int] = intrinsic(_bits_of)
+float_of: Callable[[int], float] = intrinsic(_float_of)
