@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.sums import CompensatedSums, sums_of_cells
+from foreshock.measures.sums import CompensatedSums, Parts, sums_of_cells
 
 __all__ = [
     "BUCKET_EDGES",
@@ -59,25 +59,23 @@ class BucketSums:
         return cls(np.zeros(size, np.int64), CompensatedSums.zeros(size, len(BUCKET_SUMS)), np.zeros(size))
 
     @classmethod
-    def of(cls, size: int, buckets: NDArray[np.int64], values: Sequence[Float64]) -> BucketSums:
-        """The sums over T tokens: their `buckets` [T], and [T] `values` of each of BUCKET_SUMS."""
-        largest = np.zeros(size)
-        np.maximum.at(largest, buckets, values[BUCKET_SUMS.index("abs_d")])
-        counts = np.bincount(buckets, minlength=size).astype(np.int64)
-        totals = CompensatedSums.of_columns(sums_of_cells(buckets, column, size) for column in values)
-        return cls(counts, totals, largest)
-
-    @classmethod
-    def of_runs(
-        cls, size: int, buckets: NDArray[np.int64], tokens: NDArray[np.int64], sums: CompensatedSums, largest: Float64
+    def of(
+        cls,
+        size: int,
+        buckets: NDArray[np.int64],
+        parts: Sequence[Parts],
+        distance: Float64,
+        tokens: NDArray[np.int64] | None = None,
     ) -> BucketSums:
-        """The sums over R runs of tokens in one bucket each: `buckets`, `tokens`, `largest` |d| [R], `sums` [R, 4]."""
-        of_buckets = np.zeros(size)
-        np.maximum.at(of_buckets, buckets, largest)
+        """The sums over T tokens: their `buckets` [T], the summable [T] parts of each of BUCKET_SUMS, |d| [T].
+
+        With `tokens` [T] each entry is a run of so many tokens, with its sums and its largest |d|.
+        """
+        largest = np.zeros(size)
+        np.maximum.at(largest, buckets, distance)
         counts = np.bincount(buckets, tokens, size).astype(np.int64)
-        totals = CompensatedSums.of_columns(sums_of_cells(buckets, column, size) for column in sums.high.T)
-        lost = CompensatedSums.of_columns(sums_of_cells(buckets, column, size) for column in sums.low.T)
-        return cls(counts, totals + lost, of_buckets)
+        totals = CompensatedSums.of_columns(sums_of_cells(buckets, part, size) for part in parts)
+        return cls(counts, totals, largest)
 
     def merge(self, other: BucketSums) -> BucketSums:
         """The sums over the tokens of both."""

@@ -18,7 +18,7 @@ from foreshock.measures.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.largest import largest_of
 from foreshock.measures.log_weights import LogWeights
 from foreshock.measures.rollout_sums import LARGEST_VALUES, RolloutSums
-from foreshock.measures.sums import CompensatedSums, sums_of_cells, sums_of_runs
+from foreshock.measures.sums import CompensatedSums, Parts, summable_parts, sums_of_cells, sums_of_runs
 from foreshock.measures.thresholds import ABOVE, TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.token_ids import TOKEN_ID_SUMS, TokenIdTotals
 
@@ -130,26 +130,27 @@ def _sums_by_cell(cells: Int64, terms: list[Float64 | None], size: int) -> Compe
     """[2, size, K] the sums of each of K terms over the tokens of each cell of both sides."""
     nothing = np.zeros(2 * size), np.zeros(2 * size)
     sums = CompensatedSums.of_columns(
-        nothing if term is None else sums_of_cells(cells, term, 2 * size) for term in terms
+        nothing if term is None else sums_of_cells(cells, summable_parts(term), 2 * size) for term in terms
     )
     return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
 
 
 def _buckets_by_condition(chunk: ChunkTokens) -> Iterator[tuple[str, BucketSums]]:
     """The chunk's table of each condition that is known."""
-    terms = [chunk.terms[name] for name in BUCKET_SUMS]
+    distance = chunk.terms["abs_d"]
+    parts = [summable_parts(chunk.terms[name]) for name in BUCKET_SUMS]
     size = CONDITIONS["probability"].size
-    yield "probability", BucketSums.of(size, probability_buckets(chunk.behaviour), terms)
+    yield "probability", BucketSums.of(size, probability_buckets(chunk.behaviour), parts, distance)
     if chunk.entropy is not None:
         known = np.isfinite(chunk.entropy)
         kept = slice(None) if known.all() else known
         condition = CONDITIONS["entropy"]
-        buckets = condition.buckets(chunk.entropy[kept])
-        yield "entropy", BucketSums.of(condition.size, buckets, [term[kept] for term in terms])
-    yield from _buckets_of_runs(chunk, terms)
+        of_kept = [(high[kept], low[kept]) for high, low in parts]
+        yield "entropy", BucketSums.of(condition.size, condition.buckets(chunk.entropy[kept]), of_kept, distance[kept])
+    yield from _buckets_of_runs(chunk, parts)
 
 
-def _buckets_of_runs(chunk: ChunkTokens, terms: list[Float64]) -> Iterator[tuple[str, BucketSums]]:
+def _buckets_of_runs(chunk: ChunkTokens, parts: list[Parts]) -> Iterator[tuple[str, BucketSums]]:
     """The tables of conditions that hardly change from a token to the next: sums over runs first, then over buckets."""
     places = position_buckets(chunk.positions)
     known = {"turn": chunk.turn, "lag": chunk.lag}
@@ -160,11 +161,11 @@ def _buckets_of_runs(chunk: ChunkTokens, terms: list[Float64]) -> Iterator[tuple
         begins[1:] |= values[1:] != values[:-1]
     starts = np.flatnonzero(begins)
     tokens = np.diff(starts, append=places.size)
-    sums = CompensatedSums.of_columns(sums_of_runs(starts, term) for term in terms)
+    sums = [sums_of_runs(starts, part) for part in parts]
     largest = np.maximum.reduceat(chunk.terms["abs_d"], starts)
     rows = np.searchsorted(chunk.offsets, starts, side="right") - 1
     of_runs = {name: CONDITIONS[name].buckets(values[starts]) for name, values in of_tokens.items()}
     of_runs["length"] = CONDITIONS["length"].buckets(chunk.lengths[rows])
     of_runs["position"] = places[starts]
     for name, buckets in of_runs.items():
-        yield name, BucketSums.of_runs(CONDITIONS[name].size, buckets, tokens, sums, largest)
+        yield name, BucketSums.of(CONDITIONS[name].size, buckets, sums, largest, tokens)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 __all__ = ["CompensatedSums", "summable_parts", "sums_of_cells", "sums_of_runs", "two_product", "two_sum"]
 
 Float64 = NDArray[np.float64]
+# A value or a sum as the pair of a float64 and what its rounding lost.
+Parts = tuple[Float64, Float64]
 
 _SPLITTER = 134_217_729.0  # 2^27 + 1: cuts a float64 into two halves whose products are exact
 
@@ -41,7 +43,7 @@ def two_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
     return total, np.where(np.isfinite(lost), lost, 0.0)
 
 
-def summable_parts(values: Float64) -> tuple[Float64, Float64]:
+def summable_parts(values: Float64) -> Parts:
     """[n] values as high + low, exactly, so that sums of any of the high parts are exact, in whatever order.
 
     The high parts are multiples of one power of two, and too few for their sum to leave a float64; the low parts are
@@ -57,15 +59,15 @@ def summable_parts(values: Float64) -> tuple[Float64, Float64]:
     return high, values - high
 
 
-def sums_of_cells(cells: NDArray[np.int64], values: Float64, size: int) -> tuple[Float64, Float64]:
-    """[size] the sum of the [n] values in each cell, and what its rounding lost."""
-    high, low = summable_parts(values)
-    return np.bincount(cells, high, size).astype(np.float64), np.bincount(cells, low, size).astype(np.float64)
+def sums_of_cells(cells: NDArray[np.int64], parts: Parts, size: int) -> Parts:
+    """[size] the sum of the [n] values in each cell, and what its rounding lost, from the summable parts."""
+    high, low = (np.asarray(np.bincount(cells, part, size), dtype=np.float64) for part in parts)
+    return high, low
 
 
-def sums_of_runs(starts: NDArray[np.int64], values: Float64) -> tuple[Float64, Float64]:
-    """[R] the sums from each start to the next, and what their rounding lost; `starts` rise from 0."""
-    high, low = summable_parts(values)
+def sums_of_runs(starts: NDArray[np.int64], parts: Parts) -> Parts:
+    """[R] the sums from each start to the next, as summable parts again; `starts` rise from 0."""
+    high, low = parts
     return np.add.reduceat(high, starts), np.add.reduceat(low, starts)
 
 
@@ -98,7 +100,7 @@ class CompensatedSums:
         return cls(*_normalise(high[0], low[0]))
 
     @classmethod
-    def of_columns(cls, columns: Iterable[tuple[Float64, Float64]]) -> CompensatedSums:
+    def of_columns(cls, columns: Iterable[Parts]) -> CompensatedSums:
         """[..., K] from K pairs of a sum and what its rounding lost, each [...]."""
         high, low = zip(*columns, strict=True)
         return cls(*_normalise(np.stack(high, axis=-1), np.stack(low, axis=-1)))

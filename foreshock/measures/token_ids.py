@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.sums import CompensatedSums, sums_of_runs
+from foreshock.measures.sums import CompensatedSums, summable_parts, sums_of_runs
 
 __all__ = ["KEPT_TOKEN_IDS", "TOKEN_ID_SUMS", "TokenIdSums", "TokenIdTable", "TokenIdTotals"]
 
@@ -52,7 +52,7 @@ class TokenIdSums:
             return cls.empty()
         ids, order = _sorted(token_ids)
         starts = np.flatnonzero(np.diff(ids, prepend=-1))
-        sums = CompensatedSums.of_columns(sums_of_runs(starts, column[order]) for column in values)
+        sums = CompensatedSums.of_columns(sums_of_runs(starts, summable_parts(column[order])) for column in values)
         return cls(ids[starts], np.diff(starts, append=ids.size), sums, np.zeros(starts.size))
 
     def merge(self, other: TokenIdSums) -> TokenIdSums:
