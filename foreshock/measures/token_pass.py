@@ -1,4 +1,8 @@
-"""Which of the two passes over the tokens is used: the compiled one where it was prepared, else numpy's."""
+"""Which of the two passes over the tokens is used: the compiled one where it was prepared, else numpy's.
+
+Both give the same numbers (see `rollout_sums.py`). Compiling takes seconds, so a process that wants it says so once, by
+`compiled.prepare()`; nothing here compiles, or imports numba, on its own.
+"""
 
 from __future__ import annotations
 
@@ -11,4 +15,6 @@ __all__ = ["sum_rollouts"]
 
 def sum_rollouts(inputs: TokenInputs) -> RolloutSums:
     """The sums of every rollout, and of all of them together."""
-    return compiled.sum_rollouts_compiled(inputs) if compiled.is_prepared() else sum_rollouts_numpy(inputs)
+    if compiled.is_prepared():
+        return compiled.sum_rollouts_compiled(inputs)
+    return sum_rollouts_numpy(inputs)
