@@ -48,7 +48,7 @@ _TWO = Threshold(upper=2.0)
 
 _ALL = (
     Correction(
-        "none", "no correction", "1", "token", "none", Bounds.NONE, (Threshold(),), "the gradient as it is",
+        "none", "no correction, tokens", "1", "token", "none", Bounds.NONE, (Threshold(),), "the gradient as it is",
     ),
     Correction(
         "token_is", "token IS", "ρ", "token", "none", Bounds.NONE, (Threshold(),), "importance sampling, untruncated",
@@ -69,6 +69,10 @@ _ALL = (
     Correction(
         "token_mask", "token mask", "1{C_lo ≤ ρ ≤ C_hi}", "token", "lost", Bounds.RANGE, (Threshold(0.5, 2.0),),
         f"{VERL_DOCS}: rollout_rs token_k1",
+    ),
+    Correction(
+        "none_sequence", "no correction, sequences", "1", "sequence", "none", Bounds.NONE, (Threshold(),),
+        "the gradient as it is",
     ),
     Correction(
         "sequence_is", "sequence IS", "ρ_seq", "sequence", "none", Bounds.NONE, (Threshold(),),

@@ -34,7 +34,8 @@ class BiasBound:
     """‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|]: `per_unit` is this for B = 1, estimated from the batch.
 
     `low` and `high` end its 95 % interval, clustered by prompt group. `trivial` is 2·T·max|R| with the mean length T:
-    what holds for any two policies of such sequences. `sequences` had a reward; the fields are NaN where none had.
+    what no two policies exceed whose sequences are as long in the mean. `sequences` had a reward; the fields are NaN
+    where none had.
     """
 
     per_unit: float

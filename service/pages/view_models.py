@@ -299,6 +299,8 @@ class CorrectionsPart:
 
     comparison: str
     rows: Sequence[CorrectionRow]
+    has_advantages: bool
+    has_turns: bool
     not_estimable: Sequence[str]
     notes: Sequence[str]
     theory: Sequence[TheoryRow]

@@ -16,7 +16,9 @@ class BiasRead(BaseModel):
     per_unit: float | None
     low: float | None = Field(description="of the 95 % interval, clustered by prompt group")
     high: float | None
-    trivial: float | None = Field(description="2·T·max|R|, what holds for any two policies; T the mean length")
+    trivial: float | None = Field(
+        description="2·T·max|R| with the mean length T, which no two policies with sequences that long exceed"
+    )
     sequences: int = Field(description="with a reward")
     mean_length: float | None
     longest: int

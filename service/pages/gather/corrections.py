@@ -26,13 +26,16 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
         evaluated = evaluate_corrections(viewing.session, viewing.principal, question)
         theory = find_theory(viewing.session, viewing.principal, TheoryQuestion(run_id, step, None, WHOLE))
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
-        return CorrectionsPart(WHOLE, (), (), (), (), f"{error.detail}.")
-    evaluations = evaluated.evaluations
+        return CorrectionsPart(WHOLE, (), False, False, (), (), (), f"{error.detail}.")
+    # Of each correction the first threshold in use: the API has the others, and any that is named.
+    evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)
     missing = [f"{found.correction.title}: {found.not_estimable}." for found in evaluations if found.not_estimable]
     return CorrectionsPart(
         WHOLE,
         [_row(found) for found in evaluations if not found.not_estimable],
+        any(math.isfinite(found.advantage_distortion) for found in evaluations),
+        any(math.isfinite(found.casualties.untouched.turns) for found in evaluations),
         missing,
         [f"{note[0].upper()}{note[1:]}." for note in notes],
         list(_theory_rows(theory)),
@@ -42,9 +45,6 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
 
 def _row(found: Evaluation) -> CorrectionRow:
     hit, rest = found.casualties.touched, found.casualties.untouched
-    distortion = _number(found.distortion)
-    if found.correction.effect != "none":
-        distortion = f"{distortion} (uncorrected {_number(found.uncorrected_distortion)})"
     return CorrectionRow(
         title=found.correction.title,
         threshold="" if found.used == Threshold() else _threshold(found.used),
@@ -54,7 +54,7 @@ def _row(found: Evaluation) -> CorrectionRow:
         kept_sequences=_percent(found.kept_sequences),
         effective=_percent(found.weights.effective_fraction),
         spread=_number(found.weights.standard_deviation),
-        distortion=distortion,
+        distortion=_number(found.distortion),
         advantage_distortion=_number(found.advantage_distortion),
         beyond=f"{hit.sequences}",
         reward=_against(hit.reward, rest.reward),
@@ -70,7 +70,7 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
         "Bias of the gradient, at most",
         f"{_number(bias.per_unit)} · B",
         f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts{reach}; B bounds the gradient of one token's log-prob. "
-        f"Any two policies: {_number(bias.trivial)} · B. {' '.join(f'{note}.' for note in bias.notes)}".rstrip(),
+        f"The trivial bound 2·B·T, at the mean length: {_number(bias.trivial)} · B. {' '.join(f'{note}.' for note in bias.notes)}".rstrip(),
     )
     horizon = theory.horizon
     meaning = f"{horizon.not_estimable}." if horizon.not_estimable else "vacuous" if horizon.vacuous else ""
@@ -115,7 +115,8 @@ def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNo
 
 
 def _threshold(threshold: Threshold) -> str:
-    return " to ".join(f"{bound:.4g}" for bound in (threshold.lower, threshold.upper) if bound is not None)
+    bounds = [bound for bound in (threshold.lower, threshold.upper) if bound is not None]
+    return " to ".join(f"{bound:.4g}" if bound >= 1e-3 else number(bound) for bound in bounds)
 
 
 def _against(hit: float, rest: float) -> str:

@@ -16,6 +16,7 @@ from tests.foreshock.corrections.comparing import assert_same, batch_of, compare
 from tests.foreshock.corrections.direct import direct_sequences, sequences_of
 
 CASES = [
+    ("none_sequence", Threshold()),
     ("sequence_is", Threshold()),
     ("sequence_tis", Threshold(upper=2.0)),
     ("sequence_tis", Threshold(upper=1.37)),

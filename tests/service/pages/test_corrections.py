@@ -6,10 +6,11 @@ import html
 import re
 
 import httpx
+import numpy as np
 
 from foreshock.corrections import CORRECTIONS
 from tests.service.pages.conftest import SentRun, Site
-from tests.service.sending import Sender, make_batch, start_run
+from tests.service.sending import make_batch, start_run
 
 
 def part_of(http: httpx.Client, run: SentRun, step: int) -> str:
@@ -42,7 +43,9 @@ def test_what_the_page_shows_is_what_the_api_says(site: Site) -> None:
     casualties = item["casualties"]
     assert abs(lost - casualties["touched"]["reward_mean"]) < 1e-2
     assert abs(kept - casualties["untouched"]["reward_mean"]) < 1e-2
-    assert cells["Turns beyond / within"] == "– / –"
+    # No rollout of this run says turns or advantages: there is no column of dashes.
+    assert "Turns" not in part
+    assert "·A]" not in part
 
 
 def test_theory_says_what_is_an_extrapolation_and_what_is_missing(site: Site) -> None:
@@ -50,7 +53,7 @@ def test_theory_says_what_is_an_extrapolation_and_what_is_missing(site: Site) ->
     assert "An extrapolation, no bound" in part
     assert "supremum over states" in part
     assert "this step logs no scalar grad_norm_micro_batch" in part
-    assert "Any two policies:" in part
+    assert "The trivial bound 2·B·T" in part
 
 
 def test_logged_norms_fill_the_noise_in(http: httpx.Client, own_run: SentRun) -> None:
@@ -66,6 +69,16 @@ def test_a_step_that_nothing_can_be_said_of_says_so(http: httpx.Client) -> None:
     sender.put_shard(0, make_batch(trainer_log_probs=None)).raise_for_status()
     run = SentRun(sender.run, "one score")
     assert "has no trainer/rollout" in part_of(http, run, 0)
-    many = Sender(http, sender.run)
-    many.put_shard(1, make_batch(response_mask=[0] * make_batch().num_tokens)).raise_for_status()
+    nothing_sampled = make_batch(response_mask=np.zeros(make_batch().num_tokens, np.uint8))
+    sender.put_shard(1, nothing_sampled).raise_for_status()
     assert "No token of this step" in part_of(http, run, 1)
+
+
+def test_turns_and_advantages_are_shown_where_they_are_logged(http: httpx.Client) -> None:
+    sender = start_run(http)
+    tokens = make_batch().num_tokens
+    batch = make_batch(turn=np.zeros(tokens, np.int16), advantage=np.ones(tokens, np.float32))
+    sender.put_shard(0, batch).raise_for_status()
+    part = part_of(http, SentRun(sender.run, "turns"), 0)
+    assert 'data-column="Turns beyond / within" class="number">– / 1<' in part
+    assert 'data-column="E[(w − ρ)·A]"' in part
