@@ -48,6 +48,14 @@ class DecodedShard:
     lint: LintPart
 
 
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """What is measured of a shard whose tokens are stored, and its lint."""
+
+    parts: tuple[ShardPart, ...]
+    lint: LintPart
+
+
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard:
     """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`.
 
@@ -75,14 +83,10 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard
     )
 
 
-def measure_stored(stored: Path) -> tuple[ShardPart, ...]:
-    """The statistics of a file of the store, as they are measured now; raises FileNotFoundError where it is gone."""
-    return measure_shard(decode_rollouts(stored.read_bytes(), stored_limits()))
-
-
-def lint_stored(stored: Path) -> LintPart:
-    """The lint of a file of the store, as it is made now; raises FileNotFoundError where it is gone."""
-    return lint_shard(decode_rollouts(stored.read_bytes(), stored_limits()))
+def measure_stored(stored: Path) -> StoredShard:
+    """What a file of the store gives now; raises FileNotFoundError where it is gone."""
+    batch = decode_rollouts(stored.read_bytes(), stored_limits())
+    return StoredShard(measure_shard(batch), lint_shard(batch))
 
 
 def lint_shard(batch: RolloutBatch) -> LintPart:

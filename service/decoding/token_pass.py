@@ -58,7 +58,7 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
             # Machine code is run as it is read: nobody else may write it.
             choice.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.environ["NUMBA_CACHE_DIR"] = str(choice.folder)
-        with _one_at_a_time(choice.folder or _package_folder()):
+        with _one_at_a_time(choice.folder or _package_folder() / "__pycache__"):
             compiled.prepare()
         _found = COMPILED
     except Exception as error:
@@ -73,7 +73,8 @@ def token_pass() -> str:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    with (folder / ".compiling").open("wb") as lock:
+    folder.mkdir(exist_ok=True)
+    with (folder / "compiling.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -20,15 +20,16 @@ from sqlalchemy.orm import Session
 from foreshock.errors import ForeshockError
 from service.attribution.compute import StepFindings, compute_findings
 from service.attribution.service import ScoredStep, scored_step, store_findings
-from service.context import ServiceContext
-from service.decoding.shards import ShardPart, measure_stored
+from service.context import ClosedStepValues, ServiceContext
+from service.decoding.shards import ShardPart, StoredShard, measure_stored
+from service.lint.service import lint_closed_step
 from service.measurements.folded import FoldedStatistics
 from service.measurements.service import store_measurement
 from service.problem import ProblemError
 from service.remeasure import repository
 from service.remeasure.repository import StepKey
 from service.rollouts import repository as shards
-from service.rollouts.remeasuring import statistics_rows
+from service.rollouts.remeasuring import replace_shards
 from service.runs.repository import find_and_lock
 from service.steps import repository as steps
 from service.steps.folding import fold_shards
@@ -64,10 +65,10 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A step as it is measured now: `parts` by shard, their folds, and what its scores give (None: nothing to do)."""
+    """A step as it is measured now: its shards, their folds, and what its scores give (None: nothing to do)."""
 
     stored: _Stored
-    parts: tuple[tuple[ShardPart, ...], ...]
+    shards: tuple[StoredShard, ...]
     folded: tuple[FoldedStatistics, ...]
     findings: StepFindings | None
 
@@ -112,16 +113,16 @@ def gone_files(context: ServiceContext, files: Sequence[str]) -> str | None:
 
 def _measure(context: ServiceContext, stored: _Stored) -> tuple[_Measured, str | None]:
     """The step as it is measured now, and what of its scores is gone."""
-    parts = tuple(context.decoders.run(measure_stored, context.store.path_of(file)) for file in stored.files)
+    measured = tuple(context.decoders.run(measure_stored, context.store.path_of(file)) for file in stored.files)
     of_comparison: dict[str, list[ShardPart]] = {}
-    for part in (part for of_shard in parts for part in of_shard):
+    for part in (part for shard in measured for part in shard.parts):
         of_comparison.setdefault(part.comparison, []).append(part)
     folded = tuple(fold_shards(name, group) for name, group in sorted(of_comparison.items()))
     gone = _gone_scores(stored.scored)
     findings = None
     if stored.scored.scores and gone is None:
         findings = context.decoders.run(compute_findings, stored.scored.rollouts, stored.scored.scores)
-    return _Measured(stored, parts, folded, findings), gone
+    return _Measured(stored, measured, folded, findings), gone
 
 
 def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session: Session) -> bool:
@@ -131,16 +132,13 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
         return True
     if _Stored.read(context, session, key) != measured.stored:
         return False
-    rows = [
-        row
-        for shard, parts in zip(measured.stored.shards, measured.parts, strict=True)
-        for row in statistics_rows(key, shard, parts)
-    ]
-    shards.replace_statistics(session, *key, rows)
+    replace_shards(session, key, list(zip(measured.stored.shards, measured.shards, strict=True)))
     step = steps.find(session, *key)
     if step is not None and step.closed_at_us is not None:
         for each in measured.folded:
             store_measurement(session, *key, each)
+        session.flush()
+        lint_closed_step(session, ClosedStepValues(*key))
     if measured.findings is not None:
         store_findings(session, key, measured.stored.scored.version, measured.findings)
     return True

@@ -15,7 +15,9 @@ from sqlalchemy.orm import Session
 from service.context import ServiceContext
 from service.database.tables import Shard
 from service.decoding.pool import DecodersBusy
-from service.decoding.shards import ShardPart, measure_stored
+from service.decoding.shards import ShardPart, StoredShard, measure_stored
+from service.lint import repository as lint
+from service.lint.service import evidence_row
 from service.rollouts import repository
 from service.runs.repository import find_and_lock
 
@@ -34,13 +36,13 @@ def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
         shards = repository.out_of_date(session, *key)
     for shard in shards:
         try:
-            parts = context.decoders.run(measure_stored, context.store.path_of(shard.file))
+            measured = context.decoders.run(measure_stored, context.store.path_of(shard.file))
         except DecodersBusy:
             raise
         except Exception:
             _logger.exception("shard %s of step %s of run %s cannot be measured again", shard.shard, key[2], key[0])
             continue
-        context.database.write(lambda session: _replace(session, key, shard, parts))  # noqa: B023
+        context.database.write(lambda session: _replace(session, key, shard, measured))  # noqa: B023
 
 
 def statistics_rows(key: StepKey, shard: int, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
@@ -61,7 +63,15 @@ def statistics_rows(key: StepKey, shard: int, parts: Sequence[ShardPart]) -> lis
     ]
 
 
-def _replace(session: Session, key: StepKey, shard: Shard, parts: Sequence[ShardPart]) -> None:
+def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int, StoredShard]]) -> None:
+    """Put what was measured of these shards, by their numbers, in the place of what is stored of them."""
+    rows = [row for shard, found in measured for row in statistics_rows(key, shard, found.parts)]
+    repository.replace_statistics(session, *key, rows)
+    for shard, found in measured:
+        lint.replace(session, evidence_row(key, shard, found.lint))
+
+
+def _replace(session: Session, key: StepKey, shard: Shard, measured: StoredShard) -> None:
     run = find_and_lock(session, key[0])
     if run is not None and run.deleted_at_us is None:
-        repository.replace_statistics(session, *key, statistics_rows(key, shard.shard, parts))
+        replace_shards(session, key, [(shard.shard, measured)])

@@ -24,4 +24,5 @@ def operator(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", settings.database_url)
     monkeypatch.setenv("FORESHOCK_STORE_URL", settings.store_url)
     monkeypatch.setenv("FORESHOCK_DECODE_PROCESSES", "1")
+    monkeypatch.setenv("FORESHOCK_TOKEN_PASS", "numpy")
     return settings

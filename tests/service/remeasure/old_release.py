@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
 from service.database.session import Database
-from service.database.tables import MeasurementStatistics, ShardStatistics, measurements
+from service.database.tables import MeasurementStatistics, ShardLint, ShardStatistics, StepLint, measurements
 from tests.service.sending import Sender, make_batch
 
 _RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text())
@@ -37,7 +37,7 @@ def put_step(sender: Sender, step: int, numbers: Sequence[int] = (0, 1)) -> None
 def make_old(database: Database, sender: Sender, step: int, numbers: Sequence[int] = (0, 1)) -> None:
     """Put the recorded statistics in the place of the step's own: of these shards, and of the fold where there is one.
 
-    A measure that the other release did not have is NULL, here `rms_d`.
+    A measure that the other release did not have is NULL, here `rms_d`; nor had it a lint.
     """
     database.write(lambda session: _make_old(session, (sender.run, sender.attempt, step), numbers))
 
@@ -45,6 +45,8 @@ def make_old(database: Database, sender: Sender, step: int, numbers: Sequence[in
 def _make_old(session: Session, key: tuple[str, int, int], numbers: Sequence[int]) -> None:
     chosen = dict(zip(("run_id", "attempt", "step"), key, strict=True))
     session.execute(delete(ShardStatistics).filter_by(**chosen).where(ShardStatistics.shard.in_(numbers)))
+    session.execute(delete(ShardLint).filter_by(**chosen).where(ShardLint.shard.in_(numbers)))
+    session.execute(delete(StepLint).filter_by(**chosen))
     for each in _RECORDED["shards"]:
         if each["shard"] in numbers:
             session.add(ShardStatistics(**chosen, shard=each["shard"], **_columns(each)))

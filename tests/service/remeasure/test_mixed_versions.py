@@ -48,6 +48,7 @@ def test_a_step_that_was_open_during_the_upgrade_closes_with_all_its_rollouts(
     put_step(sender, 3, [1])
     put_step(twin, 3)
     assert columns(sender) == columns(twin)
+    assert sender.get("steps/3/lint").json() == twin.get("steps/3/lint").json()
     assert {version for version, _, _ in stored_bytes(beside).values()} == {STATISTICS_VERSION}
 
 

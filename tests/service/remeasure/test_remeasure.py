@@ -61,9 +61,10 @@ def test_old_statistics_become_what_this_release_stores(
     sender = start_run(http)
     for step in (3, 4):
         put_step(sender, step)
-    measured, stored = values(sender), stored_bytes(beside)
+    measured, stored, lint = values(sender), stored_bytes(beside), sender.get("steps/3/lint").json()
     make_old(beside, sender, 3)
     assert values(sender) != measured
+    assert sender.get("steps/3/lint").status_code == 404
     assert sum(old != new for old, new in zip(stored_bytes(beside).values(), stored.values(), strict=True)) == 6
 
     assert remeasure(Request(dry_run=True)) == 0
@@ -74,6 +75,7 @@ def test_old_statistics_become_what_this_release_stores(
     assert "1 of 1 steps were measured again" in capsys.readouterr().out
     assert values(sender) == measured
     assert stored_bytes(beside) == stored
+    assert sender.get("steps/3/lint").json() == lint
     assert remeasure(Request()) == 0
     assert "nothing to do" in capsys.readouterr().out
     # The same token files give the same statistics, however often.
