@@ -1,0 +1,9 @@
+"""Exact divergences of two laws over the whole vocabulary: the truth that sampled estimators are held against."""
+
+from __future__ import annotations
+
+from probes.exact_divergence.result import ExactDivergences
+from probes.exact_divergence.sources import LogitSource, SourceError
+from probes.exact_divergence.streaming import exact_divergences
+
+__all__ = ["ExactDivergences", "LogitSource", "SourceError", "exact_divergences"]

@@ -1,0 +1,127 @@
+"""Where logits come from: hidden states times the weights of a head, a block of the vocabulary at a time.
+
+What counts as the law is what a trainer or an engine would have had: products are rounded to the dtype of hidden states
+and head (bfloat16 for a bfloat16 model), as torch rounds them, and are float32 from then on. `logits_dtype` float32
+leaves that rounding out, for an engine that computes its head in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["LogitSource", "SourceError"]
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class SourceError(ValueError):
+    """Shapes, dtypes or values of two logit sources that do not go together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitSource:
+    """The logits of T tokens: `hidden` [T, H] times `weight` [V, H] transposed, plus `bias` [V].
+
+    After that come, in this order, rounding to `logits_dtype` (None: the dtype that hidden states and weights promote
+    to), the soft cap c·tanh(x/c) with c = `softcap`, and division by `temperature`. A bias of −inf masks a token.
+    All tensors of one source are on one device; H, dtype and device may differ from those of the other source.
+    Raises SourceError where the shapes do not fit or a number is not positive.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    temperature: float = 1.0
+    softcap: float | None = None
+    logits_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.hidden.ndim != 2 or self.weight.ndim != 2 or self.hidden.shape[1] != self.weight.shape[1]:
+            raise SourceError(
+                f"hidden states [T, H] and head weights [V, H] are needed, not {tuple(self.hidden.shape)} and "
+                f"{tuple(self.weight.shape)}"
+            )
+        if self.weight.shape[0] == 0:
+            raise SourceError("the head has no rows: there is no vocabulary")
+        if self.bias is not None and self.bias.shape != (self.weight.shape[0],):
+            raise SourceError(f"the bias must be [{self.weight.shape[0]}], not {tuple(self.bias.shape)}")
+        if not self.temperature > 0.0 or (self.softcap is not None and not self.softcap > 0.0):
+            raise SourceError("temperature and soft cap must be above 0")
+
+    @property
+    def tokens(self) -> int:
+        return int(self.hidden.shape[0])
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """In which hidden states and weights are multiplied, as torch would."""
+        return torch.promote_types(self.hidden.dtype, self.weight.dtype)
+
+    @property
+    def rounded_to(self) -> torch.dtype:
+        """The dtype of the logits before soft cap and temperature."""
+        return self.logits_dtype or self.product_dtype
+
+    @property
+    def held_in(self) -> torch.dtype:
+        """The dtype in which logits are held until they are reduced: nothing is lost by it."""
+        if torch.float64 in (self.product_dtype, self.logits_dtype):
+            return torch.float64
+        as_they_come = self.device.type == "cuda" and self.rounded_to in _HALF
+        return self.rounded_to if as_they_come and self.softcap is None and self.temperature == 1.0 else torch.float32
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Hidden states of some tokens, in the dtype in which they are multiplied."""
+        return self.hidden[start:stop].to(self.device, self._multiplied_in)
+
+    def write_logits(self, hidden: torch.Tensor, start: int, stop: int, into: torch.Tensor) -> None:
+        """Write the logits of tokens `start` … `stop` of the vocabulary to `into` [rows, stop − start].
+
+        `hidden` comes from `rows`.
+        """
+        weight = self.weight[start:stop].to(self._multiplied_in)
+        if into.dtype == hidden.dtype and into.device == hidden.device:
+            logits = torch.mm(hidden, weight.T, out=into)
+        else:
+            logits = torch.mm(hidden, weight.T)
+        if self.bias is not None:
+            logits += self.bias[start:stop].to(logits.dtype)
+        if logits.dtype != self.rounded_to:
+            logits = logits.to(self.rounded_to)
+        if self.softcap is not None or self.temperature != 1.0:
+            logits = self._adjusted(logits.to(self.held_in))
+        if logits.data_ptr() != into.data_ptr():
+            into.copy_(logits)
+
+    @property
+    def _multiplied_in(self) -> torch.dtype:
+        """Half precision is multiplied in float32 where the processor has no products of its own for it, and where
+        the product must not be rounded: the values are the same ones, only less or more rounded."""
+        if self.product_dtype not in _HALF:
+            return self.product_dtype
+        rounded_as_multiplied = self.rounded_to == self.product_dtype
+        native = self.device.type != "cpu" or _multiplies_halves()
+        return self.product_dtype if native and rounded_as_multiplied and self.bias is None else torch.float32
+
+    def _adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits / self.temperature if self.temperature != 1.0 else logits
+
+
+@functools.cache
+def _multiplies_halves() -> bool:
+    """Whether this processor has instructions for products of bfloat16; without them float32 is far faster."""
+    questions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, question, bool)()) for question in questions)

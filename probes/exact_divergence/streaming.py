@@ -1,0 +1,155 @@
+"""Divergences over the whole vocabulary of two laws that are given by hidden states and heads: the one way in.
+
+Tokens are taken in tiles. The two products of a tile with a block of the vocabulary are reduced while the block is in
+cache; the logits of the tile are kept until both normalisers are known, then everything that needs them is
+taken in one sweep. So each product is computed once, and what is held is two tiles [tile_tokens, V], however many
+tokens there are. Total variation forces the tile: it cannot be had from one pass over vocabulary blocks without either
+keeping a tile of logits or computing both products twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from probes.exact_divergence.reduction import SUMS, Reduction, TileSums, overlaps
+from probes.exact_divergence.result import ExactDivergences
+from probes.exact_divergence.sources import LogitSource, SourceError
+
+__all__ = ["TILE_TOKENS", "VOCABULARY_BLOCK", "exact_divergences"]
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+TILE_TOKENS = 128
+VOCABULARY_BLOCK = 4096
+_TILE_TOKENS_CUDA = 512  # fewer, and the head's weights are read from memory too often for the tensor cores
+
+
+def exact_divergences(
+    target: LogitSource,
+    behaviour: LogitSource,
+    *,
+    token_ids: ArrayLike | None = None,
+    top_ks: Sequence[int] = (8, 20),
+    tile_tokens: int | None = None,
+    vocabulary_block: int = VOCABULARY_BLOCK,
+) -> ExactDivergences:
+    """Divergences of π (`target`) and μ (`behaviour`) at T states, exact for the logits the sources give.
+
+    `token_ids` [T] asks for both log-probs of these tokens. Computed where the heads are: on a GPU, in float32 with
+    float64 sums, where one of them is and neither is float64, else on the CPU, in float64. The memory beyond the inputs
+    is two tiles of `tile_tokens` × V logits and, for half precision on a CPU, a block of the head in float32.
+    Raises SourceError where T or V differ, an id is not in the vocabulary, or a size is below 1.
+    """
+    ids = _checked(target, behaviour, token_ids, tuple(top_ks), tile_tokens, vocabulary_block)
+    device = _device_of(target, behaviour)
+    rows = min(tile_tokens or (_TILE_TOKENS_CUDA if device.type == "cuda" else TILE_TOKENS), max(target.tokens, 1))
+    block = target.vocabulary if device.type == "cuda" else min(vocabulary_block, target.vocabulary)
+    held_in = torch.promote_types(target.held_in, behaviour.held_in)
+    shape = (rows, target.vocabulary)
+    tiles = (torch.empty(shape, dtype=held_in, device=device), torch.empty(shape, dtype=held_in, device=device))
+    parts = []
+    with torch.no_grad(), closing(_Tiles(target, behaviour, tiles, block, max(top_ks, default=1))) as reducing:
+        for start in range(0, max(target.tokens, 1), rows):
+            stop = min(start + rows, target.tokens)
+            sums = reducing.sums(start, stop)
+            chosen = None if ids is None else _log_probs(tiles, sums, ids[start:stop])
+            parts.append(_as_divergences(sums, chosen, tuple(top_ks)))
+    return ExactDivergences.concatenate(parts)
+
+
+class _Tiles:
+    """Fills two tiles with logits and reduces them as they are filled."""
+
+    def __init__(
+        self, target: LogitSource, behaviour: LogitSource, tiles: Pair, block: int, top_k: int
+    ) -> None:
+        self._sources = (target, behaviour)
+        self._tiles = tiles
+        self._block = block
+        self._reduction = _reduction_of(tiles, min(top_k, target.vocabulary))
+
+    def sums(self, start: int, stop: int) -> TileSums:
+        rows = stop - start
+        hidden = [source.rows(start, stop) for source in self._sources]
+        vocabulary = self._tiles[0].shape[1]
+        for first in range(0, vocabulary, self._block):
+            last = min(first + self._block, vocabulary)
+            for source, states, tile in zip(self._sources, hidden, self._tiles, strict=True):
+                source.write_logits(states, first, last, tile[:rows, first:last])
+            self._reduction.take(first, last, rows)
+        return self._reduction.finish(rows)
+
+    def close(self) -> None:
+        self._reduction.close()
+
+
+def _device_of(target: LogitSource, behaviour: LogitSource) -> torch.device:
+    """Where logits are reduced; there is no reduction of float64 logits on a GPU."""
+    on_gpu = [source.device for source in (behaviour, target) if source.device.type == "cuda"]
+    in_float64 = torch.float64 in (target.held_in, behaviour.held_in)
+    return on_gpu[0] if on_gpu and not in_float64 else torch.device("cpu")
+
+
+def _reduction_of(tiles: Pair, top_k: int) -> Reduction:
+    if tiles[0].device.type == "cuda":
+        from probes.exact_divergence.triton_reduction import TritonReduction
+
+        return TritonReduction(*tiles, top_k)
+    from probes.exact_divergence.compiled import CompiledReduction
+
+    return CompiledReduction(*tiles, top_k)
+
+
+def _log_probs(tiles: Pair, sums: TileSums, ids: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    """[rows] log π and log μ of one token a row."""
+    at = torch.from_numpy(ids).to(tiles[0].device)[:, None]
+    logits = (tile[: ids.size].gather(1, at)[:, 0].double() for tile in tiles)
+    return [(logit - normaliser).cpu().numpy() for logit, normaliser in zip(logits, sums.log_normalisers, strict=True)]
+
+
+def _as_divergences(
+    sums: TileSums, log_probs: list[NDArray[np.float64]] | None, top_ks: tuple[int, ...]
+) -> ExactDivergences:
+    known = torch.isfinite(sums.log_normalisers).all(0)
+    shares = overlaps(sums.top_ids, top_ks)
+    shares[~known] = torch.nan
+    flips = (sums.top_ids[0, :, 0] != sums.top_ids[1, :, 0]) & known
+    values = {name: sums.sums[:, column].cpu().numpy().copy() for column, name in enumerate(SUMS)}
+    return ExactDivergences(
+        mean_ratio=1.0 - values.pop("uncovered"),
+        top1_flip=flips.cpu().numpy(),
+        topk_overlap=shares.cpu().numpy(),
+        top_ks=top_ks,
+        target_log_probs=log_probs[0] if log_probs else None,
+        behaviour_log_probs=log_probs[1] if log_probs else None,
+        **values,
+    )
+
+
+def _checked(
+    target: LogitSource,
+    behaviour: LogitSource,
+    token_ids: ArrayLike | None,
+    top_ks: tuple[int, ...],
+    tile_tokens: int | None,
+    vocabulary_block: int,
+) -> NDArray[np.int64] | None:
+    """The token ids as an array, after everything that can be wrong has been looked at."""
+    if target.tokens != behaviour.tokens or target.vocabulary != behaviour.vocabulary:
+        raise SourceError(
+            f"both sources need the same tokens and vocabulary, not [{target.tokens}, {target.vocabulary}] and "
+            f"[{behaviour.tokens}, {behaviour.vocabulary}]"
+        )
+    if min((*top_ks, vocabulary_block, 1 if tile_tokens is None else tile_tokens)) < 1:
+        raise SourceError("top_ks, tile_tokens and vocabulary_block must be at least 1")
+    if token_ids is None:
+        return None
+    ids = np.asarray(token_ids, dtype=np.int64)
+    if ids.shape != (target.tokens,) or (ids < 0).any() or (ids >= target.vocabulary).any():
+        raise SourceError(f"token_ids must be {target.tokens} ids of a vocabulary of {target.vocabulary}")
+    return ids
