@@ -5,26 +5,31 @@ from __future__ import annotations
 from foreshock.measures.attribution import CHAIN, Attribution, Link, attribute
 from foreshock.measures.buckets import BUCKET_EDGES, BucketTable
 from foreshock.measures.comparison import Comparison, StepMeasurement, compare, measure_step
+from foreshock.measures.conditions import CONDITIONS, Condition
 from foreshock.measures.intervals import Interval
 from foreshock.measures.registry import MEASURES, Measure, measure_named
 from foreshock.measures.statistics import ComparisonStatistics, fold
 from foreshock.measures.step_statistics import StepStatistics, fold_steps
 from foreshock.measures.summaries import RolloutSummaries
+from foreshock.measures.token_ids import TokenIdTable
 
 __all__ = [
     "BUCKET_EDGES",
     "CHAIN",
+    "CONDITIONS",
     "MEASURES",
     "Attribution",
     "BucketTable",
     "Comparison",
     "ComparisonStatistics",
+    "Condition",
     "Interval",
     "Link",
     "Measure",
     "RolloutSummaries",
     "StepMeasurement",
     "StepStatistics",
+    "TokenIdTable",
     "attribute",
     "compare",
     "fold",

@@ -102,7 +102,7 @@ _PER_TOKEN: tuple[Measure, ...] = (
     _token("chi2_token", "(ρ − 1)²", "1", "χ²(π‖μ)", "definition of χ²"),
     _token("reverse_chi2_token", "(1 − ρ)²/ρ", "1", "χ²(μ‖π)", "definition of χ²"),
     _token("tv_token", "(1 − ρ)⁺", "1", "D_TV(π, μ), also under truncation", "definition of total variation"),
-    _token("verl_chi2_token", "ρ² − 1", "1", "χ²(π‖μ) where E ρ = 1", VERL),
+    _token("verl_chi2_token", "ρ² − 1", "1", "χ²(π‖μ) where E ρ = 1", VERL_UNCLAMPED),
     _token("mean_ratio", "ρ", "1", "1 where the logged μ is the sampling law and covers π", "importance sampling"),
     _token("token_mult_prob_error", "exp|d|", "1", "1 is ideal, above 1.05 suspicious", "NeMo-RL"),
 )

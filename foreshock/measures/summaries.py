@@ -148,10 +148,13 @@ class RolloutSummaries:
     def bootstrap_measures(self) -> dict[str, float]:
         """The measures of the registry that need a row per rollout, by column: bootstrap intervals by prompt group.
 
-        The same rollouts give the same intervals, in whatever order their rows stand.
+        The same rollouts give the same intervals to the last bit, in whatever order their rows stand: where a few
+        rollouts make the whole mean, a bootstrap shows in its first digits how sums were rounded.
         """
-        sums = np.stack([self.column(_SUM_OF[name]) for name in BOOTSTRAPPED], axis=1)
-        intervals = bootstrap_intervals(sums, self.column("n_tokens"), self.clusters())
+        clusters = self.clusters()
+        order = np.lexsort((self._ranks("sample_id"), clusters))
+        sums = np.stack([self.column(_SUM_OF[name])[order] for name in BOOTSTRAPPED], axis=1)
+        intervals = bootstrap_intervals(sums, self.column("n_tokens")[order], clusters[order])
         measures = {}
         for name, interval in zip(BOOTSTRAPPED, intervals, strict=True):
             measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
@@ -159,12 +162,12 @@ class RolloutSummaries:
 
     def clusters(self) -> NDArray[np.int64]:
         """[N] a number for each rollout's prompt group, in the order of their ids; without one, a number of its own."""
-        of_groups, of_samples = (
-            np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker="dense"), dtype=np.int64)
-            for name in ("group_id", "sample_id")
-        )
         grouped = np.asarray(pc.is_valid(self.table.column("group_id")), dtype=np.bool_)
-        return np.where(grouped, of_groups, self.num_rollouts + of_samples)
+        return np.where(grouped, self._ranks("group_id"), self.num_rollouts + self._ranks("sample_id"))
+
+    def _ranks(self, name: str) -> NDArray[np.int64]:
+        """[N] where each row stands among the different values of a column."""
+        return np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker="dense"), dtype=np.int64)
 
     def to_bytes(self) -> bytes:
         """The table as an Arrow IPC file, compressed with zstd."""

@@ -51,7 +51,7 @@ class TokenIdSums:
         if token_ids.size == 0:
             return cls.empty()
         ids, order = _sorted(token_ids)
-        starts = np.flatnonzero(np.diff(ids, prepend=-1))
+        starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
         sums = CompensatedSums.of_columns(sums_of_runs(starts, summable_parts(column[order])) for column in values)
         return cls(ids[starts], np.diff(starts, append=ids.size), sums, np.zeros(starts.size))
 

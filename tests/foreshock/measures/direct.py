@@ -239,13 +239,14 @@ def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:
         count = len(residuals)
         variance = math.fsum([value * value for value in residuals]) * count / (count - 1) if count > 1 else math.nan
         errors[f"{name}_standard_error"] = math.sqrt(variance) / tokens
-    surprisals = [math.fsum([-token.log_behaviour - token.entropy for token in part]) for part in by_group.values()]
-    entropies = [token.entropy for part in sequences for token in part]
+    known = [[token for token in part if math.isfinite(token.entropy)] for part in by_group.values()]
+    surprisals = [math.fsum([-token.log_behaviour - token.entropy for token in part]) for part in known]
+    entropies = [token.entropy for part in known for token in part]
     spread = math.sqrt(math.fsum([value * value for value in surprisals]))
     k3_mean = mean([k3(token.d) for part in sequences for token in part])
     return errors | {
-        "surprisal_z": math.fsum(surprisals) / spread if len(surprisals) > 1 else math.nan,
-        "k3_kl_per_entropy": k3_mean / mean(entropies),
+        "surprisal_z": math.fsum(surprisals) / spread if len(surprisals) > 1 and entropies else math.nan,
+        "k3_kl_per_entropy": k3_mean / mean(entropies) if entropies else math.nan,
     }
 
 

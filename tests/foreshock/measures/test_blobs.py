@@ -32,6 +32,9 @@ def test_statistics_survive_as_bytes() -> None:
 
 def test_a_blob_is_small() -> None:
     assert len(COMPARISON.statistics.to_bytes()) < 16_000
+    large = measure_step(random_batch(0, 400, 400)).comparisons["trainer/rollout"]
+    # Most of it are the 512 token ids, the largest values and the sums on a grid, which do not grow any further.
+    assert len(large.statistics.to_bytes()) < 80_000
     assert len(MEASUREMENT.step.to_bytes()) < 2_000
 
 

@@ -16,6 +16,7 @@ from foreshock.measures.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.rollout_sums import LARGEST_VALUES
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
+from tests.foreshock.measures.broken_batches import broken_batch
 from tests.foreshock.measures.direct import Sequence, measured_sequences
 from tests.foreshock.measures.direct_tables import (
     DirectSums,
@@ -26,20 +27,6 @@ from tests.foreshock.measures.direct_tables import (
 )
 
 SIZES = st.sampled_from([(1e-6, 1e-4), (1e-6, 1.0), (1e-3, 3.0), (1e-6, 30.0), (5.0, 30.0)])
-
-
-def broken_batch(seed: int, rollouts: int, sizes: tuple[float, float]) -> RolloutBatch:
-    """A random batch where log-probs, entropies and advantages are not finite here and there, or d is 0."""
-    batch = random_batch(seed, rollouts, 60, *sizes)
-    generator = np.random.default_rng(seed)
-    changed = {}
-    for name in ("trainer_log_probs", "rollout_log_probs", "entropy", "advantage"):
-        values = getattr(batch, name).copy()
-        values[generator.random(values.size) < 0.05] = generator.choice([math.nan, -math.inf])
-        changed[name] = values
-    same = generator.random(batch.num_tokens) < 0.1
-    changed["trainer_log_probs"][same] = changed["rollout_log_probs"][same]
-    return dataclasses.replace(batch, **changed)
 
 
 def measured(batch: RolloutBatch) -> tuple[ComparisonStatistics, Sequence]:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.measures import compare, measure_step
+from foreshock.measures import ComparisonStatistics, compare, measure_step
 from foreshock.measures.intervals import student_t_quantile
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
 from tests.foreshock.batches import random_batch, recorded_run
+from tests.foreshock.measures.broken_batches import broken_batch
 from tests.foreshock.measures.direct import INTERVALS, direct_measures, measured_sequences, plainly_logged
 
 RELATIVE = 1e-9
@@ -71,6 +72,29 @@ def test_every_measure_equals_its_formula(seed: int, rollouts: int, sizes: tuple
         if groups > 1:
             reach = student_t_quantile(0.975, groups - 1) * error
             assert found[f"{name}_high"] - found[f"{name}_low"] == pytest.approx(2 * reach, rel=1e-7)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 100_000), rollouts=st.integers(2, 20), largest=st.sampled_from([1e-4, 1.0, 30.0]))
+def test_broken_log_probs_entropies_and_advantages_change_no_other_token(
+    seed: int, rollouts: int, largest: float
+) -> None:
+    batch = broken_batch(seed, rollouts, (1e-6, largest))
+    if not measured_sequences(batch)[0]:
+        return
+    direct = {name: value for name, value in direct_measures(batch).items() if not name.endswith("standard_error")}
+    assert_equal(measured(batch), direct, cancelling(batch))
+
+
+def test_a_batch_of_no_tokens_and_a_batch_of_no_rollouts_have_no_measures() -> None:
+    for offsets in ([0], [0, 0, 0]):
+        statistics = ComparisonStatistics.of([], [], offsets, token_ids=[], lag=[], entropy=[], turn=[], advantage=[])
+        counts = {"tokens", "rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"}
+        measures = statistics.measures()
+        assert {name: measures[name] for name in counts} == dict.fromkeys(counts, 0) | {"rollouts": len(offsets) - 1}
+        assert all(math.isnan(value) for name, value in measures.items() if name not in counts)
+        full = measure_step(random_batch(0)).comparisons["trainer/rollout"].statistics
+        assert full.merge(statistics).tokens == statistics.merge(full).tokens == full.tokens
 
 
 def test_rollouts_without_groups_are_clusters_of_their_own() -> None:

@@ -31,7 +31,7 @@ from tests.foreshock.batches import random_batch
 def assert_alike(one: dict[str, float], two: dict[str, float], relative: float) -> None:
     assert one.keys() == two.keys()
     for name, value in one.items():
-        if name.endswith(("_low", "_high")):
+        if name.endswith(("_low", "_high")) and "_bootstrap_" not in name:
             # Residuals are squares of small differences: what an interval needs, not what a sum can promise.
             assert value == pytest.approx(two[name], rel=1e-7, nan_ok=True), name
         else:
@@ -62,7 +62,7 @@ def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, 
     np.testing.assert_array_equal(merged.clusters.tokens, alone.clusters.tokens)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 1000),
     cuts=st.lists(st.integers(1, 29), max_size=6, unique=True).map(sorted),

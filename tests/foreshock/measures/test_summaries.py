@@ -85,10 +85,10 @@ def test_bootstrap_intervals_are_of_the_token_means_by_group_in_whatever_order_r
         # Groups are numbered in the order of their names.
         by_name = np.argsort(np.argsort([f"prompt-{index}" for index in range(15)]))[clusters]
         wanted = bootstrap_interval(summaries.column(column), summaries.column("n_tokens"), by_name)
-        assert (low, high) == pytest.approx((wanted.low, wanted.high), rel=1e-12)
+        assert (low, high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
     parts = [compared(batch.select(rows)).summaries for rows in (range(40, 60), range(20), range(20, 40))]
     again = RolloutSummaries.concat(parts).bootstrap_measures()
-    assert again == pytest.approx({name: measures[name] for name in again}, rel=1e-12)
+    assert again == {name: measures[name] for name in again}
 
 
 def test_what_needs_rows_is_not_estimable_from_statistics_alone() -> None:

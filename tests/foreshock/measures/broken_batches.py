@@ -1,0 +1,26 @@
+"""Random batches in which something is wrong with a token here and there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from foreshock.rollouts import RolloutBatch
+from tests.foreshock.batches import random_batch
+
+
+def broken_batch(seed: int, rollouts: int, sizes: tuple[float, float]) -> RolloutBatch:
+    """Log-probs, entropies and advantages are not finite here and there, some d are 0, some rollouts have no token."""
+    batch = random_batch(seed, rollouts, 60, *sizes)
+    generator = np.random.default_rng(seed)
+    changed = {}
+    for name in ("trainer_log_probs", "rollout_log_probs", "entropy", "advantage"):
+        values = getattr(batch, name).copy()
+        odd = [math.nan, -math.inf, math.inf]
+        values[generator.random(values.size) < 0.05] = odd[generator.integers(3)]
+        changed[name] = values
+    same = generator.random(batch.num_tokens) < 0.1
+    changed["trainer_log_probs"][same] = changed["rollout_log_probs"][same]
+    return dataclasses.replace(batch, **changed)
