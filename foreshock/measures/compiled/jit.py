@@ -18,29 +18,31 @@ __all__ = ["bits_of", "compiled", "entry", "exactly", "extremes", "float_of", "r
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+# Only machine code calls these: the wrappers that Python would call take longest to compile.
+_INNER = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(function: F) -> F:
     """A function whose loops are vectorised where they add nothing up."""
-    made: F = numba.njit(fastmath={"contract"}, **_OPTIONS)(function)
+    made: F = numba.njit(fastmath={"contract"}, **_INNER)(function)
     return made
 
 
 def reduction(function: F) -> F:
     """A function that adds up, in whatever order suits the processor's vectors."""
-    made: F = numba.njit(fastmath={"reassoc", "contract"}, **_OPTIONS)(function)
+    made: F = numba.njit(fastmath={"reassoc", "contract"}, **_INNER)(function)
     return made
 
 
 def extremes(function: F) -> F:
     """A function that takes the least and largest of values that are never NaN."""
-    made: F = numba.njit(fastmath={"nnan", "nsz", "reassoc"}, **_OPTIONS)(function)
+    made: F = numba.njit(fastmath={"nnan", "nsz", "reassoc"}, **_INNER)(function)
     return made
 
 
 def exactly(function: F) -> F:
     """A function whose every operation is rounded as it is written: what compensated sums need."""
-    made: F = numba.njit(**_OPTIONS)(function)
+    made: F = numba.njit(**_INNER)(function)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreshock.measures.compiled import layout
 from foreshock.measures.compiled.jit import compiled
@@ -12,15 +13,42 @@ __all__ = ["cut_largest", "keep_largest"]
 
 
 @compiled
+def move_largest_first(values: NDArray[np.float64], count: int) -> None:
+    """Order the values so that the `count` largest come first (Hoare's selection); none is NaN."""
+    first, last = 0, values.size - 1
+    while first < last:
+        pivot = values[(first + last) // 2]
+        left, right = first, last
+        while left <= right:
+            while values[left] > pivot:
+                left += 1
+            while values[right] < pivot:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left += 1
+                right -= 1
+        if count - 1 <= right:
+            last = right
+        elif count - 1 >= left:
+            first = left
+        else:
+            return
+
+
+@compiled
 def cut_largest(state: LaneState, side: int) -> None:
     """Keep the KEPT_VALUES largest of the buffer; only what exceeds the least of them is taken from now on."""
     kept = state.largest_kept[side]
     if kept <= layout.KEPT_VALUES:
         return
-    values = np.partition(state.largest[side, :kept], kept - layout.KEPT_VALUES)
-    state.largest[side, : layout.KEPT_VALUES] = values[kept - layout.KEPT_VALUES :]
+    values = state.largest[side, :kept]
+    move_largest_first(values, layout.KEPT_VALUES)
+    floor = values[0]
+    for index in range(layout.KEPT_VALUES):
+        floor = min(floor, values[index])
     state.largest_kept[side] = layout.KEPT_VALUES
-    state.largest_floor[side] = values[kept - layout.KEPT_VALUES]
+    state.largest_floor[side] = floor
 
 
 @compiled

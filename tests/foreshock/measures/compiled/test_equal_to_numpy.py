@@ -28,8 +28,6 @@ Float64 = NDArray[np.float64]
 TOLERANCE = 1e-12
 # What is below the smallest probability that is told from 0.
 VANISHING = 1e-290
-# What a mean that is rounded another way adds to a token's square about it.
-SQUARED_ROUNDING = 1e-29
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +47,9 @@ def magnitudes(inputs: TokenInputs) -> Float64:
         above, chi2 = np.expm1(d), np.square(np.expm1(d))
     entropy = _of_tokens(inputs.entropy, kept, rows)
     advantage = _of_tokens(inputs.advantage, kept, rows)
-    of_squares = np.full(d.size, 1.0 + SQUARED_ROUNDING / TOLERANCE)
+    # Squares about a mean are a difference of squares.
+    probabilities = np.exp(target), np.exp(behaviour)
+    differences = np.maximum(*probabilities) * -np.expm1(-np.abs(d))
     terms = {
         "ratio_minus_one": np.abs(above),
         "chi2_token": chi2,
@@ -63,15 +63,16 @@ def magnitudes(inputs: TokenInputs) -> Float64:
         "positive_advantage_skew": np.multiply(advantage, np.abs(above), where=advantage > 0, out=np.zeros_like(d)),
         "negative_advantage_skew": np.multiply(advantage, np.abs(above), where=advantage > 0, out=np.zeros_like(d)),
         "d_with_advantage": np.abs(d),
-        "within_product": of_squares,
+        "within_target": np.square(probabilities[0]),
+        "within_behaviour": np.square(probabilities[1]),
+        "within_product": probabilities[0] * probabilities[1],
+        "within_difference": np.square(differences),
     }
     reference = sum_rollouts_numpy(inputs).sums
     sums = np.abs(reference)
     for name, values in terms.items():
         sums[:, TOKEN_SUMS.index(name)] = np.bincount(rows, values, count)
     sums[:, TOKEN_SUMS.index("d")] = sums[:, TOKEN_SUMS.index("abs_d")]
-    for name in ("within_target", "within_behaviour", "within_difference"):
-        sums[:, TOKEN_SUMS.index(name)] += np.bincount(rows, minlength=count) * SQUARED_ROUNDING / TOLERANCE
     return sums
 
 
