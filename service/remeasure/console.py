@@ -38,9 +38,12 @@ class Request:
     dry_run: bool = False
 
 
-def remeasure(request: Request) -> int:
-    """Measure again what is asked for; 0 where nothing was left as it was, else 1. Raises ConfigurationError."""
-    with _context(load_settings()) as context:
+def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
+    """Measure again what is asked for; 0 where nothing was left as it was, else 1. Raises ConfigurationError.
+
+    `decoders` lets a process that has a pool share it.
+    """
+    with _context(load_settings(), decoders) as context:
         keys = _chosen(context, request)
         if not keys:
             print(f"nothing to do: all statistics are of version {STATISTICS_VERSION}, which this release reads")
@@ -59,7 +62,8 @@ def remeasure(request: Request) -> int:
 def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepReport]:
     """Measure the steps again, as many at once as there are decoders; those of which something was left."""
     progress = Progress("measuring again", len(keys))
-    context.decoders.warm_up()
+    if not context.decoders.is_warm:
+        context.decoders.warm_up()
     left = []
     with ThreadPoolExecutor(context.settings.decode_processes) as threads:
         try:
@@ -111,11 +115,11 @@ def _show(left: Iterable[StepReport]) -> None:
 
 
 @contextmanager
-def _context(settings: Settings) -> Iterator[ServiceContext]:
+def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[ServiceContext]:
     """What measuring needs of a service; raises ConfigurationError where its data is not there or not migrated."""
     _check_there(settings)
     database = Database(settings.database_url)
-    decoders = DecoderPool(settings)
+    decoders = shared or DecoderPool(settings)
     try:
         with database.read() as session:
             has = current_revision(session.connection())
@@ -126,7 +130,8 @@ def _context(settings: Settings) -> Iterator[ServiceContext]:
             )
         yield ServiceContext(settings, database, TokenStore(settings.store_url), decoders, b"")
     finally:
-        decoders.close()
+        if shared is None:
+            decoders.close()
         database.close()
 
 

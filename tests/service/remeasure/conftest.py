@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from service.database.session import Database
+from service.decoding.pool import DecoderPool
+from service.remeasure.console import Request, remeasure
 from service.settings import Settings
 
 
@@ -19,10 +21,8 @@ def beside(settings: Settings) -> Iterator[Database]:
 
 
 @pytest.fixture
-def operator(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The environment of an operator whose commands work on the service's own data."""
+def command(settings: Settings, decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], int]:
+    """`foreshock remeasure` where an operator's environment names the service's own data; its exit status."""
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", settings.database_url)
     monkeypatch.setenv("FORESHOCK_STORE_URL", settings.store_url)
-    monkeypatch.setenv("FORESHOCK_DECODE_PROCESSES", "1")
-    monkeypatch.setenv("FORESHOCK_TOKEN_PASS", "numpy")
-    return settings
+    return lambda request: remeasure(request, decoders)

@@ -26,6 +26,8 @@ from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
 
+Command = Callable[[Request], int]
+
 
 def values(sender: Sender) -> Any:
     """Every measurement of the run, by column."""
@@ -56,7 +58,7 @@ class Meanwhile:
 
 
 def test_old_statistics_become_what_this_release_stores(
-    http: httpx.Client, beside: Database, operator: Settings, capsys: pytest.CaptureFixture[str]
+    http: httpx.Client, beside: Database, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender = start_run(http)
     for step in (3, 4):
@@ -67,19 +69,19 @@ def test_old_statistics_become_what_this_release_stores(
     assert sender.get("steps/3/lint").status_code == 404
     assert sum(old != new for old, new in zip(stored_bytes(beside).values(), stored.values(), strict=True)) == 6
 
-    assert remeasure(Request(dry_run=True)) == 0
+    assert command(Request(dry_run=True)) == 0
     assert "1 of 1 steps would be measured again" in capsys.readouterr().out
     assert values(sender) != measured
 
-    assert remeasure(Request()) == 0
+    assert command(Request()) == 0
     assert "1 of 1 steps were measured again" in capsys.readouterr().out
     assert values(sender) == measured
     assert stored_bytes(beside) == stored
     assert sender.get("steps/3/lint").json() == lint
-    assert remeasure(Request()) == 0
+    assert command(Request()) == 0
     assert "nothing to do" in capsys.readouterr().out
     # The same token files give the same statistics, however often.
-    assert remeasure(Request(everything=True)) == 0
+    assert command(Request(everything=True)) == 0
     assert "2 of 2 steps" in capsys.readouterr().out
     assert stored_bytes(beside) == stored
 
@@ -104,7 +106,7 @@ def test_scored_comparisons_and_their_attribution_are_measured_again(
 
 
 def test_what_is_gone_is_said_and_left(
-    http: httpx.Client, beside: Database, operator: Settings, capsys: pytest.CaptureFixture[str]
+    http: httpx.Client, beside: Database, settings: Settings, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender = start_run(http)
     for step in (3, 4, 5):
@@ -116,15 +118,15 @@ def test_what_is_gone_is_said_and_left(
     for step in (3, 4, 5):
         make_old(beside, sender, step)
     old = stored_bytes(beside)
-    file_of(beside, operator, 4, shard=1).unlink()
-    for name in list_files(operator):
+    file_of(beside, settings, 4, shard=1).unlink()
+    for name in list_files(settings):
         if "/scores/" in name:
-            (Path(operator.store_url) / name).unlink()
+            (Path(settings.store_url) / name).unlink()
 
-    assert remeasure(Request(dry_run=True)) == 1
+    assert command(Request(dry_run=True)) == 1
     said = capsys.readouterr()
     assert "1 of 3 steps would be measured again" in said.out
-    assert remeasure(Request(run="a-run")) == 1
+    assert command(Request(run="a-run")) == 1
     said = capsys.readouterr()
     assert "1 of 3 steps were measured again" in said.out
     assert f"left: run {sender.run}, attempt 1, step 4: 1 of its 2 token files are gone" in said.err
@@ -162,7 +164,7 @@ def test_a_run_that_is_deleted_meanwhile_is_let_be(http: httpx.Client, app: Fast
     assert stored_bytes(beside) == old
 
 
-def test_uploads_go_on_while_steps_are_measured_again(http: httpx.Client, beside: Database, operator: Settings) -> None:
+def test_uploads_go_on_while_steps_are_measured_again(http: httpx.Client, beside: Database, command: Command) -> None:
     sender = start_run(http)
     for step in range(6):
         put_step(sender, step)
@@ -170,7 +172,7 @@ def test_uploads_go_on_while_steps_are_measured_again(http: httpx.Client, beside
     for step in range(6):
         make_old(beside, sender, step)
     with ThreadPoolExecutor(1) as threads:
-        remeasured = threads.submit(remeasure, Request())
+        remeasured = threads.submit(command, Request())
         sent = 0
         while not remeasured.done() or sent == 0:
             sender.put_shard(100 + sent, make_batch(seed=sent)).raise_for_status()
@@ -183,7 +185,7 @@ def test_uploads_go_on_while_steps_are_measured_again(http: httpx.Client, beside
 
 
 def test_an_interrupted_one_goes_on_where_it_was(
-    http: httpx.Client, app: FastAPI, beside: Database, operator: Settings, capsys: pytest.CaptureFixture[str],
+    http: httpx.Client, app: FastAPI, beside: Database, command: Command, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     sender = start_run(http)
@@ -201,15 +203,15 @@ def test_an_interrupted_one_goes_on_where_it_was(
     with monkeypatch.context() as patch:
         patch.setattr("service.remeasure.console.remeasure_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            remeasure(Request())
+            command(Request())
     capsys.readouterr()
-    assert remeasure(Request()) == 0
+    assert command(Request()) == 0
     assert "4 of 4" not in capsys.readouterr().out
     assert stored_bytes(beside) == stored
 
 
 def test_only_what_was_asked_for_is_measured_again(
-    http: httpx.Client, beside: Database, operator: Settings, capsys: pytest.CaptureFixture[str]
+    http: httpx.Client, beside: Database, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = start_run(http, "first"), start_run(http, "second", name="The second")
     for sender in (first, second):
@@ -217,12 +219,12 @@ def test_only_what_was_asked_for_is_measured_again(
             put_step(sender, step)
             make_old(beside, sender, step)
     for request, steps in ((Request("The second", step=3), 1), (Request(first.run), 2), (Request(attempt=1), 1)):
-        assert remeasure(request) == 0
+        assert command(request) == 0
         assert f"{steps} of {steps} steps were" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match="there is no run third"):
-        remeasure(Request("third"))
+        command(Request("third"))
     with pytest.raises(ConfigurationError, match="there is no step 5"):
-        remeasure(Request(step=5))
+        command(Request(step=5))
 
 
 def test_data_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
