@@ -59,7 +59,8 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
             choice.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.environ["NUMBA_CACHE_DIR"] = str(choice.folder)
         with _one_at_a_time(choice.folder or _package_folder() / "__pycache__"):
-            compiled.prepare()
+            # As many decoders as processors work side by side: one thread each.
+            compiled.prepare(threads=1)
         _found = COMPILED
     except Exception as error:
         # Such as a numba that refuses this numpy: slower is better than not at all.

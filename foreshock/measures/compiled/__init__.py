@@ -13,6 +13,7 @@ from foreshock.measures.rollout_sums import RolloutSums, TokenInputs
 __all__ = ["available", "is_prepared", "prepare", "sum_rollouts_compiled"]
 
 _prepared = False
+_threads: int | None = None
 
 
 def available() -> bool:
@@ -25,24 +26,25 @@ def is_prepared() -> bool:
     return _prepared
 
 
-def prepare() -> None:
+def prepare(threads: int | None = None) -> None:
     """Compile, or load what was compiled before: one machine code serves every type of input.
 
-    Where no folder can be written to for numba's cache, it compiles in every process. Raises ImportError without numba.
+    `threads` is how many later calls take that do not say it themselves (None: one for each processor). Where no folder
+    can be written to for numba's cache, it compiles in every process. Raises ImportError without numba.
     """
-    global _prepared
+    global _prepared, _threads
     from foreshock.measures.compiled.functions import compiled_functions
 
     compiled_functions()
-    _prepared = True
+    _prepared, _threads = True, threads
 
 
 def sum_rollouts_compiled(inputs: TokenInputs, threads: int | None = None) -> RolloutSums:
     """The sums of every rollout, and of all of them together, as `sum_rollouts_numpy` gives them.
 
     Integers, extremes and largest values are equal to numpy's; sums to 1e-12 of the sum of absolute values. `threads`
-    (None: one for each processor) changes nothing but the time. Raises ImportError without numba.
+    (None: as prepared) changes nothing but the time. Raises ImportError without numba.
     """
     from foreshock.measures.compiled.passes import sum_rollouts_in_lanes
 
-    return sum_rollouts_in_lanes(inputs, threads)
+    return sum_rollouts_in_lanes(inputs, threads or _threads)
