@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from foreshock.corrections.catalogue import CORRECTIONS, Correction, correction_named
-from foreshock.corrections.evaluate import evaluate, evaluate_usual
+from foreshock.corrections.evaluate import Evaluator, evaluate, evaluate_usual
 from foreshock.corrections.exact_kl import ExactKl
 from foreshock.corrections.results import Casualties, Evaluation, Population, WeightMoments
 from foreshock.corrections.thresholds import Bounds, Threshold
@@ -18,6 +18,7 @@ __all__ = [
     "Casualties",
     "Correction",
     "Evaluation",
+    "Evaluator",
     "ExactKl",
     "Population",
     "Threshold",

@@ -6,13 +6,64 @@ from foreshock.corrections.catalogue import CORRECTIONS, Correction, correction_
 from foreshock.corrections.exact_kl import ExactKl
 from foreshock.corrections.results import Evaluation
 from foreshock.corrections.sequence_level import evaluate_sequences
+from foreshock.corrections.sequences import Sequences
 from foreshock.corrections.thresholds import Threshold
-from foreshock.corrections.token_level import evaluate_tokens
+from foreshock.corrections.token_level import TokenSums, evaluate_tokens
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.statistics import ComparisonStatistics
 from foreshock.measures.summaries import RolloutSummaries
 
-__all__ = ["evaluate", "evaluate_usual"]
+__all__ = ["Evaluator", "evaluate", "evaluate_usual"]
+
+
+class Evaluator:
+    """The rollouts of one comparison, ready for any number of corrections and thresholds.
+
+    `exact_kl` has a row for each of `summaries`. Raises InvalidArgumentError where the parts are not of the same
+    rollouts.
+    """
+
+    def __init__(
+        self, statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None = None
+    ) -> None:
+        _require_fit(statistics, summaries, exact_kl)
+        self._tokens = TokenSums(statistics)
+        self._sequences = Sequences.of(summaries)
+        self._exact_kl = exact_kl
+
+    def evaluate(self, name: str, threshold: Threshold | None = None) -> Evaluation:
+        """What the correction `name` would do; without `threshold`, at its first usual one.
+
+        Sequence thresholds are exact; token thresholds are exact at ratios of 1, 2, e, 5, 10 and so on (TAIL_LEVELS),
+        else the nearest edge of the histogram is used and said. Raises InvalidArgumentError for an unknown name and a
+        threshold that makes no sense.
+        """
+        correction = correction_named(name)
+        threshold = self._usual(correction) if threshold is None else correction.check(threshold)
+        if not self._sequences.count:
+            return Evaluation(correction, threshold, threshold, not_estimable="no token has two finite log-probs")
+        if correction.level == "token":
+            return evaluate_tokens(correction, threshold, self._tokens, self._sequences)
+        return evaluate_sequences(correction, threshold, self._sequences, self._exact_kl)
+
+    def evaluate_usual(self) -> tuple[Evaluation, ...]:
+        """Every correction at each of its usual thresholds, in the order of the catalogue.
+
+        One without a usual threshold comes once, as not estimable, unless there are exact KLs: name a threshold then.
+        """
+        return tuple(
+            self.evaluate(name, threshold)
+            for name, correction in CORRECTIONS.items()
+            for threshold in correction.usual or (None,)
+            if threshold is not None or self._exact_kl is None
+        )
+
+    def _usual(self, correction: Correction) -> Threshold:
+        if correction.usual:
+            return correction.usual[0]
+        if self._exact_kl is None:
+            return Threshold()
+        raise InvalidArgumentError(f"{correction.name} has no usual threshold: name one", "threshold")
 
 
 def evaluate(
@@ -22,38 +73,13 @@ def evaluate(
     threshold: Threshold | None = None,
     exact_kl: ExactKl | None = None,
 ) -> Evaluation:
-    """What the correction `name` would do to the rollouts of a comparison; without `threshold`, at its first usual one.
-
-    Sequence thresholds are exact; token thresholds are exact at ratios of 1, 2, e, 5, 10 and so on (TAIL_LEVELS), else
-    the nearest edge of the histogram is used and said. `exact_kl` has a row for each of `summaries`. Raises
-    InvalidArgumentError for an unknown name, a threshold that makes no sense, and parts that do not fit together.
-    """
-    correction = correction_named(name)
-    _require_fit(statistics, summaries, exact_kl)
-    threshold = _usual(correction, exact_kl) if threshold is None else correction.check(threshold)
-    if statistics.tokens == 0:
-        return Evaluation(correction, threshold, threshold, not_estimable="no token has two finite log-probs")
-    if correction.level == "token":
-        return evaluate_tokens(correction, threshold, statistics, summaries)
-    return evaluate_sequences(correction, threshold, summaries, exact_kl)
+    """One correction of one comparison, as `Evaluator` says; raises InvalidArgumentError."""
+    return Evaluator(statistics, summaries, exact_kl).evaluate(name, threshold)
 
 
 def evaluate_usual(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[Evaluation, ...]:
-    """Every correction at each of its usual thresholds, in the order of the catalogue; TRM as not estimable."""
-    thresholds: tuple[Threshold | None, ...]
-    found = []
-    for name, correction in CORRECTIONS.items():
-        thresholds = correction.usual or (None,)
-        found += [evaluate(name, statistics, summaries, threshold) for threshold in thresholds]
-    return tuple(found)
-
-
-def _usual(correction: Correction, exact_kl: ExactKl | None) -> Threshold:
-    if correction.usual:
-        return correction.usual[0]
-    if exact_kl is None:
-        return Threshold()
-    raise InvalidArgumentError(f"{correction.name} has no usual threshold: name one", "threshold")
+    """Every correction at each of its usual thresholds, as `Evaluator` says; raises InvalidArgumentError."""
+    return Evaluator(statistics, summaries).evaluate_usual()
 
 
 def _require_fit(statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None) -> None:

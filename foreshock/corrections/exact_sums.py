@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["exact_sum", "mean"]
+__all__ = ["exact_sum"]
 
 
 def exact_sum(values: Iterable[float]) -> float:
@@ -19,8 +18,3 @@ def exact_sum(values: Iterable[float]) -> float:
     except (OverflowError, ValueError):
         with np.errstate(over="ignore", invalid="ignore"):
             return float(np.sum(terms))
-
-
-def mean(values: NDArray[np.float64]) -> float:
-    """Σ / n; NaN of nothing."""
-    return exact_sum(values.tolist()) / values.size if values.size else math.nan

@@ -9,31 +9,25 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foreshock.corrections.casualties import casualties_of
 from foreshock.corrections.catalogue import Correction
 from foreshock.corrections.exact_kl import ExactKl
-from foreshock.corrections.exact_sums import mean
 from foreshock.corrections.results import Evaluation, WeightMoments
+from foreshock.corrections.sequences import Booleans, Float64, Sequences, mean
 from foreshock.corrections.thresholds import Threshold
 from foreshock.corrections.unseen import unseen_weight
 from foreshock.measures.log_weights import LogWeights
-from foreshock.measures.summaries import RolloutSummaries
-from foreshock.measures.token import k3_kl
 
 __all__ = ["evaluate_sequences"]
-
-Float64 = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
 
 _WITH_RATIO = frozenset({"sequence_is", "sequence_tis", "sequence_mis"})
 
 
 def evaluate_sequences(
-    correction: Correction, threshold: Threshold, summaries: RolloutSummaries, exact_kl: ExactKl | None
+    correction: Correction, threshold: Threshold, sequences: Sequences, exact_kl: ExactKl | None
 ) -> Evaluation:
-    """What a sequence correction would do to the rollouts of `summaries`, at least one of them with a token."""
+    """What a sequence correction would do to these sequences, of which there is at least one."""
     if correction.name.startswith("trm_") and exact_kl is None:
         return Evaluation(
             correction,
@@ -42,85 +36,42 @@ def evaluate_sequences(
             not_estimable="this masks by the exact KL of each token, over the whole vocabulary: "
             "log-probs of sampled tokens cannot give it",
         )
-    rows = _Rows.of(summaries)
-    beyond = np.zeros(summaries.num_rollouts, dtype=np.bool_)
-    beyond[rows.measured] = _beyond(correction.name, threshold, rows, exact_kl)
-    touched = beyond[rows.measured]
+    touched = _beyond(correction.name, threshold, sequences, exact_kl)
     lost = touched if correction.effect == "lost" else np.zeros_like(touched)
-    weights = _Weights(rows, correction, threshold, touched, lost)
-    tokens = rows.tokens.sum()
+    weights = _Weights(sequences, correction, threshold, touched, lost)
+    tokens = sequences.tokens
     return Evaluation(
         correction,
         threshold,
         threshold,
-        kept_tokens=float(rows.tokens[~lost].sum() / tokens),
+        kept_tokens=float(tokens[~lost].sum() / sequences.total_tokens),
         kept_sequences=float((~lost).sum() / lost.size),
-        touched_tokens=float(rows.tokens[touched].sum() / tokens),
+        touched_tokens=float(tokens[touched].sum() / sequences.total_tokens),
         weights=weights.moments(),
         distortion=mean(np.abs(weights.differences())),
-        uncorrected_distortion=mean(np.abs(rows.ratios_minus_one)),
+        uncorrected_distortion=mean(np.abs(sequences.ratios_minus_one)),
         token_distortion=weights.token_distortion(),
         advantage_distortion=weights.advantage_distortion(),
-        casualties=casualties_of(summaries, beyond, rows.measured),
-        notes=unseen_weight(rows.sum_k3),
+        casualties=casualties_of(sequences, touched),
+        notes=unseen_weight(sequences.columns["sum_k3"]),
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The rollouts with measured tokens: [M] arrays; `measured` [N] says which of all they are."""
-
-    measured: Booleans
-    tokens: Float64
-    log_weights: Float64
-    ratios_minus_one: Float64
-    min_d: Float64
-    max_d: Float64
-    sum_k3: Float64
-    sum_ratio_minus_one: Float64
-    sum_tv: Float64
-    advantage: Float64
-
-    @classmethod
-    def of(cls, summaries: RolloutSummaries) -> _Rows:
-        measured = summaries.column("n_tokens") > 0
-        columns = {
-            name: summaries.column(name).astype(np.float64)[measured]
-            for name in ("n_tokens", "sum_d", "min_d", "max_d", "sum_k3", "sum_ratio_minus_one", "sum_tv", "advantage")
-        }
-        tokens = columns["n_tokens"]
-        with np.errstate(over="ignore"):
-            ratios = np.expm1(columns["sum_d"])
-        return cls(
-            measured,
-            tokens,
-            columns["sum_d"],
-            ratios,
-            columns["min_d"],
-            columns["max_d"],
-            columns["sum_k3"],
-            columns["sum_ratio_minus_one"],
-            columns["sum_tv"],
-            columns["advantage"],
-        )
-
-
-def _beyond(name: str, threshold: Threshold, rows: _Rows, exact_kl: ExactKl | None) -> Booleans:
+def _beyond(name: str, threshold: Threshold, sequences: Sequences, exact_kl: ExactKl | None) -> Booleans:
     """[M] which sequences lie beyond the threshold."""
     upper = math.inf if threshold.upper is None else threshold.upper
     if exact_kl is not None and name.startswith("trm_"):
-        return exact_kl.of_kind(name.removeprefix("trm_"))[rows.measured] > upper
+        return exact_kl.of_kind(name.removeprefix("trm_"))[sequences.measured] > upper
     if name == "veto":
-        return rows.min_d < threshold.log_lower
-    if name == "k3_rs_mean":
-        return rows.sum_k3 / rows.tokens > upper
-    if name == "k3_rs_sum":
-        return rows.sum_k3 > upper
-    if name == "k3_rs_max":
-        # k3 is convex with its minimum at d = 0: it is largest at one of the ends.
-        with np.errstate(over="ignore"):
-            return np.maximum(k3_kl(rows.min_d), k3_kl(rows.max_d)) > upper
-    log_ratios = rows.log_weights / rows.tokens if name == "geo_mis" else rows.log_weights
+        return sequences.columns["min_d"] < threshold.log_lower
+    of_k3 = {
+        "k3_rs_mean": sequences.mean_k3,
+        "k3_rs_sum": sequences.columns["sum_k3"],
+        "k3_rs_max": sequences.largest_k3,
+    }
+    if name in of_k3:
+        return of_k3[name] > upper
+    log_ratios = sequences.log_weights / sequences.tokens if name == "geo_mis" else sequences.log_weights
     return (log_ratios > threshold.log_upper) | (log_ratios < threshold.log_lower)
 
 
@@ -128,7 +79,7 @@ def _beyond(name: str, threshold: Threshold, rows: _Rows, exact_kl: ExactKl | No
 class _Weights:
     """The weights that a sequence correction would give to M sequences."""
 
-    rows: _Rows
+    sequences: Sequences
     correction: Correction
     threshold: Threshold
     touched: Booleans
@@ -140,14 +91,14 @@ class _Weights:
 
     def log_weights(self) -> Float64:
         """[M] log w; −inf where w is 0."""
-        values = self.rows.log_weights if self._has_ratio else np.zeros_like(self.rows.log_weights)
+        values = self.sequences.log_weights if self._has_ratio else np.zeros_like(self.sequences.log_weights)
         if self.correction.effect == "truncated":
             values = np.minimum(values, self.threshold.log_upper)
         return np.where(self.lost, -math.inf, values)
 
     def differences(self) -> Float64:
         """[M] w − ρ_seq; exactly 0 where the correction leaves ρ_seq as it is."""
-        ratios = self.rows.ratios_minus_one
+        ratios = self.sequences.ratios_minus_one
         if not self._has_ratio:
             kept = -ratios
         elif self.correction.effect == "truncated":
@@ -176,14 +127,15 @@ class _Weights:
         """E|w − ρ_t| over tokens, of a mask; NaN where the weight is that of a whole sequence."""
         if self._has_ratio:
             return math.nan
-        rows = self.rows
+        above = self.sequences.columns["sum_ratio_minus_one"]
         # |1 − ρ| = (ρ − 1) + 2 (1 − ρ)⁺
-        kept = rows.sum_ratio_minus_one + 2.0 * rows.sum_tv
-        values = np.where(self.lost, rows.sum_ratio_minus_one + rows.tokens, kept)
-        return mean(values) * values.size / float(rows.tokens.sum())
+        kept = above + 2.0 * self.sequences.columns["sum_tv"]
+        values = np.where(self.lost, above + self.sequences.tokens, kept)
+        return mean(values) * values.size / self.sequences.total_tokens
 
     def advantage_distortion(self) -> float:
         """E[(w − ρ_seq)·A] over the sequences that have an advantage; NaN where none has."""
-        known = np.isfinite(self.rows.advantage)
+        advantage = self.sequences.columns["advantage"]
+        known = np.isfinite(advantage)
         with np.errstate(invalid="ignore"):
-            return mean((self.differences() * self.rows.advantage)[known])
+            return mean((self.differences() * advantage)[known])

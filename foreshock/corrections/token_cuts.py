@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 from foreshock.corrections.exact_sums import exact_sum
 from foreshock.measures.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.measures.sums import CompensatedSums
 from foreshock.measures.thresholds import ABOVE, BELOW, TAIL_LEVELS, TAIL_SUMS
 
-__all__ = ["Cut", "SideSums", "cut_tokens"]
+__all__ = ["Cut", "SideBins", "SideSums"]
 
 # Two levels closer than this are the same: no two float32 log-probs tell them apart.
 _SAME = 1e-9
+# The bin of LOG_RATIO_GRID that each bin of WEIGHT_GRID begins with.
+_FINE_BINS = LOG_RATIO_GRID.bins(WEIGHT_GRID.edges()[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +54,6 @@ class Cut:
         return sizes > self.level if self.exact_level else sizes >= self.level
 
 
-def cut_tokens(statistics: ComparisonStatistics, side: int, level: float) -> Cut:
-    """Cut the tokens of one side (BELOW or ABOVE) at `level` ≥ 0 nats of |d|, or as near as can be."""
-    bins = _SideBins(statistics, side)
-    if math.isinf(level):
-        return Cut(level, True, bins.between(0, WEIGHT_GRID.size), SideSums())
-    kept = min(range(len(TAIL_LEVELS)), key=lambda index: abs(TAIL_LEVELS[index] - level))
-    # Tokens with d = 0, which are within any level, share the first bin of BELOW.
-    edge = max(_nearest_edge(level), 1 if side == BELOW else 0)
-    at_edge = WEIGHT_GRID.lower_edge(edge)
-    if abs(TAIL_LEVELS[kept] - level) <= max(_SAME, abs(at_edge - level)):
-        return bins.cut_at(kept)
-    # Beyond 0 lies the whole side ABOVE, without the tokens with d = 0.
-    return Cut(at_edge, edge == 0, bins.between(0, edge), bins.between(edge, WEIGHT_GRID.size))
-
-
 def _nearest_edge(level: float) -> int:
     """The bin of WEIGHT_GRID whose lower edge is nearest."""
     index = int(WEIGHT_GRID.bins(np.array([level]))[0])
@@ -73,35 +61,49 @@ def _nearest_edge(level: float) -> int:
     return index + 1 if upper - level < level - lower else index
 
 
-class _SideBins:
-    """The bins and tails of one side of a comparison."""
+class SideBins:
+    """The bins and tails of one side (BELOW or ABOVE) of a comparison, ready to be cut at many levels."""
 
     def __init__(self, statistics: ComparisonStatistics, side: int) -> None:
-        self._statistics = statistics
         self._side = side
-        self._counts = statistics.histogram[side]
-        self._high = statistics.weight_sums.high[side]
-        self._low = statistics.weight_sums.low[side]
+        # How many tokens lie in the bins before each bin of WEIGHT_GRID: its edges are edges of the finer grid too.
+        counted = np.concatenate([[0], np.cumsum(statistics.histogram[side])])
+        self._counted = np.append(counted[_FINE_BINS], counted[-1])
+        self._sums = CompensatedSums(statistics.weight_sums.high[side], statistics.weight_sums.low[side])
+        self._tail_counts = statistics.tail_counts[side]
+        self._tails = CompensatedSums(statistics.tail_sums.high[side], statistics.tail_sums.low[side])
+        self._cuts: dict[int, Cut] = {}
 
-    def between(self, first: int, end: int) -> SideSums:
+    def cut(self, level: float) -> Cut:
+        """Cut the tokens of this side at `level` ≥ 0 nats of |d|, or as near as can be."""
+        if math.isinf(level):
+            return Cut(level, True, self._between(0, WEIGHT_GRID.size), SideSums())
+        kept = min(range(len(TAIL_LEVELS)), key=lambda index: abs(TAIL_LEVELS[index] - level))
+        # Tokens with d = 0, which are within any level, share the first bin of BELOW.
+        edge = max(_nearest_edge(level), 1 if self._side == BELOW else 0)
+        at_edge = WEIGHT_GRID.lower_edge(edge)
+        if abs(TAIL_LEVELS[kept] - level) <= max(_SAME, abs(at_edge - level)):
+            if kept not in self._cuts:
+                self._cuts[kept] = self._cut_at(kept)
+            return self._cuts[kept]
+        # Beyond 0 lies the whole side ABOVE, without the tokens with d = 0.
+        return Cut(at_edge, edge == 0, self._between(0, edge), self._between(edge, WEIGHT_GRID.size))
+
+    def _between(self, first: int, end: int) -> SideSums:
         """The sums over the bins first ≤ bin < end of WEIGHT_GRID."""
-        return SideSums(self._count(first, end), *(self._sum(first, end, column) for column in range(len(TAIL_SUMS))))
+        sums = self._sums.value[first:end].sum(axis=0)
+        return SideSums(int(self._counted[end] - self._counted[first]), *sums.tolist())
 
-    def cut_at(self, kept: int) -> Cut:
+    def _cut_at(self, kept: int) -> Cut:
         """The cut at one of TAIL_LEVELS."""
         level = TAIL_LEVELS[kept]
-        tails = self._statistics.tail_sums
-        high, low = tails.high[self._side, kept], tails.low[self._side, kept]
-        tokens = int(self._statistics.tail_counts[self._side, kept])
-        beyond = SideSums(tokens, *(float(value) for value in high + low))
+        tokens = int(self._tail_counts[kept])
+        beyond = SideSums(tokens, *self._tails.value[kept].tolist())
         # The bin that the level lies in is itself cut: what is within is the rest of the bin.
         index = int(WEIGHT_GRID.bins(np.array([level]))[0])
-        whole = self.between(0, index)
-        inside = self._count(0, WEIGHT_GRID.size) - tokens - whole.tokens
-        rest = [
-            exact_sum([*self._parts(index, WEIGHT_GRID.size, column), -float(high[column]), -float(low[column])])
-            for column in range(len(TAIL_SUMS))
-        ]
+        whole = self._between(0, index)
+        inside = int(self._counted[-1]) - tokens - whole.tokens
+        rest = [self._rest(kept, index, column) for column in range(len(TAIL_SUMS))]
         within = SideSums(
             whole.tokens + inside,
             whole.ratio_minus_one + self._possible(rest[0], inside, index, level, squared=False),
@@ -110,6 +112,12 @@ class _SideBins:
             whole.advantage_ratio_minus_one + rest[3],
         )
         return Cut(level, True, within, beyond)
+
+    def _rest(self, kept: int, index: int, column: int) -> float:
+        """The sum over what the tail leaves of the bins from `index` on."""
+        words = (self._sums.high[index:, column], self._sums.low[index:, column])
+        tail = (-self._tails.high[kept, column], -self._tails.low[kept, column])
+        return exact_sum([*words[0].tolist(), *words[1].tolist(), *(float(word) for word in tail)])
 
     def _possible(self, value: float, tokens: int, index: int, level: float, *, squared: bool) -> float:
         """The value, or what `tokens` tokens between the bin's edge and the level can have at most or at least.
@@ -121,21 +129,3 @@ class _SideBins:
         ends = sorted(tokens * (end * end if squared else end) for end in ends)
         # Both sums may have left float64: their difference is NaN then.
         return min(max(value, ends[0]), ends[1]) if not math.isnan(value) else 0.5 * (ends[0] + ends[1])
-
-    def _count(self, first: int, end: int) -> int:
-        start, stop = (
-            LOG_RATIO_GRID.size if index >= WEIGHT_GRID.size else self._fine_bin(index) for index in (first, end)
-        )
-        return int(self._counts[start:stop].sum())
-
-    @staticmethod
-    def _fine_bin(index: int) -> int:
-        return int(LOG_RATIO_GRID.bins(np.array([WEIGHT_GRID.lower_edge(index)]))[0])
-
-    def _sum(self, first: int, end: int, column: int) -> float:
-        return exact_sum(self._parts(first, end, column))
-
-    def _parts(self, first: int, end: int, column: int) -> list[float]:
-        """High and low words of the sums; of what overflowed, infinity."""
-        high, low = self._high[first:end, column], self._low[first:end, column]
-        return [*high.tolist(), *low.tolist()]

@@ -13,13 +13,13 @@ from foreshock.corrections.casualties import casualties_of
 from foreshock.corrections.catalogue import Correction
 from foreshock.corrections.exact_sums import exact_sum
 from foreshock.corrections.results import Evaluation, WeightMoments
+from foreshock.corrections.sequences import Sequences
 from foreshock.corrections.thresholds import Threshold
-from foreshock.corrections.token_cuts import Cut, SideSums, cut_tokens
+from foreshock.corrections.token_cuts import Cut, SideBins, SideSums
 from foreshock.measures.statistics import ComparisonStatistics
-from foreshock.measures.summaries import RolloutSummaries
 from foreshock.measures.thresholds import ABOVE, BELOW
 
-__all__ = ["evaluate_tokens"]
+__all__ = ["TokenSums", "evaluate_tokens"]
 
 # Below this mean of w² so little is left of 1 + 2·E[w − 1] + E[(w − 1)²] that it has too few digits.
 _SMALLEST_SQUARE = 1e-9
@@ -28,16 +28,23 @@ _SMALLEST_SQUARE = 1e-9
 _WITHOUT_RATIO = frozenset({"none", "token_mask"})
 
 
+class TokenSums:
+    """The tokens of a comparison, ready to be cut at many thresholds."""
+
+    def __init__(self, statistics: ComparisonStatistics) -> None:
+        self.statistics = statistics
+        self.below, self.above = SideBins(statistics, BELOW), SideBins(statistics, ABOVE)
+
+
 def evaluate_tokens(
-    correction: Correction, threshold: Threshold, statistics: ComparisonStatistics, summaries: RolloutSummaries
+    correction: Correction, threshold: Threshold, tokens: TokenSums, sequences: Sequences
 ) -> Evaluation:
     """What a token correction would do; both arguments are of the same rollouts, and hold at least one token."""
-    below = cut_tokens(statistics, BELOW, -threshold.log_lower)
-    above = cut_tokens(statistics, ABOVE, threshold.log_upper)
+    statistics = tokens.statistics
+    below, above = tokens.below.cut(-threshold.log_lower), tokens.above.cut(threshold.log_upper)
     used = Threshold(_used(threshold.lower, below, -1.0), _used(threshold.upper, above, 1.0))
     weights = _Weights(correction, used, statistics, below, above)
-    measured = summaries.column("n_tokens") > 0
-    touched = above.is_beyond(summaries.column("max_d")) | below.is_beyond(-summaries.column("min_d"))
+    touched = above.is_beyond(sequences.columns["max_d"]) | below.is_beyond(-sequences.columns["min_d"])
     beyond = (below.beyond.tokens + above.beyond.tokens) / statistics.tokens
     loses = correction.effect == "lost"
     distortion = weights.distortion()
@@ -46,14 +53,14 @@ def evaluate_tokens(
         threshold,
         used,
         kept_tokens=1.0 - beyond if loses else 1.0,
-        kept_sequences=float((~touched & measured).sum() / measured.sum()) if loses else 1.0,
+        kept_sequences=float((~touched).sum() / touched.size) if loses else 1.0,
         touched_tokens=beyond,
         weights=weights.moments(),
         distortion=distortion,
         uncorrected_distortion=weights.uncorrected_distortion(),
         token_distortion=distortion,
         advantage_distortion=weights.advantage_distortion(),
-        casualties=casualties_of(summaries, touched, measured),
+        casualties=casualties_of(sequences, touched),
         notes=_notes(threshold, used),
     )
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.corrections.exact_sums import mean
+from foreshock.corrections.sequences import mean
 
 __all__ = ["unseen_weight"]
 

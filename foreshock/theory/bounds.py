@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreshock.corrections.exact_sums import mean
+from foreshock.corrections.sequences import mean
 from foreshock.corrections.unseen import unseen_weight
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.intervals import clustered_interval

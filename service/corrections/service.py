@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from foreshock.corrections import CORRECTIONS, Evaluation, Threshold, correction_named, evaluate
+from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold, correction_named
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.statistics import ComparisonStatistics
 from foreshock.measures.summaries import RolloutSummaries
@@ -69,8 +69,8 @@ def evaluate_corrections(session: Session, principal: Principal, question: Corre
     except InvalidArgumentError as error:
         raise InvalidRequest(f"query.{error.argument}: {error.message}") from error
     pair = read_pair(session, principal, question.run_id, question.step, question.attempt, question.comparison)
-    evaluations = tuple(evaluate(name, pair.statistics, pair.summaries, threshold) for name, threshold in asked)
-    return EvaluatedCorrections(pair, evaluations)
+    evaluator = Evaluator(pair.statistics, pair.summaries)
+    return EvaluatedCorrections(pair, tuple(evaluator.evaluate(name, threshold) for name, threshold in asked))
 
 
 def _asked(question: CorrectionQuestion) -> Iterator[tuple[str, Threshold | None]]:

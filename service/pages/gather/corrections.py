@@ -37,7 +37,7 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
         any(math.isfinite(found.advantage_distortion) for found in evaluations),
         any(math.isfinite(found.casualties.untouched.turns) for found in evaluations),
         missing,
-        [f"{note[0].upper()}{note[1:]}." for note in notes],
+        [_sentence(note) for note in notes],
         list(_theory_rows(theory)),
         "",
     )
@@ -70,11 +70,12 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
         "Bias of the gradient, at most",
         f"{_number(bias.per_unit)} · B",
         f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts{reach}; B bounds the gradient of one token's log-prob. "
-        f"The trivial bound 2·B·T, at the mean length: {_number(bias.trivial)} · B. {' '.join(f'{note}.' for note in bias.notes)}".rstrip(),
+        f"The trivial bound 2·B·T, at the mean length: {_number(bias.trivial)} · B."
+        + "".join(f" {_sentence(note)}" for note in bias.notes),
     )
     horizon = theory.horizon
-    meaning = f"{horizon.not_estimable}." if horizon.not_estimable else "vacuous" if horizon.vacuous else ""
-    yield TheoryRow("The same, as 2·B·Δmax·T²", f"{_number(horizon.value)}", meaning)
+    meaning = _sentence(horizon.not_estimable or "no better than the trivial bound")
+    yield TheoryRow("The same, as 2·B·Δmax·T²", _number(horizon.value), meaning)
     yield TheoryRow(
         "Total variation of a token, at most",
         _number(theory.pinsker),
@@ -97,7 +98,7 @@ def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNo
     if noise is None:
         yield TheoryRow(name, DASH, f"Not estimable: {found.gradient_missing}.")
         return
-    notes = "".join(f" {note}." for note in noise.notes)
+    notes = "".join(f" {_sentence(note)}" for note in noise.notes)
     yield TheoryRow(
         name,
         _number(noise.variance),
@@ -112,6 +113,10 @@ def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNo
         f"(Lη²/2)·Var with η = {_number(step.learning_rate)} ({found.learning_rate_source}); L bounds the curvature of "
         "the objective. The bias adds to it, and norms cannot show it.",
     )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _threshold(threshold: Threshold) -> str:

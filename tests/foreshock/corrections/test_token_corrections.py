@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.corrections import Threshold, correction_named, evaluate
-from foreshock.corrections.token_cuts import cut_tokens
+from foreshock.corrections.token_cuts import SideBins
 from foreshock.measures.histograms import WEIGHT_GRID
 from foreshock.measures.thresholds import ABOVE, BELOW, TAIL_LEVELS
 from tests.foreshock.batches import random_batch
@@ -69,14 +69,14 @@ def test_between_the_exact_levels_the_figures_are_those_of_the_threshold_that_is
 
 
 def _is_kept(ratio: float) -> bool:
-    return ratio in (0.0, 1.0) or any(abs(abs(math.log(ratio)) - level) < 1e-9 for level in TAIL_LEVELS)
+    return ratio == 0.0 or any(abs(abs(math.log(ratio)) - level) < 1e-9 for level in (0.0, *TAIL_LEVELS))
 
 
 @given(st.integers(0, 2**32), st.floats(1e-4, 5.0))
 def test_a_cut_loses_no_token_and_no_sum(seed: int, level: float) -> None:
     statistics = compared(random_batch(seed=seed, rollouts=3, longest=60, largest=5.0)).statistics
     for side in (BELOW, ABOVE):
-        cut, whole = cut_tokens(statistics, side, level), cut_tokens(statistics, side, math.inf).within
+        cut, whole = SideBins(statistics, side).cut(level), SideBins(statistics, side).cut(math.inf).within
         assert cut.within.tokens + cut.beyond.tokens == whole.tokens == statistics.histogram[side].sum()
         for name in ("ratio_minus_one", "chi2", "advantage", "advantage_ratio_minus_one"):
             parts = getattr(cut.within, name) + getattr(cut.beyond, name)
