@@ -37,6 +37,7 @@ LEAST_CLUSTERS = 5
 # More are put together by lot: their sums are as independent, and 2,048 are enough to know a skew by.
 _MOST_CLUSTERS = 2048
 _DRAWS_AT_ONCE = 1 << 20
+_ROUNDING = 1e-12
 
 
 def bootstrap_interval(
@@ -45,7 +46,8 @@ def bootstrap_interval(
     """The 95 % interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] names each rollout's group.
 
     Without `clusters` each rollout is one. Rollouts without tokens take no part. The bounds are NaN below
-    LEAST_CLUSTERS clusters, and where sums are not finite. The same input gives the same interval.
+    LEAST_CLUSTERS clusters, where sums are not finite, and where one cluster makes all but a millionth of the mean, so
+    that resamples without it say nothing. The same input gives the same interval.
     """
     return bootstrap_intervals(sums[:, None], tokens, clusters, resamples=resamples, seed=seed)[0]
 
@@ -102,9 +104,11 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
         total, total_squares, *_ = (sums := weights @ table).T[:, :, None]
         of_residuals, of_products, of_squares = np.split(sums[:, 2:], 3, axis=1)
         shift = of_residuals / total
-        squares = of_squares - 2.0 * shift * of_products + np.square(shift) * total_squares
-        error = np.sqrt(np.maximum(squares, 0.0)) / total
-        # A resample without an error is as far away as can be.
+        shifted = np.square(shift) * total_squares
+        squares = of_squares - 2.0 * shift * of_products + shifted
+        # What is left of larger terms by their rounding is no error; a resample without one is as far off as can be.
+        squares[squares <= _ROUNDING * (of_squares + shifted)] = 0.0
+        error = np.sqrt(squares) / total
         found[start : start + rows] = np.where(
             error > 0.0, shift / np.where(error > 0.0, error, 1.0), np.where(shift == 0.0, 0.0, shift * math.inf)
         )

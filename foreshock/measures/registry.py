@@ -136,11 +136,13 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     Measure(
         "pareto_k", f"k̂ of the generalised Pareto distribution of ρ, {_LARGEST}", "1",
-        "χ²(π‖μ) and ESS cannot be trusted above 0.5, means of ρ above 0.7", "over tokens", "comparison", PSIS,
+        "above 0.25 intervals of χ²(π‖μ) and k3 are too short; where d reaches 1, ESS is arbitrary above 0.5, "
+        "means of ρ above 0.7", "over tokens", "comparison", PSIS,
     ),
     Measure(
         "pareto_k_inverse", f"k̂ of the generalised Pareto distribution of 1/ρ, {_LARGEST}", "1",
-        "χ²(μ‖π) cannot be trusted above 0.5", "over tokens", "comparison", PSIS,
+        "above 0.25 the interval of χ²(μ‖π) is too short; where d reaches −1, χ²(μ‖π) is arbitrary above 0.5",
+        "over tokens", "comparison", PSIS,
     ),
     Measure(
         "pinsker_tv_bound", "½√χ², χ² = mean (ρ − 1)²", "1", "upper bound of D_TV(π, μ)", TOKEN_MEAN, "comparison",
@@ -168,8 +170,8 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     _token("k3_kl_per_entropy", "mean k3 / mean entropy", "1", "steadier than k3 as entropy falls", "Foreshock"),
     Measure(
         "surprisal_z", "Σ(−log μ(a) − H(μ)), standardised", "standard deviations",
-        "0 where the logged μ is the law that sampled", "clustered by prompt group", "comparison",
-        "martingale difference; Foreshock",
+        "0 where the logged μ is the law that sampled; never beyond ±√G of G groups", "clustered by prompt group",
+        "comparison", "martingale difference; Foreshock",
     ),
     *(
         Measure(
@@ -181,9 +183,9 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     *(
         Measure(
-            f"{name}_bootstrap_{end}", f"95 % bootstrap interval of {name}, {end} end", *WITH_INTERVAL[name],
+            f"{name}_bootstrap_{end}", f"95 % bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
             "token mean, prompt groups resampled; needs a row per rollout", "comparison",
-            "cluster bootstrap, for tokens with heavy tails",
+            "Hall (1992); the one to read where few tokens make the mean",
         )
         for name in BOOTSTRAPPED
         for end in ("low", "high")

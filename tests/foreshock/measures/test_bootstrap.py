@@ -160,6 +160,17 @@ def test_groups_that_agree_wholly_have_an_interval_of_no_width() -> None:
     assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
 
 
+def test_one_rollout_that_makes_the_whole_mean_has_no_interval() -> None:
+    sums, tokens, _ = batch(12)
+    sums[5] *= 1e12
+    found = bootstrap_interval(sums, tokens)
+    assert math.isfinite(found.mean)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    sums[5] /= 1e9
+    assert math.isfinite(bootstrap_interval(sums, tokens).high)
+
+
 def test_rollouts_without_tokens_take_no_part() -> None:
     sums, tokens, groups = batch(11)
     more = np.append(sums, 0.0), np.append(tokens, 0), np.append(groups, 999)
