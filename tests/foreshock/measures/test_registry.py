@@ -35,6 +35,18 @@ FACTS = {
     "tail(2)",
     "tail_asymmetry(1)",
     "geo_ratio",
+    "p50_abs_d",
+    "p90_abs_d",
+    "ess_seq_predicted",
+    "pareto_k",
+    "pareto_k_inverse",
+    "pinsker_tv_bound",
+    *(f"tail_{side}({level})" for side in ("below", "above", "asymmetry") for level in ("ln2", "ln5", "1", "3", "10")),
+    *("training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "ppl_ratio"),
+    *("log_ppl_diff_max", "log_ppl_diff_min"),
+    *("advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative"),
+    "bad_update_fraction",
+    *(f"{name}_{end}" for name in ("k3_kl", "chi2_token", "tv_token") for end in ("bootstrap_low", "bootstrap_high")),
 }
 
 
@@ -52,7 +64,9 @@ def test_names_and_columns_are_unique_and_columns_are_identifiers() -> None:
 
 def test_what_is_computed_is_what_is_registered() -> None:
     measurement = measure_step(random_batch(0))
-    computed = measurement.comparisons["trainer/rollout"].statistics.measures()
+    comparison = measurement.comparisons["trainer/rollout"]
+    computed = comparison.measures()
+    assert set(comparison.statistics.measures()) == set(computed)
     assert set(computed) == {measure.column for measure in COMPARISON_MEASURES}
     assert set(measurement.step.measures()) == {measure.column for measure in STEP_MEASURES}
     for measure in MEASURES:

@@ -47,8 +47,12 @@ def test_symmetric_noise_has_no_tail_asymmetry() -> None:
     sigma = 0.8
     d = np.random.default_rng(0).normal(-(sigma**2) / 2, sigma, 400_000)
     measures = statistics(d, 100).measures()
-    assert measures["tail_asymmetry_1"] == pytest.approx(0.0, abs=2e-3)
-    assert (d < -1).sum() > 1.5 * (d > 1).sum()
+    for name in ("ln2", "ln5", "1", "3"):
+        assert measures[f"tail_asymmetry_{name}"] == pytest.approx(0.0, abs=2e-3), name
+    # Raw tails are asymmetric though nothing is: by about e^τ.
+    assert measures["tail_below_1"] == pytest.approx((d < -1).mean())
+    assert measures["tail_below_1"] > 1.5 * measures["tail_above_1"]
+    assert measures["tail_below_ln5"] > 3 * measures["tail_above_ln5"]
     assert measures["mean_ratio"] == pytest.approx(1.0, abs=0.01)
     assert measures["k3_kl"] == pytest.approx(sigma**2 / 2, rel=0.02)
 
@@ -61,6 +65,77 @@ def test_effective_size_of_sequences_is_not_estimable_where_a_sample_cannot_show
     assert 2 * long["k3_kl"] * 100 > math.log(64)
     assert math.isnan(long["ess_seq"])
     assert long["ess_token"] == pytest.approx(math.exp(-0.25), rel=0.05)
+
+
+def test_sequence_weights_tell_nothing_at_ordinary_mismatch() -> None:
+    """KL 6.4e-4 at 8,192 tokens: an effective fraction of 3e-5, which no sample of 64 could show."""
+    generator = np.random.default_rng(0)
+    sigma = math.sqrt(2 * 6.4e-4)
+    measures = statistics(generator.normal(-(sigma**2) / 2, sigma, 64 * 8192), 8192).measures()
+    assert measures["k3_kl"] == pytest.approx(6.4e-4, rel=0.01)
+    assert measures["ess_seq_predicted"] == pytest.approx(math.exp(-2 * 6.4e-4 * 8192), rel=0.1)
+    assert measures["ess_seq_predicted"] == pytest.approx(3e-5, rel=0.15)
+    assert math.isnan(measures["ess_seq"])
+    mild = statistics(generator.normal(-0.5e-4, 0.01, 2000 * 1000), 1000).measures()
+    assert mild["ess_seq"] == pytest.approx(mild["ess_seq_predicted"], rel=0.02)
+
+
+def test_sequence_weights_are_not_clamped() -> None:
+    """verl's chi2_seq ends at exp(40) − 1, whatever the mismatch."""
+    measures = statistics(np.full(60, 0.5), 60).measures()
+    assert measures["verl_chi2_seq"] == pytest.approx(math.expm1(60.0))
+    assert measures["ppl_ratio"] == pytest.approx(math.exp(-0.5))
+    assert measures["training_ppl"] == pytest.approx(math.exp(39.5))
+    assert measures["log_ppl_diff_max"] == measures["log_ppl_diff_min"] == -0.5
+
+
+def test_a_mismatch_that_follows_the_advantage_is_seen_where_kl_is_not_moved() -> None:
+    """Half of the tokens move up and half down by the same; what differs is which."""
+    size = np.abs(np.random.default_rng(0).normal(0, 0.2, 20_000))
+    sign = np.tile([1.0, -1.0], 10_000)
+    found = {}
+    for name, advantage in (("following", sign), ("against", -sign), ("neither", np.repeat([1.0, -1.0], 10_000))):
+        d = sign * size
+        found[name] = ComparisonStatistics.of(
+            d - 40.0, np.full(d.size, -40.0), [0, d.size], advantage=advantage
+        ).measures()
+    assert len({measures["k3_kl"] for measures in found.values()}) == 1
+    mean = float(size.mean())
+    assert found["following"]["advantage_d_cov"] == pytest.approx(mean, rel=0.02)
+    assert found["against"]["advantage_d_cov"] == pytest.approx(-mean, rel=0.02)
+    assert abs(found["neither"]["advantage_d_cov"]) < 0.01
+    for name, expected in (("following", 1), ("against", -1)):
+        assert found[name]["advantage_skew_positive"] * expected > 0.05
+        assert found[name]["advantage_skew_negative"] * expected > 0.05
+    assert abs(found["neither"]["advantage_skew"]) < 0.01
+
+
+def test_a_bad_update_pushes_down_what_is_far_below_already() -> None:
+    """DPPO: A < 0 and μ − π ≥ 0.5; not where A > 0, nor where probabilities are small."""
+    behaviour = np.log([0.9, 0.9, 0.9, 0.3, 0.3])
+    target = np.log([0.3, 0.3, 0.5, 0.001, 0.9])
+    measures = ComparisonStatistics.of(target, behaviour, [0, 5], advantage=[-1.0, 1.0, -1.0, -1.0, -1.0]).measures()
+    assert measures["bad_update_fraction"] == 1 / 5
+
+
+def test_the_shape_of_the_tail_tells_which_moments_exist() -> None:
+    """d with a tail exp(−2d) gives ρ a tail ρ^−2: k = ½, where the variance ends; 1/ρ is bounded."""
+    d = np.random.default_rng(0).exponential(0.5, 200_000)
+    heavy, turned = statistics(d, 100).measures(), statistics(-d, 100).measures()
+    assert heavy["pareto_k"] == pytest.approx(0.5, abs=0.07)
+    assert heavy["pareto_k_inverse"] < 0.0
+    assert turned["pareto_k_inverse"] == heavy["pareto_k"]
+    assert turned["pareto_k"] == heavy["pareto_k_inverse"]
+
+
+def test_total_variation_lies_below_its_bound() -> None:
+    """For d ~ N(−σ²/2, σ²): TV = 2Φ(σ/2) − 1, χ² = exp(σ²) − 1."""
+    for sigma in (0.01, 0.3, 1.0):
+        measures = statistics(np.random.default_rng(0).normal(-(sigma**2) / 2, sigma, 400_000), 100).measures()
+        exact = math.erf(sigma / 2 / math.sqrt(2))
+        assert measures["tv_token"] == pytest.approx(exact, rel=0.01)
+        assert exact < measures["pinsker_tv_bound"]
+        assert measures["pinsker_tv_bound"] == pytest.approx(0.5 * math.sqrt(math.expm1(sigma**2)), rel=0.03)
 
 
 def test_effective_sizes_are_not_clamped() -> None:
