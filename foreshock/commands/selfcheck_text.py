@@ -50,10 +50,11 @@ def _by_name(steps: Sequence[CheckedStep]) -> dict[str, list[tuple[CheckedStep, 
 def _at(found: Sequence[tuple[CheckedStep, LintWarning]], steps: Sequence[CheckedStep]) -> str:
     if len(steps) == 1:
         return ""
-    first, last = found[0][0].step, found[-1][0].step
+    first = found[0][0].step
     if len(found) == 1:
         return f"at step {first}"
-    return f"at {count(len(found))} of {count(len(steps))} steps, {first} to {last}; below it is step {first}"
+    at = f"at {count(len(found))} of {count(len(steps))} steps, {first} to {found[-1][0].step}"
+    return f"{at}; this is step {first}"
 
 
 def _warning(warning: LintWarning, at: str, paint: Paint) -> Iterator[str]:

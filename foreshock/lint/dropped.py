@@ -17,8 +17,8 @@ from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = ["REAL", "count_masked", "dropped_ids"]
 
-# A log μ below this is that of an uncertain token, whose log π cannot be 0.
-REAL = -0.01
+# A log μ below this is that of an uncertain token, whose log π cannot be 0: not even where the trainer sharpens.
+REAL = -0.5
 
 Places = NDArray[np.int64]
 

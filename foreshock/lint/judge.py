@@ -34,7 +34,7 @@ def judge(evidence: LintEvidence) -> LintReport:
         return assemble(evidence, outcomes.values())
     note(judge_finite(evidence), judge_rounding(evidence))
     equal = judge_equal(evidence)
-    note(equal, judge_surprisal(evidence))
+    note(equal)
     if isinstance(equal, Finding):
         why = "the two log-probs are the same numbers"
         note(*(NotChecked(name, why) for name in ("processed_log_probs", "mean_ratio", "shifted_log_probs")))
@@ -46,6 +46,8 @@ def judge(evidence: LintEvidence) -> LintReport:
             note(*(NotChecked(name, why) for name in ("processed_log_probs", "mean_ratio")))
         else:
             note(*judge_ratio(evidence))
+    processed = isinstance(outcomes["processed_log_probs"], Finding)
+    note(judge_surprisal(evidence, processed=processed))
     dropped = judge_dropped(evidence)
     note(*dropped, judge_masked(evidence, dropped), judge_duplicates(evidence))
     return assemble(evidence, outcomes.values())

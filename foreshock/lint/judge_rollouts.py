@@ -13,6 +13,8 @@ __all__ = ["judge_dropped", "judge_duplicates", "judge_masked"]
 # "Always": of the tokens of the id, and of all tokens that were hit.
 _NEARLY_ALL = 0.9
 _NO_MU = "needs rollout_log_probs"
+# Repeats are counted among all responses, and among those whose log μ is at most this.
+_LEVELS = (0.0, -1.0, -2.0, -4.0, -6.0, -8.0, -12.0, -16.0, -32.0, -64.0)
 
 
 def judge_dropped(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
@@ -41,7 +43,7 @@ def judge_dropped(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     # NaN and −inf have a warning of their own.
     zeros = lost - evidence.count("trainer_nan") - evidence.count("trainer_minus_inf")
     if zeros > 0:
-        seen = f"{zeros:,} tokens of {ids.size:,} ids have log π = 0 while log μ is below −0.01."
+        seen = f"{zeros:,} tokens of {ids.size:,} ids have log π = 0 while log μ is below −0.5."
         rest = Finding(many, "bad", seen, {"tokens": zeros, "token_ids": ids.size})
     return Clean(one), rest
 
@@ -73,14 +75,20 @@ def judge_duplicates(evidence: LintEvidence) -> Outcome:
         return NotChecked(check, several if evidence.count("rollout_logged") else _NO_MU)
     if evidence.count("uncomparable_sampling"):
         return NotChecked(check, "sampling was sharper than log μ says, so the chance of equal responses is not known")
-    repeated, expected = marks.repeats()
-    expected = max(expected, 1e-300)
-    # Chernoff's bound of a Poisson tail, which holds for any sum of chances that depend on the past (Freedman).
-    log_chance = repeated - expected - repeated * math.log(repeated / expected) if repeated > expected else 0.0
-    if log_chance > math.log(FALSE_ALARM):
+    log_chance, level = min((_log_chance(*marks.repeats(level)), level) for level in _LEVELS)
+    if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
         return Clean(check)
+    repeated, expected = marks.repeats(level)
+    unlikely = f" that are no likelier than {number(math.exp(level))}" if level else ""
     seen = (
         f"{repeated:,} of {marks.prompts.size:,} rollouts equal another one of their prompt in every token and in "
-        f"every bit of log μ; chance makes {number(expected)}."
+        f"every bit of log μ{unlikely}; chance makes {number(expected)}."
     )
     return Finding(check, "look", seen, {"repeated": repeated, "expected": expected, "rollouts": marks.prompts.size})
+
+
+def _log_chance(repeated: int, expected: float) -> float:
+    """Chernoff's bound of the log of the chance of so many repeats: that of a Poisson tail, which holds for any sum of
+    chances that depend on the past (Freedman 1975)."""
+    expected = max(expected, 1e-300)
+    return repeated - expected - repeated * math.log(repeated / expected) if repeated > expected else 0.0

@@ -20,6 +20,9 @@ _CLUSTERED_CHANCE = 0.01
 # A sample that would not show a fifth too little surprisal (top-p 0.9) has not been tested.
 _WANTED_SHARE = 0.2
 _LARGEST_SURPRISAL = 12.0
+# So many broad tokens show their own variance, if not less than this part of the bound.
+_LEAST_BROAD_TOKENS = 500
+_LEAST_PART_OF_BOUND = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class SurprisalSums:
             tokens=evidence.count("surprisal_tokens"),
             surprisal=evidence.sum("surprisal"),
             entropy=evidence.sum("entropy"),
-            variance=evidence.sum("surprisal_variance"),
+            variance=_variance(evidence),
             largest=evidence.extreme("largest_surprisal"),
             clusters=evidence.groups.count,
             z=evidence.groups.z_of_zero("surprisal"),
@@ -82,8 +85,8 @@ class SurprisalSums:
         }
 
 
-def judge_surprisal(evidence: LintEvidence) -> Outcome:
-    """Raw log-probs under temperature or truncation."""
+def judge_surprisal(evidence: LintEvidence, *, processed: bool = False) -> Outcome:
+    """Raw log-probs under temperature or truncation; `processed`: the log-probs are known to be the truncated ones."""
     sums = SurprisalSums.of(evidence)
     tested = surprisal_outcome(sums)
     if declared := evidence.count("raw_and_shaped"):
@@ -92,6 +95,8 @@ def judge_surprisal(evidence: LintEvidence) -> Outcome:
             f"the engine logs raw_logprobs, before these are applied{_also(tested)}."
         )
         return Finding(_CHECK, "bad", seen, sums.numbers())
+    if processed:
+        return NotChecked(_CHECK, "the log-probs are processed, and `entropy` may be of the law before that")
     if not isinstance(tested, NotChecked):
         return tested
     if evidence.count("shaped_mode_unknown"):
@@ -131,6 +136,14 @@ def surprisal_outcome(sums: SurprisalSums) -> Finding | Clean | NotChecked:
         f"surprisal_z {number(sums.z)} over {sums.clusters:,} {sums.unit}; {why}."
     )
     return Finding(_CHECK, "bad", seen, sums.numbers())
+
+
+def _variance(evidence: LintEvidence) -> float:
+    """What stands for the variance of Σ −log μ: see `surprisal.py`."""
+    of_broad = evidence.sum("broad_bound")
+    if evidence.count("broad_tokens") >= _LEAST_BROAD_TOKENS:
+        of_broad = max(evidence.sum("broad_squares"), _LEAST_PART_OF_BOUND * of_broad)
+    return max(evidence.sum("sharp_bound"), 0.0) + of_broad
 
 
 def _also(tested: Outcome) -> str:

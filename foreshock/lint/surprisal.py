@@ -3,12 +3,12 @@
 Σ(−log μ(a) − H(μ)) is a martingale where the logged μ is the law that sampled: its mean is 0 whatever the text.
 Log-probs taken before temperature or truncation leave every ratio perfect, and this one sum wrong.
 
-How far it strays by chance needs the variance of −log μ, which nobody logs, and which a sample can show too small: a
-sharp policy's rare tokens carry nearly all of it, and may be missing from a batch. So it is taken from the entropy:
-for s = −log μ(a), E[s²] ≈ H·(H + 4 + log⁺(1/H)), that of one likely token beside a dozen unlikely ones at low entropy,
-and more than that of smooth distributions at a high one. As s ≥ 0, P(Σ(H − s) ≥ x) ≤ exp(−x²/2V) with V = Σ E[s²], for
-any dependence on the past (Maurer 2003, "A bound on the deviation probability for sums of non-negative random
-variables"; its proof goes through for martingales).
+How far it strays by chance needs the variance of s = −log μ(a), which nobody logs, and which a sample can show too
+small: where a policy is sharp, rare tokens carry nearly all of it, and may be missing from a batch. There (H ≤ 0.5) it
+is taken from the entropy: E[s²] ≈ H·(H + 4 + log⁺(1/H)), that of one likely token beside a dozen unlikely ones. As
+s ≥ 0, P(Σ(H − s) ≥ x) ≤ exp(−x²/2V) with V = Σ E[s²], for any dependence on the past (Maurer 2003, "A bound on the
+deviation probability for sums of non-negative random variables"; its proof goes through for martingales). Where it is
+broad, no single token matters, and the squares that were seen say the variance, once there are some hundred.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from foreshock.lint.tally import Tally
 from foreshock.lint.tokens import Piece, row_sums
 
 __all__ = ["surprisals_of"]
+
+# Above this entropy, in nats, a distribution is broad: its variance shows in a few hundred tokens.
+_BROAD = 0.5
 
 
 def surprisals_of(piece: Piece, tally: Tally) -> NDArray[np.float64]:
@@ -37,11 +40,15 @@ def surprisals_of(piece: Piece, tally: Tally) -> NDArray[np.float64]:
     positive = np.maximum(entropy, np.float32(1e-30))
     # H² + 4H + H·log⁺(1/H)
     bound = positive * (positive + np.float32(4.0) - np.minimum(np.log(positive), np.float32(0.0)))
-    tally.count(surprisal_tokens=piece.tokens)
+    broad = np.flatnonzero(entropy > np.float32(_BROAD))
+    tally.count(surprisal_tokens=piece.tokens, broad_tokens=broad.size)
+    of_broad = float(bound[broad].sum(dtype=np.float64))
     tally.add(
         surprisal=-float(log_probs.sum()),
         entropy=float(entropies.sum()),
-        surprisal_variance=float(bound.sum(dtype=np.float64)),
+        sharp_bound=float(bound.sum(dtype=np.float64)) - of_broad,
+        broad_bound=of_broad,
+        broad_squares=float(np.square(piece.rollout[broad] + entropy[broad]).sum(dtype=np.float64)),
     )
     tally.largest({"largest_surprisal": -float(piece.rollout.min(initial=0.0))})
     return -log_probs - entropies

@@ -127,26 +127,27 @@ class RolloutMarks:
             np.concatenate([self.log_probs, other.log_probs]),
         )
 
-    def repeats(self) -> tuple[int, float]:
+    def repeats(self, at_most: float = 0.0) -> tuple[int, float]:
         """How many rollouts repeat an earlier one bit for bit, and how many would by chance.
 
         The chance that a rollout equals one of those before it is Σ μ(y) over the distinct ones before it of its
-        prompt, whatever the policy: so the difference of the two numbers has the mean 0 (a martingale).
+        prompt, whatever the policy: so the difference of the two numbers has the mean 0 (a martingale). The same holds
+        where only responses y with log μ(y) ≤ `at_most` count; among unlikely ones a single repeat says a lot.
         """
         if self.prompts.size < 2:
             return 0, 0.0
         by_prompt = np.lexsort((self.order, self.prompts))
-        prompts, contents = self.prompts[by_prompt], self.contents[by_prompt]
-        probabilities = np.exp(np.minimum(self.log_probs[by_prompt], 0.0))
+        prompts, contents, log_probs = self.prompts[by_prompt], self.contents[by_prompt], self.log_probs[by_prompt]
         # A content's first place in this order, within its prompt (the prompt is part of the content).
-        _, first = np.unique(contents, return_index=True)
         is_first = np.zeros(contents.size, dtype=np.bool_)
-        is_first[first] = True
-        before = np.cumsum(np.where(is_first, probabilities, 0.0)) - np.where(is_first, probabilities, 0.0)
+        is_first[np.unique(contents, return_index=True)[1]] = True
+        counts = log_probs <= at_most
+        probabilities = np.where(is_first & counts, np.exp(np.minimum(log_probs, 0.0)), 0.0)
+        running = np.concatenate([np.zeros(1), np.cumsum(probabilities)])
         begins = np.concatenate([[True], prompts[1:] != prompts[:-1]])
         of_prompt = np.maximum.accumulate(np.where(begins, np.arange(prompts.size), 0))
-        chance = np.minimum(before - before[of_prompt], 1.0)
-        return int(contents.size - first.size), float(np.maximum(chance, 0.0).sum())
+        chance = np.clip(running[:-1] - running[of_prompt], 0.0, 1.0)
+        return int((~is_first & counts).sum()), float(chance.sum())
 
 
 def key_of_text(text: str) -> int:

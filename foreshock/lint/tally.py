@@ -44,6 +44,7 @@ COUNTS = (
     "shift_prefer_earlier",
     "shift_prefer_later",
     "surprisal_tokens",
+    "broad_tokens",  # of these: with an entropy above 0.5
     "masked_rollout",
     "masked_trainer",
     "masked_entropy",
@@ -70,7 +71,9 @@ SUMS = (
     "shift_later",
     "surprisal",  # Σ −log μ
     "entropy",  # Σ H
-    "surprisal_variance",  # a bound of Σ E[(−log μ)²]
+    "sharp_bound",  # Σ of the bound of E[(−log μ)²] where the entropy is at most 0.5
+    "broad_bound",  # and where it is above
+    "broad_squares",  # Σ (−log μ − H)² there
     "rollout_bfloat16_variance",  # Σ of the square of a bfloat16's last place, over the tokens looked at
     "rollout_float16_variance",
     "trainer_bfloat16_variance",

@@ -70,7 +70,7 @@ def lint_closed_step(session: Session, closed: ClosedStepValues) -> None:
             "surprisal_tokens": evidence.count("surprisal_tokens"),
             "surprisal": evidence.sum("surprisal"),
             "entropy": evidence.sum("entropy"),
-            "surprisal_variance": evidence.sum("surprisal_variance"),
+            "surprisal_variance": SurprisalSums.of(evidence).variance,
             "largest_surprisal": largest if math.isfinite(largest) else 0.0,
         },
     )

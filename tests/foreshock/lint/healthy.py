@@ -1,5 +1,5 @@
-"""Healthy batches made with numpy: a random policy, tokens drawn from it, its exact entropy, and a trainer that differs by
-noise on the logits, so that E ρ = 1 exactly."""
+"""Healthy batches made with numpy: a random policy, tokens drawn from it, its exact entropy, and a trainer that differs
+by noise on the logits, so that E ρ = 1 exactly."""
 
 from __future__ import annotations
 

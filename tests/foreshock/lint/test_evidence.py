@@ -1,0 +1,103 @@
+"""Evidence merges: however a batch is split into shards, and in whatever order they come, the verdict is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.errors import StatisticsError
+from foreshock.lint import LintEvidence, gather_evidence, judge
+from foreshock.lint import tokens as lint_tokens
+from foreshock.lint.tally import COUNTS, SUMS
+from foreshock.rollouts import RolloutBatch
+from tests.foreshock.batches import random_batch
+from tests.foreshock.lint.conftest import recorded_step
+
+# Of a column's bits and of rollouts' alignment a sample is looked at: which tokens are in it depends on the shards.
+SAMPLED = ("rounding", "as_bfloat16", "as_float16", "shift")
+
+
+def hurt(seed: int) -> RolloutBatch:
+    """A batch with a bit of everything: masks, NaN, dropped and repeated rollouts."""
+    batch = random_batch(seed, rollouts=24, longest=20)
+    assert batch.trainer_log_probs is not None
+    broken = batch.trainer_log_probs.copy()
+    broken[batch.response_token_ids < 40] = 0
+    broken[::17] = np.nan
+    rows = [*range(24), 1, 3]
+    repeated = replace(batch, trainer_log_probs=broken).select(rows)
+    return replace(repeated, sample_ids=[f"row-{index:02}" for index in range(len(rows))])
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000), order=st.permutations(range(26)), parts=st.integers(1, 6))
+def test_any_split_in_any_order_gives_the_same_evidence(seed: int, order: list[int], parts: int) -> None:
+    batch = hurt(seed)
+    whole = gather_evidence(batch)
+    shards = [batch.select(np.array(rows)) for rows in np.array_split(order, parts)]
+    merged = reduce(LintEvidence.merge, [gather_evidence(shard) for shard in shards])
+    for name in COUNTS:
+        if not any(word in name for word in SAMPLED):
+            assert merged.count(name) == whole.count(name), name
+    for name in SUMS:
+        if not name.startswith("shift") and "float16" not in name:
+            assert merged.sum(name) == pytest.approx(whole.sum(name), rel=1e-6, abs=1e-6), name
+    assert merged.dropped.ids.tolist() == whole.dropped.ids.tolist()
+    assert merged.dropped.counts[:, :2].tolist() == whole.dropped.counts[:, :2].tolist()
+    assert merged.groups.keys.tolist() == whole.groups.keys.tolist()
+    assert merged.groups.tokens.tolist() == whole.groups.tokens.tolist()
+    assert merged.marks.repeats() == pytest.approx(whole.marks.repeats())
+    assert [warning.name for warning in judge(merged).warnings] == [warning.name for warning in judge(whole).warnings]
+
+
+def test_merging_knows_no_order() -> None:
+    one, two = gather_evidence(hurt(1)), gather_evidence(hurt(2))
+    there, back = judge(one.merge(two)), judge(two.merge(one))
+    assert there == back
+    assert there.warnings
+
+
+def test_evidence_comes_back_from_its_bytes() -> None:
+    evidence = gather_evidence(hurt(3))
+    again = LintEvidence.from_bytes(evidence.to_bytes(), evidence.examples_to_json())
+    assert again.to_bytes() == evidence.to_bytes()
+    assert judge(again) == judge(evidence)
+    assert any(warning.where for warning in judge(again).warnings)
+
+
+def test_evidence_of_a_large_shard_is_small() -> None:
+    evidence = gather_evidence(recorded_step(160))
+    assert len(evidence.to_bytes()) < 128 * 64 + 2048
+
+
+@pytest.mark.parametrize("damage", [b"", b"FSST", b"nonsense" * 20])
+def test_damaged_evidence_is_an_error(damage: bytes) -> None:
+    with pytest.raises(StatisticsError):
+        LintEvidence.from_bytes(damage)
+
+
+def test_examples_hold_no_character_that_a_database_refuses() -> None:
+    batch = hurt(4)
+    named = replace(batch, sample_ids=[f"a\x00b\ud800{row}" for row in range(batch.num_rollouts)])
+    for examples in gather_evidence(named).examples_to_json().values():
+        for example in examples:
+            assert "\x00" not in example["sample_id"]
+            example["sample_id"].encode()
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_the_size_of_a_piece_makes_no_difference(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = hurt(5)
+    expected = gather_evidence(batch)
+    monkeypatch.setattr(lint_tokens, "_PIECE_TOKENS", piece)
+    evidence = gather_evidence(batch)
+    assert evidence.counts.tolist() == expected.counts.tolist()
+    assert evidence.examples == expected.examples
+    assert [(warning.name, warning.seen) for warning in judge(evidence).warnings] == [
+        (warning.name, warning.seen) for warning in judge(expected).warnings
+    ]

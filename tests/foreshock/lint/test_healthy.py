@@ -1,0 +1,125 @@
+"""No false alarm: healthy real runs, healthy made ones of every shape, and a thousand steps of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.lint import LintEvidence, gather_evidence, judge, lint_batch
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock.rollouts.jsonl import iterate_steps
+from tests.foreshock.batches import recorded_run
+from tests.foreshock.lint.conftest import recorded_step
+from tests.foreshock.lint.healthy import Policy, healthy_batch
+
+POLICIES = st.builds(
+    Policy,
+    sharpness=st.floats(0.5, 12.0),
+    vocabulary=st.integers(2, 64),
+    noise=st.floats(1e-6, 0.3),
+)
+
+
+def found(evidence: LintEvidence) -> list[str]:
+    return [f"{warning.name}: {warning.seen}" for warning in judge(evidence).warnings]
+
+
+def test_the_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
+    steps = [gather_evidence(recorded_step(step)) for step in range(1, 161)]
+    assert [found(step) for step in steps] == [[]] * 160
+    whole = reduce(LintEvidence.merge, (step.without_marks() for step in steps))
+    assert found(whole) == []
+    assert [check.name for check in judge(whole).not_checked] == ["duplicated_rollouts"]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("run", ["healthy", "collapsed"])
+def test_the_shared_runs_are_clean_at_every_step(run: str) -> None:
+    # The collapsed one collapses by its learning rate: its log-probs are what they say they are.
+    for step, batch in iterate_steps(recorded_run(run)):
+        assert found(gather_evidence(batch)) == [], step
+
+
+@pytest.mark.shared
+def test_what_a_shared_run_cannot_show_is_said() -> None:
+    _, batch = next(iter(iterate_steps(recorded_run("healthy"))))
+    assert {check.name: check.why for check in lint_batch(batch).not_checked} == {
+        "raw_log_probs": "the surprisal test needs rollout_log_probs and entropy"
+    }
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    policy=POLICIES,
+    groups=st.integers(1, 12),
+    per_group=st.integers(1, 16),
+    longest=st.integers(1, 60),
+)
+def test_a_healthy_batch_of_any_shape_is_clean(
+    seed: int, policy: Policy, groups: int, per_group: int, longest: int
+) -> None:
+    batch = healthy_batch(seed, policy, groups=groups, per_group=per_group, longest=longest)
+    assert found(gather_evidence(batch)) == []
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1), policy=POLICIES, share=st.floats(0.0, 0.9))
+def test_tool_tokens_that_carry_nothing_are_no_matter(seed: int, policy: Policy, share: float) -> None:
+    batch = healthy_batch(seed, policy)
+    mask = (np.random.default_rng(seed).random(batch.num_tokens) >= share).astype(np.uint8)
+    assert batch.rollout_log_probs is not None
+    masked = replace(batch, response_mask=mask, rollout_log_probs=np.where(mask, batch.rollout_log_probs, 0))
+    assert found(gather_evidence(masked)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [Policy(sharpness=2.0), Policy(sharpness=9.0, vocabulary=24, noise=0.1)])
+def test_a_thousand_healthy_steps_give_no_warning(policy: Policy) -> None:
+    whole: LintEvidence | None = None
+    for step in range(500):
+        evidence = gather_evidence(healthy_batch(step, policy, per_group=8, longest=20))
+        assert found(evidence) == [], step
+        whole = evidence.without_marks() if whole is None else whole.merge(evidence.without_marks())
+    assert whole is not None
+    assert found(whole) == []
+
+
+@pytest.mark.parametrize("lag_noise", [0.3, 0.6])
+def test_a_large_mismatch_is_a_mismatch_and_no_mistake(lag_noise: float) -> None:
+    # Stale weights, k3 of 0.05 and 0.2 a token: real, large, and every number means what it says.
+    batch = healthy_batch(3, Policy(noise=lag_noise))
+    assert found(gather_evidence(batch)) == []
+
+
+def test_a_policy_that_is_sure_of_everything_is_not_blamed_for_equal_numbers() -> None:
+    batch = healthy_batch(0)
+    certain = np.zeros(batch.num_tokens, np.float32)
+    sure = replace(batch, rollout_log_probs=certain, trainer_log_probs=certain.copy(), entropy=certain.copy())
+    report = lint_batch(sure)
+    assert report.is_clean
+    assert "certain ones agree anyway" in {check.name: check.why for check in report.not_checked}["identical_log_probs"]
+
+
+@pytest.mark.parametrize("missing", ["rollout_log_probs", "trainer_log_probs", "entropy", "group_ids"])
+def test_what_is_not_logged_is_not_checked_and_not_blamed(missing: str) -> None:
+    report = lint_batch(replace(healthy_batch(0), **{missing: None}, attributes=BatchAttributes()))
+    assert report.is_clean
+    expected = {
+        "rollout_log_probs": {"identical_log_probs", "raw_log_probs", "mean_ratio", "duplicated_rollouts"},
+        "trainer_log_probs": {"identical_log_probs", "mean_ratio", "shifted_log_probs", "tokens_without_trainer"},
+        "entropy": {"raw_log_probs"},
+        "group_ids": set(),
+    }[missing]
+    assert expected <= {check.name for check in report.not_checked}
+    assert all(check.why for check in report.not_checked)
+
+
+def test_a_batch_without_a_single_token_is_clean() -> None:
+    empty = RolloutBatch.from_lists(["a", "b"], [[1], [2]], [[], []], rollout_log_probs=[[], []])
+    assert lint_batch(empty).is_clean
