@@ -2,7 +2,7 @@
 
 `numpy_pass.py` is the reference, `compiled/` the fast one. The rollout is the smallest part that shards, groups and
 corrections are made of: its sums are made from its tokens alone, so they are the same however rollouts were split.
-All integers, ranges and largest values of d of the two agree exactly; float sums to 1e-12 of the sum of absolute values.
+Integers, ranges and largest values of d agree exactly, float sums to 1e-12 of the sum of absolute values.
 """
 
 from __future__ import annotations
