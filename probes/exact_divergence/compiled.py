@@ -89,7 +89,7 @@ def _take_block(
     """Add a block [rows, width] to each row's Σ e^(logit − shift), shift being the largest so far."""
     for row in range(logits.shape[0]):
         block = logits[row]
-        largest = shifts[row]
+        largest = float(shifts[row])
         for start in range(0, block.size, _SCANNED):
             part = block[start : start + _SCANNED]
             of_part = largest_of(part)

@@ -9,16 +9,72 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-__all__ = ["LogitSource", "SourceError"]
+__all__ = ["GivenLogits", "LogitSource", "Source", "SourceError"]
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
 class SourceError(ValueError):
     """Shapes, dtypes or values of two logit sources that do not go together."""
+
+
+class Source(Protocol):
+    """What gives the logits of T tokens over V tokens of a vocabulary, a part at a time."""
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are made."""
+
+    @property
+    def held_in(self) -> torch.dtype:
+        """The dtype in which logits are held until they are reduced: nothing is lost by it."""
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """What `write_logits` needs to know of the tokens `start` … `stop`, made ready once."""
+
+    def write_logits(self, rows: torch.Tensor, start: int, stop: int, into: torch.Tensor) -> None:
+        """Write the logits of `start` … `stop` of the vocabulary to `into` [rows, stop − start]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenLogits:
+    """Logits [T, V] that are already there, as of a tiny vocabulary; −inf masks a token at one state."""
+
+    logits: torch.Tensor
+
+    @property
+    def tokens(self) -> int:
+        return int(self.logits.shape[0])
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.logits.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        return self.logits.device
+
+    @property
+    def held_in(self) -> torch.dtype:
+        return torch.promote_types(self.logits.dtype, torch.float32)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        return self.logits[start:stop]
+
+    def write_logits(self, rows: torch.Tensor, start: int, stop: int, into: torch.Tensor) -> None:
+        into.copy_(rows[:, start:stop])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,26 +131,20 @@ class LogitSource:
 
     @property
     def held_in(self) -> torch.dtype:
-        """The dtype in which logits are held until they are reduced: nothing is lost by it."""
         if torch.float64 in (self.product_dtype, self.logits_dtype):
             return torch.float64
         as_they_come = self.device.type == "cuda" and self.rounded_to in _HALF
         return self.rounded_to if as_they_come and self.softcap is None and self.temperature == 1.0 else torch.float32
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Hidden states of some tokens, in the dtype in which they are multiplied."""
         return self.hidden[start:stop].to(self.device, self._multiplied_in)
 
-    def write_logits(self, hidden: torch.Tensor, start: int, stop: int, into: torch.Tensor) -> None:
-        """Write the logits of tokens `start` … `stop` of the vocabulary to `into` [rows, stop − start].
-
-        `hidden` comes from `rows`.
-        """
+    def write_logits(self, rows: torch.Tensor, start: int, stop: int, into: torch.Tensor) -> None:
         weight = self.weight[start:stop].to(self._multiplied_in)
-        if into.dtype == hidden.dtype and into.device == hidden.device:
-            logits = torch.mm(hidden, weight.T, out=into)
+        if into.dtype == rows.dtype and into.device == rows.device:
+            logits = torch.mm(rows, weight.T, out=into)
         else:
-            logits = torch.mm(hidden, weight.T)
+            logits = torch.mm(rows, weight.T)
         if self.bias is not None:
             logits += self.bias[start:stop].to(logits.dtype)
         if logits.dtype != self.rounded_to:

@@ -18,20 +18,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from probes.exact_divergence.reduction import SUMS, Reduction, TileSums, overlaps
 from probes.exact_divergence.result import ExactDivergences
-from probes.exact_divergence.sources import LogitSource, SourceError
+from probes.exact_divergence.sources import Source, SourceError
 
 __all__ = ["TILE_TOKENS", "VOCABULARY_BLOCK", "exact_divergences"]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 TILE_TOKENS = 128
-VOCABULARY_BLOCK = 4096
+VOCABULARY_BLOCK = 2048
 _TILE_TOKENS_CUDA = 512  # fewer, and the head's weights are read from memory too often for the tensor cores
 
 
 def exact_divergences(
-    target: LogitSource,
-    behaviour: LogitSource,
+    target: Source,
+    behaviour: Source,
     *,
     token_ids: ArrayLike | None = None,
     top_ks: Sequence[int] = (8, 20),
@@ -65,9 +65,7 @@ def exact_divergences(
 class _Tiles:
     """Fills two tiles with logits and reduces them as they are filled."""
 
-    def __init__(
-        self, target: LogitSource, behaviour: LogitSource, tiles: Pair, block: int, top_k: int
-    ) -> None:
+    def __init__(self, target: Source, behaviour: Source, tiles: Pair, block: int, top_k: int) -> None:
         self._sources = (target, behaviour)
         self._tiles = tiles
         self._block = block
@@ -88,7 +86,7 @@ class _Tiles:
         self._reduction.close()
 
 
-def _device_of(target: LogitSource, behaviour: LogitSource) -> torch.device:
+def _device_of(target: Source, behaviour: Source) -> torch.device:
     """Where logits are reduced; there is no reduction of float64 logits on a GPU."""
     on_gpu = [source.device for source in (behaviour, target) if source.device.type == "cuda"]
     in_float64 = torch.float64 in (target.held_in, behaviour.held_in)
@@ -132,8 +130,8 @@ def _as_divergences(
 
 
 def _checked(
-    target: LogitSource,
-    behaviour: LogitSource,
+    target: Source,
+    behaviour: Source,
     token_ids: ArrayLike | None,
     top_ks: tuple[int, ...],
     tile_tokens: int | None,

@@ -1,0 +1,119 @@
+"""Exact divergences of two language models of transformers at the states of real rollouts.
+
+The hidden states of a few rollouts at a time come from the models' decoders; the heads are applied a block of the
+vocabulary at a time. A model that does more to its logits than a bias and a soft cap is refused: its law is another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from foreshock.rollouts import RolloutBatch
+from probes.exact_divergence.result import ExactDivergences
+from probes.exact_divergence.sources import LogitSource
+from probes.exact_divergence.streaming import exact_divergences
+from probes.scorers.forward_pass import PaddedBatch
+from probes.scorers.request import UnsupportedScoreError
+
+__all__ = ["Head", "ModelLaw", "exact_divergences_of_models", "head_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """The language-model head: `weight` [V, H], `bias` [V] or None, and the soft cap of its logits or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelLaw:
+    """The law of a causal language model of transformers in evaluation mode: its logits divided by `temperature`.
+
+    `autocast` computes as a trainer with mixed precision does: bfloat16, say, over float32 weights.
+    """
+
+    model: Any
+    temperature: float = 1.0
+    autocast: torch.dtype | None = None
+
+    def source(self, hidden: torch.Tensor) -> LogitSource:
+        """The logits of the states `hidden` [T, H]."""
+        head = head_of(self.model)
+        dtype = self.autocast or head.weight.dtype
+        bias = None if head.bias is None else head.bias.to(dtype)
+        return LogitSource(hidden.to(dtype), head.weight.to(dtype), bias, self.temperature, head.softcap)
+
+    def hidden(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, time, H] what the head is applied to."""
+        with self._precision(ids.device):
+            states: torch.Tensor = self.model.get_decoder()(
+                input_ids=ids, attention_mask=mask, use_cache=False
+            ).last_hidden_state
+        return states
+
+    def check(self, ids: torch.Tensor) -> None:
+        """Raise UnsupportedScoreError where the model's own logits of `ids` [1, time] are not those of its head."""
+        with self._precision(ids.device):
+            own = self.model(input_ids=ids, use_cache=False).logits[0].double()
+        source = self.source(self.hidden(ids)[0])
+        found = torch.empty(own.shape, dtype=source.held_in, device=own.device)
+        source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, found)
+        scale = float(own.abs().max()) + 1.0
+        tolerance = 8 * torch.finfo(source.product_dtype).eps * scale * max(1.0, 1.0 / self.temperature)
+        if not torch.allclose(found.double(), own / self.temperature, rtol=0.0, atol=tolerance):
+            raise UnsupportedScoreError(
+                "this model changes its logits after the head by more than a soft cap (a scale, say), so its law "
+                "cannot be had from hidden states and head"
+            )
+
+    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(device.type, dtype=self.autocast) if self.autocast else contextlib.nullcontext()
+
+
+def head_of(model: Any) -> Head:
+    """The head of a causal language model of transformers; tied embeddings are a head like any other."""
+    head = model.get_output_embeddings()
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return Head(head.weight, getattr(head, "bias", None), softcap)
+
+
+def exact_divergences_of_models(
+    target: ModelLaw,
+    behaviour: ModelLaw,
+    rollouts: RolloutBatch,
+    *,
+    batch_size: int = 16,
+    top_ks: Sequence[int] = (8, 20),
+) -> ExactDivergences:
+    """Divergences at the state before each response token of `rollouts` [T], with both log-probs of that token.
+
+    Order and number of the tokens are those of the rollouts' response columns. Raises UnsupportedScoreError where a
+    rollout has no prompt (nothing precedes its first token) or a model's logits are not those of its head, and
+    SourceError where the vocabularies differ.
+    """
+    prompts = np.diff(rollouts.prompt_offsets)
+    if (prompts == 0).any():
+        raise UnsupportedScoreError(f"rollout {int(np.flatnonzero(prompts == 0)[0])} has no prompt")
+    parts = []
+    with torch.no_grad():
+        for start in range(0, rollouts.num_rollouts, batch_size):
+            rows = np.arange(start, min(start + batch_size, rollouts.num_rollouts))
+            sources = []
+            for law in (target, behaviour):
+                batch = PaddedBatch(rollouts, rows, "right", head_of(law.model).weight.device)
+                if start == 0:
+                    law.check(batch.ids[:1, : int(batch.lengths[0])][:, :8])
+                sources.append(law.source(law.hidden(batch.ids, batch.mask)[:, :-1][batch.needed]))
+            ids = batch.ids[:, 1:][batch.needed].cpu().numpy()
+            parts.append(exact_divergences(*sources, token_ids=ids, top_ks=top_ks))
+    if not parts:
+        raise UnsupportedScoreError("there are no rollouts")
+    return ExactDivergences.concatenate(parts)
