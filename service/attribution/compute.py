@@ -156,7 +156,7 @@ def _compare(
     statistics = compared.statistics
     folded = FoldedStatistics(
         comparison=f"{target}/{behaviour}",
-        measures=statistics.measures(),
+        measures=compared.measures(),
         statistics_version=statistics.statistics_version,
         statistics=statistics.to_bytes(),
         summaries=compared.summaries.to_bytes(),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Protocol
 
+from foreshock.measures.comparison import Comparison
 from foreshock.measures.statistics import ComparisonStatistics, StepStatistics
 from foreshock.measures.summaries import RolloutSummaries
 from service.decoding.shards import STEP_ROW
@@ -33,4 +34,10 @@ def fold_shards(comparison: str, shards: Sequence[Part]) -> FoldedStatistics:
     summaries = RolloutSummaries.concat(
         [RolloutSummaries.from_bytes(shard.summaries) for shard in shards if shard.summaries is not None]
     )
-    return FoldedStatistics(comparison, pair.measures(), pair.statistics_version, pair.to_bytes(), summaries.to_bytes())
+    return FoldedStatistics(
+        comparison,
+        Comparison(pair, summaries).measures(),
+        pair.statistics_version,
+        pair.to_bytes(),
+        summaries.to_bytes(),
+    )
