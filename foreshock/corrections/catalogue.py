@@ -68,7 +68,7 @@ _ALL = (
     ),
     Correction(
         "token_mask", "token mask", "1{C_lo ≤ ρ ≤ C_hi}", "token", "lost", Bounds.RANGE, (Threshold(0.5, 2.0),),
-        f"{VERL_DOCS}: rollout_rs token_k1",
+        f"{VERL_DOCS}: rollout_rs token_k1, whose bounds are those of 1/ρ",
     ),
     Correction(
         "none_sequence", "no correction, sequences", "1", "sequence", "none", Bounds.NONE, (Threshold(),),
@@ -89,7 +89,7 @@ _ALL = (
     Correction(
         "geo_mis", "Geo-MIS", "1{C_lo ≤ exp(mean d) ≤ C_hi}", "sequence", "lost", Bounds.RANGE,
         (Threshold(0.999, 1.001), Threshold(0.99, 1.01)),
-        f"{COLLAPSE}, part 3; {VERL}.decoupled_geo_rs: 0.999 to 1.001",
+        f"{COLLAPSE}, part 3; {VERL}.decoupled_geo_rs: 0.999 to 1.001 (there of 1/ρ)",
     ),
     Correction(
         "trm_max", "TRM, largest KL", "1{max KL_t ≤ δ}, exact KL of each token", "sequence", "lost", Bounds.DIVERGENCE,
