@@ -1,0 +1,1 @@
+"""Programs that make and check parts of the repository."""
