@@ -3,6 +3,11 @@
 Rollouts of one prompt are dependent, and so are the tokens of one rollout: the error of a token mean m = ΣS_g / ΣT_g
 over groups g follows from the residuals e_g = S_g − m·T_g (facts: 1.3–1.8 times the error that independent tokens would
 have), with Student's t at G − 1 degrees of freedom.
+
+Against exact values (benchmarks/coverage.py) this holds 94 to 95 times in 100 for k3, χ² and TV with 128 groups, 93 to
+95 with 32, and 90 to 94 with 8. It misses on one side, below, for skewed values, which degrees of freedom from the
+residuals' kurtosis mend by at most a point where groups are alike: `bootstrap.py` is the answer to that, where there
+is a row per rollout. This one needs sums only, which merge.
 """
 
 from __future__ import annotations
