@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from foreshock.measures import BUCKET_EDGES, compare
+from foreshock.measures import BUCKET_EDGES, CONDITIONS, compare
 from foreshock.measures.buckets import POSITION_EDGES, position_buckets, probability_buckets
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
@@ -39,13 +39,13 @@ def test_places_fall_into_octaves() -> None:
     assert found[-1] == len(POSITION_EDGES) - 2
 
 
-@pytest.mark.parametrize("by", ["buckets", "position_buckets"])
+@pytest.mark.parametrize("by", sorted(CONDITIONS))
 def test_buckets_put_together_are_the_whole(by: str) -> None:
     batch = random_batch(2, 30, 50, 1e-6, 5.0)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     statistics = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
-    table = getattr(statistics, by)()
+    table = statistics.condition_table(by)
     measures = statistics.measures()
     share = table.tokens / table.tokens.sum()
     filled = table.tokens > 0
@@ -56,6 +56,16 @@ def test_buckets_put_together_are_the_whole(by: str) -> None:
     assert float((share[filled] * table.mean_d[filled]).sum()) == pytest.approx(-measures["kl"], rel=1e-9)
     assert np.nanmax(table.max_abs_d) == measures["max_abs_d"]
     assert len(table.edges) == len(table.tokens) + 1
+
+
+def test_the_tables_by_probability_and_by_position_have_names_of_their_own() -> None:
+    batch = random_batch(2)
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    statistics = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
+    assert statistics.buckets().columns() == statistics.condition_table("probability").columns()
+    assert statistics.position_buckets().columns() == statistics.condition_table("position").columns()
+    assert statistics.buckets().edges.tolist() == list(BUCKET_EDGES)
 
 
 def test_a_bucket_is_what_its_tokens_say_and_an_empty_one_is_null_in_json() -> None:
