@@ -124,8 +124,9 @@ def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
     assert re.findall(r'data-figure="[^"]+/([a-z-]+)\.json"', page) == list(STEP_PLOTS)
     assert "Nothing was replayed of this step" in page
     assert 'id="tokens-title"' in page
-    (fragment,) = re.findall(r'data-fragment="([^"]+)"', page)
-    tokens = site.http.get(fragment).raise_for_status().text
+    corrections, tokens_address = re.findall(r'data-fragment="([^"]+)"', page)
+    assert corrections.endswith("/corrections")
+    tokens = site.http.get(tokens_address).raise_for_status().text
     assert tokens.count('<th scope="row">') == 20
     assert "<html" not in tokens
 
