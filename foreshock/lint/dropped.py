@@ -52,9 +52,9 @@ def dropped_ids(batch: RolloutBatch, tally: Tally) -> DroppedIds:
     without_target, masked = _without_target(batch), _masked(batch)
     without_target = without_target[_is_real(behaviour[without_target])]
     masked = masked[_is_real(behaviour[masked])]
-    ids = np.union1d(batch.response_token_ids[without_target], batch.response_token_ids[masked])
-    if ids.size == 0:
+    if without_target.size == 0 and masked.size == 0:
         return DroppedIds.empty()
+    ids = np.union1d(batch.response_token_ids[without_target], batch.response_token_ids[masked])
     counts = np.zeros((ids.size, 3), np.int64)
     concerned = np.flatnonzero(np.isin(batch.response_token_ids, ids))
     concerned = concerned[_is_real(behaviour[concerned])]

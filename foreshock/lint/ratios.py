@@ -26,13 +26,10 @@ def count_pairs(batch: RolloutBatch, piece: Piece, tally: Tally) -> NDArray[np.f
     behaviour, target = piece.rollout, piece.trainer
     assert behaviour is not None
     assert target is not None
-    equal = behaviour == target
-    uncertain = behaviour < np.float32(UNCERTAIN)
     tally.count(
         paired=piece.tokens,
-        equal=int(np.count_nonzero(equal)),
-        uncertain=int(np.count_nonzero(uncertain)),
-        uncertain_equal=int(np.count_nonzero(equal & uncertain)),
+        equal=int(np.count_nonzero(behaviour == target)),
+        uncertain=int(np.count_nonzero(behaviour < np.float32(UNCERTAIN))),
     )
     d = target - behaviour
     above, below = d > np.float32(CLEARLY), d < np.float32(-CLEARLY)

@@ -33,9 +33,7 @@ COUNTS = (
     *(f"{column}_{name}" for column in COLUMNS for name in _OF_COLUMNS),
     "paired",  # generated tokens with two finite log-probs
     "equal",  # of these: bit for bit the same number
-    "uncertain",  # of these: log μ below UNCERTAIN
-    "uncertain_equal",
-    "ratio_sampled",  # of these: looked at for the shape of d
+    "uncertain",  # of `paired`: log μ below UNCERTAIN
     "certain_behaviour",  # log μ = 0, and log π clearly below
     "above_zero",  # d clearly above 0
     "below_zero",  # d clearly below 0

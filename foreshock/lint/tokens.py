@@ -54,13 +54,13 @@ class Piece:
         """The tokens where `keep` [T] is True; this very piece where all are."""
         if keep.all():
             return self
-        running = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
-        places = np.arange(self.start, self.start + self.tokens) if self.places is None else self.places
+        chosen = np.flatnonzero(keep)
         columns = {
-            name: None if values is None else values[keep]
+            name: None if values is None else values[chosen]
             for name, values in (("rollout", self.rollout), ("trainer", self.trainer), ("entropy", self.entropy))
         }
-        return Piece(self.first_row, self.start, running[self.offsets], places=places[keep], **columns)
+        places = chosen + self.start if self.places is None else self.places[chosen]
+        return Piece(self.first_row, self.start, np.searchsorted(chosen, self.offsets), places=places, **columns)
 
 
 def pieces_of(batch: RolloutBatch) -> Iterator[Piece]:

@@ -1,0 +1,145 @@
+"""`foreshock selfcheck`: names what is wrong with files, also where the service refuses, and what it did not check."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreshock.commands.main import main
+from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
+from tests.foreshock.batches import recorded_run
+from tests.foreshock.lint.conftest import RECORDED, recorded_step
+from tests.foreshock.lint.healthy import healthy_batch
+
+
+def write_lines(path: Path, batch: RolloutBatch, **changed: np.ndarray) -> Path:
+    """A batch as json lines, as trainers dump them; `changed` replaces a column."""
+    columns = {
+        "rollout_log_probs": batch.rollout_log_probs,
+        "old_log_probs": batch.trainer_log_probs,
+        "entropy": batch.entropy,
+    } | changed
+    with gzip.open(path, "wt") as file:
+        for row in range(batch.num_rollouts):
+            start, end = batch.response_offsets[row : row + 2]
+            line = {
+                "group": row // 16,
+                "prompt_token_ids": batch.prompt_token_ids[
+                    batch.prompt_offsets[row] : batch.prompt_offsets[row + 1]
+                ].tolist(),
+                "response_token_ids": batch.response_token_ids[start:end].tolist(),
+                **{name: values[start:end].tolist() for name, values in columns.items() if values is not None},
+            }
+            file.write(json.dumps(line) + "\n")
+    return path
+
+
+def test_the_recorded_run_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selfcheck", str(RECORDED)]) == 0
+    assert "160 steps, 20,480 rollouts, 389,887 tokens, 14 checks: clean." in capsys.readouterr().out
+
+
+@pytest.mark.shared
+def test_what_could_not_be_checked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selfcheck", str(recorded_run("healthy") / "step_0120.jsonl.gz")]) == 0
+    out = capsys.readouterr().out
+    assert "1 step, 128 rollouts, 2,486 tokens, 13 checks: clean." in out
+    assert "not checked: raw_log_probs: the surprisal test needs rollout_log_probs and entropy" in out
+
+
+def test_probabilities_in_json_lines_are_named_and_not_only_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = recorded_step(40)
+    assert step.rollout_log_probs is not None
+    path = write_lines(tmp_path / "step_0040.jsonl.gz", step, rollout_log_probs=np.exp(step.rollout_log_probs))
+    assert main(["selfcheck", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "bad    probabilities_as_log_probs: probabilities were logged instead of log-probs" in out
+    assert "rollout_log_probs" in out
+    assert "What to do: Log the natural logarithm" in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+
+
+def test_parquet_that_the_service_would_refuse_is_named_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = recorded_step(40)
+    assert step.trainer_log_probs is not None
+    path = tmp_path / "batch.parquet"
+    path.write_bytes(encode_rollouts(replace(step, trainer_log_probs=-step.trainer_log_probs)))
+    assert main(["selfcheck", str(path)]) == 1
+    assert "negated_log_probs" in capsys.readouterr().out
+
+
+def test_options_say_what_json_lines_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "step_0040.jsonl.gz", recorded_step(40))
+    assert main(["selfcheck", str(path), "--temperature", "0.7", "--logprobs-mode", "raw_logprobs"]) == 1
+    assert "sampled with temperature 0.7" in capsys.readouterr().out
+
+
+def test_each_warning_is_shown_once_with_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (3, 4, 7):
+        batch = healthy_batch(number)
+        copied = batch if number == 4 else replace(batch, trainer_log_probs=batch.rollout_log_probs)
+        (tmp_path / f"step_{number:04d}.parquet").write_bytes(encode_rollouts(copied))
+    assert main(["selfcheck", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("identical_log_probs:") == 1
+    assert "(at 2 of 3 steps, 3 to 7; this is step 3)" in " ".join(out.split())
+    assert "3 steps" in out
+    assert "1 of them clean" in out
+
+
+def test_the_shards_of_a_step_are_judged_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = healthy_batch(1)
+    again = replace(batch, sample_ids=[f"again-{row}" for row in range(batch.num_rollouts)])
+    for shard, part in enumerate((batch, again)):
+        (tmp_path / f"step_0001_shard_{shard}.parquet").write_bytes(encode_rollouts(part))
+    assert main(["selfcheck", "--json", str(tmp_path)]) == 1
+    (step,) = json.loads(capsys.readouterr().out)["steps"]
+    assert [warning["name"] for warning in step["warnings"]] == ["duplicated_rollouts"]
+    assert step["files"] == ["step_0001_shard_0.parquet", "step_0001_shard_1.parquet"]
+
+
+def test_weak_signals_add_up_over_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(1, 25):
+        batch = healthy_batch(number, groups=8, per_group=4, longest=6)
+        assert batch.entropy is not None
+        wrong = replace(batch, entropy=batch.entropy * np.float32(1.4), attributes=BatchAttributes())
+        (tmp_path / f"step_{number:04d}.parquet").write_bytes(encode_rollouts(wrong))
+    assert main(["selfcheck", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "in all 24 steps together" in " ".join(out.split())
+    assert "24 steps" in out
+
+
+def test_json_holds_everything_and_no_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step_0001.parquet"
+    path.write_bytes(encode_rollouts(replace(healthy_batch(1), trainer_log_probs=None)))
+    assert main(["selfcheck", "--json", str(path)]) == 0
+    document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    (step,) = document["steps"]
+    assert document["together"] is None
+    assert document["unreadable"] == []
+    assert {check["state"] for check in step["checks"]} == {"clean", "not checked"}
+
+
+def test_an_unreadable_file_is_named_and_the_others_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "step_0001.parquet").write_bytes(b"nonsense")
+    (tmp_path / "step_0002.parquet").write_bytes(encode_rollouts(healthy_batch(2)))
+    assert main(["selfcheck", str(tmp_path)]) == 2
+    streams = capsys.readouterr()
+    assert "step_0001.parquet: " in streams.err
+    assert "1 step" in streams.out
+
+
+@pytest.mark.parametrize("arguments", [["nowhere.parquet"], ["--temperature", "-1", str(RECORDED)]])
+def test_what_makes_no_sense_is_no_finding(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selfcheck", *arguments]) == 2
+    assert "foreshock: error:" in capsys.readouterr().err
