@@ -200,6 +200,15 @@ class MeasureRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureGroup:
+    """Measures that are read together; the first group, which has no title, is always shown."""
+
+    title: str
+    rows: Sequence[MeasureRow]
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepMeasure:
     name: str
     text: str
@@ -247,7 +256,7 @@ class StepPage:
     lint: LintPanel
     comparisons: Sequence[str]
     sampled: Sequence[str]
-    measures: Sequence[MeasureRow]
+    measures: Sequence[MeasureGroup]
     step_measures: Sequence[StepMeasure]
     figures: Sequence[Plot]
     links: Sequence[LinkRow]

@@ -97,16 +97,19 @@ def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """How heavy the tail of the ratios is, and what it leaves of the sample, for trainer/rollout."""
-    names = ("tail_2", "rollout_probs_diff_mean", "ess_token")
+    names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token")
     found = curves_of(viewing, run.id, names, (WHOLE,)).get(WHOLE, {})
-    tail, difference, ess = (found.get(name, Curve((), ())) for name in names)
+    tail, asymmetry, shape, difference, ess = (found.get(name, Curve((), ())) for name in names)
     panels = (
         Panel("F(2): tokens off by more than a factor of 2", tail, look_above=0.01, bad_above=0.1),
+        Panel("where it leans: π ≪ μ above 0, π ≫ μ below", asymmetry),
+        Panel("k̂, the shape of the tail of π/μ", shape, look_above=0.5, bad_above=0.7),
         Panel("mean |Δ probability|", difference, look_above=0.01),
         Panel("effective sample size of the token weights", ess),
     )
     caption = (
-        f"{WHOLE}. F(2) is healthy below 0.01 and dangerous above 0.1; mean |Δ probability| needs a look above 0.01."
+        f"{WHOLE}. F(2) is healthy below 0.01 and dangerous above 0.1; mean |Δ probability| needs a look above 0.01. "
+        "Where ratios reach e and k̂ is above 0.7, means of ratios and effective sizes cannot be trusted."
     )
     missing = f"No step has {WHOLE} yet: log trainer_log_probs beside rollout_log_probs."
     return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)

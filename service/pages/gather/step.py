@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
-from foreshock.measures.registry import STEP_MEASURES, measure_named
+from foreshock.measures.registry import STEP_MEASURES
 from service.measurements.repository import Curves, has_another_version
 from service.measurements.service import CurveQuery, MeasurementNotFound, read_curves
 from service.measurements.tokens import TokenQuestion, read_tokens
@@ -14,29 +13,22 @@ from service.pages.gather.attribution import attribution_of, link_rows, notes_of
 from service.pages.gather.curves import STEP_ROW
 from service.pages.gather.figures import STEP_PLOTS, WHOLE, StepPlot
 from service.pages.gather.lint import lint_of_step
+from service.pages.gather.measures import measure_groups, measure_value
 from service.pages.gather.step_list import neighbourhood
 from service.pages.gather.viewing import Viewing
 from service.pages.view_models import (
     Choice,
     Label,
-    MeasureRow,
     Plot,
     StepMeasure,
     StepPage,
     TokenRow,
     TokensPart,
-    Value,
 )
-from service.pages.words import OUT_OF_DATE, count, mismatch_value, number
+from service.pages.words import OUT_OF_DATE, count, number
 from service.runs.service import get_run
 from service.steps.schemas import StepRead
 
-# What a step's table shows, in the order of reading; the API has the rest.
-SHOWN_MEASURES = (
-    "k3_kl", "kl", "mean_ratio", "mean_abs_d", "rms_d", "max_abs_d", "chi2_token",
-    "reverse_chi2_token", "tail(2)", "ess_token", "ess_seq", "log_ppl_abs_diff", "rollout_probs_diff_mean",
-    "token_mult_prob_error", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
-)  # fmt: skip
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20
 
@@ -71,7 +63,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
         sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
-        measures=[_row(name, values, comparisons) for name in SHOWN_MEASURES],
+        measures=measure_groups(values, comparisons),
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),
         figures=[_plot(parts, name, plot) for name, plot in STEP_PLOTS.items()],
         links=link_rows(attribution),
@@ -113,29 +105,6 @@ def _values(table: Curves) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _row(name: str, values: Mapping[str, Mapping[str, float | None]], comparisons: Sequence[str]) -> MeasureRow:
-    measure = measure_named(name)
-    shown = [_with_interval(measure.column, values[comparison]) for comparison in comparisons]
-    meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
-    return MeasureRow(measure.name, meaning, shown)
-
-
-def _with_interval(column: str, values: Mapping[str, float | None]) -> Value:
-    value = _value(column, values.get(column))
-    low, high = values.get(f"{column}_low"), values.get(f"{column}_high")
-    if low is None or high is None:
-        return value
-    return replace(value, interval=f"{number(low)} to {number(high)}")
-
-
-def _value(column: str, value: float | None) -> Value:
-    if column == "k3_kl":
-        return mismatch_value(value)
-    if measure_named(column).column_type == "integer":
-        return Value(count(None if value is None else int(value)))
-    return Value(number(value))
-
-
 def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
     shown = []
     for measure in STEP_MEASURES:
@@ -143,7 +112,7 @@ def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
             continue
         value = values.get(measure.column)
         if value is not None:
-            shown.append(StepMeasure(measure.name.replace("_", " "), _value(measure.column, value).text))
+            shown.append(StepMeasure(measure.name.replace("_", " "), measure_value(measure.column, value).text))
     return shown
 
 

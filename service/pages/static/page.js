@@ -4,10 +4,19 @@ import { refreshFigures, showFigure } from "./figures.js";
 
 const SLOWEST_SECONDS = 120;
 
+/** What the reader has opened or closed stays so. */
+function keepOpened(part, newer) {
+  const shown = new Map([...part.querySelectorAll("details")].map((each) => [each.querySelector("summary")?.textContent, each.open]));
+  for (const details of newer.querySelectorAll("details")) {
+    details.open = shown.get(details.querySelector("summary")?.textContent) ?? details.open;
+  }
+}
+
 /** Puts newer text into the parts marked data-part; a part that holds the keyboard focus is left alone. */
 function replaceParts(fresh) {
   for (const part of document.querySelectorAll("[data-part]")) {
     const newer = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
+    if (newer) keepOpened(part, newer);
     if (newer && newer.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) {
       part.replaceChildren(...document.importNode(newer, true).childNodes);
     }
