@@ -47,6 +47,11 @@ class FoundTheory:
 def find_theory(session: Session, principal: Principal, question: TheoryQuestion) -> FoundTheory:
     """What theory says of the step; raises MeasurementNotFound, StatisticsOutOfDate."""
     pair = read_pair(session, principal, question.run_id, question.step, question.attempt, question.comparison)
+    return theory_of_pair(session, principal, question, pair)
+
+
+def theory_of_pair(session: Session, principal: Principal, question: TheoryQuestion, pair: MeasuredPair) -> FoundTheory:
+    """The same, of what was read already."""
     scalars = values_of_step(session, question.run_id, pair.attempt, question.step)
     initial = get_run(session, principal, question.run_id).initial_learning_rate
     rate, source = _learning_rate(scalars, initial)

@@ -16,7 +16,7 @@ from service.pages.gather.figures import WHOLE
 from service.pages.gather.viewing import Viewing
 from service.pages.view_models import CorrectionRow, CorrectionsPart, TheoryRow
 from service.pages.words import DASH, number
-from service.theory.service import FoundTheory, TheoryQuestion, find_theory
+from service.theory.service import FoundTheory, TheoryQuestion, theory_of_pair
 
 
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
@@ -24,9 +24,10 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
     try:
         question = CorrectionQuestion(run_id, step, None, WHOLE)
         evaluated = evaluate_corrections(viewing.session, viewing.principal, question)
-        theory = find_theory(viewing.session, viewing.principal, TheoryQuestion(run_id, step, None, WHOLE))
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
         return CorrectionsPart(WHOLE, (), False, False, (), (), (), f"{error.detail}.")
+    of_theory = TheoryQuestion(run_id, step, None, WHOLE)
+    theory = theory_of_pair(viewing.session, viewing.principal, of_theory, evaluated.pair)
     # Of each correction the first threshold in use: the API has the others, and any that is named.
     evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)
