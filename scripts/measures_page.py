@@ -76,6 +76,8 @@ Student's t 93.8 to 95.2 times. They part where few tokens, prompts or groups ma
 - Where d reaches 1 as well (`max_d`), k = 0.5 is where the variance of ρ becomes infinite: χ² and ESS are then
   properties of the sample, and from 0.7 so is any importance-weighted mean. Where ρ stays near 1, a large `pareto_k`
   speaks of the tail of d alone and does these no harm.
+- An upper end many times the mean, which runs of 8 prompts a step often have, is no error: so few groups, of which one
+  or two make the mean, cannot bound it. Pool steps.
 - `pareto_k` sees only the tail that the batch holds. A low one in a single batch is no proof: look at the highest of
   neighbouring steps.
 """
