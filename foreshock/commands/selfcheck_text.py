@@ -77,7 +77,8 @@ def _summary(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: 
     made = len(of_all.report.checks) - len(_not_checked(steps, together))
     told = "clean" if clean == len(steps) else f"{count(clean)} of them clean"
     if len(steps) == 1:
-        told = "clean" if clean else f"{len(of_all.report.warnings)} warnings"
+        warned = len(of_all.report.warnings)
+        told = "clean" if clean else f"{warned} {'warning' if warned == 1 else 'warnings'}"
     text = f"{count(len(steps))} {'step' if len(steps) == 1 else 'steps'}, {rollouts} rollouts, {tokens} tokens, "
     yield paint(f"{text}{made} checks: {told}.", "bold")
     for name, why in _not_checked(steps, together):

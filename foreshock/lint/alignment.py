@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.lint.report import Example
 from foreshock.lint.tally import Tally
 from foreshock.lint.tokens import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.ragged import take_rows
 
-__all__ = ["count_shifts", "sample_of_rollouts"]
+__all__ = ["count_shifts"]
 
 # A sample is enough: a shift is in every rollout of its origin.
 _MOST_TOKENS = 1 << 18
@@ -20,19 +21,20 @@ _SHIFT_CAP = 5.0
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 
 
-def sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
+def _sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
     """log μ, log π and offsets of some rollouts, evenly taken, tool tokens included; None where one was not logged."""
     if batch.rollout_log_probs is None or batch.trainer_log_probs is None:
         return None
-    stride = -(-batch.num_tokens // _MOST_TOKENS)
+    stride = _stride(batch)
     if stride <= 1:
         return batch.rollout_log_probs, batch.trainer_log_probs, batch.response_offsets
     positions, offsets = take_rows(batch.response_offsets, np.arange(0, batch.num_rollouts, stride))
     return batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets
 
 
-def count_shifts(sample: Pairs | None, tally: Tally) -> None:
+def count_shifts(batch: RolloutBatch, tally: Tally) -> None:
     """Compare |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the same tokens t: those with a neighbour on both sides."""
+    sample = _sample_of_rollouts(batch)
     if sample is None or sample[0].size < 3:
         return
     behaviour, target, offsets = sample
@@ -52,10 +54,26 @@ def count_shifts(sample: Pairs | None, tally: Tally) -> None:
     )
     tokens = row_sums(known, rows)
     judged = tokens > 0
+    prefer_earlier, prefer_later = judged & (earlier < 0.5 * own), judged & (later < 0.5 * own)
     tally.count(
         shift_tokens=int(tokens.sum()),
         shift_rollouts=int(judged.sum()),
-        shift_prefer_earlier=int((judged & (earlier < 0.5 * own)).sum()),
-        shift_prefer_later=int((judged & (later < 0.5 * own)).sum()),
+        shift_prefer_earlier=int(prefer_earlier.sum()),
+        shift_prefer_later=int(prefer_later.sum()),
     )
+    preferring = prefer_earlier if prefer_earlier.sum() >= prefer_later.sum() else prefer_later
+    for row in np.argsort(np.where(preferring, -own, 0.0), kind="stable")[: min(2, int(preferring.sum()))].tolist():
+        start = int(offsets[row])
+        four = slice(start, min(start + 4, int(offsets[row + 1])))
+        text = f"log μ {_numbers(behaviour[four])}, log π {_numbers(target[four])}"
+        tally.example("shifted_log_probs", Example(batch.sample_ids[row * _stride(batch)], 0, text))
     tally.add(shift_earlier=float(earlier.sum()), shift_none=float(own.sum()), shift_later=float(later.sum()))
+
+
+def _stride(batch: RolloutBatch) -> int:
+    """Every how many rollouts one is looked at."""
+    return max(1, -(-batch.num_tokens // _MOST_TOKENS))
+
+
+def _numbers(values: NDArray[np.float32]) -> str:
+    return " ".join(f"{value:.3g}" for value in values.tolist())

@@ -61,11 +61,20 @@ def dropped_ids(batch: RolloutBatch, tally: Tally) -> DroppedIds:
     for column, places in enumerate((without_target, masked, concerned)):
         slots = np.searchsorted(ids, batch.response_token_ids[places])
         counts[:, column] = np.bincount(slots, minlength=ids.size)
-    for place in without_target[:3].tolist():
-        tally.example("pad_id_sampled", _example(batch, place, "no log π"))
-    for place in masked[:3].tolist():
-        tally.example("pad_id_sampled", _example(batch, place, "mask 0"))
+    _note_examples(batch, ids, counts, (without_target, masked), tally)
     return DroppedIds.of(ids.astype(np.int64), counts)
+
+
+def _note_examples(
+    batch: RolloutBatch, ids: NDArray[np.integer], counts: Places, found: tuple[Places, Places], tally: Tally
+) -> None:
+    """Examples of the id that lost most, and of lost log π whatever the id."""
+    for column, (places, what) in enumerate(zip(found, ("no log π", "mask 0"), strict=True)):
+        most = ids[counts[:, column].argmax()]
+        for place in places[batch.response_token_ids[places] == most][:3].tolist():
+            tally.example("pad_id_sampled", _example(batch, place, what))
+    for place in found[0][:3].tolist():
+        tally.example("tokens_without_trainer", _example(batch, place, "no log π"))
 
 
 def _without_target(batch: RolloutBatch) -> Places:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from foreshock.lint.catalogue import CHECKS
 from foreshock.lint.evidence import LintEvidence
-from foreshock.lint.report import CheckResult, LintReport, LintWarning, Severity
+from foreshock.lint.report import CheckResult, Example, LintReport, LintWarning, Severity
 
 __all__ = ["FALSE_ALARM", "Clean", "Finding", "NotChecked", "Outcome", "assemble", "number", "percent"]
 
@@ -24,6 +24,7 @@ class Finding:
     severity: Severity
     seen: str
     evidence: Mapping[str, float] = field(default_factory=dict)
+    where: tuple[Example, ...] | None = None  # None: the examples under the check's own name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _warning(evidence: LintEvidence, finding: Finding) -> LintWarning:
         title=check.title,
         seen=finding.seen,
         evidence={name: value for name, value in finding.evidence.items() if math.isfinite(value)},
-        where=evidence.where(check.name),
+        where=evidence.where(check.name) if finding.where is None else finding.where,
         effect=check.effect,
         remedy=check.remedy,
     )

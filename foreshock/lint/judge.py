@@ -49,5 +49,7 @@ def judge(evidence: LintEvidence) -> LintReport:
     processed = isinstance(outcomes["processed_log_probs"], Finding)
     note(judge_surprisal(evidence, processed=processed))
     dropped = judge_dropped(evidence)
+    if isinstance(outcomes["shifted_log_probs"], Finding):
+        dropped = dropped[0], NotChecked("tokens_without_trainer", "a shift leaves the ends without a value")
     note(*dropped, judge_masked(evidence, dropped), judge_duplicates(evidence))
     return assemble(evidence, outcomes.values())

@@ -39,7 +39,8 @@ def judge_dropped(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
                 f"{what}; {total - hit:,} tokens of other ids do."
             )
             numbers = {"token_id": float(ids[slot]), "sampled": there, "dropped": hit, "dropped_of_others": total - hit}
-            return Finding(one, "bad", seen, numbers), rest
+            where = tuple(each for each in evidence.where(one) if each.text.startswith(f"id {int(ids[slot])},"))
+            return Finding(one, "bad", seen, numbers, where), rest
     # NaN and −inf have a warning of their own.
     zeros = lost - evidence.count("trainer_nan") - evidence.count("trainer_minus_inf")
     if zeros > 0:

@@ -35,8 +35,9 @@ def judge_signs(evidence: LintEvidence) -> list[Outcome]:
             f"they range from {number(least)} to {number(most)}"
         )
         numbers[kind] |= {f"{name}_positive": positive, f"{name}_min": least, f"{name}_max": most}
+    where = evidence.where("positive_log_probs")
     return [
-        Finding(check, "bad", "; ".join(found[check]) + ".", numbers[check]) if found[check] else Clean(check)
+        Finding(check, "bad", "; ".join(found[check]) + ".", numbers[check], where) if found[check] else Clean(check)
         for check in _SIGNS
     ]
 
