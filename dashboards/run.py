@@ -84,7 +84,12 @@ def run_dashboard() -> Dashboard:
                 ),
             ),
         ),
-        rows=(Row("Mismatch", _mismatch()), Row("Rollouts", _rollouts()), Row("Training", _training())),
+        rows=(
+            Row("Mismatch", _mismatch()),
+            Row("Tails and advantages", _tails()),
+            Row("Rollouts", _rollouts()),
+            Row("Training", _training()),
+        ),
     )
 
 
@@ -131,6 +136,58 @@ def _mismatch() -> tuple[Panel, ...]:
             "(Σρ)²/(N Σρ²), unclamped. 1 is agreement.",
             unit="percentunit",
             maximum=1,
+        ),
+    )
+
+
+def _tails() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Where the tails lean",
+            "trend",
+            (curves(COMPARISON, ("tail_asymmetry(ln2)", "tail_asymmetry(1)", "tail_asymmetry(3)")),),
+            "P(d < −τ) less the weight of d > τ. Above 0: the target lost what was sampled. Noise gives 0.",
+        ),
+        Panel(
+            "Shape of the tails, k̂",
+            "trend",
+            (curves(COMPARISON, ("pareto_k", "pareto_k_inverse")),),
+            "Of ρ and of 1/ρ. Where ratios reach e: above 0.5 an effective sample size, above 0.7 a mean of ratios "
+            "cannot be trusted.",
+            levels=(Level(None, "green"), Level(0.5, "yellow"), Level(0.7, "red")),
+        ),
+        Panel(
+            "χ² both ways",
+            "trend",
+            (curves(COMPARISON, ("chi2_token", "reverse_chi2_token")),),
+            "Where the target lost tokens only the reverse one grows.",
+            logarithmic=True,
+        ),
+        Panel(
+            "Effective sample size of whole sequences",
+            "trend",
+            (curves(COMPARISON, ("ess_seq", "ess_seq_predicted")),),
+            "As it is, where a sample of this size can show it, and exp(−2·KL·T).",
+            logarithmic=True,
+        ),
+        Panel(
+            "Advantage and mismatch",
+            "trend",
+            (
+                curves(
+                    COMPARISON,
+                    ("advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative"),
+                ),
+            ),
+            "cov(A, d), and the mean of A·(ρ − 1) split by the sign of A: 0 where it does not know the reward.",
+        ),
+        Panel(
+            "Bad updates",
+            "trend",
+            (curves(COMPARISON, ("bad_update_fraction",)),),
+            "Tokens with A < 0 where μ − π ≥ 0.5 already (DPPO).",
+            unit="percentunit",
+            minimum=0,
         ),
     )
 

@@ -54,6 +54,29 @@ OF_COMPARISONS: dict[str, Family] = {
         "foreshock_probability_difference_mean", "Token mean of |target - behaviour| as probabilities", _OF_COMPARISON
     ),
     "tail_2": Family("foreshock_tail_2_ratio", "Tokens whose ratio is beyond 2 or 1/2, as a fraction", _OF_COMPARISON),
+    "reverse_chi2_token": Family(
+        "foreshock_reverse_chi2_token",
+        "Token mean of (1 - ratio)^2/ratio: where the target lost tokens",
+        _OF_COMPARISON,
+    ),
+    "tail_asymmetry_ln2": Family(
+        "foreshock_tail_asymmetry_ln2", "P(ratio < 1/2) less the weight of ratio > 2; may be negative", _OF_COMPARISON
+    ),
+    "pareto_k": Family(
+        "foreshock_pareto_k", "Shape of the ratios' tail; above 0.7 their means cannot be trusted", _OF_COMPARISON
+    ),
+    "ess_seq_predicted": Family(
+        "foreshock_ess_sequence_predicted_ratio", "exp(-2 KL T): effective size of sequence weights", _OF_COMPARISON
+    ),
+    "advantage_d_cov": Family(
+        "foreshock_advantage_d_covariance", "Covariance of advantage and d over tokens", _OF_COMPARISON
+    ),
+    "advantage_skew": Family(
+        "foreshock_advantage_skew", "Token mean of advantage times (ratio - 1); 0 is unskewed", _OF_COMPARISON
+    ),
+    "bad_update_fraction": Family(
+        "foreshock_bad_update_ratio", "Tokens pushed down although the target is far below already", _OF_COMPARISON
+    ),
     "k3_kl_per_entropy": Family(
         "foreshock_k3_kl_per_entropy", "k3 over entropy: steadier than k3 as entropy falls", _OF_COMPARISON
     ),
