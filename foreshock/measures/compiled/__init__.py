@@ -10,7 +10,7 @@ import importlib.util
 
 from foreshock.measures.rollout_sums import RolloutSums, TokenInputs
 
-__all__ = ["available", "is_prepared", "prepare", "sum_rollouts_compiled"]
+__all__ = ["available", "is_prepared", "measure_quickly", "prepare", "sum_rollouts_compiled"]
 
 _prepared = False
 _threads: int | None = None
@@ -48,3 +48,16 @@ def sum_rollouts_compiled(inputs: TokenInputs, threads: int | None = None) -> Ro
     from foreshock.measures.compiled.passes import sum_rollouts_in_lanes
 
     return sum_rollouts_in_lanes(inputs, threads or _threads)
+
+
+def measure_quickly(inputs: TokenInputs, threads: int | None = None) -> dict[str, float]:
+    """verl's thirteen off-policy metrics and nothing else, several times as fast as all there is.
+
+    They are, by the registry's columns: `training_ppl`, `training_log_ppl`, `rollout_ppl`, `rollout_log_ppl`, `kl`,
+    `k3_kl`, `log_ppl_diff`, `log_ppl_abs_diff`, `log_ppl_diff_max`, `log_ppl_diff_min`, `ppl_ratio`, `verl_chi2_token`
+    and `verl_chi2_seq`, with the values that `ComparisonStatistics.measures()` gives. Of `inputs` only `target`,
+    `behaviour`, `offsets` and `generated` are used. NaN where nothing was measured. Raises ImportError without numba.
+    """
+    from foreshock.measures.compiled import quick
+
+    return quick.measure_quickly(inputs, threads or _threads)

@@ -21,7 +21,7 @@ def flush_cells(state: LaneState) -> None:
     plain, high, low = state.cells, state.cells_high, state.cells_low
     for cell in range(layout.CELLS):
         for column in range(layout.CELL_SUMS):
-            value, before = plain[cell, column], high[cell, column]
+            value, before = plain[cell, column] + plain[layout.CELLS + cell, column], high[cell, column]
             total = before + value
             of_value = total - before
             lost = (before - (total - of_value)) + (value - of_value)
@@ -29,6 +29,7 @@ def flush_cells(state: LaneState) -> None:
             # An infinite sum stays infinite, and never becomes NaN.
             low[cell, column] += lost if lost - lost == 0.0 else 0.0
             plain[cell, column] = 0.0
+            plain[layout.CELLS + cell, column] = 0.0
     state.counts[layout.CHUNKS_WAITING] = 0
 
 
@@ -53,46 +54,59 @@ def add_run(
 
 
 @compiled
-def probability_bucket(edges: Float64, first: float, per_nat: float, log_probability: float) -> int:
-    """The bucket by multiplication, then by comparison with its exact edges."""
-    guess = (log_probability - first) * per_nat + 1.0
-    guess = guess if guess > 0.0 else 0.0
-    guess = guess if guess < layout.PROBABILITIES - 1 else layout.PROBABILITIES - 1
-    bucket = int(guess)
-    while log_probability < edges[bucket]:
-        bucket -= 1
-    while log_probability >= edges[bucket + 1]:
-        bucket += 1
-    return bucket
+def fill_probability_cells(lookups: Lookups, state: LaneState, n: int) -> None:
+    """The cell of each token's log μ: by multiplication, then by comparison with the exact edges beside it."""
+    work, whole, edges = state.work, state.whole, lookups.probability
+    last = layout.PROBABILITIES - 1
+    first, per_nat = edges[1], (last - 1) / (edges[last] - edges[1])
+    for i in range(n):
+        log_probability = work[layout.LOG_BEHAVIOUR, i]
+        guess = (log_probability - first) * per_nat + 1.0
+        guess = guess if guess > 0.0 else 0.0
+        bucket = int(guess if guess < last else last)
+        above, below = log_probability >= edges[bucket + 1], log_probability < edges[bucket]
+        whole[layout.CELL, i] = layout.PROBABILITY_CELLS + bucket + (1 if above else 0) - (1 if below else 0)
+
+
+@compiled
+def fill_entropy_cells(lookups: Lookups, state: LaneState, n: int) -> None:
+    """The cell of each token's entropy, by its octave and the one edge that may lie within."""
+    work, whole = state.work, state.whole
+    for i in range(n):
+        entropy = work[layout.ENTROPY, i]
+        exponent = bits_of(entropy) >> 52  # below 0: the entropy is
+        known = (exponent != 0x7FF) & (exponent != -1)
+        octave = exponent if exponent >= 0 else 0
+        bucket = lookups.entropy_below[octave] + (1 if entropy >= lookups.entropy_edge[octave] else 0)
+        cell = layout.ENTROPY_CELLS + (bucket if exponent >= 0 else 0)
+        whole[layout.CELL, i] = cell if known else layout.NOWHERE
+
+
+@compiled
+def scatter_row(state: LaneState, row: int, n: int) -> None:
+    """Add each token to the cell that is named in a row, in the order of BUCKET_SUMS.
+
+    Most tokens fall into one cell, which must be written before it is read again: every second token has another.
+    """
+    work, whole, cells = state.work, state.whole, state.cells
+    tokens, largest = state.cell_tokens, state.cell_largest
+    for i in range(n):
+        cell = whole[row, i] + (i & 1) * layout.CELLS
+        abs_d = work[layout.ABS_D, i]
+        add_four(cells, cell, abs_d, work[layout.D, i], work[layout.K3, i], work[layout.DIFFERENCE, i])
+        tokens[cell] += 1
+        if abs_d > largest[cell]:
+            largest[cell] = abs_d
 
 
 @compiled
 def scatter_tokens(lookups: Lookups, state: LaneState, n: int, with_entropy: bool) -> None:
     """The maps by probability under μ and by entropy, both of which change with every token."""
-    work, cells, tokens, largest = state.work, state.cells, state.cell_tokens, state.cell_largest
-    edges = lookups.probability
-    first, per_nat = edges[1], (layout.PROBABILITIES - 2) / (edges[layout.PROBABILITIES - 1] - edges[1])
-    for i in range(n):
-        abs_d, d = work[layout.ABS_D, i], work[layout.D, i]
-        k3, difference = work[layout.K3, i], work[layout.DIFFERENCE, i]
-        cell = layout.PROBABILITY_CELLS + probability_bucket(edges, first, per_nat, work[layout.LOG_BEHAVIOUR, i])
-        add_four(cells, cell, abs_d, d, k3, difference)
-        tokens[cell] += 1
-        if abs_d > largest[cell]:
-            largest[cell] = abs_d
-        if with_entropy:
-            entropy = work[layout.ENTROPY, i]
-            exponent = bits_of(entropy) >> 52
-            if exponent == 0x7FF or exponent == -1:
-                continue
-            bucket = 0
-            if exponent >= 0:
-                bucket = lookups.entropy_below[exponent] + (1 if entropy >= lookups.entropy_edge[exponent] else 0)
-            cell = layout.ENTROPY_CELLS + bucket
-            add_four(cells, cell, abs_d, d, k3, difference)
-            tokens[cell] += 1
-            if abs_d > largest[cell]:
-                largest[cell] = abs_d
+    fill_probability_cells(lookups, state, n)
+    scatter_row(state, layout.CELL, n)
+    if with_entropy:
+        fill_entropy_cells(lookups, state, n)
+        scatter_row(state, layout.CELL, n)
 
 
 @compiled
@@ -123,13 +137,18 @@ def scatter_grids(state: LaneState, n: int, with_advantage: bool) -> None:
             histogram[whole[layout.FINE, i]] += 1
             above = work[layout.ABOVE, i]
             add_four(
-                cells, whole[layout.CELL, i], above, above * above, work[layout.ADVANTAGE, i], work[layout.SKEW, i]
+                cells,
+                whole[layout.CELL, i] + (i & 1) * layout.CELLS,
+                above,
+                above * above,
+                work[layout.ADVANTAGE, i],
+                work[layout.SKEW, i],
             )
     else:
         for i in range(n):
             histogram[whole[layout.FINE, i]] += 1
             above = work[layout.ABOVE, i]
-            cell = whole[layout.CELL, i]
+            cell = whole[layout.CELL, i] + (i & 1) * layout.CELLS
             cells[cell, 0] += above
             cells[cell, 1] += above * above
 

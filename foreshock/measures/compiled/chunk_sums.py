@@ -21,6 +21,7 @@ __all__ = [
     "squares_about_means",
     "sum_advantages",
     "sum_entropies",
+    "sum_log_probs",
     "sum_probabilities",
     "sum_ratios",
     "sums_of_weights",
@@ -59,17 +60,24 @@ def sum_ratios(work: Float64, n: int, totals: Float64) -> None:
 
 
 @reduction
-def sum_probabilities(work: Float64, n: int, totals: Float64) -> None:
-    """Log-probs and probabilities."""
-    log_target, log_behaviour, target, behaviour, difference = 0.0, 0.0, 0.0, 0.0, 0.0
+def sum_log_probs(work: Float64, n: int, totals: Float64) -> None:
+    """log π and log μ."""
+    log_target, log_behaviour = 0.0, 0.0
     for i in range(n):
         log_target += work[layout.LOG_TARGET, i]
         log_behaviour += work[layout.LOG_BEHAVIOUR, i]
+    totals[layout.SUM_LOG_TARGET] = log_target
+    totals[layout.SUM_LOG_BEHAVIOUR] = log_behaviour
+
+
+@reduction
+def sum_probabilities(work: Float64, n: int, totals: Float64) -> None:
+    """π, μ and |π − μ|."""
+    target, behaviour, difference = 0.0, 0.0, 0.0
+    for i in range(n):
         target += work[layout.TARGET, i]
         behaviour += work[layout.BEHAVIOUR, i]
         difference += work[layout.DIFFERENCE, i]
-    totals[layout.SUM_LOG_TARGET] = log_target
-    totals[layout.SUM_LOG_BEHAVIOUR] = log_behaviour
     totals[layout.SUM_TARGET] = target
     totals[layout.SUM_BEHAVIOUR] = behaviour
     totals[layout.SUM_DIFFERENCE] = difference

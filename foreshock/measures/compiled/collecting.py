@@ -51,9 +51,9 @@ def fill_totals(result: RolloutSums, states: Sequence[LaneState]) -> None:
         CompensatedSums.__add__, (CompensatedSums(state.cells_high, state.cells_low) for state in states)
     )
     result.weight_sums = cells.value[: layout.TAIL_CELLS].reshape(2, layout.COARSE_SIZE, layout.CELL_SUMS).copy()
-    cell_tokens = np.sum([state.cell_tokens for state in states], axis=0)
+    cell_tokens = np.sum([state.cell_tokens.reshape(2, -1) for state in states], axis=(0, 1))
     _fill_tails(result, cells, cell_tokens)
-    cell_largest = np.max([state.cell_largest for state in states], axis=0)
+    cell_largest = np.max([state.cell_largest.reshape(2, -1) for state in states], axis=(0, 1))
     for name, first in layout.CONDITION_CELLS.items():
         own = slice(first, first + CONDITIONS[name].size)
         result.conditions[name] = BucketSums(

@@ -89,7 +89,10 @@ def fill_ratios(work: Float64, n: int) -> None:
 def fill_probabilities(work: Float64, n: int) -> None:
     """π, μ and |π − μ| of n tokens: one e^x, of the larger; the smaller and the difference are parts of it."""
     for i in range(n):
-        larger = work[LOG_BEHAVIOUR, i] if work[D, i] < 0.0 else work[LOG_TARGET, i]
+        # All is loaded before anything is chosen: a load that depends on a choice is not vectorised.
+        target, behaviour, lower = work[LOG_TARGET, i], work[LOG_BEHAVIOUR, i], work[D, i] < 0.0
+        decay, shrinkage = work[DECAY, i], work[SHRINKAGE, i]
+        larger = behaviour if lower else target
         bounded = larger if larger < _OVERFLOWS else _OVERFLOWS
         bounded = bounded if bounded > _UNDERFLOWS else _UNDERFLOWS
         shifted = bounded * _LOG2_E + _ROUNDER
@@ -98,7 +101,7 @@ def fill_probabilities(work: Float64, n: int) -> None:
         half_scale = float_of((bits_of(shifted) + 1022) << 52)
         value = 2.0 * (half_scale + half_scale * (r + r * r * curvature(r)))
         probability = value if larger > _UNDERFLOWS else 0.0
-        smaller = probability * work[DECAY, i]
-        work[TARGET, i] = smaller if work[D, i] < 0.0 else probability
-        work[BEHAVIOUR, i] = probability if work[D, i] < 0.0 else smaller
-        work[DIFFERENCE, i] = probability * work[SHRINKAGE, i]
+        smaller = probability * decay
+        work[TARGET, i] = smaller if lower else probability
+        work[BEHAVIOUR, i] = probability if lower else smaller
+        work[DIFFERENCE, i] = probability * shrinkage

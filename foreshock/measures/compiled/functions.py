@@ -13,6 +13,7 @@ import numpy as np
 from foreshock.measures.compiled import layout
 from foreshock.measures.compiled.columns import batch_columns
 from foreshock.measures.compiled.lane import LaneFunction, lane_function
+from foreshock.measures.compiled.quick_lane import QuickLaneFunction, quick_lane_function
 from foreshock.measures.compiled.state import lookups, new_state
 from foreshock.measures.compiled.token_id_tables import MergeFunction, merge_function
 from foreshock.measures.rollout_sums import RolloutSums, TokenInputs
@@ -27,6 +28,7 @@ class CompiledFunctions:
     """Machine code for every type of input."""
 
     sum_lane: LaneFunction
+    sum_lane_quickly: QuickLaneFunction
     merge_tables: MergeFunction
 
 
@@ -47,7 +49,11 @@ def _made() -> CompiledFunctions:
 
 def _compile(*, cached: bool) -> CompiledFunctions:
     sources = digest_of_sources()
-    made = CompiledFunctions(lane_function(sources, cached=cached), merge_function(sources, cached=cached))
+    made = CompiledFunctions(
+        lane_function(sources, cached=cached),
+        quick_lane_function(sources, cached=cached),
+        merge_function(sources, cached=cached),
+    )
     _try_out(made, sources)
     return made
 
@@ -69,7 +75,8 @@ def _try_out(made: CompiledFunctions, sources: int) -> None:
     state = new_state(
         rollout.sums, np.zeros((1, 2)), np.zeros((1, layout.ROLLOUT_COUNTS), np.int64), np.zeros((1, layout.ID_COLUMNS))
     )
-    if made.sum_lane(columns, lookups(), state, 0, 1) != sources:
+    found = made.sum_lane(columns, lookups(), state, 0, 1), made.sum_lane_quickly(columns, state, 0, 1)
+    if found != (sources, sources):
         raise RuntimeError("the machine code in numba's cache was made of other sources")
     ids, sums = np.zeros(1, np.int64), np.zeros((1, 3))
     made.merge_tables(state.token_ids[None], ids, ids.copy(), sums, sums.copy())

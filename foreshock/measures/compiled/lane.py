@@ -22,13 +22,21 @@ from foreshock.measures.compiled.chunk_sums import (
     squares_about_means,
     sum_advantages,
     sum_entropies,
+    sum_log_probs,
     sum_probabilities,
     sum_ratios,
 )
 from foreshock.measures.compiled.exponentials import fill_probabilities, fill_ratios
 from foreshock.measures.compiled.jit import compiled, entry
 from foreshock.measures.compiled.largest import cut_largest, keep_largest
-from foreshock.measures.compiled.reading import compact, compact_whole, measured_tokens, read_floats, read_integers
+from foreshock.measures.compiled.reading import (
+    compact,
+    compact_whole,
+    measured_tokens,
+    read_floats,
+    read_integers,
+    repeat_first,
+)
 from foreshock.measures.compiled.runs import add_length, add_positions, add_values
 from foreshock.measures.compiled.state import LaneColumns, LaneState, Lookups
 from foreshock.measures.compiled.weights import add_turns, add_weights, close_turn
@@ -46,62 +54,42 @@ def lane_function(sources: int, *, cached: bool) -> LaneFunction:
     """
 
     def sum_lane(columns: LaneColumns, lookups: Lookups, state: LaneState, first: int, last: int) -> int:
+        formats, work = columns.formats, state.work
+        with_entropy, with_advantage = formats[layout.OF_ENTROPY] != 0, formats[layout.OF_ADVANTAGE] != 0
         for row in range(first, last):
-            sum_rollout(columns, lookups, state, row)
+            start, stop = columns.offsets[row], columns.offsets[row + 1]
+            for at in range(start, stop, layout.CHUNK):
+                n = min(layout.CHUNK, stop - at)
+                read_floats(columns.target, formats[layout.OF_TARGET], at, n, work, layout.LOG_TARGET)
+                read_floats(columns.behaviour, formats[layout.OF_BEHAVIOUR], at, n, work, layout.LOG_BEHAVIOUR)
+                measured = measured_tokens(columns, state, row, at, n)
+                if measured == 0:
+                    continue
+                fill_ratios(work, measured)
+                fill_probabilities(work, measured)
+                farthest = add_to_rollout(columns, state, row, at, n, measured)
+                add_runs_of_chunk(columns, lookups, state, row, at, n, measured, farthest)
+                scatter_tokens(lookups, state, measured, with_entropy)
+                scatter_grids(state, measured, with_advantage)
+                if farthest > layout.FIRST_LEVEL:
+                    scatter_tails(lookups, state, measured, with_advantage)
+                if formats[layout.OF_TOKEN_IDS] != 0:
+                    read_whole(columns.token_ids, formats[layout.OF_TOKEN_IDS], state, layout.TOKEN_ID, at, n, measured)
+                    scatter_token_ids(state, measured)
+                state.rollout_counts[row, layout.TOKENS] += measured
+                state.counts[layout.CHUNKS_WAITING] += 1
+                if state.counts[layout.CHUNKS_WAITING] == layout.CHUNKS_BETWEEN_FLUSHES:
+                    flush_cells(state)
+            if state.rollout_counts[row, layout.TOKENS] > 0:
+                add_length(lookups, state, row)
+                if formats[layout.OF_TURN] != 0:
+                    close_turn(state)
         flush_cells(state)
         cut_largest(state, 0)
         cut_largest(state, 1)
         return sources
 
     return entry(sum_lane, cached=cached)
-
-
-@compiled
-def sum_rollout(columns: LaneColumns, lookups: Lookups, state: LaneState, row: int) -> None:
-    start, stop = columns.offsets[row], columns.offsets[row + 1]
-    for at in range(start, stop, layout.CHUNK):
-        n = min(layout.CHUNK, stop - at)
-        read_floats(columns.target, columns.formats[layout.OF_TARGET], at, n, state.work, layout.LOG_TARGET)
-        read_floats(columns.behaviour, columns.formats[layout.OF_BEHAVIOUR], at, n, state.work, layout.LOG_BEHAVIOUR)
-        measured = measured_tokens(columns, state, row, at, n)
-        if measured > 0:
-            add_chunk(columns, lookups, state, row, at, n, measured)
-            state.counts[layout.CHUNKS_WAITING] += 1
-            if state.counts[layout.CHUNKS_WAITING] == layout.CHUNKS_BETWEEN_FLUSHES:
-                flush_cells(state)
-    if state.rollout_counts[row, layout.TOKENS] > 0:
-        add_length(lookups, state, row)
-        if columns.formats[layout.OF_TURN] != 0:
-            close_turn(state)
-
-
-@compiled
-def add_chunk(
-    columns: LaneColumns, lookups: Lookups, state: LaneState, row: int, at: int, n: int, measured: int
-) -> None:
-    """Add the measured ones of n tokens, whose log-probs have been read."""
-    work = state.work
-    fill_ratios(work, measured)
-    fill_probabilities(work, measured)
-    least, most = range_of_row(work, layout.D, measured)
-    state.ranges[row, 0] = min(state.ranges[row, 0], least)
-    state.ranges[row, 1] = max(state.ranges[row, 1], most)
-    difference = largest_of_row(work, layout.DIFFERENCE, measured)
-    state.largest_difference[0] = max(state.largest_difference[0], difference)
-    add_to_rollout(columns, state, row, at, n, measured)
-    add_weights(state, measured, most)
-    keep_largest(state, measured, 0, -least)
-    keep_largest(state, measured, 1, most)
-    add_runs_of_chunk(columns, lookups, state, row, at, n, measured, max(-least, most))
-    with_advantage = columns.formats[layout.OF_ADVANTAGE] != 0
-    scatter_tokens(lookups, state, measured, columns.formats[layout.OF_ENTROPY] != 0)
-    scatter_grids(state, measured, with_advantage)
-    if max(-least, most) > layout.FIRST_LEVEL:
-        scatter_tails(lookups, state, measured, with_advantage)
-    if columns.formats[layout.OF_TOKEN_IDS] != 0:
-        read_whole(columns.token_ids, columns.formats[layout.OF_TOKEN_IDS], state, layout.TOKEN_ID, at, n, measured)
-        scatter_token_ids(state, measured)
-    state.rollout_counts[row, layout.TOKENS] += measured
 
 
 @compiled
@@ -123,10 +111,11 @@ def read_whole(
 
 
 @compiled
-def add_to_rollout(columns: LaneColumns, state: LaneState, row: int, at: int, n: int, measured: int) -> None:
-    """The sums of a rollout of its own; they are left in `totals` too."""
+def add_to_rollout(columns: LaneColumns, state: LaneState, row: int, at: int, n: int, measured: int) -> float:
+    """The sums and extremes of a rollout of its own; the chunk's sums stay in `totals`, its largest |d| is returned."""
     work, totals, formats = state.work, state.totals, columns.formats
     sum_ratios(work, measured, totals)
+    sum_log_probs(work, measured, totals)
     sum_probabilities(work, measured, totals)
     add_moments(state, row, measured)
     if formats[layout.OF_ENTROPY] != 0:
@@ -135,13 +124,22 @@ def add_to_rollout(columns: LaneColumns, state: LaneState, row: int, at: int, n:
     if formats[layout.OF_ADVANTAGE] != 0:
         if formats[layout.ADVANTAGE_OF_ROLLOUTS] != 0:
             read_floats(columns.advantage, formats[layout.OF_ADVANTAGE], row, 1, work, layout.ADVANTAGE)
-            work[layout.ADVANTAGE, :measured] = work[layout.ADVANTAGE, 0]
+            repeat_first(work, layout.ADVANTAGE, measured)
         else:
             read_column(columns.advantage, formats[layout.OF_ADVANTAGE], state, layout.ADVANTAGE, at, n, measured)
         state.rollout_counts[row, layout.ADVANTAGE_TOKENS] += sum_advantages(work, measured, totals)
         state.counts[layout.BAD_UPDATES] += bad_updates(work, measured)
     for index in range(layout.SUMS):
         state.sums[row, index] += totals[index]
+    difference = largest_of_row(work, layout.DIFFERENCE, measured)
+    state.largest_difference[0] = max(state.largest_difference[0], difference)
+    least, most = range_of_row(work, layout.D, measured)
+    state.ranges[row, 0] = min(state.ranges[row, 0], least)
+    state.ranges[row, 1] = max(state.ranges[row, 1], most)
+    add_weights(state, measured, most)
+    keep_largest(state, measured, 0, -least)
+    keep_largest(state, measured, 1, most)
+    return max(-least, most)
 
 
 @compiled

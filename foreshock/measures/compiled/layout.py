@@ -51,7 +51,8 @@ COARSE_FIRST = ((1023 + WEIGHT_GRID.lowest) << COARSE_BITS) - 1
 LEVELS = len(TAIL_LEVELS)
 FIRST_LEVEL = TAIL_LEVELS[0]
 
-# The cells that tokens are scattered to, with four sums each; the last takes what belongs nowhere.
+# The cells that tokens are scattered to, with four sums each; the last takes what belongs nowhere. A lane has all of
+# them twice, for even and odd tokens.
 CELL_SUMS = 4
 TAIL_CELLS = 2 * COARSE_SIZE
 CONDITION_CELLS: dict[str, int] = {}

@@ -17,7 +17,7 @@ from foreshock.measures.compiled.layout import (
 )
 from foreshock.measures.compiled.state import LaneColumns, LaneState
 
-__all__ = ["compact", "compact_whole", "measured_tokens", "read_floats", "read_integers"]
+__all__ = ["compact", "compact_whole", "measured_tokens", "read_floats", "read_integers", "repeat_first"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -88,6 +88,14 @@ def compact_whole(whole: Int64, row: int, n: int) -> None:
     """Move the n measured tokens of a row of whole numbers to its front."""
     for i in range(n):
         whole[row, i] = whole[row, whole[KEPT, i]]
+
+
+@compiled
+def repeat_first(work: Float64, row: int, n: int) -> None:
+    """Give all n tokens the row's first value."""
+    value = work[row, 0]
+    for i in range(n):
+        work[row, i] = value
 
 
 @compiled

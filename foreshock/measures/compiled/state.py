@@ -60,11 +60,11 @@ class LaneState(NamedTuple):
     rollout_counts: Int64  # [N, ROLLOUT_COUNTS]
     counts: Int64  # [LANE_COUNTS]
     histogram: Int64  # [2·FINE_SIZE + 1]: the last is for zeros
-    cells: Float64  # [CELLS, CELL_SUMS]: plain, until they are added to the next two
+    cells: Float64  # [2·CELLS, CELL_SUMS]: plain, until they are added to the next two
     cells_high: Float64
     cells_low: Float64
-    cell_tokens: Int64  # [CELLS]
-    cell_largest: Float64  # [CELLS]: largest |d|
+    cell_tokens: Int64  # [2·CELLS]
+    cell_largest: Float64  # [2·CELLS]: largest |d|
     token_ids: Float64  # [V, 4]: tokens, then TOKEN_ID_SUMS
     weights: Float64  # [3, 3]
     weight_counts: Int64  # [3]
@@ -111,11 +111,11 @@ def new_state(sums: Float64, ranges: Float64, rollout_counts: Int64, token_ids: 
         rollout_counts=rollout_counts,
         counts=np.zeros(layout.LANE_COUNTS, np.int64),
         histogram=np.zeros(2 * layout.FINE_SIZE + 1, np.int64),
-        cells=np.zeros((layout.CELLS, layout.CELL_SUMS)),
+        cells=np.zeros((2 * layout.CELLS, layout.CELL_SUMS)),
         cells_high=np.zeros((layout.CELLS, layout.CELL_SUMS)),
         cells_low=np.zeros((layout.CELLS, layout.CELL_SUMS)),
-        cell_tokens=np.zeros(layout.CELLS, np.int64),
-        cell_largest=np.zeros(layout.CELLS),
+        cell_tokens=np.zeros(2 * layout.CELLS, np.int64),
+        cell_largest=np.zeros(2 * layout.CELLS),
         token_ids=token_ids,
         weights=np.array([[-math.inf, 0.0, 0.0]] * 3),
         weight_counts=np.zeros(3, np.int64),

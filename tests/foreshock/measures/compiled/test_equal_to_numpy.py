@@ -65,7 +65,6 @@ def magnitudes(inputs: TokenInputs) -> Float64:
         "d_with_advantage": np.abs(d),
         "within_target": np.square(probabilities[0]),
         "within_behaviour": np.square(probabilities[1]),
-        "within_product": probabilities[0] * probabilities[1],
         "within_difference": np.square(differences),
     }
     reference = sum_rollouts_numpy(inputs).sums
@@ -73,6 +72,8 @@ def magnitudes(inputs: TokenInputs) -> Float64:
     for name, values in terms.items():
         sums[:, TOKEN_SUMS.index(name)] = np.bincount(rows, values, count)
     sums[:, TOKEN_SUMS.index("d")] = sums[:, TOKEN_SUMS.index("abs_d")]
+    of_squares = [np.sqrt(sums[:, TOKEN_SUMS.index(name)]) for name in ("within_target", "within_behaviour")]
+    sums[:, TOKEN_SUMS.index("within_product")] = of_squares[0] * of_squares[1]
     return sums
 
 
