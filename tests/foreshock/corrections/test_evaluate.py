@@ -87,6 +87,46 @@ def test_a_threshold_that_makes_no_sense_is_refused(name: str, text: str) -> Non
     assert refused.value.argument == "threshold"
 
 
+@given(st.sampled_from(sorted(CORRECTIONS)), st.text(max_size=12) | st.from_regex(r"[0-9.e_+-]{0,10}", fullmatch=True))
+def test_any_text_is_a_threshold_or_refused(name: str, text: str) -> None:
+    correction = correction_named(name)
+    try:
+        threshold = correction.threshold(text)
+    except InvalidArgumentError:
+        return
+    assert correction.check(threshold) == threshold
+    assert threshold.log_lower <= threshold.log_upper or correction.bounds is Bounds.DIVERGENCE
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(["token_mis", "token_mask", "sequence_mis", "geo_mis", "k3_rs_mean", "k3_rs_max"]),
+    st.tuples(st.floats(1.0, 40.0), st.floats(1.0, 40.0)),
+)
+def test_a_wider_threshold_never_loses_more(seed: int, name: str, bounds: tuple[float, float]) -> None:
+    comparison = compared(random_batch(seed=seed, rollouts=6, longest=12, largest=4.0))
+    narrow, wide = (
+        evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=bound)) for bound in sorted(bounds)
+    )
+    assert narrow.kept_tokens <= wide.kept_tokens
+    assert narrow.kept_sequences <= wide.kept_sequences
+    assert narrow.kept_tokens + narrow.touched_tokens == pytest.approx(1.0)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.floats(1.0, 20.0), st.sampled_from(["token", "sequence"]))
+def test_cutting_a_weight_down_distorts_less_than_losing_it(seed: int, bound: float, level: str) -> None:
+    comparison = compared(random_batch(seed=seed, rollouts=6, longest=12, largest=4.0))
+    truncated, lost = (
+        evaluate(f"{level}_{kind}", comparison.statistics, comparison.summaries, Threshold(upper=bound))
+        for kind in ("tis", "mis")
+    )
+    assert truncated.touched_tokens == lost.touched_tokens
+    assert truncated.distortion <= lost.distortion * (1 + 1e-12)
+    assert truncated.weights.mean >= lost.weights.mean - 1e-12
+
+
 def test_one_bound_of_a_range_stands_for_both_and_is_symmetric_in_the_logarithm() -> None:
     threshold = correction_named("icepop").threshold("3")
     assert threshold == Threshold(1 / 3, 3.0)
