@@ -105,21 +105,24 @@ def _take_block(
 take_block = _cached(_take_block)
 
 
-def _row_sums(target: Logits, behaviour: Logits, log_target: float, log_behaviour: float, sums: Float64) -> None:
-    """All of SUMS over the vocabulary of one token, from its logits [V] and their log-normalisers.
+def _row_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Float64, sums: Float64) -> None:
+    """All of SUMS over the vocabulary of one token, from its logits [V]; `shifts` and `log_totals` [2] add up to the
+    log-normalisers, but logits of 1e4 keep their digits only if the largest is subtracted first.
 
     With s = |log π − log μ|, `larger` the larger of π and μ, and shrinkage w = 1 − e^−s: |π − μ| = larger·w.
     """
     kl = reverse_kl = distance = chi2 = reverse_chi2 = target_entropy = behaviour_entropy = uncovered = 0.0
-    shift = log_target - log_behaviour
+    shift_target, shift_behaviour = shifts[0], shifts[1]
+    log_target, log_behaviour = log_totals[0], log_totals[1]
+    log_difference = log_target - log_behaviour
     for index in range(target.size):
         x = np.float64(target[index])
         y = np.float64(behaviour[index])
         only_behaviour = (x == -math.inf) & (y > -math.inf)
         only_target = (y == -math.inf) & (x > -math.inf)
-        of_target = choose(x == -math.inf, _MASKED, x)
-        of_behaviour = choose(y == -math.inf, _MASKED, y)
-        d = (of_target - of_behaviour) - shift
+        of_target = choose(x == -math.inf, _MASKED, x - shift_target)
+        of_behaviour = choose(y == -math.inf, _MASKED, y - shift_behaviour)
+        d = (of_target - of_behaviour) - log_difference
         log_pi = of_target - log_target
         log_mu = of_behaviour - log_behaviour
         below = d < 0.0
@@ -157,11 +160,10 @@ def _row_sums(target: Logits, behaviour: Logits, log_target: float, log_behaviou
 row_sums = _cached(_row_sums, "reassoc", "nsz", "contract")
 
 
-def _tile_sums(target: Logits, behaviour: Logits, log_normalisers: Float64, sums: Float64) -> None:
+def _tile_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Float64, sums: Float64) -> None:
     for row in range(target.shape[0]):
-        of_target, of_behaviour = log_normalisers[0, row], log_normalisers[1, row]
-        if math.isfinite(of_target) and math.isfinite(of_behaviour):
-            row_sums(target[row], behaviour[row], of_target, of_behaviour, sums[row])
+        if math.isfinite(shifts[row].sum() + log_totals[row].sum()):
+            row_sums(target[row], behaviour[row], shifts[row], log_totals[row], sums[row])
         else:
             sums[row] = math.nan
 
@@ -203,12 +205,15 @@ class CompiledReduction:
         self._share_out(share, rows)
 
     def finish(self, rows: int) -> TileSums:
+        shifts = np.ascontiguousarray(self._shifts[:, :rows].T)
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_normalisers = self._shifts[:, :rows] + np.log(self._totals[:, :rows])
+            log_totals = np.log(self._totals[:, :rows].T, order="C")
+            log_normalisers = (shifts + log_totals).T
         sums = np.empty((rows, len(SUMS)))
 
         def share(part: slice) -> None:
-            tile_sums(self._tiles[0][part], self._tiles[1][part], log_normalisers[:, part], sums[part])
+            target, behaviour = self._tiles
+            tile_sums(target[part], behaviour[part], shifts[part], log_totals[part], sums[part])
 
         self._share_out(share, rows)
         ids = torch.from_numpy(self._ids[:, :rows].copy())

@@ -46,5 +46,5 @@ def overlaps(top_ids: torch.Tensor, top_ks: tuple[int, ...]) -> torch.Tensor:
         first, second = target[:, :k], behaviour[:, :k]
         common = ((first[:, :, None] == second[:, None, :]) & (first[:, :, None] >= 0)).sum((1, 2))
         named = torch.maximum((first >= 0).sum(1), (second >= 0).sum(1))
-        shares[:, column] = common / named
+        shares[:, column] = common.double() / named
     return shares

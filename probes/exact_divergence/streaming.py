@@ -119,7 +119,7 @@ def _as_divergences(
     flips = (sums.top_ids[0, :, 0] != sums.top_ids[1, :, 0]) & known
     values = {name: sums.sums[:, column].cpu().numpy().copy() for column, name in enumerate(SUMS)}
     return ExactDivergences(
-        mean_ratio=1.0 - values.pop("uncovered"),
+        mean_ratio=np.maximum(1.0 - values.pop("uncovered"), 0.0),
         top1_flip=flips.cpu().numpy(),
         topk_overlap=shares.cpu().numpy(),
         top_ks=top_ks,

@@ -77,7 +77,11 @@ def _terms(x, y, largest_target, largest_behaviour, log_target, log_behaviour, d
     only_target = (y == float("-inf")) & (x > float("-inf"))
     x = tl.where(x == float("-inf"), _MASKED, x)
     y = tl.where(y == float("-inf"), _MASKED, y)
-    d = ((x - y) - difference_high) - difference_low
+    apart = x - y
+    # What x − y lost by rounding, which is much where one law's logits are shifted by a constant.
+    moved = apart - x
+    lost = (x - (apart - moved)) - (y + moved)
+    d = (apart - difference_high) + (lost - difference_low)
     log_pi = (x - largest_target) - log_target
     log_mu = (y - largest_behaviour) - log_behaviour
     below = d < 0.0

@@ -1,0 +1,101 @@
+"""Two real models at the states of real rollouts: the same as from all their logits, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from examples.tiny_rl.model import load_model
+from foreshock.rollouts import RolloutBatch, decode_rollouts
+from probes.exact_divergence import GivenLogits, exact_divergences
+from probes.exact_divergence.models import ModelLaw, exact_divergences_of_models, head_of
+from probes.scorers.request import UnsupportedScoreError
+from tests.probes.tiny import make_rollouts, save_checkpoint
+
+RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
+
+
+def model_of(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    return load_model(folder).to(dtype).eval()
+
+
+def rollouts_with_prompts(count: int = 7) -> RolloutBatch:
+    return make_rollouts(count, seed=3)
+
+
+def all_logits(law: ModelLaw, rollouts: RolloutBatch) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    """[T, V] each rollout alone, without padding, through the model's own head; and the T tokens."""
+    logits, tokens = [], []
+    for row in range(rollouts.num_rollouts):
+        prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
+        response = rollouts.response_token_ids[slice(*rollouts.response_offsets[row : row + 2])]
+        ids = torch.tensor(np.concatenate([prompt, response]), dtype=torch.int64)[None]
+        with torch.no_grad():
+            own = law.model(ids).logits[0].float() / law.temperature
+        logits.append(own[prompt.size - 1 : -1])
+        tokens.append(response)
+    return torch.cat(logits), np.concatenate(tokens).astype(np.int64)
+
+
+def test_the_states_of_rollouts_are_those_before_their_response_tokens(checkpoints: Path) -> None:
+    laws = ModelLaw(model_of(checkpoints / "second")), ModelLaw(model_of(checkpoints / "first"), temperature=1.3)
+    rollouts = rollouts_with_prompts()
+    found = exact_divergences_of_models(*laws, rollouts, batch_size=3, top_ks=(1, 4))
+    (target, tokens), (behaviour, _) = (all_logits(law, rollouts) for law in laws)
+    expected = exact_divergences(GivenLogits(target), GivenLogits(behaviour), token_ids=tokens, top_ks=(1, 4))
+    assert found.tokens == rollouts.num_tokens
+    assert expected.kl.mean() > 0.1
+    for name in ("kl", "reverse_kl", "tv", "chi2", "target_entropy", "target_log_probs", "behaviour_log_probs"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=2e-3, atol=2e-4, err_msg=name)
+    np.testing.assert_array_equal(found.topk_overlap[:, 0] == 0.0, found.top1_flip)
+
+
+def test_float32_against_bfloat16_is_a_small_mismatch_that_a_head_in_float32_lessens() -> None:
+    batch = decode_rollouts((RECORDED / "rollouts" / "step_0160.parquet").read_bytes())
+    rollouts = batch.select(np.arange(24))
+    folder = RECORDED / "checkpoints" / "step_0160"
+    plain, half = model_of(folder), model_of(folder, torch.bfloat16)
+    found = exact_divergences_of_models(ModelLaw(plain), ModelLaw(half), rollouts)
+    assert 1e-6 < found.kl.mean() < 1e-3
+    assert 0.0 < found.delta_max < 0.2
+    trainer = exact_divergences_of_models(ModelLaw(plain, autocast=torch.bfloat16), ModelLaw(plain), rollouts)
+    assert 1e-6 < trainer.kl.mean() < 1e-3
+
+
+def test_what_the_trainer_logged_is_the_law_of_autocast() -> None:
+    batch = decode_rollouts((RECORDED / "rollouts" / "step_0045.parquet").read_bytes())
+    rollouts = batch.select(np.arange(24))
+    model = model_of(RECORDED / "checkpoints" / "step_0045")
+    # Rollouts of step 45 were recomputed with the weights that step 45's checkpoint holds, or those one update apart.
+    law = ModelLaw(model, autocast=torch.bfloat16)
+    found = exact_divergences_of_models(law, law, rollouts)
+    assert found.kl.tolist() == [0.0] * rollouts.num_tokens
+    assert rollouts.trainer_log_probs is not None
+    assert found.target_log_probs is not None
+    assert np.abs(found.target_log_probs - rollouts.trainer_log_probs).mean() < 0.02
+
+
+def test_a_tied_head_is_found(tmp_path: Path) -> None:
+    model = model_of(save_checkpoint(tmp_path / "tied", seed=3, tie_word_embeddings=True))
+    assert head_of(model).weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    rollouts = rollouts_with_prompts(2)
+    assert exact_divergences_of_models(ModelLaw(model), ModelLaw(model), rollouts).delta_max == 0.0
+
+
+def test_a_model_that_scales_its_logits_is_refused(checkpoints: Path) -> None:
+    model = model_of(checkpoints / "first")
+    head = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: head(hidden) * 0.5
+    with pytest.raises(UnsupportedScoreError, match="after the head"):
+        exact_divergences_of_models(ModelLaw(model), ModelLaw(model), rollouts_with_prompts(2))
+
+
+def test_a_rollout_without_a_prompt_is_refused(checkpoints: Path) -> None:
+    law = ModelLaw(model_of(checkpoints / "first"))
+    with pytest.raises(UnsupportedScoreError, match="rollout 1 has no prompt"):
+        exact_divergences_of_models(law, law, RolloutBatch.from_lists(["a", "b"], [[1], []], [[2], [3]]))

@@ -1,0 +1,202 @@
+"""Sampled estimators against the truth: tokens drawn from μ itself, at the states of recorded rollouts of a tiny Qwen3.
+
+Every mean must lie within a few of its standard errors of the exact value; and where a log is not of the law that
+sampled, the estimators must miss it in the way that is known of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import Qwen3ForCausalLM
+
+from examples.tiny_rl.model import load_model
+from foreshock.measures import ComparisonStatistics, token
+from foreshock.rollouts import decode_rollouts
+from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
+from probes.exact_divergence.models import ModelLaw
+
+RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
+STATES, DRAWS = 400, 1500
+# Beyond this many standard errors one of a few dozen means lies once in ten thousand runs; the seed is fixed besides.
+ERRORS = 4.5
+
+Float64 = NDArray[np.float64]
+
+
+def states_of(model: Qwen3ForCausalLM, ids: torch.Tensor, dtype: torch.dtype, temperature: float) -> torch.Tensor:
+    """[states, V] float64 logits of the states within the sequences `ids` [rows, time]."""
+    law = ModelLaw(model.to(dtype), temperature)
+    with torch.no_grad():
+        hidden = law.hidden(ids).flatten(0, 1)
+        source = law.source(hidden)
+        logits = torch.empty((source.tokens, source.vocabulary), dtype=source.held_in)
+        source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, logits)
+    return logits.double()
+
+
+@pytest.fixture(scope="module")
+def contexts() -> torch.Tensor:
+    """[40, 10] the beginnings of recorded rollouts, prompt and response."""
+    batch = decode_rollouts((RECORDED / "rollouts" / "step_0045.parquet").read_bytes())
+    rows = []
+    for row in range(batch.num_rollouts):
+        prompt = batch.prompt_token_ids[slice(*batch.prompt_offsets[row : row + 2])]
+        response = batch.response_token_ids[slice(*batch.response_offsets[row : row + 2])]
+        rows.append(np.concatenate([prompt, response])[:10])
+    return torch.tensor(np.stack([row for row in rows if row.size == 10][:40]), dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Tokens drawn from a law, DRAWS at each state, and what was logged of them, [states, DRAWS] and [states]."""
+
+    target: Float64
+    behaviour: Float64
+    entropy: Float64
+
+    @property
+    def d(self) -> Float64:
+        return np.asarray(self.target - self.behaviour)
+
+    @property
+    def measures(self) -> dict[str, float]:
+        count, draws = self.target.shape
+        # Each state is a rollout, so that intervals and the surprisal test are clustered by what its draws share.
+        return ComparisonStatistics.of(
+            self.target.ravel(),
+            self.behaviour.ravel(),
+            np.arange(count + 1) * draws,
+            entropy=np.repeat(self.entropy, draws),
+        ).measures()
+
+    def agrees(self, terms: Float64, exact: Float64) -> bool:
+        """Whether the mean of `terms` [states, DRAWS] is that of `exact` [states], within ERRORS of its errors."""
+        error = np.sqrt(terms.var(axis=1, ddof=1).sum() / DRAWS) / terms.shape[0]
+        return bool(abs(terms.mean() - exact.mean()) <= ERRORS * error)
+
+
+def draw(law: torch.Tensor, target: torch.Tensor, logged: torch.Tensor, seed: int = 0) -> Sampled:
+    """Tokens of `law`, with their log-probs under `target` (π) and under `logged` (what is called μ); logits [S, V]."""
+    torch.manual_seed(seed)
+    tokens = torch.multinomial(torch.softmax(law, -1), DRAWS, replacement=True)
+    log_pi, log_mu = (torch.log_softmax(logits, -1) for logits in (target, logged))
+    entropy = -torch.special.xlogy(log_mu.exp(), log_mu.exp()).sum(-1)
+    return Sampled(log_pi.gather(1, tokens).numpy(), log_mu.gather(1, tokens).numpy(), entropy.numpy())
+
+
+def exact(target: torch.Tensor, behaviour: torch.Tensor) -> ExactDivergences:
+    return exact_divergences(GivenLogits(target), GivenLogits(behaviour))
+
+
+def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+    """The logits with −inf outside the least set of likeliest tokens that has probability p."""
+    law, order = torch.softmax(logits, -1).sort(-1, descending=True)
+    outside = law.cumsum(-1) - law >= p
+    return logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+
+
+def numerics_apart(contexts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """π in float32, μ in bfloat16: one checkpoint, a real mismatch of numerics."""
+    target, behaviour = (load_model(RECORDED / "checkpoints" / "step_0045") for _ in range(2))
+    return states_of(target, contexts, torch.float32, 1.5), states_of(behaviour, contexts, torch.bfloat16, 1.5)
+
+
+@pytest.fixture(scope="module", params=["numerics", "temperature", "weights"])
+def laws(request: pytest.FixtureRequest, contexts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """π and μ: a mismatch of numerics, of temperature, and policies some steps of training apart."""
+    if request.param == "numerics":
+        return numerics_apart(contexts)
+    behaviour = load_model(RECORDED / "checkpoints" / "step_0045")
+    target = load_model(RECORDED / "checkpoints" / ("step_0160" if request.param == "weights" else "step_0045"))
+    warmer = 1.6 if request.param == "temperature" else 1.5
+    return states_of(target, contexts, torch.float32, warmer), states_of(behaviour, contexts, torch.float32, 1.5)
+
+
+def test_token_estimators_are_unbiased(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
+    target, behaviour = laws
+    truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
+    d = sampled.d
+    assert truth.kl.mean() > 1e-6
+    assert sampled.agrees(token.kl(d), truth.kl)
+    assert sampled.agrees(token.k3_kl(d), truth.kl)
+    assert sampled.agrees(token.tv_token(d), truth.tv)
+    assert sampled.agrees(token.chi2_token(d), truth.chi2)
+    assert sampled.agrees(token.reverse_chi2_token(d), truth.reverse_chi2)
+    assert sampled.agrees(token.mean_ratio(d), truth.mean_ratio)
+    assert sampled.agrees(token.mean_ratio(d) * d, truth.reverse_kl)
+    assert sampled.agrees(-sampled.behaviour, truth.behaviour_entropy)
+
+
+def test_the_measures_of_a_comparison_are_those_means(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
+    target, behaviour = laws
+    truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
+    measures, d = sampled.measures, sampled.d
+    for name, terms in {
+        "kl": token.kl(d),
+        "k3_kl": token.k3_kl(d),
+        "chi2_token": token.chi2_token(d),
+        "reverse_chi2_token": token.reverse_chi2_token(d),
+        "tv_token": token.tv_token(d),
+        "mean_ratio": token.mean_ratio(d),
+    }.items():
+        assert measures[name] == pytest.approx(terms.mean(), rel=1e-9), name
+    # (Σρ)²/(N Σρ²) is 1/(1 + χ²) where E ρ = 1, over all states together.
+    ratio, ess = token.mean_ratio(d), 1.0 / (1.0 + truth.chi2.mean())
+    error = np.sqrt(((ratio - 1.0) ** 2).var(axis=1, ddof=1).sum() / DRAWS) / STATES
+    slack = ERRORS * error * ess**2 + ERRORS**2 * truth.chi2.mean() / d.size
+    assert measures["ess_token"] == pytest.approx(ess, abs=slack)
+    assert abs(measures["surprisal_z"]) < ERRORS
+
+
+def test_tail_asymmetry_is_the_difference_of_the_two_laws_tails(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
+    target, behaviour = laws
+    sampled, threshold = draw(behaviour, target, behaviour), 1.0
+    log_pi, log_mu = (torch.log_softmax(logits, -1) for logits in laws)
+    gap = (log_pi - log_mu).numpy()
+    exact_asymmetry = (log_mu.exp().numpy() * (gap < -threshold) - log_pi.exp().numpy() * (gap > threshold)).sum(-1)
+    terms = (sampled.d < -threshold) - token.mean_ratio(sampled.d) * (sampled.d > threshold)
+    assert sampled.agrees(terms, exact_asymmetry)
+    assert sampled.measures["tail_asymmetry_1"] == pytest.approx(terms.mean(), rel=1e-9, abs=1e-12)
+
+
+def test_k3_misses_what_the_sampling_law_does_not_cover(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Processed log-probs under top-p: KL(μ‖π) and E ρ < 1 are seen, and E[k3] = KL − (1 − E ρ)."""
+    target, behaviour = laws[0], top_p(laws[1], 0.9)
+    truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
+    d = sampled.d
+    assert truth.mean_ratio.mean() < 0.97
+    assert sampled.agrees(token.kl(d), truth.kl)
+    assert sampled.agrees(token.mean_ratio(d), truth.mean_ratio)
+    assert sampled.agrees(token.k3_kl(d), truth.kl - (1.0 - truth.mean_ratio))
+    assert not sampled.agrees(token.k3_kl(d), truth.kl)
+    assert sampled.agrees(token.tv_token(d), truth.tv)
+    assert np.isinf(truth.reverse_kl).any()
+    assert abs(sampled.measures["surprisal_z"]) < ERRORS
+
+
+@pytest.mark.parametrize("sampling", ["top-p 0.9", "temperature 0.8"])
+def test_raw_log_probs_hide_how_tokens_were_sampled(contexts: torch.Tensor, sampling: str) -> None:
+    """The logged μ is not the law that sampled: every ratio looks well, and only the surprisal test sees it."""
+    target, raw = numerics_apart(contexts)
+    law = top_p(raw, 0.9) if sampling == "top-p 0.9" else raw / 0.8
+    truth, logged = exact(target, law), draw(law, target, raw)
+    measures = logged.measures
+    assert truth.kl.mean() > 100 * abs(measures["kl"])
+    assert truth.kl.mean() > 100 * measures["k3_kl"]
+    assert measures["mean_ratio"] == pytest.approx(1.0, abs=1e-3)
+    assert abs(measures["surprisal_z"]) > 2 * ERRORS
+
+
+def test_delta_max_is_the_largest_of_all_states_and_no_sample_shows_it(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
+    target, behaviour = laws
+    truth = exact(target, behaviour)
+    by_hand = (torch.softmax(target, -1) - torch.softmax(behaviour, -1)).abs().sum(-1).max().item() / 2
+    assert truth.delta_max == pytest.approx(by_hand, rel=1e-12)
+    sampled = draw(behaviour, target, behaviour)
+    assert np.abs(np.expm1(sampled.d)).max() > 2 * truth.delta_max

@@ -1,0 +1,84 @@
+"""Logits of hidden states and heads: the same as torch's own, whatever the dtypes, soft caps and temperatures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from probes.exact_divergence import GivenLogits, LogitSource, SourceError, exact_divergences
+
+
+def made(tokens: int = 6, vocabulary: int = 700, width: int = 24, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn((tokens, width), generator=random), torch.randn((vocabulary, width), generator=random) * 0.5
+
+
+def logits_of(source: LogitSource, block: int = 256) -> torch.Tensor:
+    found = torch.empty((source.tokens, source.vocabulary), dtype=source.held_in)
+    for start in range(0, source.vocabulary, block):
+        stop = min(start + block, source.vocabulary)
+        source.write_logits(source.rows(0, source.tokens), start, stop, found[:, start:stop])
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_logits_are_those_of_a_linear_layer(dtype: torch.dtype) -> None:
+    hidden, weight = (tensor.to(dtype) for tensor in made())
+    bias = torch.linspace(-1, 1, 700).to(dtype)
+    found = logits_of(LogitSource(hidden, weight, bias))
+    expected = torch.nn.functional.linear(hidden, weight, bias)
+    exact = torch.nn.functional.linear(hidden.double(), weight.double(), bias.double())
+    if dtype in (torch.bfloat16, torch.float16):
+        assert (found == found.to(dtype)).all()  # rounded as a head in that dtype rounds
+    ours, theirs = ((logits.double() - exact).abs().max().item() for logits in (found, expected))
+    assert ours <= 1.01 * theirs + 4 * torch.finfo(found.dtype).eps * exact.abs().max().item()
+
+
+def test_a_head_in_float32_over_half_precision_is_not_rounded() -> None:
+    hidden, weight = (tensor.bfloat16() for tensor in made())
+    found = logits_of(LogitSource(hidden, weight, logits_dtype=torch.float32))
+    assert (found != found.bfloat16()).any()
+    torch.testing.assert_close(found.double(), hidden.double() @ weight.double().T, atol=1e-5, rtol=0)
+
+
+def test_soft_cap_comes_before_temperature() -> None:
+    hidden, weight = made()
+    found = logits_of(LogitSource(hidden, weight, temperature=0.7, softcap=2.0))
+    expected = torch.tanh(hidden @ weight.T / 2.0) * 2.0 / 0.7
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_bias_of_minus_infinity_masks() -> None:
+    hidden, weight = made()
+    bias = torch.zeros(700)
+    bias[100:] = -torch.inf
+    found = exact_divergences(LogitSource(hidden, weight, bias), LogitSource(hidden, weight))
+    short = GivenLogits((hidden @ weight.T)[:, :100])
+    assert np.isinf(found.kl).all()
+    np.testing.assert_allclose(found.target_entropy, exact_divergences(short, short).target_entropy, rtol=1e-5)
+
+
+def test_sources_may_differ_in_width_and_dtype() -> None:
+    wide, narrow = made(width=24), made(width=8, seed=1)
+    target = LogitSource(*(tensor.bfloat16() for tensor in wide))
+    behaviour = LogitSource(*(tensor.double() for tensor in narrow))
+    found = exact_divergences(target, behaviour, vocabulary_block=100)
+    whole = exact_divergences(
+        GivenLogits(logits_of(target).double()), GivenLogits(narrow[0].double() @ narrow[1].double().T)
+    )
+    np.testing.assert_allclose(found.kl, whole.kl, rtol=1e-9)
+    np.testing.assert_allclose(found.tv, whole.tv, rtol=1e-9)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    hidden, weight = made()
+    for wrong in (
+        lambda: LogitSource(hidden, weight[:, :5]),
+        lambda: LogitSource(hidden, weight, torch.zeros(3)),
+        lambda: LogitSource(hidden, weight[:0]),
+        lambda: LogitSource(hidden, weight, temperature=0.0),
+        lambda: LogitSource(hidden, weight, softcap=-1.0),
+    ):
+        with pytest.raises(SourceError):
+            wrong()

@@ -1,0 +1,159 @@
+"""The CPU's reduction against textbook definitions, and what the sizes of tiles and blocks must not change."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probes.exact_divergence import ExactDivergences, GivenLogits, LogitSource, SourceError, exact_divergences
+from tests.probes.exact_divergence.reference import DIVERGENCES, TOP_KS, by_definition, hard_cases, likeliest, overlap
+
+RELATIVE = 1e-11
+ABSOLUTE = 1e-14
+
+
+def of_logits(target: torch.Tensor, behaviour: torch.Tensor, **options: int) -> ExactDivergences:
+    return exact_divergences(GivenLogits(target), GivenLogits(behaviour), top_ks=TOP_KS, **options)
+
+
+def assert_same(first: ExactDivergences, second: ExactDivergences) -> None:
+    for field in dataclasses.fields(ExactDivergences):
+        np.testing.assert_array_equal(getattr(first, field.name), getattr(second, field.name), err_msg=field.name)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 257, 2500])
+def test_hard_logits_give_what_textbooks_define(vocabulary: int) -> None:
+    for name, (target, behaviour) in hard_cases(vocabulary).items():
+        found, expected = of_logits(target, behaviour), by_definition(target, behaviour)
+        for divergence in DIVERGENCES:
+            values = getattr(found, divergence)
+            message = f"{name}: {divergence}"
+            np.testing.assert_allclose(values, expected[divergence], rtol=RELATIVE, atol=ABSOLUTE, err_msg=message)
+            assert (values >= 0.0).all(), message
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 257, 2500])
+def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(vocabulary: int) -> None:
+    for name, (target, behaviour) in hard_cases(vocabulary).items():
+        found = of_logits(target, behaviour)
+        for column, k in enumerate(TOP_KS):
+            assert found.topk_overlap[:, column].tolist() == overlap(target, behaviour, k), name
+        flips = [a != b for a, b in zip(likeliest(target, 1), likeliest(behaviour, 1), strict=True)]
+        assert found.top1_flip.tolist() == flips, name
+
+
+def test_a_tiny_mismatch_keeps_its_digits() -> None:
+    plain = torch.randn((4, 3000), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = plain + 3e-5 * torch.randn((4, 3000), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, expected = of_logits(target, plain), by_definition(target, plain)
+    assert (found.kl < 1e-9).all()
+    for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
+        np.testing.assert_allclose(getattr(found, divergence), expected[divergence], rtol=1e-9)
+
+
+def test_identical_sources_differ_by_exactly_nothing() -> None:
+    random = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn((5, 16), generator=random), torch.randn((700, 16), generator=random)
+    found = exact_divergences(LogitSource(hidden, weight), LogitSource(hidden.clone(), weight.clone()))
+    for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
+        assert getattr(found, divergence).tolist() == [0.0] * 5
+    assert not found.top1_flip.any()
+    assert (found.topk_overlap == 1.0).all()
+
+
+def test_support_that_is_not_covered_is_infinitely_far() -> None:
+    target = torch.tensor([[0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0], [0.0, -900.0, -torch.inf]])
+    behaviour = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -torch.inf], [0.0, -900.0, -900.0]])
+    found = of_logits(target, behaviour)
+    # In the third row μ's third token is likelier than 0 by less than any number can say; it still is.
+    assert found.kl.tolist() == [np.inf, pytest.approx(np.log(1.5)), np.inf]
+    assert found.reverse_kl.tolist() == [pytest.approx(np.log(1.5)), np.inf, 0.0]
+    assert found.chi2.tolist() == [pytest.approx(0.5), np.inf, 0.0]
+    assert found.reverse_chi2.tolist() == [np.inf, pytest.approx(0.5), np.inf]
+    assert found.tv.tolist() == [pytest.approx(1 / 3), pytest.approx(1 / 3), 0.0]
+    assert found.mean_ratio.tolist() == [1.0, pytest.approx(2 / 3), 1.0]
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_state_without_a_law_is_unknown_and_spoils_no_other(wrong: float) -> None:
+    target, behaviour = hard_cases(300)["ordinary mismatch"]
+    expected = of_logits(target[2:], behaviour[2:])
+    target, behaviour = target.clone(), behaviour.clone()
+    target[0, 299] = wrong
+    behaviour[1] = -torch.inf
+    found = of_logits(target, behaviour)
+    for name in DIVERGENCES:
+        values = getattr(found, name)
+        assert np.isnan(values[:2]).all()
+        assert values[2] == getattr(expected, name)[0]
+    assert not found.top1_flip[:2].any()
+    assert np.isnan(found.topk_overlap[:2]).all()
+    assert found.delta_max == expected.tv[0]
+
+
+def test_no_tokens_are_no_states() -> None:
+    none = LogitSource(torch.zeros(0, 4), torch.zeros(9, 4))
+    found = exact_divergences(none, none, token_ids=[])
+    assert found.tokens == 0
+    assert found.topk_overlap.shape == (0, 2)
+    assert np.isnan(found.delta_max)
+
+
+def test_a_vocabulary_of_one_leaves_nothing_to_differ() -> None:
+    found = exact_divergences(
+        LogitSource(torch.ones(2, 1), torch.ones(1, 1)), LogitSource(torch.zeros(2, 1), torch.ones(1, 1))
+    )
+    assert found.kl.tolist() == found.tv.tolist() == found.target_entropy.tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 700), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_tiles_and_blocks_change_nothing(tokens: int, block: int, tile: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    behaviour = torch.randn((tokens, 600), generator=random) * 2
+    target = behaviour + torch.randn((tokens, 600), generator=random) * 0.1
+    whole = of_logits(target, behaviour)
+    pieces = of_logits(target, behaviour, tile_tokens=tile, vocabulary_block=block)
+    for name in DIVERGENCES:
+        np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), rtol=1e-12, atol=1e-15)
+    assert pieces.topk_overlap.tolist() == whole.topk_overlap.tolist()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    target, behaviour = hard_cases(900, rows=7)["ordinary mismatch"]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = of_logits(target, behaviour)
+        torch.set_num_threads(3)
+        assert_same(of_logits(target, behaviour), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_log_probs_are_those_of_the_tokens_asked_for() -> None:
+    target, behaviour = hard_cases(500)["target masked"]
+    ids = np.array([0, 250, int(target[2].isinf().nonzero()[0, 0])])
+    found = exact_divergences(GivenLogits(target), GivenLogits(behaviour), token_ids=ids, tile_tokens=2)
+    at = torch.arange(3), torch.from_numpy(ids)
+    expected = [torch.log_softmax(logits.double(), -1)[at].numpy() for logits in (target, behaviour)]
+    assert expected[0][2] == -np.inf
+    np.testing.assert_allclose(found.target_log_probs, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(found.behaviour_log_probs, expected[1], rtol=1e-12)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    source = LogitSource(torch.zeros(3, 4), torch.zeros(9, 4))
+    with pytest.raises(SourceError, match=r"\[3, 9\] and \[2, 9\]"):
+        exact_divergences(source, LogitSource(torch.zeros(2, 4), torch.zeros(9, 4)))
+    with pytest.raises(SourceError, match="same tokens and vocabulary"):
+        exact_divergences(source, LogitSource(torch.zeros(3, 4), torch.zeros(8, 4)))
+    with pytest.raises(SourceError, match="ids"):
+        exact_divergences(source, source, token_ids=[0, 1, 9])
+    with pytest.raises(SourceError, match="at least 1"):
+        exact_divergences(source, source, top_ks=(0,))

@@ -1,0 +1,92 @@
+"""The Triton kernel itself, run by Triton's interpreter, against textbook definitions; and that GPUs could run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.probes.exact_divergence.reference import DIVERGENCES, TOP_KS, by_definition, likeliest, overlap
+
+pytest.importorskip("triton")
+
+RELATIVE = 5e-6
+# Largest number that float32 sums can hold: a χ² above it is infinite on a GPU.
+LARGEST = 3e38
+MODULE = "tests.probes.exact_divergence.interpreted"
+ROOT = Path(__file__).resolve().parents[3]
+
+Arrays = dict[str, NDArray[np.float64]]
+
+
+def run(folder: Path, *arguments: str, interpret: bool) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "triton"), "PYTHONWARNINGS": "default"}
+    environment.pop("TRITON_INTERPRET", None)
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
+    folder = tmp_path_factory.mktemp("interpreted")
+    run(folder, str(folder / "out.npz"), interpret=True)
+    with np.load(folder / "out.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.slow
+def test_hard_logits_give_what_textbooks_define(interpreted: Arrays) -> None:
+    from tests.probes.exact_divergence.interpreted import cases
+
+    for name, pair in cases().items():
+        if name == "lawless":
+            continue
+        expected = by_definition(*pair)
+        for divergence in DIVERGENCES:
+            found, message = interpreted[f"{name}: {divergence}"], f"{name}: {divergence}"
+            wanted = np.where(expected[divergence] > LARGEST, np.inf, expected[divergence])
+            np.testing.assert_allclose(found, wanted, rtol=RELATIVE, atol=1e-9, err_msg=message)
+            assert (found >= 0.0).all(), message
+        if name.startswith("tiny mismatch"):
+            for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
+                found = interpreted[f"{name}: {divergence}"]
+                np.testing.assert_allclose(found, expected[divergence], rtol=2e-2, err_msg=f"{name}: {divergence}")
+
+
+@pytest.mark.slow
+def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(interpreted: Arrays) -> None:
+    from tests.probes.exact_divergence.interpreted import cases
+
+    for name, (target, behaviour) in cases().items():
+        if name == "lawless":
+            continue
+        for column, k in enumerate(TOP_KS):
+            assert interpreted[f"{name}: topk_overlap"][:, column].tolist() == overlap(target, behaviour, k), name
+        flips = [a != b for a, b in zip(likeliest(target, 1), likeliest(behaviour, 1), strict=True)]
+        assert interpreted[f"{name}: top1_flip"].tolist() == flips, name
+
+
+@pytest.mark.slow
+def test_identical_logits_differ_by_exactly_nothing_and_lawless_ones_by_nothing_known(interpreted: Arrays) -> None:
+    for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
+        assert (interpreted[f"identical: {divergence}"] == 0.0).all()
+        assert np.isnan(interpreted[f"lawless: {divergence}"]).all()
+
+
+@pytest.mark.slow
+def test_it_compiles_for_ampere_and_hopper(tmp_path: Path) -> None:
+    run(tmp_path, interpret=False)
