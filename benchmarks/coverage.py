@@ -1,4 +1,4 @@
-"""Do 95 % intervals hold the truth 95 times in 100? `python -m benchmarks.coverage`
+"""Do 95 % intervals hold the truth 95 times in 100? `make bench-coverage`
 
 Batches of rollouts are drawn afresh from a tiny policy μ (benchmarks/tiny_policy.py), whose divergence from π, the same
 policy rounded to fewer bits, is known exactly; each batch's two intervals, Student's t and the bootstrap-t, both by
@@ -12,8 +12,9 @@ a policy of very uneven prompts with outlier channels, where a few prompts carry
 cannot know. Its last χ² is made by tokens so rare under μ that no batch holds one: nothing that is estimated from
 samples can see it, and the same holds of any importance-weighted mean. The kinds of interval were compared on policies
 of other seeds, and this one's table was looked at once they were chosen; on four more seeds, of 1,000 batches each, the
-36 barred cells came out between 92.5 and 96.8 %, 94.7 % on average, each with an error of 0.7 %. Rollouts of a group have more in common here
-than on recorded runs (the error is 4 to 5 times that of independent tokens, there 1.3 to 1.8), which makes it harder.
+36 barred cells came out between 92.5 and 96.8 %, 94.7 % on average, each with an error of 0.7 %. Rollouts of a group
+have more in common here than on recorded runs (the error is 4 to 5 times that of independent tokens, there 1.3 to 1.8),
+which makes it harder.
 """
 
 from __future__ import annotations
