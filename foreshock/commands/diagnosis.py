@@ -36,6 +36,12 @@ MISMATCH_MEASURES = (
     "zero_fraction",
     "nonfinite_target",
     "nonfinite_behaviour",
+    "max_d",
+    "tail_asymmetry_ln2",
+    "pareto_k",
+    "ess_seq_predicted",
+    "advantage_d_cov",
+    "advantage_skew",
 )
 STEP_MEASURES = (
     "response_length_mean",
@@ -66,7 +72,8 @@ class MeasureVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A run's state. `step` is the one that buckets are shown of; `attributions` are of probed steps."""
+    """A run's state. `step` is the one that buckets are shown of, or `buckets_missing` says in a sentence why there are
+    none; `attributions` are of probed steps."""
 
     run: RunReading
     url: str
@@ -81,6 +88,7 @@ class Diagnosis:
     buckets: tuple[Bucket, ...]
     alerts: tuple[AlertReading, ...]
     advice: AdviceReading | None
+    buckets_missing: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -97,6 +105,7 @@ def gather(readings: Readings, run: RunReading, url: str, *, step: int | None, m
     attributions = tuple(found for each in wanted if (found := readings.attribution(each)) is not None)
     if step is None:
         step = next(iter([*[found.step for found in attributions[-1:]], *mismatch.steps[-1:]]), None)
+    buckets = readings.buckets(step, COMPARISON) if step is not None else ()
     return Diagnosis(
         run=run,
         url=url,
@@ -108,9 +117,10 @@ def gather(readings: Readings, run: RunReading, url: str, *, step: int | None, m
         attributions=attributions,
         probed_steps=probed,
         unfinished_probes=readings.unfinished_probes(),
-        buckets=readings.buckets(step, COMPARISON) if step is not None else (),
+        buckets=() if isinstance(buckets, str) else buckets,
         alerts=readings.alerts(),
         advice=readings.advice(),
+        buckets_missing=buckets if isinstance(buckets, str) else "",
     )
 
 

@@ -189,16 +189,32 @@ class Readings:
         self._path = f"/v1/runs/{run}"
 
     def curve(self, comparison: str, measures: Sequence[str], *, from_step: int = 0) -> Curve:
-        """The measures of a comparison from a step on."""
-        query: list[tuple[str, str | int | float | None]] = [("comparison", comparison), ("from_step", from_step)]
-        query += [("measure", measure) for measure in measures]
-        columns = self._connection.get_json(f"{self._path}/measurements", query)["columns"]
+        """The measures of a comparison from a step on; those that a service of another release knows."""
+        try:
+            columns = self._columns(comparison, measures, from_step)
+        except ServiceError as error:
+            if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
+                raise
+            there = {item["column"] for item in self._connection.get_json("/v1/measures")["items"]}
+            if there >= set(measures):
+                raise
+            columns = self._columns(comparison, [measure for measure in measures if measure in there], from_step)
         values = {name: tuple(map(_number, columns[name])) for name in measures if name in columns}
         return Curve(comparison, tuple(columns["step"]), values)
 
-    def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...]:
-        """The buckets of a step that hold tokens."""
-        answer = self._optional(f"{self._path}/steps/{step}/buckets", {"comparison": comparison})
+    def _columns(self, comparison: str, measures: Sequence[str], from_step: int) -> Any:
+        query: list[tuple[str, str | int | float | None]] = [("comparison", comparison), ("from_step", from_step)]
+        query += [("measure", measure) for measure in measures]
+        return self._connection.get_json(f"{self._path}/measurements", query)["columns"]
+
+    def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
+        """The buckets of a step that hold tokens; a sentence where another release measured them."""
+        try:
+            answer = self._optional(f"{self._path}/steps/{step}/buckets", {"comparison": comparison})
+        except ServiceError as error:
+            if error.status != httpx.codes.CONFLICT:
+                raise
+            return f"{error}."
         if answer is None:
             return ()
         edges, columns = answer["edges"], answer["columns"]

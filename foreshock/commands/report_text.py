@@ -82,7 +82,7 @@ def _mismatch(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     lines += _note(
         f"now: median of the newest {newest} steps; k3_kl in log scale, at most {number(peak)} (step {at})", paint
     )
-    lines += ["", *_mismatch_table(diagnosis, paint)]
+    lines += ["", *_mismatch_table(diagnosis, paint), *_shape(curve)]
     if _all_zero(curve):
         lines += wrap(_COPIED, "    ", "  ! ")
     return lines
@@ -116,6 +116,26 @@ def _mismatch_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
             verdict_of("k3_kl", k3[index], diagnosis.model_kind),
         ])  # fmt: skip
     return _paint_words(table(header, rows, left=(9,)), paint, column_of=9, rows=rows)
+
+
+def _shape(curve: Curve) -> list[str]:
+    """What the tails and the advantages say, as far as they were measured: medians of the newest steps."""
+    reach = recent(curve.of("max_d"))
+    known = (
+        ("tail_asymmetry_ln2", "tail asymmetry at ln 2", "above 0: π lost what μ samples; below: π gained it"),
+        ("pareto_k", "k̂ of π/μ", _pareto_words(recent(curve.of("pareto_k")), reach)),
+        ("ess_seq_predicted", "ESS of sequences, exp(−2·KL·T)", "of the sample, were sequences weighted as a whole"),
+        ("advantage_d_cov", "cov(advantage, d)", "above 0: π moved towards what was rewarded"),
+        ("advantage_skew", "mean of A·(π/μ − 1)", "0: the mismatch does not know the reward"),
+    )
+    rows = [[label, number(recent(curve.of(name)), 2), words] for name, label, words in known if curve.known(name)]
+    return ["", *table(["shape of it, now", "", ""], rows, left=(0, 2))] if rows else []
+
+
+def _pareto_words(shape: float, reach: float) -> str:
+    if reach < 1.0:
+        return "no ratio reaches e: whatever it is, it harms no mean"
+    return "above 0.7: means of ratios and ESS cannot be trusted" if shape > 0.7 else "means of ratios hold up to 0.7"
 
 
 def _all_zero(curve: Curve) -> bool:
@@ -207,6 +227,9 @@ def _percent(share: float) -> str:
 
 
 def _buckets(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    title = _title(f"Which tokens: {COMPARISON} by probability, step {diagnosis.step}", paint)
+    if diagnosis.buckets_missing:
+        return [title, *wrap(diagnosis.buckets_missing, "  ", "  ")]
     if not diagnosis.buckets:
         return []
     tokens = sum(bucket.tokens for bucket in diagnosis.buckets)
@@ -231,10 +254,7 @@ def _buckets(diagnosis: Diagnosis, paint: Paint) -> list[str]:
             f"{100 * part:.0f} %" if math.isfinite(part) else "–",
             bar(part, 8).rstrip(),
         ])  # fmt: skip
-    return [
-        _title(f"Which tokens: {COMPARISON} by probability, step {diagnosis.step}", paint),
-        *table(header, rows, left=(0, 9)),
-    ]
+    return [title, *table(header, rows, left=(0, 9))]
 
 
 def _edge(value: float) -> str:

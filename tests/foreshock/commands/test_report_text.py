@@ -161,3 +161,20 @@ def test_an_unfinished_probe_says_why() -> None:
 def test_spread_keeps_both_ends() -> None:
     assert spread((1, 2, 3), 4) == (1, 2, 3)
     assert spread(range(1, 101), 4) == (1, 34, 67, 100)
+
+
+def test_why_there_are_no_buckets_is_said() -> None:
+    text = text_of(buckets_missing="Another release measured them: run `foreshock remeasure`.")
+    assert "Which tokens: trainer/rollout by probability, step 7" in text
+    assert "foreshock remeasure" in text
+
+
+def test_the_shape_of_a_mismatch_is_said_as_far_as_it_is_known() -> None:
+    values = {"k3_kl": (1e-4,) * 40, "pareto_k": (0.8,) * 40, "max_d": (2.0,) * 40, "tail_asymmetry_ln2": (1e-3,) * 40}
+    text = text_of(mismatch=Curve("trainer/rollout", STEPS, values))
+    assert "tail asymmetry at ln 2" in text
+    assert "means of ratios and ESS cannot be trusted" in text
+    assert "cov(advantage, d)" not in text
+    harmless = text_of(mismatch=Curve("trainer/rollout", STEPS, {**values, "max_d": (0.1,) * 40}))
+    assert "cannot be trusted" not in harmless
+    assert "no ratio reaches e" in harmless

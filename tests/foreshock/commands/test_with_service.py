@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from foreshock.client.connection import ServiceConnection
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES
 from foreshock.commands.main import main
+from foreshock.commands.readings import Readings, find_run
 from foreshock.commands.text import WIDTH
 from foreshock.digests import weights_digest
 from foreshock.measures.comparison import measure_step
@@ -183,3 +185,12 @@ def test_a_probe_of_a_step_without_weights_is_refused_in_words(
 def test_every_measure_that_commands_ask_for_is_registered() -> None:
     registered = {measure.column for measure in MEASURES}
     assert {*MISMATCH_MEASURES, *STEP_MEASURES} <= registered
+
+
+def test_measures_that_the_service_does_not_know_are_left_out(imported: RunningService) -> None:
+    with ServiceConnection(imported.url) as connection:
+        run_id = find_run(connection, "imported").id
+        curve = Readings(connection, run_id).curve("trainer/rollout", ("k3_kl", "measured_by_a_later_release"))
+    assert curve.known("k3_kl")
+    assert not curve.known("measured_by_a_later_release")
+    assert len(curve.of("measured_by_a_later_release")) == len(STEPS)

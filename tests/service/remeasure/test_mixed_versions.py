@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import select
 
+from foreshock.commands.main import main
 from foreshock.measures.blob import STATISTICS_VERSION
 from service.context import ServiceContext
 from service.database.session import Database
@@ -17,6 +18,7 @@ from service.remeasure.service import remeasure_step
 from service.steps.service import close_overdue_steps
 from tests.service.remeasure.old_release import VERSION, make_old, put_step, stored_bytes
 from tests.service.sending import Sender, start_run
+from tests.service.server import RunningServer
 
 
 def close_now(context: ServiceContext) -> int:
@@ -130,3 +132,15 @@ def test_what_needs_the_statistics_says_what_to_run_and_the_curves_stay(
     assert sender.get("steps/3/buckets").status_code == 200
     assert "foreshock remeasure" not in http.get(f"/runs/{sender.run}/steps/3").text
     assert "foreshock_bucket_tokens{" in http.get("/metrics").text
+
+
+def test_the_report_says_so_and_shows_the_rest(
+    http: httpx.Client, server: RunningServer, beside: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = start_run(http)
+    put_step(sender, 3)
+    make_old(beside, sender, 3)
+    assert main(["report", "a-run", "--url", server.url]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "run `foreshock remeasure`" in text
+    assert "Mismatch, trainer/rollout" in text
