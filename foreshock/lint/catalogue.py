@@ -82,7 +82,8 @@ _ALL = (
         "the token mean of ρ is off 1 by more than 2 % and far beyond its clustered error",
         "E_μ[ρ] = 1 whenever the logged μ sampled the tokens and covers π: k3, χ² and every weight are biased by this.",
         "Check what each side applies: temperature (a trainer that divides its logits, an engine that logged raw "
-        "ones), truncation, the weights' version, dropout left on in the trainer.",
+        "ones), truncation, the weights' version, dropout left on in the trainer. Below 1 it may also be a heavy tail "
+        "that the sample missed: see pareto_k.",
     ),
     Check(
         "shifted_log_probs",

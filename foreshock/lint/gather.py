@@ -21,6 +21,8 @@ from foreshock.rollouts.batch import RolloutBatch
 __all__ = ["gather_evidence"]
 
 
+# Damaged numbers overflow here and there; what comes of them is not finite, and is judged so.
+@np.errstate(all="ignore")
 def gather_evidence(batch: RolloutBatch) -> LintEvidence:
     """What the lint sees in a batch, which need not be validated beyond its shape."""
     tally = Tally()

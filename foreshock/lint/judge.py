@@ -8,6 +8,8 @@ enough to matter.
 
 from __future__ import annotations
 
+import numpy as np
+
 from foreshock.lint.catalogue import CHECKS
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.findings import Finding, NotChecked, Outcome, assemble
@@ -20,6 +22,7 @@ from foreshock.lint.report import LintReport
 __all__ = ["judge"]
 
 
+@np.errstate(all="ignore")
 def judge(evidence: LintEvidence) -> LintReport:
     """The report over everything that went into `evidence`."""
     outcomes: dict[str, Outcome] = {}

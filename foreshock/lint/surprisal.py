@@ -23,17 +23,19 @@ __all__ = ["surprisals_of"]
 
 # Above this entropy, in nats, a distribution is broad: its variance shows in a few hundred tokens.
 _BROAD = 0.5
+# No distribution over tokens has an entropy beyond these; below 0 by rounding only.
+_LEAST_ENTROPY, _LARGEST_ENTROPY = -0.01, 100.0
 
 
 def surprisals_of(piece: Piece, tally: Tally) -> NDArray[np.float64]:
     """[N] Σ(−log μ − H) by rollout over tokens with a finite log μ; tokens without an entropy take no part."""
     if piece.rollout is None or piece.entropy is None or piece.tokens == 0:
         return np.zeros(piece.offsets.size - 1)
+    if not (piece.entropy.min() >= _LEAST_ENTROPY and piece.entropy.max() <= _LARGEST_ENTROPY):
+        # NaN compares False, as what is no entropy should.
+        piece = piece.kept((piece.entropy >= _LEAST_ENTROPY) & (piece.entropy <= _LARGEST_ENTROPY))
     entropy = piece.entropy
-    if not (np.isfinite(entropy.min()) and np.isfinite(entropy.max())):
-        piece = piece.kept(np.isfinite(entropy))
-        assert piece.entropy is not None
-        entropy = piece.entropy
+    assert entropy is not None
     assert piece.rollout is not None
     log_probs = row_sums(piece.rollout, piece.offsets)
     entropies = row_sums(entropy, piece.offsets)
