@@ -57,7 +57,9 @@ def lint_closed_step(session: Session, closed: ClosedStepValues) -> None:
     verdict, evidence = _judge(closed.step, closed.attempt, shards)
     if verdict is None or evidence is None:
         return
-    largest = evidence.extreme("largest_surprisal")
+    sums = SurprisalSums.of(evidence)
+    # Damaged log-probs can overflow; a step of them has no part in the sums over the run.
+    counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
     repository.put_verdict(
         session,
         {
@@ -67,11 +69,11 @@ def lint_closed_step(session: Session, closed: ClosedStepValues) -> None:
             "severity": _worst(verdict),
             "warnings": {warning.name: warning.severity for warning in verdict.warnings},
             "report": verdict.to_json(),
-            "surprisal_tokens": evidence.count("surprisal_tokens"),
-            "surprisal": evidence.sum("surprisal"),
-            "entropy": evidence.sum("entropy"),
-            "surprisal_variance": SurprisalSums.of(evidence).variance,
-            "largest_surprisal": largest if math.isfinite(largest) else 0.0,
+            "surprisal_tokens": sums.tokens if counts else 0,
+            "surprisal": sums.surprisal if counts else 0.0,
+            "entropy": sums.entropy if counts else 0.0,
+            "surprisal_variance": sums.variance if counts else 0.0,
+            "largest_surprisal": sums.largest if counts else 0.0,
         },
     )
 

@@ -143,6 +143,18 @@ def test_damaged_evidence_never_keeps_a_step_from_closing(http: httpx.Client, da
     assert names(lint) == ["identical_log_probs"]
 
 
+def test_log_probs_beyond_all_measure_never_keep_a_step_from_closing(http: httpx.Client) -> None:
+    run = start_run(http)
+    batch = healthy_batch(1)
+    assert batch.rollout_log_probs is not None
+    wild = batch.rollout_log_probs.copy()
+    wild[:3] = np.float32(-3e38)
+    wild[3] = np.inf
+    assert run.put_shard(1, replace(batch, rollout_log_probs=wild)).raise_for_status().json()["step_closed"]
+    assert "non_finite_log_probs" in names(run.get("steps/1/lint").raise_for_status().json())
+    assert run.get("lint").raise_for_status().json()["checked_steps"] == 1
+
+
 def test_examples_are_text_and_never_markup(http: httpx.Client) -> None:
     run = start_run(http)
     batch = healthy_batch(1)
