@@ -102,17 +102,17 @@ def test_a_superseded_step_no_longer_counts(http: httpx.Client) -> None:
 
 def test_what_no_step_shows_the_whole_run_may(http: httpx.Client) -> None:
     run = start_run(http)
-    for step in range(1, 31):
-        batch = healthy_batch(step, Policy(sharpness=1.5), groups=4, per_group=4, longest=8)
+    for step in range(1, 16):
+        batch = healthy_batch(step, Policy(sharpness=1.5), groups=4, per_group=8, longest=8)
         assert batch.entropy is not None
         # The entropy of a broader law than the one that sampled, nearly a third above.
         send(run, step, replace(batch, entropy=batch.entropy * np.float32(1.3), attributes=BatchAttributes()))
     lint = run.get("lint").raise_for_status().json()
     assert lint["warnings"] == []
     assert lint["whole_run"]["name"] == "raw_log_probs"
-    assert lint["whole_run"]["evidence"]["steps"] == 30
-    assert "over 30 steps" in lint["whole_run"]["seen"]
-    assert "over 30 steps" in http.get(f"/runs/{run.run}").text
+    assert lint["whole_run"]["evidence"]["steps"] == 15
+    assert "over 15 steps" in lint["whole_run"]["seen"]
+    assert "over 15 steps" in http.get(f"/runs/{run.run}").text
 
 
 def test_nothing_is_claimed_of_what_was_never_checked(http: httpx.Client, database: Database) -> None:
