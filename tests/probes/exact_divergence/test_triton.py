@@ -64,7 +64,7 @@ def test_hard_logits_give_what_textbooks_define(interpreted: Arrays) -> None:
         if name.startswith("tiny mismatch"):
             for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
                 found = interpreted[f"{name}: {divergence}"]
-                np.testing.assert_allclose(found, expected[divergence], rtol=2e-2, err_msg=f"{name}: {divergence}")
+                np.testing.assert_allclose(found, expected[divergence], rtol=2e-3, err_msg=f"{name}: {divergence}")
 
 
 @pytest.mark.slow

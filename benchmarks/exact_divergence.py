@@ -1,0 +1,195 @@
+"""What do divergences over the whole vocabulary cost beyond the two head products that they are made of?
+
+Two heads of 151,936 tokens over the same hidden states; `torch.matmul` of both against `exact_divergences` of both, in
+one process, interleaved, medians. On a GPU, where there is one, the same against two bfloat16 products.
+
+Bars: at least half the speed of the two products alone for every shape, and memory beyond the inputs that does not grow
+with the number of tokens (within a tenth). Reported too: the largest relative error against textbook definitions in
+80-bit numbers of the same logits. The products themselves are torch's, with the rounding errors that those have.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+
+from probes.exact_divergence import LogitSource, exact_divergences
+from probes.exact_divergence.streaming import VOCABULARY_BLOCK
+
+VOCABULARY = 151_936
+REPETITIONS = 3
+BAR_SPEED = 0.5
+BAR_GROWTH = 1.1
+CHECKED_TOKENS = 8
+CPU_SHAPES = (
+    (torch.float32, 1024, 256),
+    (torch.float32, 2048, 256),
+    (torch.bfloat16, 1024, 128),
+    (torch.bfloat16, 2048, 128),
+)
+GPU_SHAPES = ((torch.bfloat16, 1024, 4096), (torch.bfloat16, 2048, 4096), (torch.bfloat16, 4096, 4096))
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds of the two products and of the divergences, medians."""
+
+    products: float
+    divergences: float
+
+    @property
+    def share(self) -> float:
+        """How fast the divergences are, the two products alone being 1."""
+        return self.products / self.divergences
+
+
+def sources(dtype: torch.dtype, width: int, tokens: int, device: str = "cpu") -> tuple[LogitSource, LogitSource]:
+    """π and μ: the same hidden states, heads that differ by about 1e-3, logits of standard deviation 3."""
+    random = torch.Generator(device).manual_seed(width)
+    hidden = torch.randn((tokens, width), generator=random, device=device).to(dtype)
+    weight = torch.randn((VOCABULARY, width), generator=random, device=device) * 3 / width**0.5
+    noise = torch.randn((VOCABULARY, width), generator=random, device=device) * 3e-3 / width**0.5
+    return LogitSource(hidden, (weight + noise).to(dtype)), LogitSource(hidden, weight.to(dtype))
+
+
+def interleaved(first: Callable[[], object], second: Callable[[], object], finish: Callable[[], None]) -> Speed:
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for repetition in range(REPETITIONS + 1):
+        for taken, work in zip(seconds, (first, second), strict=True):
+            start = time.perf_counter()
+            work()
+            finish()
+            if repetition:
+                taken.append(time.perf_counter() - start)
+    return Speed(*(statistics.median(taken) for taken in seconds))
+
+
+def speed_of(target: LogitSource, behaviour: LogitSource, finish: Callable[[], None] = lambda: None) -> Speed:
+    def products() -> None:
+        for source in (target, behaviour):
+            torch.matmul(source.hidden, source.weight.T)
+
+    return interleaved(products, lambda: exact_divergences(target, behaviour), finish)
+
+
+def memory_beyond_inputs(target: LogitSource, behaviour: LogitSource) -> float:
+    """MiB that the process grows by, at most, while the divergences are computed."""
+    process = psutil.Process()
+    before, peak, done = process.memory_info().rss, 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, process.memory_info().rss)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    exact_divergences(target, behaviour)
+    done.set()
+    watching.join()
+    return (peak - before) / 2**20
+
+
+def largest_relative_error(target: LogitSource, behaviour: LogitSource) -> float:
+    """Of all divergences at the first states, against their definitions in 80-bit numbers."""
+    found = exact_divergences(*(first_states(source) for source in (target, behaviour)))
+    log_pi, log_mu = (log_softmax(first_states(source)) for source in (target, behaviour))
+    pi, mu = np.exp(log_pi), np.exp(log_mu)
+    expected = {
+        "kl": mu * (log_mu - log_pi),
+        "reverse_kl": pi * (log_pi - log_mu),
+        "tv": np.abs(pi - mu) / 2,
+        "chi2": (pi - mu) ** 2 / mu,
+        "reverse_chi2": (pi - mu) ** 2 / pi,
+        "target_entropy": -pi * log_pi,
+        "behaviour_entropy": -mu * log_mu,
+    }
+    return max(
+        float(np.max(np.abs(getattr(found, name) / terms.sum(axis=1) - 1.0))) for name, terms in expected.items()
+    )
+
+
+def first_states(source: LogitSource) -> LogitSource:
+    return LogitSource(source.hidden[:CHECKED_TOKENS], source.weight)
+
+
+def log_softmax(source: LogitSource) -> NDArray[np.longdouble]:
+    logits = torch.empty((source.tokens, VOCABULARY), dtype=source.held_in)
+    rows = source.rows(0, source.tokens)
+    # In the blocks of `exact_divergences`, because another split of a product rounds otherwise.
+    for start in range(0, VOCABULARY, VOCABULARY_BLOCK):
+        stop = min(start + VOCABULARY_BLOCK, VOCABULARY)
+        source.write_logits(rows, start, stop, logits[:, start:stop])
+    exact = logits.numpy().astype(np.longdouble)
+    exact -= exact.max(axis=1, keepdims=True)
+    return exact - np.log(np.exp(exact).sum(axis=1, keepdims=True))
+
+
+def row(device: str, dtype: torch.dtype, width: int, tokens: int, speed: Speed, error: str) -> str:
+    name = str(dtype).removeprefix("torch.")
+    times = f"{speed.products * 1e3:12.1f} {speed.divergences * 1e3:14.1f} {speed.share:8.2f}"
+    return f"{device:6s} {name:9s} {width:6d} {tokens:7d} {times} {error:>10s}"
+
+
+def on_cpu() -> dict[str, float]:
+    """The least share of the speed and the largest error over the shapes, and the memory's growth with tokens."""
+    exact_divergences(*sources(torch.float32, 16, 1))  # compiled, and the threads started
+    few, many = (memory_beyond_inputs(*sources(torch.float32, 256, tokens)) for tokens in (256, 2048))
+    shares, errors = [], []
+    for dtype, width, tokens in CPU_SHAPES:
+        pair = sources(dtype, width, tokens)
+        speed, error = speed_of(*pair), largest_relative_error(*pair)
+        print(row("cpu", dtype, width, tokens, speed, f"{error:.1e}"), flush=True)
+        shares.append(speed.share)
+        errors.append(error)
+    whole = 2 * 4 * VOCABULARY * 2048 / 2**20
+    print(
+        f"memory beyond the inputs: {few:.0f} MiB for 256 tokens, {many:.0f} MiB for 2048, whose logits are {whole:.0f}"
+    )
+    return {"cpu_speed": min(shares), "error": max(errors), "memory_mib": many, "memory_growth": many / few}
+
+
+def on_gpu() -> float:
+    """The least share of the speed of two products over the shapes."""
+    shares = []
+    for dtype, width, tokens in GPU_SHAPES:
+        pair = sources(dtype, width, tokens, "cuda")
+        speed = speed_of(*pair, torch.cuda.synchronize)
+        print(row("cuda", dtype, width, tokens, speed, ""), flush=True)
+        shares.append(speed.share)
+    return min(shares)
+
+
+def main() -> int:
+    threads = torch.get_num_threads()
+    print(f"vocabulary {VOCABULARY}, {threads} threads, {torch.backends.cpu.get_cpu_capability()}")
+    header = f"{'device':6s} {'dtype':9s} {'width':>6s} {'tokens':>7s} {'products ms':>12s} {'divergences ms':>14s}"
+    print(f"{header} {'speed':>8s} {'rel error':>10s}")
+    figures = on_cpu()
+    reached = figures["cpu_speed"] >= BAR_SPEED and figures["memory_growth"] <= BAR_GROWTH
+    gpu = "no GPU here"
+    if torch.cuda.is_available():
+        share = on_gpu()
+        reached = reached and share >= BAR_SPEED
+        gpu = f"{share:.2f}"
+    else:
+        print(gpu)
+    print(
+        f"cpu_speed={figures['cpu_speed']:.2f} gpu_speed={gpu.replace(' ', '_')} bar={BAR_SPEED} "
+        f"largest_relative_error={figures['error']:.1e} memory_mib={figures['memory_mib']:.0f} "
+        f"memory_growth={figures['memory_growth']:.2f} reached={str(reached).lower()}"
+    )
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
