@@ -38,6 +38,7 @@ from foreshock.measures.numpy_pass import sum_rollouts_numpy
 from foreshock.measures.rollout_sums import TokenInputs
 from foreshock.measures.statistics import ComparisonStatistics, token_inputs
 from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts.attributes import BatchAttributes
 
 BAR_EQUAL = 1e-6
 BAR_THIRTEEN, BAR_EVERYTHING = 8.0, 10.0
@@ -88,6 +89,7 @@ def training_batch(rollouts: int = ROLLOUTS, seed: int = 0) -> RolloutBatch:
         group_ids=[f"prompt {row // 8}" for row in range(rollouts)],
         reward=random.integers(0, 2, rollouts).astype(np.float32),
         advantage=random.normal(0, 1, rollouts).astype(np.float32),
+        attributes=BatchAttributes(trainer_weights_version=3),
     )
 
 
@@ -294,7 +296,7 @@ def memory_in_this_process(what: str) -> None:
         compiled.measure_quickly(inputs_of(small))
         print(peak_beyond(lambda: compiled.measure_quickly(bare)), bytes_of(bare, ("target", "behaviour")))
     elif what == "pass":
-        compiled.sum_rollouts_compiled(bare)
+        compiled.sum_rollouts_compiled(inputs_of(small))
         print(peak_beyond(lambda: compiled.sum_rollouts_compiled(bare)), bytes_of(bare, ("target", "behaviour")))
     else:
         everything(small)

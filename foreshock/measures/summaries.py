@@ -120,7 +120,7 @@ class RolloutSummaries:
             "sum_advantage_ratio_minus_one": pa.array(skew, mask=without_advantage),
             "reward": nothing if batch.reward is None else pa.array(batch.reward, mask=np.isnan(batch.reward)),
             "advantage": _optional(_advantages(batch)),
-            "turns": nothing if batch.turn is None else turns_of_rollouts(batch),
+            "turns": nothing if batch.turn is None else _turns(batch, sums),
             "finish_reason": batch.finish_reasons if batch.finish_reasons is not None else nothing,
             "truncated": pa.array(truncated, mask=~known),
             "lag": _optional(None if lag is None else _generated_means(batch, lag), batch.num_rollouts),
@@ -210,9 +210,20 @@ def _advantages(batch: RolloutBatch) -> NDArray[np.float64]:
     return _generated_means(batch, batch.advantage)
 
 
+def _turns(batch: RolloutBatch, sums: RolloutSums) -> NDArray[np.int64]:
+    """[N] in how many turns the model sampled; where every sampled token was measured, they have been counted."""
+    return sums.turns if np.array_equal(sums.tokens, sums.generated) else turns_of_rollouts(batch)
+
+
 def _generated_means(batch: RolloutBatch, values: NDArray[Any]) -> NDArray[np.float64]:
     """[N] the mean of [T] values over each rollout's generated tokens; NaN where it has none."""
     generated = batch.generated
+    filled = np.flatnonzero(batch.response_lengths)
+    if generated.all() and filled.size:
+        means = np.full(batch.num_rollouts, np.nan)
+        means[filled] = np.add.reduceat(values, batch.response_offsets[:-1][filled], dtype=np.float64)
+        means[filled] /= batch.response_lengths[filled]
+        return means
     rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
     totals = np.bincount(rows, weights=values[generated].astype(np.float64), minlength=batch.num_rollouts)
     with np.errstate(invalid="ignore", divide="ignore"):

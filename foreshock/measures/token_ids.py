@@ -90,7 +90,11 @@ class TokenIdSums:
         """The `limit` ids with the largest Σ k3, falling."""
         values = self.sums.value
         k3 = values[:, TOKEN_ID_SUMS.index("k3_kl")]
-        rows = np.lexsort((self.ids, -k3))[:limit]
+        candidates = np.arange(k3.size)
+        if k3.size > limit:
+            # All that may be among them, ties with the last one included; a NaN is larger than any number here.
+            candidates = np.flatnonzero(~(k3 < np.partition(k3, k3.size - limit)[k3.size - limit]))
+        rows = candidates[np.lexsort((self.ids[candidates], -k3[candidates]))[:limit]]
         tokens = self.tokens[rows]
         means = values[rows] / tokens[:, None]
         return TokenIdTable(

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from foreshock.measures.compiled import layout
 from foreshock.measures.compiled.jit import bits_of, compiled, exactly
+from foreshock.measures.compiled.reading import is_finite
 from foreshock.measures.compiled.state import LaneState, Lookups
 
 __all__ = ["add_run", "flush_cells", "scatter_grids", "scatter_tails", "scatter_token_ids", "scatter_tokens"]
@@ -54,32 +55,30 @@ def add_run(
 
 
 @compiled
-def fill_probability_cells(lookups: Lookups, state: LaneState, n: int) -> None:
-    """The cell of each token's log μ: by multiplication, then by comparison with the exact edges beside it."""
-    work, whole, edges = state.work, state.whole, lookups.probability
-    last = layout.PROBABILITIES - 1
-    first, per_nat = edges[1], (last - 1) / (edges[last] - edges[1])
+def fill_cells(state: LaneState, row: int, edges: Float64, first_cell: int, n: int) -> None:
+    """The cell of each value of a row: how many of the edges are no larger. All are compared, eight at a time, without
+    a branch or a lookup, in vectors.
+    """
+    work, whole = state.work, state.whole
     for i in range(n):
-        log_probability = work[layout.LOG_BEHAVIOUR, i]
-        guess = (log_probability - first) * per_nat + 1.0
-        guess = guess if guess > 0.0 else 0.0
-        bucket = int(guess if guess < last else last)
-        above, below = log_probability >= edges[bucket + 1], log_probability < edges[bucket]
-        whole[layout.CELL, i] = layout.PROBABILITY_CELLS + bucket + (1 if above else 0) - (1 if below else 0)
+        whole[layout.CELL, i] = first_cell
+    for at in range(0, edges.size, 8):
+        e0, e1, e2, e3 = edges[at], edges[at + 1], edges[at + 2], edges[at + 3]
+        e4, e5, e6, e7 = edges[at + 4], edges[at + 5], edges[at + 6], edges[at + 7]
+        for i in range(n):
+            x = work[row, i]
+            first = (x >= e0) + (x >= e1) + (x >= e2) + (x >= e3)
+            second = (x >= e4) + (x >= e5) + (x >= e6) + (x >= e7)
+            whole[layout.CELL, i] += first + second
 
 
 @compiled
-def fill_entropy_cells(lookups: Lookups, state: LaneState, n: int) -> None:
-    """The cell of each token's entropy, by its octave and the one edge that may lie within."""
+def drop_unknown(state: LaneState, row: int, n: int) -> None:
+    """Tokens whose value is not finite belong nowhere."""
     work, whole = state.work, state.whole
     for i in range(n):
-        entropy = work[layout.ENTROPY, i]
-        exponent = bits_of(entropy) >> 52  # below 0: the entropy is
-        known = (exponent != 0x7FF) & (exponent != -1)
-        octave = exponent if exponent >= 0 else 0
-        bucket = lookups.entropy_below[octave] + (1 if entropy >= lookups.entropy_edge[octave] else 0)
-        cell = layout.ENTROPY_CELLS + (bucket if exponent >= 0 else 0)
-        whole[layout.CELL, i] = cell if known else layout.NOWHERE
+        cell = whole[layout.CELL, i]
+        whole[layout.CELL, i] = cell if is_finite(work[row, i]) else layout.NOWHERE
 
 
 @compiled
@@ -102,10 +101,11 @@ def scatter_row(state: LaneState, row: int, n: int) -> None:
 @compiled
 def scatter_tokens(lookups: Lookups, state: LaneState, n: int, with_entropy: bool) -> None:
     """The maps by probability under μ and by entropy, both of which change with every token."""
-    fill_probability_cells(lookups, state, n)
+    fill_cells(state, layout.LOG_BEHAVIOUR, lookups.log_probability, layout.PROBABILITY_CELLS, n)
     scatter_row(state, layout.CELL, n)
     if with_entropy:
-        fill_entropy_cells(lookups, state, n)
+        fill_cells(state, layout.ENTROPY, lookups.entropy, layout.ENTROPY_CELLS, n)
+        drop_unknown(state, layout.ENTROPY, n)
         scatter_row(state, layout.CELL, n)
 
 

@@ -13,7 +13,7 @@ from foreshock.measures.compiled.cells import add_run
 from foreshock.measures.compiled.jit import bits_of, compiled, extremes, reduction
 from foreshock.measures.compiled.state import LaneState, Lookups
 
-__all__ = ["add_length", "add_positions", "add_values", "sum_of_run"]
+__all__ = ["add_length", "add_positions", "add_values", "is_constant", "sum_of_run"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

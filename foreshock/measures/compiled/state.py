@@ -35,19 +35,16 @@ class LaneColumns(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """Edges between buckets: entry i of a condition's is where bucket i + 1 begins; `probability` is padded by ±∞.
-
-    Among entropies an octave holds one edge at most: `entropy_below` [2048] counts the edges below the octave of an
-    exponent, `entropy_edge` [2048] is the one within (∞ where there is none).
+    """Edges between buckets, rising: entry i of a condition's is where bucket i + 1 begins. Those of conditions that
+    change with every token are filled up with ∞ to a multiple of eight.
     """
 
     levels: Float64
-    probability: Float64
+    log_probability: Float64
+    entropy: Float64
     turn: Float64
     length: Float64
     lag: Float64
-    entropy_below: Int64
-    entropy_edge: Float64
 
 
 class LaneState(NamedTuple):
@@ -80,27 +77,21 @@ class LaneState(NamedTuple):
 
 
 def lookups() -> Lookups:
-    """The edges of today's conditions."""
+    """The edges of the levels and conditions there are."""
     inner = {name: np.array(condition.edges[1:-1]) for name, condition in CONDITIONS.items()}
-    edges = inner["entropy"]
-    exponents = np.arange(2048) - 1023
-    with np.errstate(over="ignore"):
-        begins, ends = np.ldexp(1.0, exponents), np.ldexp(1.0, exponents + 1)
-    below = np.searchsorted(edges, begins, side="left")
-    within = np.searchsorted(edges, ends, side="left") - below
-    if (within > 1).any():
-        raise ValueError("two edges between buckets of entropy lie within an octave")
-    padded = np.append(edges, np.inf)
     return Lookups(
-        np.array(TAIL_LEVELS),
+        levels=np.array(TAIL_LEVELS),
         # The probability under μ is looked up by its logarithm.
-        np.concatenate([[-np.inf], [math.log(edge) for edge in inner["probability"]], [np.inf]]),
-        inner["turn"],
-        inner["length"],
-        inner["lag"],
-        below.astype(np.int64),
-        np.where(within == 1, padded[below], np.inf),
+        log_probability=_filled_up(np.array([math.log(edge) for edge in inner["probability"]])),
+        entropy=_filled_up(inner["entropy"]),
+        turn=inner["turn"],
+        length=inner["length"],
+        lag=inner["lag"],
     )
+
+
+def _filled_up(edges: Float64) -> Float64:
+    return np.append(edges, np.full(-edges.size % 8, np.inf))
 
 
 def new_state(sums: Float64, ranges: Float64, rollout_counts: Int64, token_ids: Float64) -> LaneState:

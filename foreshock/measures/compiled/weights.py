@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from foreshock.measures.compiled import layout
 from foreshock.measures.compiled.chunk_sums import sums_of_weights
 from foreshock.measures.compiled.jit import compiled
-from foreshock.measures.compiled.runs import sum_of_run
+from foreshock.measures.compiled.runs import is_constant, sum_of_run
 from foreshock.measures.compiled.state import LaneState
 
 __all__ = ["add_turns", "add_weights", "close_turn"]
@@ -63,9 +63,9 @@ def close_turn(state: LaneState) -> None:
 def add_turns(state: LaneState, row: int, n: int, before: int) -> None:
     """Add n tokens to the rollout's turns, `before` of whose tokens were seen; a turn ends where its number changes."""
     turns = state.whole[layout.TURN]
-    begin = 0
+    begin, constant = 0, is_constant(state.whole, layout.TURN, n)
     while begin < n:
-        end = begin + 1
+        end = n if constant else begin + 1
         while end < n and turns[end] == turns[begin]:
             end += 1
         if before + begin == 0 or turns[begin] != state.open_turn[0]:
