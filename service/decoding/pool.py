@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +58,7 @@ class DecoderPool:
         if self._choice.compile:
             self._state += ": the first start of a release compiles the pass over tokens, which takes about a minute"
         self._token_pass = ""
+        self._closing = False
 
     @property
     def is_warm(self) -> bool:
@@ -79,6 +80,8 @@ class DecoderPool:
         executor = self._generation.executor
         try:
             futures = [executor.submit(wait_a_moment) for _ in range(self._settings.decode_processes)]
+            if self._closing:
+                self._kill_starting()
             self._token_pass = min((future.result() for future in futures), key=lambda found: found == COMPILED)
         except Exception as error:
             self._state = f"failed: {type(error).__name__}"
@@ -93,10 +96,9 @@ class DecoderPool:
         def warm_up() -> None:
             try:
                 self.warm_up()
-            except CancelledError:
-                pass  # The service ends before it was ready.
             except Exception:
-                _logger.exception("the decoders do not start")
+                if not self._closing:
+                    _logger.exception("the decoders do not start")
 
         threading.Thread(target=warm_up, name="foreshock-warm-up", daemon=True).start()
 
@@ -122,8 +124,18 @@ class DecoderPool:
         )
 
     def close(self) -> None:
-        """End the processes once they have finished what they do."""
+        """End the processes once they have finished what they do; those that only start are ended at once."""
+        self._closing = True
+        if not self.is_warm:
+            self._kill_starting()
         self._generation.executor.shutdown(wait=True, cancel_futures=True)
+
+    def _kill_starting(self) -> None:
+        """Nothing is lost with a process that compiles, and nobody who stops the service wants to wait for it."""
+        # Executors have no public way to do so before Python 3.14.
+        processes = getattr(self._generation.executor, "_processes", None) or {}
+        for process in list(processes.values()):
+            process.kill()
 
     def _submit(self, task: Callable[[], Result]) -> tuple[_Generation, Future[Result]]:
         # Under the lock, so that nobody ends the generation between choosing it and submitting to it.

@@ -19,19 +19,20 @@ Result = TypeVar("Result")
 
 def prepare_process(memory_bytes: int, choice: TokenPassChoice) -> None:
     """Load what decoding needs, then allow `memory_bytes` of address space on top, and no core dump."""
+    # First of all: what follows may take a minute.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import pyarrow as pa
 
     import service.decoding.shards  # noqa: F401  (imports before the limit, so that it bounds the data alone)
 
-    prepare_token_pass(choice)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare_token_pass(choice)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = _address_space_bytes() + memory_bytes
     with contextlib.suppress(ValueError, OSError):  # a lower hard limit is set already
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def run_with_alarm(seconds: float, task: Callable[[], Result]) -> Result:

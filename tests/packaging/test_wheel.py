@@ -97,7 +97,7 @@ def test_serve_starts_from_the_wheel_with_its_extra(wheel: Path, clean_environme
         server.wait(timeout=30)
 
 
-def wait_until_ready(url: str, server: subprocess.Popen[bytes], seconds: float = 60) -> bool:
+def wait_until_ready(url: str, server: subprocess.Popen[bytes], seconds: float = 240) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and server.poll() is None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +116,16 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
         np.testing.assert_allclose(found.sums.value, wanted.sums.value, rtol=1e-9, atol=1e-12)
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_service_that_is_stopped_before_it_is_ready_does_not_wait(tmp_path: Path, started: bool) -> None:
+    others = set(multiprocessing.active_children())
+    # A folder without compiled code: to be ready would take a minute.
+    pool = DecoderPool(Settings(decode_processes=1, compiled_folder=str(tmp_path)))
+    pool.warm_up_in_background()
+    while started and not set(multiprocessing.active_children()) - others:
+        time.sleep(0.01)
+    pool.close()
+    assert not pool.is_warm
+    assert set(multiprocessing.active_children()) <= others
