@@ -56,13 +56,14 @@ def test_k3_in_float32_is_wrong_at_a_healthy_mismatch_and_may_be_negative() -> N
     assert ours == pytest.approx(exact_k3(d), rel=1e-12)
     assert ours == pytest.approx(4.5e-8, rel=0.01)
     assert abs(theirs / ours - 1.0) > 0.1
-    # Of single tokens about as many are negative as there are that are too large.
+    random = np.random.default_rng(0)
     negative = 0
-    for step in range(1, 200):
-        single = (behaviour[:1] + np.float32(step * 1e-6)).astype(np.float32)
-        negative += by_verl(single, behaviour[:1], [1], double=False)["k3_kl"] < 0.0
-        assert measured(single, behaviour[:1], [1])["k3_kl"] >= 0.0
-    assert negative > 5
+    for _ in range(100):
+        behaviour = -random.exponential(1.0, 100).astype(np.float32)
+        target = (behaviour + random.normal(0, 1e-4, 100)).astype(np.float32)
+        negative += by_verl(target, behaviour, [100], double=False)["k3_kl"] < 0.0
+        assert measured(target, behaviour, [100])["k3_kl"] == pytest.approx(5e-9, rel=0.7)
+    assert negative > 10
 
 
 def test_an_effective_sample_size_of_truncated_weights_cannot_fall_to_its_alarm() -> None:
