@@ -25,7 +25,7 @@ __all__ = ["TILE_TOKENS", "VOCABULARY_BLOCK", "exact_divergences"]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 TILE_TOKENS = 128
-VOCABULARY_BLOCK = 4096
+VOCABULARY_BLOCK = 8192
 _TILE_TOKENS_CUDA = 512  # fewer, and the head's weights are read from memory too often for the tensor cores
 
 
