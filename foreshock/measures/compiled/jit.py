@@ -18,7 +18,8 @@ __all__ = ["bits_of", "compiled", "entry", "exactly", "extremes", "float_of", "r
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-# Only machine code calls these: the wrappers that Python would call take longest to compile.
+# Only machine code may call these, as the wrappers that Python would call take longest to compile: calling one from
+# Python ends the process.
 _INNER = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
