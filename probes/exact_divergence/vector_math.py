@@ -14,6 +14,8 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
+from foreshock.measures.compiled.jit import bits_of, float_of
+
 __all__ = ["choose", "curvature", "exponential", "inlined", "reduced"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,24 +44,8 @@ def _choose(context: Any, condition: Any, yes: Any, no: Any) -> Any:
     return types.float64(types.boolean, types.float64, types.float64), code
 
 
-def _bits_of(context: Any, value: Any) -> Any:
-    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], target.get_value_type(types.int64))
-
-    return types.int64(types.float64), code
-
-
-def _float_of(context: Any, bits: Any) -> Any:
-    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], target.get_value_type(types.float64))
-
-    return types.float64(types.int64), code
-
-
 # One of two numbers. Both are computed: a branch would keep the loop from being vectorised.
 choose: Callable[[Any, float, float], float] = intrinsic(_choose)
-bits_of: Callable[[float], int] = intrinsic(_bits_of)
-float_of: Callable[[int], float] = intrinsic(_float_of)
 
 
 @inlined
