@@ -35,13 +35,12 @@ _POLYNOMIAL = 0.3  # below this |log π − log μ| differences come from the po
 _EXHAUSTED = 700.0  # above it e^−x is nothing
 
 
-def _cached(function: F, *flags: str) -> F:
-    """The function compiled on its first call, its machine code kept on disk where numba finds a place for it."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags)}
-    try:
-        made: F = numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        made = numba.njit(**options)(function)
+def _compiled(function: F, *flags: str) -> F:
+    """The function, compiled on its first call.
+
+    Nothing is kept on disk: numba would go on using machine code that was made of another `vector_math`.
+    """
+    made: F = numba.njit(nogil=True, error_model="numpy", fastmath=set(flags))(function)
     return made
 
 
@@ -61,8 +60,8 @@ def _exponential_sum(logits: Logits, shift: float) -> float:
 
 
 # The largest of a block that holds a NaN is any number: the sum of its exponentials is NaN, and so is all the rest.
-largest_of = _cached(_largest, "nnan", "nsz", "reassoc", "contract")
-exponential_sum = _cached(_exponential_sum, "reassoc", "nsz", "contract")
+largest_of = _compiled(_largest, "nnan", "nsz", "reassoc", "contract")
+exponential_sum = _compiled(_exponential_sum, "reassoc", "nsz", "contract")
 
 
 def _insert(logits: Logits, first_id: int, values: Float64, ids: NDArray[np.int64]) -> None:
@@ -80,7 +79,7 @@ def _insert(logits: Logits, first_id: int, values: Float64, ids: NDArray[np.int6
             ids[place] = first_id + index
 
 
-insert = _cached(_insert)
+insert = _compiled(_insert)
 
 
 def _take_block(
@@ -102,7 +101,7 @@ def _take_block(
         totals[row] += exponential_sum(block, largest if largest > -math.inf else 0.0)
 
 
-take_block = _cached(_take_block)
+take_block = _compiled(_take_block)
 
 
 def _row_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Float64, sums: Float64) -> None:
@@ -157,7 +156,7 @@ def _row_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Fl
     sums[7] = uncovered
 
 
-row_sums = _cached(_row_sums, "reassoc", "nsz", "contract")
+row_sums = _compiled(_row_sums, "reassoc", "nsz", "contract")
 
 
 def _tile_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Float64, sums: Float64) -> None:
@@ -168,7 +167,7 @@ def _tile_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: F
             sums[row] = math.nan
 
 
-tile_sums = _cached(_tile_sums)
+tile_sums = _compiled(_tile_sums)
 
 
 class CompiledReduction:
