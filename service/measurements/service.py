@@ -12,7 +12,6 @@ from foreshock.clock import now_us
 from foreshock.measures.blob import STATISTICS_VERSION
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics import ComparisonStatistics
-from foreshock.measures.summaries import RolloutSummaries
 from service.attempts.repository import of_run
 from service.attempts.service import attempt_of_step, require_attempt
 from service.attempts.surviving import survives
@@ -114,15 +113,6 @@ def read_statistics(
     """
     found = stored_statistics(session, principal, run_id, step, attempt, comparison)
     return ComparisonStatistics.from_bytes(found.statistics)
-
-
-def read_summaries(
-    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
-) -> RolloutSummaries:
-    """A row for each rollout that took part in a comparison at a step; raises as `read_statistics`."""
-    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
-    assert found.summaries is not None, "every comparison of two scores has summaries"
-    return RolloutSummaries.from_bytes(found.summaries)
 
 
 def stored_statistics(

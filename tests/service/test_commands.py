@@ -1,4 +1,4 @@
-"""`foreshock serve` and `foreshock keys` as an operator runs them, in processes of their own."""
+"""`foreshock serve`, `foreshock keys` and `foreshock remeasure` as an operator runs them, in processes of their own."""
 
 from __future__ import annotations
 
@@ -93,3 +93,10 @@ def test_keys_are_made_listed_and_revoked_and_guard_the_service(tmp_path: Path) 
     assert "a key for a container's start" not in output
     assert "FORESHOCK_BOOTSTRAP_KEY=********" in output
     assert foreshock(tmp_path, "keys", "revoke", "key_nobody").returncode == 1
+
+
+def test_remeasure_makes_no_database_where_there_is_none(tmp_path: Path) -> None:
+    refused = foreshock(tmp_path, "remeasure", "--dry-run")
+    assert refused.returncode == 1
+    assert "there is no database" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
