@@ -248,7 +248,7 @@ def lag_of_tokens(batch: RolloutBatch) -> NDArray[np.int64] | None:
     """[T] trainer weights version − the version that sampled; None where either is not known."""
     if batch.weights_version is None or batch.attributes.trainer_weights_version is None:
         return None
-    return batch.attributes.trainer_weights_version - batch.weights_version.astype(np.int64)
+    return np.subtract(batch.attributes.trainer_weights_version, batch.weights_version, dtype=np.int64)
 
 
 def _row_sums(batch: RolloutBatch, values: NDArray[np.floating]) -> NDArray[np.float64]:
