@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from service.pages.gather.figures import RUN_PLOTS
-from tests.service.pages.conftest import Site, send_run
+from tests.service.pages.conftest import Site, replay, send_run
 
 pytestmark = pytest.mark.slow
 
@@ -226,6 +226,20 @@ def test_a_live_run_refreshes_itself(visit: Visit, site: Site) -> None:
     assert page.evaluate("window.still") == "the same page"
     site.http.patch(f"/v1/runs/{run.id}", json={"state": "finished"}).raise_for_status()
     page.wait_for_function("() => document.querySelector('#freshness').textContent.includes('ended')")
+    visit.assert_clean()
+
+
+def test_what_a_reader_has_opened_stays_open_while_the_page_refreshes(visit: Visit, site: Site) -> None:
+    run = send_run(site.http, "opened", "an opened run", steps=1)
+    page = visit.open(site.url, f"{run.address}/steps/1")
+    page.locator("summary", has_text="Distribution and tails of d").click()
+    # The part that holds the focus is left alone: the reader goes on to something else.
+    page.evaluate("document.activeElement.blur()")
+    replay(site.http, run, step=1)
+    page.wait_for_function("() => document.querySelector('[data-part=numbers]').innerText.includes('vllm.prefill')")
+    opened = page.locator("details[open] > summary")
+    assert opened.all_inner_texts() == ["Distribution and tails of d"]
+    assert page.get_by_role("region", name="Distribution and tails of d").is_visible()
     visit.assert_clean()
 
 
