@@ -37,6 +37,8 @@ LEAST_CLUSTERS = 5
 # More are put together by lot: their sums are as independent, and 2,048 are enough to know a skew by.
 _MOST_CLUSTERS = 2048
 _DRAWS_AT_ONCE = 1 << 20
+# Multiplications; BLAS libraries take more threads from about 2^18 on.
+_MULTIPLIED_AT_ONCE = 1 << 16
 _ROUNDING = 1e-12
 
 
@@ -101,7 +103,7 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
         drawn = random.integers(0, groups, size=(rows, groups))
         drawn += np.arange(0, rows * groups, groups)[:, None]
         weights = np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
-        total, total_squares, *_ = (sums := weights @ table).T[:, :, None]
+        total, total_squares, *_ = (sums := _product(weights, table)).T[:, :, None]
         of_residuals, of_products, of_squares = np.split(sums[:, 2:], 3, axis=1)
         shift = of_residuals / total
         shifted = np.square(shift) * total_squares
@@ -113,6 +115,17 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
             error > 0.0, shift / np.where(error > 0.0, error, 1.0), np.where(shift == 0.0, 0.0, shift * math.inf)
         )
     return found
+
+
+def _product(weights: Float64, table: Float64) -> Float64:
+    """weights @ table in parts so small that a BLAS multiplies them on this thread.
+
+    Its other threads would go on spinning for tens of milliseconds after a larger product, and take the processors from
+    whatever is measured next.
+    """
+    at_once = max(1, _MULTIPLIED_AT_ONCE // table.size)
+    parts = [weights[start : start + at_once] @ table for start in range(0, weights.shape[0], at_once)]
+    return np.concatenate(parts)
 
 
 def _quantiles(values: Float64) -> tuple[Float64, Float64]:
