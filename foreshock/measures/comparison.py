@@ -50,6 +50,7 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
         and logged is not None
         and (behaviour is logged or np.array_equal(behaviour, logged, equal_nan=True))
     )
+    lag = lag_of_tokens(batch)
     inputs = token_inputs(
         target,
         behaviour,
@@ -57,12 +58,13 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
         batch.response_mask,
         entropy=batch.entropy if is_logged else None,
         turn=batch.turn,
-        lag=lag_of_tokens(batch),
+        lag=lag,
         token_ids=batch.response_token_ids,
         advantage=_advantage(batch),
     )
     sums = sum_rollouts(inputs)
-    return Comparison(ComparisonStatistics.of_rollout_sums(sums, batch.group_ids), RolloutSummaries.of(batch, sums))
+    statistics = ComparisonStatistics.of_rollout_sums(sums, batch.group_ids)
+    return Comparison(statistics, RolloutSummaries.of(batch, sums, lag))
 
 
 def _advantage(batch: RolloutBatch) -> NDArray[np.float32] | None:

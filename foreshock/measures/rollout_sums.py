@@ -75,7 +75,7 @@ class TokenInputs:
     generated: NDArray[np.bool_] | None = None
     entropy: NDArray[np.floating] | None = None
     turn: NDArray[np.integer] | None = None
-    lag: NDArray[np.int64] | None = None
+    lag: NDArray[np.integer] | None = None
     token_ids: NDArray[np.integer] | None = None
     advantage: NDArray[np.floating] | None = None
 

@@ -22,7 +22,7 @@ from foreshock.measures.bootstrap import bootstrap_intervals
 from foreshock.measures.intervals import Interval, clustered_interval
 from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.rollout_sums import RolloutSums
-from foreshock.measures.step_statistics import lag_of_tokens, truncated_rollouts, turns_of_rollouts
+from foreshock.measures.step_statistics import truncated_rollouts, turns_of_rollouts
 from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = ["SUMMARY_SCHEMA", "RolloutSummaries"]
@@ -86,8 +86,8 @@ class RolloutSummaries:
         return values
 
     @classmethod
-    def of(cls, batch: RolloutBatch, sums: RolloutSums) -> RolloutSummaries:
-        """The rows of a batch whose sums were taken by `sum_rollouts`."""
+    def of(cls, batch: RolloutBatch, sums: RolloutSums, lag: NDArray[np.integer] | None = None) -> RolloutSummaries:
+        """The rows of a batch whose sums were taken by `sum_rollouts`; `lag` is that of its tokens, where known."""
         measured = sums.tokens > 0
         above = sums.column("ratio_minus_one")
         squares = sums.column("chi2_token") + 2.0 * above + sums.tokens
@@ -95,7 +95,6 @@ class RolloutSummaries:
         skew = sums.column("positive_advantage_skew") + sums.column("negative_advantage_skew")
         truncated, known = truncated_rollouts(batch)
         nothing = pa.nulls(batch.num_rollouts)
-        lag = lag_of_tokens(batch)
         columns: dict[str, Any] = {
             "sample_id": batch.sample_ids,
             "group_id": batch.group_ids if batch.group_ids is not None else nothing,
