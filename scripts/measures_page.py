@@ -38,10 +38,10 @@ before any filtering by reward. A mean of per-sequence means carries `_seq_mean`
 stopping time: where μ stops with probability 0.05 and π with 0.06, the KL is 9.4e-4 and the token mean of ρ is 1.000,
 but the sequence mean of ρ is 1.023 and the log-perplexity difference has the wrong sign.
 
-**Arithmetic.** Everything is float64, sums are compensated, and k3 is `expm1(d) − d`, near d = 0 its series, because even
-in float64 the difference loses a digit for every factor of ten that d is below 1. In float32, `exp(d) − d − 1` is
-off by a factor of two for k3 below about 1e-7, and a tenth to a fifth of its values are negative. Counts are
-integers, the same for any merge order of shards.
+**Arithmetic.** Everything is float64, sums are compensated, and k3 is `expm1(d) − d`; near d = 0 it is its series,
+because even in float64 that difference loses a digit for every factor of ten that d is below 1. In float32,
+`exp(d) − d − 1` is off by a factor of two for k3 below about 1e-7, and a tenth to a fifth of its values are negative.
+Counts are integers, the same for any merge order of shards.
 
 **Empty (NaN; `null` in JSON)** means "not estimable", never 0: no token was measured; fewer than two prompt groups
 for an interval, fewer than five for a bootstrap; `ess_seq` where 2·KL·T > ln N, because a sample of N cannot show
