@@ -63,7 +63,9 @@ OF_COMPARISONS: dict[str, Family] = {
         "foreshock_tail_asymmetry_ln2", "P(ratio < 1/2) less the weight of ratio > 2; may be negative", _OF_COMPARISON
     ),
     "pareto_k": Family(
-        "foreshock_pareto_k", "Shape of the ratios' tail; above 0.7 their means cannot be trusted", _OF_COMPARISON
+        "foreshock_pareto_k",
+        "Shape of the ratios' tail; above 0.7 their means mislead where ratios reach e",
+        _OF_COMPARISON,
     ),
     "ess_seq_predicted": Family(
         "foreshock_ess_sequence_predicted_ratio", "exp(-2 KL T): effective size of sequence weights", _OF_COMPARISON
