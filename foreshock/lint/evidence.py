@@ -101,11 +101,11 @@ class LintEvidence:
             _KIND,
             {
                 "counts": self.counts,
-                "sums": np.stack([self.sums.high, self.sums.low]),
+                "sums": self.sums.to_array(),
                 "extremes": self.extremes,
                 "group_keys": self.groups.keys,
                 "group_tokens": self.groups.tokens,
-                "group_sums": np.stack([self.groups.sums.high, self.groups.sums.low]),
+                "group_sums": self.groups.sums.to_array(),
                 "dropped_ids": self.dropped.ids,
                 "dropped_counts": self.dropped.counts,
                 "marks": np.stack([self.marks.prompts, self.marks.contents, self.marks.order]),
@@ -133,9 +133,9 @@ class LintEvidence:
         prompts, contents, order = arrays["marks"]
         return cls(
             arrays["counts"],
-            CompensatedSums(*arrays["sums"]),
+            CompensatedSums.from_array(arrays["sums"]),
             arrays["extremes"],
-            GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums(*arrays["group_sums"])),
+            GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums.from_array(arrays["group_sums"])),
             DroppedIds(arrays["dropped_ids"], arrays["dropped_counts"]),
             RolloutMarks(prompts, contents, order, arrays["mark_log_probs"]),
             examples_from_json(examples or {}),

@@ -66,29 +66,29 @@ def store_comparison(sums: ComparisonSums) -> bytes:
     token_ids = sums.token_ids.kept()
     arrays: dict[str, NDArray[Any]] = {
         "counts": sums.counts,
-        "sums": _pair(sums.sums),
+        "sums": sums.sums.to_array(),
         "extremes": sums.extremes,
         "weights": np.stack([of_one.to_array() for of_one in weights]),
         "histogram": sums.histogram,
         "tail_counts": sums.tail_counts,
-        "tail_sums": _pair(sums.tail_sums),
-        "weight_sums": _pair(sums.weight_sums),
+        "tail_sums": sums.tail_sums.to_array(),
+        "weight_sums": sums.weight_sums.to_array(),
         "largest_d": sums.largest_d,
         "largest_minus_d": sums.largest_minus_d,
         "token_ids": token_ids.ids,
         "token_id_tokens": token_ids.tokens,
-        "token_id_sums": _pair(token_ids.sums),
+        "token_id_sums": token_ids.sums.to_array(),
         "token_id_covered": token_ids.covered,
         "token_id_bound": np.array([token_ids.bound]),
         "group_keys": sums.clusters.keys,
         "group_tokens": sums.clusters.tokens,
-        "group_sums": _pair(sums.clusters.sums),
+        "group_sums": sums.clusters.sums.to_array(),
         "single_count": np.array([sums.clusters.single_count], dtype=np.int64),
-        "single_sums": _pair(sums.clusters.single_sums),
+        "single_sums": sums.clusters.single_sums.to_array(),
     }
     for name, buckets in sums.conditions.items():
         arrays[f"{name}_tokens"] = buckets.tokens
-        arrays[f"{name}_sums"] = _pair(buckets.sums)
+        arrays[f"{name}_sums"] = buckets.sums.to_array()
         arrays[f"{name}_max"] = buckets.max_abs_d
     return blob.pack(_KIND, arrays)
 
@@ -104,23 +104,25 @@ def read_comparison(data: bytes) -> ComparisonSums:
     )
     return ComparisonSums(
         counts=counts,
-        sums=_unpair(arrays["sums"]),
+        sums=CompensatedSums.from_array(arrays["sums"]),
         extremes=arrays["extremes"],
         token_weights=token_weights,
         turn_weights=turn_weights,
         sequence_weights=sequence_weights,
         histogram=arrays["histogram"],
         tail_counts=arrays["tail_counts"],
-        tail_sums=_unpair(arrays["tail_sums"]),
-        weight_sums=_unpair(arrays["weight_sums"]),
+        tail_sums=CompensatedSums.from_array(arrays["tail_sums"]),
+        weight_sums=CompensatedSums.from_array(arrays["weight_sums"]),
         conditions={
-            name: BucketSums(arrays[f"{name}_tokens"], _unpair(arrays[f"{name}_sums"]), arrays[f"{name}_max"])
+            name: BucketSums(
+                arrays[f"{name}_tokens"], CompensatedSums.from_array(arrays[f"{name}_sums"]), arrays[f"{name}_max"]
+            )
             for name in CONDITIONS
         },
         token_ids=TokenIdSums(
             arrays["token_ids"],
             arrays["token_id_tokens"],
-            _unpair(arrays["token_id_sums"]),
+            CompensatedSums.from_array(arrays["token_id_sums"]),
             arrays["token_id_covered"],
             float(arrays["token_id_bound"][0]),
         ),
@@ -129,9 +131,9 @@ def read_comparison(data: bytes) -> ComparisonSums:
         clusters=ClusterSums(
             arrays["group_keys"],
             arrays["group_tokens"],
-            _unpair(arrays["group_sums"]),
+            CompensatedSums.from_array(arrays["group_sums"]),
             int(arrays["single_count"][0]),
-            _unpair(arrays["single_sums"]),
+            CompensatedSums.from_array(arrays["single_sums"]),
         ),
     )
 
@@ -150,11 +152,3 @@ def _check(arrays: dict[str, Any]) -> None:
         or (arrays["counts"] < 0).any()
     ):
         raise StatisticsError("this blob is damaged: its counts do not fit together")
-
-
-def _pair(sums: CompensatedSums) -> NDArray[np.float64]:
-    return np.stack([sums.high, sums.low])
-
-
-def _unpair(values: NDArray[np.float64]) -> CompensatedSums:
-    return CompensatedSums(values[0], values[1])

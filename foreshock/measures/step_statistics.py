@@ -149,7 +149,7 @@ class StepStatistics:
             _KIND,
             {
                 "counts": self.counts,
-                "sums": np.stack([self.sums.high, self.sums.low]),
+                "sums": self.sums.to_array(),
                 "extremes": self.extremes,
                 "length_moments": self.lengths.moments,
                 "length_histogram": self.lengths.histogram,
@@ -162,7 +162,7 @@ class StepStatistics:
         arrays = blob.unpack(_KIND, data, _LAYOUT)
         return cls(
             arrays["counts"],
-            CompensatedSums(*arrays["sums"]),
+            CompensatedSums.from_array(arrays["sums"]),
             arrays["extremes"],
             LengthStatistics(arrays["length_moments"], arrays["length_histogram"]),
         )

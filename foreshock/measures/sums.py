@@ -114,6 +114,15 @@ class CompensatedSums:
         total = CompensatedSums(self.high[rows], self.low[rows]) + values
         self.high[rows], self.low[rows] = total.high, total.low
 
+    def to_array(self) -> Float64:
+        """Both parts, [2, ..., K], as blobs hold them."""
+        return np.stack([self.high, self.low])
+
+    @classmethod
+    def from_array(cls, values: Float64) -> CompensatedSums:
+        """The sums of `to_array()`."""
+        return cls(values[0], values[1])
+
     def exact(self, index: int) -> Fraction:
         """One of [K] sums as an exact rational number."""
         return Fraction(float(self.high[index])) + Fraction(float(self.low[index]))
