@@ -76,8 +76,7 @@ def run_demo(data: Path, *, once: bool) -> None:
             raise DemoError("the report could not be made")
         console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s.")
         if not once:
-            console.print(f"The pages stay up until Ctrl-C: {url}/runs/{run.id}", soft_wrap=True)
-            keep_up(service)
+            keep_up(service, f"{url}/runs/{run.id}")
         if failures:
             raise DemoError(f"not all was replayed:\n{failures}{(data / 'worker.log')} says more.")
 
@@ -120,9 +119,10 @@ def replay(
     return "".join(f"    {complaint}\n" for complaint in complaints(probes))
 
 
-def keep_up(service: Child) -> None:
-    """Until Ctrl-C. Raises DemoError where the service ends by itself."""
+def keep_up(service: Child, page: str) -> None:
+    """Until Ctrl-C, which ends it well as soon as the line invites it. Raises DemoError where the service ends."""
     with contextlib.suppress(KeyboardInterrupt):
+        console.print(f"The pages stay up until Ctrl-C: {page}", soft_wrap=True)
         while True:
             service.require_running()
             time.sleep(0.5)

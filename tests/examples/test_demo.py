@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from examples.demo.__main__ import console, keep_up
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.demo.service_child import HOST, USUAL_PORT, free_port, only_demo_of
@@ -79,6 +80,20 @@ def test_another_port_is_taken_where_the_usual_one_is_not_free() -> None:
 def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
     with only_demo_of(tmp_path), pytest.raises(DemoError, match="another demo"), only_demo_of(tmp_path):
         pass
+
+
+def test_ctrl_c_ends_well_from_the_moment_that_it_is_invited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def interrupted_at_once(text: str, **_: object) -> None:
+        said.append(text)
+        if "Ctrl-C" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(console, "print", interrupted_at_once)
+    with Child("service", ["worker", "--help"], {}, tmp_path / "service.log") as child:
+        keep_up(child, "http://127.0.0.1/runs/1")
+    assert said == ["The pages stay up until Ctrl-C: http://127.0.0.1/runs/1", "\nStopping."]
 
 
 @pytest.mark.slow
