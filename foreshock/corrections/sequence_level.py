@@ -137,5 +137,7 @@ class _Weights:
         """E[(w − ρ_seq)·A] over the sequences that have an advantage; NaN where none has."""
         advantage = self.sequences.columns["advantage"]
         known = np.isfinite(advantage)
-        with np.errstate(invalid="ignore"):
-            return mean((self.differences() * advantage)[known])
+        differences = self.differences()
+        # An infinite ρ_seq must not meet an advantage of 0.
+        products = np.multiply(differences, advantage, where=known & (advantage != 0.0), out=np.zeros_like(differences))
+        return mean(products[known])

@@ -49,7 +49,8 @@ class Threshold:
         return math.inf if self.upper is None else math.log(self.upper)
 
     def __str__(self) -> str:
-        bounds = [f"{bound:.6g}" for bound in (self.lower, self.upper) if bound is not None]
+        # As many digits as tell a threshold from the exact levels, so that what is written is read as the same.
+        bounds = [f"{bound:.10g}" for bound in (self.lower, self.upper) if bound is not None]
         return "_".join(bounds) or "none"
 
 

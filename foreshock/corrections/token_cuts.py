@@ -1,13 +1,15 @@
 """Sums over the tokens on one side of d = 0, within and beyond a level of |d|.
 
-At one of TAIL_LEVELS they are exact. Elsewhere the level moves to the nearest edge of WEIGHT_GRID (16 a power of two of
-|d|, so by 3 % of |d| at most), and says so.
+They are exact at one of TAIL_LEVELS, and wherever no token lies between the level and the nearest edge of WEIGHT_GRID.
+Else the level moves to that edge (16 a power of two of |d|: by 3 % of |d| at most between 2^-12 and 128), and says so.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,9 @@ __all__ = ["Cut", "SideBins", "SideSums"]
 
 # Two levels closer than this are the same: no two float32 log-probs tell them apart.
 _SAME = 1e-9
-# The bin of LOG_RATIO_GRID that each bin of WEIGHT_GRID begins with.
-_FINE_BINS = LOG_RATIO_GRID.bins(WEIGHT_GRID.edges()[:-1])
+# The bin of LOG_RATIO_GRID that each bin of WEIGHT_GRID begins with, and its end.
+_FINE_BINS = np.append(LOG_RATIO_GRID.bins(WEIGHT_GRID.edges()[:-1]), LOG_RATIO_GRID.size)
+_FINE_EDGES = LOG_RATIO_GRID.edges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,24 @@ class SideBins:
 
     def __init__(self, statistics: ComparisonStatistics, side: int) -> None:
         self._side = side
-        # How many tokens lie in the bins before each bin of WEIGHT_GRID: its edges are edges of the finer grid too.
-        counted = np.concatenate([[0], np.cumsum(statistics.histogram[side])])
-        self._counted = np.append(counted[_FINE_BINS], counted[-1])
+        self._histogram = statistics.histogram[side]
+        # How many tokens lie before each bin of the finer grid, which has all edges of WEIGHT_GRID.
+        self._before = np.concatenate([[0], np.cumsum(self._histogram)])
+        self._counted = self._before[_FINE_BINS]
         self._sums = CompensatedSums(statistics.weight_sums.high[side], statistics.weight_sums.low[side])
         self._tail_counts = statistics.tail_counts[side]
         self._tails = CompensatedSums(statistics.tail_sums.high[side], statistics.tail_sums.low[side])
         self._cuts: dict[int, Cut] = {}
 
+    @cached_property
+    def whole(self) -> SideSums:
+        """The sums over all tokens of this side."""
+        return self._between(0, WEIGHT_GRID.size)
+
     def cut(self, level: float) -> Cut:
         """Cut the tokens of this side at `level` ≥ 0 nats of |d|, or as near as can be."""
         if math.isinf(level):
-            return Cut(level, True, self._between(0, WEIGHT_GRID.size), SideSums())
+            return Cut(level, True, self.whole, SideSums())
         kept = min(range(len(TAIL_LEVELS)), key=lambda index: abs(TAIL_LEVELS[index] - level))
         # Tokens with d = 0, which are within any level, share the first bin of BELOW.
         edge = max(_nearest_edge(level), 1 if self._side == BELOW else 0)
@@ -86,8 +95,16 @@ class SideBins:
             if kept not in self._cuts:
                 self._cuts[kept] = self._cut_at(kept)
             return self._cuts[kept]
+        within, beyond = self._between(0, edge), self._between(edge, WEIGHT_GRID.size)
+        if self._none_between(level, edge):
+            return Cut(level, True, within, beyond)
         # Beyond 0 lies the whole side ABOVE, without the tokens with d = 0.
-        return Cut(at_edge, edge == 0, self._between(0, edge), self._between(edge, WEIGHT_GRID.size))
+        return Cut(at_edge, edge == 0, within, beyond)
+
+    def _none_between(self, level: float, edge: int) -> bool:
+        """Whether no token lies between the level and the lower edge of a bin of WEIGHT_GRID."""
+        at_level, at_edge = int(LOG_RATIO_GRID.bins(np.array([level]))[0]), int(_FINE_BINS[edge])
+        return bool(self._before[max(at_level + 1, at_edge)] == self._before[min(at_level, at_edge)])
 
     def _between(self, first: int, end: int) -> SideSums:
         """The sums over the bins first ≤ bin < end of WEIGHT_GRID."""
@@ -106,8 +123,8 @@ class SideBins:
         rest = [self._rest(kept, index, column) for column in range(len(TAIL_SUMS))]
         within = SideSums(
             whole.tokens + inside,
-            whole.ratio_minus_one + self._possible(rest[0], inside, index, level, squared=False),
-            whole.chi2 + self._possible(rest[1], inside, index, level, squared=True),
+            whole.ratio_minus_one + self._possible(rest[0], inside, index, level, column=0),
+            whole.chi2 + self._possible(rest[1], inside, index, level, column=1),
             whole.advantage + rest[2],
             whole.advantage_ratio_minus_one + rest[3],
         )
@@ -119,13 +136,26 @@ class SideBins:
         tail = (-self._tails.high[kept, column], -self._tails.low[kept, column])
         return exact_sum([*words[0].tolist(), *words[1].tolist(), *(float(word) for word in tail)])
 
-    def _possible(self, value: float, tokens: int, index: int, level: float, *, squared: bool) -> float:
-        """The value, or what `tokens` tokens between the bin's edge and the level can have at most or at least.
+    def _possible(self, value: float, tokens: int, index: int, level: float, *, column: int) -> float:
+        """The value, or what the `tokens` tokens between the bin's edge and the level can have at most or at least.
 
-        Beside a tail that holds a ratio of 1e10 the difference of two sums has no digit left; the bounds have.
+        Beside a tail that holds a ratio of 1e10 the difference of two sums has no digit left. The sum over the bin has,
+        and so has the number of its tokens in each bin of the finer grid.
         """
-        sign = 1.0 if self._side == ABOVE else -1.0
-        ends = [math.expm1(sign * size) for size in (WEIGHT_GRID.lower_edge(index), level)]
-        ends = sorted(tokens * (end * end if squared else end) for end in ends)
+        first, end = int(_FINE_BINS[index]), int(_FINE_BINS[index + 1])
+        cut = int(LOG_RATIO_GRID.bins(np.array([level]))[0])
+        counts, edges = self._histogram[first:end], _FINE_EDGES[first : end + 1]
+        last = tokens - int(counts[: cut - first].sum())
+        least, most = self._range([*counts[: cut - first], last], [*edges[: cut + 1 - first], level], column)
+        beyond = [counts[cut - first] - last, *counts[cut + 1 - first :]]
+        least_beyond, most_beyond = self._range(beyond, [level, *edges[cut + 1 - first :]], column)
+        whole = float(self._sums.value[index, column])
+        least, most = max(least, whole - most_beyond), min(most, whole - least_beyond)
         # Both sums may have left float64: their difference is NaN then.
-        return min(max(value, ends[0]), ends[1]) if not math.isnan(value) else 0.5 * (ends[0] + ends[1])
+        return min(max(value, least), most) if not math.isnan(value) else 0.5 * (least + most)
+
+    def _range(self, counts: Sequence[int], edges: Sequence[float], column: int) -> tuple[float, float]:
+        """The least and the most that so many tokens between each two edges have of Σ (ρ − 1) or Σ (ρ − 1)²."""
+        values = np.expm1((1.0 if self._side == ABOVE else -1.0) * np.asarray(edges)) ** (column + 1)
+        sums = np.dot(counts, values[:-1]), np.dot(counts, values[1:])
+        return float(min(sums)), float(max(sums))

@@ -43,7 +43,7 @@ def evaluate_tokens(
     statistics = tokens.statistics
     below, above = tokens.below.cut(-threshold.log_lower), tokens.above.cut(threshold.log_upper)
     used = Threshold(_used(threshold.lower, below, -1.0), _used(threshold.upper, above, 1.0))
-    weights = _Weights(correction, used, statistics, below, above)
+    weights = _Weights(correction, used, statistics, below, above, (tokens.below.whole, tokens.above.whole))
     touched = above.is_beyond(sequences.columns["max_d"]) | below.is_beyond(-sequences.columns["min_d"])
     beyond = (below.beyond.tokens + above.beyond.tokens) / statistics.tokens
     loses = correction.effect == "lost"
@@ -87,6 +87,7 @@ class _Weights:
     statistics: ComparisonStatistics
     below: Cut
     above: Cut
+    sides: tuple[SideSums, SideSums]
 
     @property
     def _keeps_ratio(self) -> bool:
@@ -108,23 +109,23 @@ class _Weights:
 
     def uncorrected_distortion(self) -> float:
         """E|1 − ρ| over tokens."""
-        above, below = (cut.within.ratio_minus_one + cut.beyond.ratio_minus_one for cut in (self.above, self.below))
-        return (above - below) / self.statistics.tokens
+        below, above = self.sides
+        return (above.ratio_minus_one - below.ratio_minus_one) / self.statistics.tokens
 
     def advantage_distortion(self) -> float:
         """E[(w − ρ)·A] over tokens that have an advantage; NaN where none has."""
         tokens = self.statistics.count("advantage_tokens")
         if not tokens:
             return math.nan
-        kept = 0.0
-        if not self._keeps_ratio:
-            kept = -(self.above.within.advantage_ratio_minus_one + self.below.within.advantage_ratio_minus_one)
         if self.correction.effect == "truncated":
             side = self.above.beyond
-            beyond = (self._cap - 1.0) * side.advantage - side.advantage_ratio_minus_one
+            total = (self._cap - 1.0) * side.advantage - side.advantage_ratio_minus_one
         else:
-            beyond = -exact_sum(side.advantage_ratio_minus_one + side.advantage for side in self._beyond)
-        return (kept + beyond) / tokens
+            # Where 1 is kept for ρ, w − ρ is 1 − ρ less the 1 of what is lost.
+            changed = self._beyond if self._keeps_ratio else self.sides
+            lost = (side.advantage for side in self._beyond)
+            total = 0.0 - exact_sum([*(side.advantage_ratio_minus_one for side in changed), *lost])
+        return total / tokens
 
     def moments(self) -> WeightMoments:
         """Mean, variance and effective fraction of w."""
@@ -135,12 +136,15 @@ class _Weights:
             second = self.above.within.chi2 + self.below.within.chi2
         beyond = sum(side.tokens for side in self._beyond)
         weight = self._cap - 1.0 if self.correction.effect == "truncated" else -1.0
-        first += weight * beyond
-        second += weight * weight * beyond
+        if beyond:
+            first += weight * beyond
+            second += weight * weight * beyond
         # In units of a token: E[w − 1] and E[(w − 1)²].
         first, second = first / tokens, second / tokens
         total, square = 1.0 + first, 1.0 + 2.0 * first + second
         effective = total * total / square if _SMALLEST_SQUARE < square < math.inf else math.nan
+        if self._keeps_ratio and self.correction.effect == "none":
+            effective = self.statistics.token_weights.effective_fraction()
         variance = max(second - first * first, 0.0) if math.isfinite(second) else math.inf
         return WeightMoments(total, variance, effective)
 

@@ -117,6 +117,13 @@ def test_what_leaves_float64_is_infinite_and_the_effective_sample_is_still_known
     assert cut.weights.mean == pytest.approx((2 + 2 + math.exp(0.1)) / 3, rel=1e-4)
 
 
+def test_an_infinite_ratio_without_an_advantage_adds_nothing_to_what_advantages_lose() -> None:
+    comparison = compared(batch_of([[20.0] * 40, [0.5]], advantage=[0.0, 2.0]))
+    found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
+    assert found.advantage_distortion == pytest.approx(1.2 - math.exp(0.5), rel=1e-5)
+    assert found.distortion == math.inf
+
+
 def test_rollouts_without_a_measured_token_take_no_part() -> None:
     batch = batch_of([[0.1, 0.2], [], [-0.3]])
     comparison = compared(batch)

@@ -99,6 +99,53 @@ def test_a_token_at_an_exact_level_is_kept() -> None:
     assert (found.kept_tokens, found.kept_sequences) == (pytest.approx(5 / 6), pytest.approx(2 / 3))
 
 
+@pytest.mark.parametrize("upper", [1.0 + 1e-6, 1.7, 3.0, 1e60, 1e300])
+@pytest.mark.parametrize("name", ["token_tis", "token_mis", "icepop", "token_mask"])
+def test_a_threshold_that_no_token_lies_beside_is_met_exactly(name: str, upper: float) -> None:
+    batch = batch_of([[0.3, 0.0, -0.2], [0.9, -0.9, 0.0], [40.0]], behaviour=-41.0, advantage=[1.0, -2.0, 0.5])
+    comparison = compared(batch)
+    found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=upper))
+    assert (found.is_exact, found.notes) == (True, ())
+    assert_same(found, direct_tokens(batch, name, *bounds(found.used)))
+
+
+def test_a_threshold_is_told_from_the_exact_level_beside_it() -> None:
+    comparison = compared(batch_of([[1.0, 0.5], [0.2]]))
+    found = evaluate("token_mis", comparison.statistics, comparison.summaries, Threshold(upper=2.71828))
+    assert not found.is_exact
+    assert found.notes[0].endswith("for 2.718281828, not 2.71828")
+
+
+def test_tokens_in_the_bin_of_an_exact_level_keep_their_digits_beside_a_huge_ratio() -> None:
+    # ln 10 lies in the bin from 2.25 to 2.375; beside (ρ − 1)² = 1e24 the tail's sum tells nothing of who is within.
+    within, beyond = [2.28, 2.3], [2.31, 2.37]
+    for inside, outside in ((within, []), ([], beyond), (within, beyond)):
+        batch = batch_of([[*inside, *outside, 0.1], [27.6]], behaviour=-28.0)
+        comparison = compared(batch)
+        found = evaluate("token_mis", comparison.statistics, comparison.summaries, Threshold(upper=10.0))
+        expected = direct_tokens(batch, "token_mis", 0.0, 10.0)
+        # Exact where all lie on one side of it; else to half of a bin of the finer grid.
+        error = 0.02 if inside and outside else 1e-9
+        assert found.weights.mean == pytest.approx(expected["mean"], rel=error)
+        assert found.weights.variance == pytest.approx(expected["variance"], rel=error)
+
+
+def test_ratios_beyond_float64_leave_the_effective_sample_and_the_sign_of_the_distortion() -> None:
+    batch = batch_of([[720.0, 0.5], [0.1, -0.1]], behaviour=-800.0, advantage=[-1.0, 0.0])
+    comparison = compared(batch)
+    raw = evaluate("token_is", comparison.statistics, comparison.summaries)
+    assert raw.weights.effective_fraction == pytest.approx(1 / 4)
+    assert (raw.distortion, raw.advantage_distortion) == (0.0, 0.0)
+    masked = evaluate("token_mask", comparison.statistics, comparison.summaries)
+    assert (masked.distortion, masked.advantage_distortion) == (math.inf, math.inf)
+
+
+def test_importance_weights_that_are_all_tiny_have_an_effective_sample() -> None:
+    comparison = compared(batch_of([[-15.0, -15.0], [-40.0, -40.0]]))
+    found = evaluate("token_is", comparison.statistics, comparison.summaries)
+    assert found.weights.effective_fraction == pytest.approx(0.5)
+
+
 def test_what_is_kept_keeps_its_digits_beside_a_token_of_a_huge_ratio() -> None:
     # ρ² of the last token is 1e24: χ² of the others, 1e-4 in all, has no digit in the sum of everything.
     small = [0.69, -0.69, *[0.01, -0.01] * 50]

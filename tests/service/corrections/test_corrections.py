@@ -75,11 +75,17 @@ def test_the_figures_are_those_of_the_whole_step(sender: Sender) -> None:
 
 
 def test_a_caller_names_correction_and_thresholds(sender: Sender) -> None:
-    query = {"correction": "token_mis", "threshold": ["2", "1.5"]}
-    exact, near = sender.get("steps/0/corrections", **query).raise_for_status().json()["items"]
-    assert (exact["threshold"], exact["threshold_used"], exact["exact"], exact["notes"]) == ("2", "2", True, [])
-    assert (near["threshold"], near["exact"]) == ("1.5", False)
-    assert float(near["threshold_used"]) == pytest.approx(1.5, rel=0.02)
+    batch = mismatched(0)
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    d = batch.trainer_log_probs.astype(np.float64) - batch.rollout_log_probs
+    beside = math.exp(float(d[(d > 1.1) & (d < 1.5)][0]))
+    query = {"correction": "token_mis", "threshold": ["2", "1e30", f"{beside:.6g}"]}
+    two, far, near = sender.get("steps/0/corrections", **query).raise_for_status().json()["items"]
+    assert (two["threshold"], two["threshold_used"], two["exact"], two["notes"]) == ("2", "2", True, [])
+    assert (far["threshold"], far["threshold_used"], far["exact"], far["kept_tokens"]) == ("1e+30", "1e+30", True, 1.0)
+    assert (near["threshold"], near["exact"]) == (f"{beside:.6g}", False)
+    assert math.log(float(near["threshold_used"])) == pytest.approx(math.log(beside), rel=0.032)
     assert near["threshold_used"] in near["notes"][0]
     both = sender.get("steps/0/corrections", correction=["veto", "geo_mis"]).json()["items"]
     assert {item["correction"] for item in both} == {"veto", "geo_mis"}
