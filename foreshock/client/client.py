@@ -384,6 +384,7 @@ class Client:
 
     def _after_fork_in_child(self) -> None:
         self._usable = False
+        self.counters.forget_locks()
         self._spool.forget_locks()
 
 

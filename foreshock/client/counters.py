@@ -61,6 +61,10 @@ class Counters:
                 self._now, **{name: getattr(self._now, name) + amount for name, amount in amounts.items()}
             )
 
+    def forget_locks(self) -> None:
+        """In a forked child: a lock that another thread held is nobody's there, and would be waited for for ever."""
+        self._lock = threading.Lock()
+
     def snapshot(self) -> CountersSnapshot:
         """All counters at one moment."""
         return self._now

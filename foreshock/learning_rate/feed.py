@@ -33,6 +33,7 @@ _SHORTEST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LEAST_SECONDS_BETWEEN_POLLS = 0.2
 _KEPT_ACKNOWLEDGEMENTS = 256
+_LONGEST_CLOSE_SECONDS = 2.0
 
 
 class AdviceFeed:
@@ -144,10 +145,14 @@ class AdviceFeed:
         """Stop asking; `scale` goes on answering from what is known."""
         self._stop.set()
         self._acknowledged.set()
-        self._connection.interrupt()
+        deadline = time.monotonic() + _LONGEST_CLOSE_SECONDS
         for thread in (self._poller, self._acknowledger):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(2.0)
+            if thread is None or thread is threading.current_thread():
+                continue
+            while thread.is_alive() and time.monotonic() < deadline:
+                # Time and again: a request that is only on its way out cannot be interrupted yet.
+                self._connection.interrupt()
+                thread.join(0.05)
         if not self._poller.is_alive():
             self._connection.close()
 

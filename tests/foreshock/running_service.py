@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.foreshock.client.faulty_service import free_port
+from tests.ports import free_port
 
 
 class RunningService:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -81,9 +82,7 @@ def test_a_command_whose_extra_is_missing_says_which_to_install(
 
 def test_serve_starts_from_the_wheel_with_its_extra(wheel: Path, clean_environment: Path, tmp_path: Path) -> None:
     install(clean_environment, f"{wheel}[service]")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with (tmp_path / "serve.log").open("w") as log:
         server = subprocess.Popen(
             [clean_environment / "foreshock", "serve", "--port", str(port)], cwd=tmp_path, stdout=log, stderr=log

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 _ROOT = Path(__file__).parents[2]
@@ -38,14 +39,6 @@ def foreshock(folder: Path, *words: str, **settings: str) -> subprocess.Complete
         text=True,
         timeout=120,
     )
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.ports import free_port
+
 
 @dataclass
 class Received:
@@ -34,8 +36,8 @@ class Received:
 
 
 Fault = int | str | Callable[[Received], int | None]
-"""A status to answer, "reset" (close without a word), "half" (cut the answer), "html", "slow", or a function giving a
-status or None."""
+"""A status to answer, "reset" (close without a word), "half" (cut the answer), "html", "held" (answered once `let_go`
+is set), or a function giving a status or None."""
 
 
 @dataclass
@@ -48,13 +50,14 @@ class FaultyService:
     received: list[Received] = field(default_factory=list)
     attempts: list[str] = field(default_factory=list)
     requests: int = 0
-    slow_seconds: float = 0.3
+    asked_at: list[float] = field(default_factory=list)
     advice: dict[str, Any] | None = None
     retry_after: str | None = None
 
     def __post_init__(self) -> None:
         self._server: ThreadingHTTPServer | None = None
         self._advice_changed = threading.Condition()
+        self.let_go = threading.Event()
         self._etag = 0
         self.connections: set[socket.socket] = set()
 
@@ -69,10 +72,10 @@ class FaultyService:
             faulty = service
 
         ThreadingHTTPServer.allow_reuse_address = True
+        self.port = self.port or free_port()
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False
-        self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
@@ -81,6 +84,7 @@ class FaultyService:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+            self.let_go.set()
             for connection in list(self.connections):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -105,13 +109,6 @@ class FaultyService:
 
     def paths(self) -> list[str]:
         return [item.path for item in self.received]
-
-
-def free_port() -> int:
-    """A port where nobody listens (for the moment)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -146,6 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         service = self.faulty
         service.requests += 1
+        service.asked_at.append(time.monotonic())
         parts = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -162,8 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(*self._result(received))
 
     def _misbehave(self, fault: Fault) -> bool:
-        if fault == "slow":
-            time.sleep(self.faulty.slow_seconds)
+        if fault == "held":
+            self.faulty.let_go.wait()
             return False
         if fault == "reset":
             self.close_connection = True

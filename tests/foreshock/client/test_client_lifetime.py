@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.foreshock.client.faulty_service import FaultyService, faulty_service, free_port
+from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 from tests.foreshock.client.trainer import rollouts
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -56,7 +57,7 @@ def test_the_end_of_the_process_delivers_what_is_left(service: FaultyService, tm
         for step in range(5):
             client.log_rollouts(step, rollouts(step))
     """)
-    subprocess.run([sys.executable, "-c", program, service.url, str(tmp_path)], cwd=REPOSITORY, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, service.url, str(tmp_path)], cwd=REPOSITORY, check=True, timeout=300)
     assert len(service.bodies("rollouts")) == 5
 
 
@@ -65,14 +66,14 @@ def test_the_end_of_the_process_is_not_held_up_by_a_service_that_is_down(tmp_pat
         import sys, time
         from foreshock import Client
         from tests.foreshock.client.trainer import rollouts
-        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
+        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2], exit_seconds=100.0)
         for step in range(5):
             client.log_rollouts(step, rollouts(step))
-        print(time.time())
+        print(time.monotonic())
     """)
     arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{free_port()}", str(tmp_path)]
-    done = subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=60, capture_output=True, text=True)
-    assert time.time() - float(done.stdout) < 9
+    done = subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=300, capture_output=True, text=True)
+    assert time.monotonic() - float(done.stdout) < 60
     assert len([path for path in tmp_path.glob("*/*.body") if path.stat().st_size]) == 5
 
 
@@ -80,8 +81,11 @@ def test_a_forked_child_logs_nothing_and_the_parent_goes_on(make: Any, service: 
     client = make()
     client.log_scalars(1, {"x": 1})
     assert client.flush(60)
-    child = os.fork()
+    # As if another thread were counting: it is not there in the child.
+    with client.counters._lock:
+        child = os.fork()
     if child == 0:
+        signal.alarm(60)
         client.log_scalars(2, {"x": 2})
         flushed = client.flush(5)
         client.close()

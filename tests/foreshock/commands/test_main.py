@@ -9,7 +9,8 @@ import pytest
 
 import foreshock
 from foreshock.commands.main import main
-from tests.foreshock.client.faulty_service import faulty_service, free_port
+from tests.foreshock.client.faulty_service import faulty_service
+from tests.ports import free_port
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

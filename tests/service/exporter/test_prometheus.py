@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 
@@ -31,9 +31,7 @@ def prometheus_url(server: RunningServer, prometheus: str, tmp_path: Path) -> It
     }
     file = tmp_path / "prometheus.json"  # JSON is YAML
     file.write_text(json.dumps(configuration))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with (tmp_path / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from foreshock.rollouts import encode_rollouts
 from service.app import create_app
 from service.decoding.pool import DecoderPool
 from service.settings import Settings
+from tests.ports import free_port
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
@@ -26,7 +26,7 @@ _ROOT = Path(__file__).parents[3]
 
 @pytest.mark.slow
 def test_killed_between_the_file_and_the_row_then_sent_again(settings: Settings, decoders: DecoderPool) -> None:
-    port = _free_port()
+    port = free_port()
     environment = os.environ | {
         "FORESHOCK_DATABASE_URL": settings.database_url,
         "FORESHOCK_STORE_URL": settings.store_url,
@@ -55,13 +55,6 @@ def test_killed_between_the_file_and_the_row_then_sent_again(settings: Settings,
         assert (answer.status_code, answer.json()["status"]) == (201, "stored")
         assert sender.get("steps/0/tokens").status_code == 200
     assert count_rows(settings)["shards"] == 1
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_until_alive(http: httpx.Client) -> None:
