@@ -91,16 +91,18 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
         terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
         interval = clustered_interval(terms, np.ones(terms.size, np.int64), summaries.clusters()[chosen])
     average, largest = mean(lengths), float(rewards.max())
+    per_unit, trivial = mean(terms), 2.0 * average * largest
+    vacuous = ("no better than the trivial bound",) if per_unit >= trivial > 0.0 else ()
     return BiasBound(
-        mean(terms),
+        per_unit,
         interval.low,
         interval.high,
-        2.0 * average * largest,
+        trivial,
         int(chosen.sum()),
         average,
         int(tokens[chosen].max()),
         largest,
-        unseen_weight(summaries.column("sum_k3")[chosen]),
+        vacuous + unseen_weight(summaries.column("sum_k3")[chosen]),
     )
 
 
@@ -126,6 +128,9 @@ def horizon_bound(length: float, delta_max: float | None = None) -> HorizonBound
 
 def pinsker_bound(chi2: float) -> float:
     """½√χ², which D_TV(π, μ) does not exceed; of a token mean of χ² it bounds the token mean of D_TV (Jensen).
+
+    χ² may be that of either direction. Estimated from tokens of μ, as E_μ (ρ − 1)², it is χ²(π‖μ), and bounds, only
+    where μ covers π: under truncation E ρ < 1, and D_TV = E_μ (1 − ρ)⁺ is at most ½(√E_μ (ρ − 1)² + 1 − E_μ ρ).
 
     Raises InvalidArgumentError for a χ² below 0; NaN stays NaN.
     """

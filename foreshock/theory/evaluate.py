@@ -26,14 +26,15 @@ __all__ = ["Theory", "evaluate_theory"]
 class Theory:
     """What theory says of one step; None where something needed was not logged.
 
-    `pinsker` bounds the token mean of D_TV, `tv_token` is its estimate. `step_noise_with_bias` also counts the bias at
-    its bound, where the caller named B.
+    `pinsker` bounds the token mean of D_TV, `tv_token` is its estimate; `pinsker_notes` say where it bounds nothing.
+    `step_noise_with_bias` also counts the bias at its bound, where the caller named B and that bound is a float64.
     """
 
     bias: BiasBound
     horizon: HorizonBound
     pinsker: float
     tv_token: float
+    pinsker_notes: tuple[str, ...]
     sequence_chi2: SequenceChi2 | None
     gradient: GradientNoise | None
     step_noise: StepNoise | None
@@ -55,7 +56,10 @@ def evaluate_theory(
     """
     bias = bias_bound(summaries)
     tokens = statistics.tokens
-    chi2 = statistics.sum("chi2_token") / tokens if tokens else math.nan
+    chi2, variation, above = (
+        statistics.sum(name) / tokens if tokens else math.nan for name in ("chi2_token", "tv_token", "ratio_minus_one")
+    )
+    pinsker = pinsker_bound(chi2)
     lengths = summaries.column("n_tokens")
     longest = float(lengths.max()) if lengths.size else 0.0
     measured = int((lengths > 0).sum())
@@ -66,8 +70,10 @@ def evaluate_theory(
     return Theory(
         bias=bias,
         horizon=horizon_bound(longest, delta_max),
-        pinsker=pinsker_bound(chi2),
-        tv_token=statistics.sum("tv_token") / tokens if tokens else math.nan,
+        pinsker=pinsker,
+        tv_token=variation,
+        # Where all |1 − ρ| are alike the two are equal, and chance puts either above the other.
+        pinsker_notes=_uncovered(1.0 + above) if variation > 1.01 * pinsker else (),
         sequence_chi2=sequence_chi2(chi2, tokens / measured) if measured else None,
         gradient=noise,
         step_noise=steps[0],
@@ -83,6 +89,11 @@ def _step_noises(
     if gradient_bound is None:
         return alone, None
     require(gradient_bound >= 0.0, "a norm is never negative", "gradient_bound")
-    if not math.isfinite(bias.per_unit):
-        return alone, None
-    return alone, step_noise(learning_rate, noise.of_batch, gradient_bound * bias.per_unit)
+    norm = gradient_bound * bias.per_unit
+    return alone, step_noise(learning_rate, noise.of_batch, norm) if math.isfinite(norm) else None
+
+
+def _uncovered(mean_ratio: float) -> tuple[str, ...]:
+    """Why the estimate of D_TV exceeds ½√χ²: it is ½·E_μ[|1 − ρ| + 1 − ρ], which is ½·E_μ|1 − ρ| only where E ρ = 1."""
+    found = f"the estimate of the total variation exceeds the bound, since the mean ratio is {mean_ratio:.4g}"
+    return (f"{found}: ½√χ² bounds it only where that is 1, the logged μ being the law that sampled and covering π",)

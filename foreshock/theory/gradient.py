@@ -60,11 +60,12 @@ class StepNoise:
 def gradient_noise(norms: GradientNorms) -> GradientNoise:
     """V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B).
 
-    Raises InvalidArgumentError for norms that are negative or not finite, and unless 1 ≤ b < B.
+    Raises InvalidArgumentError for norms that are negative or whose squares are not finite, and unless 1 ≤ b < B.
     """
     for name in ("micro_batch", "batch"):
         norm = getattr(norms, name)
         require(math.isfinite(norm) and norm >= 0.0, f"a norm is a finite number of at least 0, not {norm}", name)
+        require(math.isfinite(norm * norm), f"the square of {norm} is too large for a float64", name)
     small, large = norms.micro_batch_prompts, norms.batch_prompts
     require(math.isfinite(small) and small >= 1.0, f"must be at least one prompt, not {small}", "micro_batch_prompts")
     require(

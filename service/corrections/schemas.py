@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from foreshock.corrections import Casualties, Evaluation, Population, Threshold
 from service.corrections.service import EvaluatedCorrections
 
-_TOO_LARGE = "a value too large for a float64 is null"
+TOO_LARGE = "a value too large for a float64 is null"
 
 
 class PopulationRead(BaseModel):
@@ -98,7 +98,7 @@ class CorrectionRead(BaseModel):
             "token_distortion": found.token_distortion,
             "advantage_distortion": found.advantage_distortion,
         }
-        too_large = [_TOO_LARGE] if any(math.isinf(value) for value in figures.values()) else []
+        too_large = [TOO_LARGE] if any(math.isinf(value) for value in figures.values()) else []
         return cls(
             correction=found.correction.name,
             title=found.correction.title,

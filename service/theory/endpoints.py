@@ -35,7 +35,8 @@ def read_theory(
 
     The noise needs the step's scalars `grad_norm_micro_batch` (the root mean square of the norms of micro-batches of
     `micro_batch_prompts` prompts), `grad_norm_batch` (that of all `batch_prompts`), both before clipping. η is the
-    scalar `learning_rate` or `lr`, else the run's initial learning rate.
+    scalar `learning_rate` or `lr`, else what the trainer acknowledged to have applied at this step or last before it,
+    else the run's initial learning rate.
     """
     question = service.TheoryQuestion(run, step, attempt, comparison, delta_max, gradient_bound)
     with context.database.read() as session:

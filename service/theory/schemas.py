@@ -7,6 +7,7 @@ import math
 from pydantic import BaseModel, Field
 
 from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
+from service.corrections.schemas import TOO_LARGE
 from service.theory.service import FoundTheory
 
 
@@ -37,7 +38,7 @@ class BiasRead(BaseModel):
             mean_length=_finite(bound.mean_length),
             longest=bound.longest,
             largest_reward=_finite(bound.largest_reward),
-            notes=list(bound.notes),
+            notes=[*bound.notes, *([TOO_LARGE] if math.isinf(bound.per_unit) else [])],
         )
 
 
@@ -63,16 +64,17 @@ class HorizonRead(BaseModel):
 
 
 class PinskerRead(BaseModel):
-    """D_TV ≤ ½√χ², of the token mean of χ²."""
+    """D_TV ≤ ½√χ², of the token mean of χ²(π‖μ): where the logged μ is the law that sampled and covers π."""
 
     bound: float | None
-    tv_token: float | None = Field(description="the estimate of D_TV itself")
+    tv_token: float | None = Field(description="the estimate of D_TV itself, which needs no such cover")
+    notes: list[str] = Field(description="where the estimate exceeds the bound: why")
 
 
 class SequenceChi2Read(BaseModel):
     """(1 + χ²)^T: what E ρ_seq² would be if tokens were independent and all as the mean. An extrapolation, no bound."""
 
-    value: float | None
+    value: float | None = Field(description="null where it is too large for a float64: then read log10")
     log10: float | None
     chi2_token: float | None
     length: float = Field(description="mean, in tokens")
@@ -139,10 +141,12 @@ class TheoryRead(BaseModel):
     sequence_chi2: SequenceChi2Read | None
     gradient: GradientRead | None
     gradient_missing: str | None = Field(description="why there is no gradient noise")
-    learning_rate: float | None
+    learning_rate: float | None = Field(description="η")
     learning_rate_source: str | None
     step_noise: StepNoiseRead | None
-    step_noise_with_bias: StepNoiseRead | None = Field(description="where `gradient_bound` was named")
+    step_noise_with_bias: StepNoiseRead | None = Field(
+        description="where `gradient_bound` was named and the bias is estimable"
+    )
 
     @classmethod
     def of(cls, found: FoundTheory) -> TheoryRead:
@@ -154,7 +158,9 @@ class TheoryRead(BaseModel):
             attempt=found.pair.attempt,
             bias=BiasRead.of(theory.bias),
             horizon=HorizonRead.of(theory.horizon, found.delta_max),
-            pinsker=PinskerRead(bound=_finite(theory.pinsker), tv_token=_finite(theory.tv_token)),
+            pinsker=PinskerRead(
+                bound=_finite(theory.pinsker), tv_token=_finite(theory.tv_token), notes=list(theory.pinsker_notes)
+            ),
             sequence_chi2=None if theory.sequence_chi2 is None else SequenceChi2Read.of(theory.sequence_chi2),
             gradient=None if theory.gradient is None else GradientRead.of(theory.gradient),
             gradient_missing=found.gradient_missing,

@@ -9,7 +9,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import InvalidArgumentError
 from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
+from service.advice.repository import acknowledgement_at
 from service.corrections.service import MeasuredPair, read_pair
+from service.database.tables import Run
 from service.runs.service import get_run
 from service.scalars.repository import values_of_step
 from service.security import Principal
@@ -52,9 +54,9 @@ def find_theory(session: Session, principal: Principal, question: TheoryQuestion
 
 def theory_of_pair(session: Session, principal: Principal, question: TheoryQuestion, pair: MeasuredPair) -> FoundTheory:
     """The same, of what was read already."""
+    run = get_run(session, principal, question.run_id)
     scalars = values_of_step(session, question.run_id, pair.attempt, question.step)
-    initial = get_run(session, principal, question.run_id).initial_learning_rate
-    rate, source = _learning_rate(scalars, initial)
+    rate, source = _learning_rate(session, run, pair, scalars)
     norms, missing = _norms(scalars)
     theory = evaluate_theory(
         pair.statistics,
@@ -67,11 +69,18 @@ def theory_of_pair(session: Session, principal: Principal, question: TheoryQuest
     return FoundTheory(pair, theory, question.delta_max, question.gradient_bound, rate, source, missing)
 
 
-def _learning_rate(scalars: Mapping[str, float], initial: float | None) -> tuple[float | None, str | None]:
+def _learning_rate(
+    session: Session, run: Run, pair: MeasuredPair, scalars: Mapping[str, float]
+) -> tuple[float | None, str | None]:
+    """η of the step and where it is from: what the trainer says it used goes before what the run began with."""
     for name in LEARNING_RATE_SCALARS:
         if scalars.get(name, -1.0) >= 0.0:
             return scalars[name], f"the step's scalar {name}"
-    return initial, None if initial is None else "the run's initial learning rate"
+    said = acknowledgement_at(session, run.id, pair.attempt, pair.step)
+    if said is not None:
+        return said.applied_learning_rate, f"what the trainer applied at step {said.step}"
+    initial = run.initial_learning_rate
+    return initial, None if initial is None else "the run's initial learning rate, for want of the step's own"
 
 
 def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | None]:

@@ -74,17 +74,18 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
         f"The trivial bound 2·B·T, at the mean length: {_number(bias.trivial)} · B."
         + "".join(f" {_sentence(note)}" for note in bias.notes),
     )
-    horizon = theory.horizon
-    meaning = _sentence(horizon.not_estimable or "no better than the trivial bound")
-    yield TheoryRow("The same, as 2·B·Δmax·T²", _number(horizon.value), meaning)
+    # The page knows no exact Δmax; the API takes one.
+    if theory.horizon.not_estimable is not None:
+        yield TheoryRow("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
     yield TheoryRow(
         "Total variation of a token, at most",
         _number(theory.pinsker),
-        f"½√χ² of the token mean of χ². The estimate of the total variation itself is {_number(theory.tv_token)}.",
+        f"½√χ² of the token mean of χ². The estimate of the total variation itself is {_number(theory.tv_token)}."
+        + "".join(f" {_sentence(note)}" for note in theory.pinsker_notes),
     )
     if theory.sequence_chi2 is not None:
         of_sequence = theory.sequence_chi2
-        value = number(of_sequence.value) if of_sequence.log10 < 5 else f"10^{of_sequence.log10:.3g}"
+        value = number(of_sequence.value) if of_sequence.log10 < 5 else _power_of_ten(of_sequence.log10)
         yield TheoryRow(
             "E ρ_seq², extrapolated",
             value,
@@ -114,6 +115,10 @@ def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNo
         f"(Lη²/2)·Var with η = {_number(step.learning_rate)} ({found.learning_rate_source}); L bounds the curvature of "
         "the objective. The bias adds to it, and norms cannot show it.",
     )
+
+
+def _power_of_ten(exponent: float) -> str:
+    return "too large" if math.isinf(exponent) else f"10^{exponent:.3g}" if exponent < 100 else f"10^{exponent:.0f}"
 
 
 def _sentence(text: str) -> str:

@@ -89,6 +89,27 @@ def test_pinskers_bound_is_never_below_the_total_variation(first: list[float], s
     assert variation <= pinsker_bound(float(chi2)) + 1e-12
 
 
+def test_a_total_variation_beyond_the_bound_says_that_the_logged_law_does_not_cover() -> None:
+    # Top-p 0.9 logged with what it sampled from: every ρ is 0.9, D_TV is 0.1, and ½√χ² is 0.05.
+    truncated = compared(batch_of([[math.log(0.9)] * 5] * 4))
+    found = evaluate_theory(truncated.statistics, truncated.summaries)
+    assert (found.tv_token, found.pinsker) == (pytest.approx(0.1, rel=1e-4), pytest.approx(0.05, rel=1e-4))
+    assert "mean ratio is 0.9:" in found.pinsker_notes[0]
+    covered = compared(batch_of([[math.log(0.5), math.log(1.5)]] * 4))
+    assert evaluate_theory(covered.statistics, covered.summaries).pinsker_notes == ()
+
+
+def test_a_bound_on_the_bias_that_is_no_better_than_the_trivial_one_says_so() -> None:
+    far = bias_bound(compared(batch_of([[3.0] * 4, [-1.0]], reward=[1.0, 0.0])).summaries)
+    assert far.per_unit > far.trivial
+    assert far.notes[0] == "no better than the trivial bound"
+    beyond_float64 = bias_bound(compared(batch_of([[20.0] * 40], reward=[1.0])).summaries)
+    assert beyond_float64.per_unit == math.inf
+    assert beyond_float64.notes[0] == "no better than the trivial bound"
+    unrewarded = bias_bound(compared(batch_of([[20.0] * 40], reward=[0.0])).summaries)
+    assert (unrewarded.per_unit, unrewarded.trivial) == (0.0, 0.0)
+
+
 def test_the_variance_of_independent_tokens_is_extrapolated() -> None:
     found = sequence_chi2(0.01, 100.0)
     assert found.value == pytest.approx(1.01**100)

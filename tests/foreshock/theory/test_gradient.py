@@ -55,6 +55,7 @@ def test_halving_the_learning_rate_quarters_the_noise_exactly(rate: float, varia
     [
         (GradientNorms(-1.0, 1.0, 1, 8), "micro_batch"),
         (GradientNorms(1.0, math.nan, 1, 8), "batch"),
+        (GradientNorms(1e200, 1.0, 1, 8), "micro_batch"),
         (GradientNorms(1.0, 1.0, 0, 8), "micro_batch_prompts"),
         (GradientNorms(1.0, 1.0, 8, 8), "batch_prompts"),
         (GradientNorms(1.0, 1.0, 8, math.inf), "batch_prompts"),
@@ -84,6 +85,11 @@ def test_the_theory_of_a_step_counts_the_bias_where_its_scale_is_named() -> None
     assert found.step_noise.at_learning_rate == pytest.approx(0.5e-6 * variance)
     bias = 0.5 * found.bias.per_unit
     assert found.step_noise_with_bias.at_learning_rate == pytest.approx(0.5e-6 * (variance + bias**2))
+    # A bias beyond float64 has no noise to show.
+    beyond = evaluate_theory(
+        comparison.statistics, comparison.summaries, norms=norms, learning_rate=1e-3, gradient_bound=1e308
+    )
+    assert (beyond.step_noise, beyond.step_noise_with_bias) == (found.step_noise, None)
     alone = evaluate_theory(comparison.statistics, comparison.summaries, norms=norms, learning_rate=1e-3)
     assert alone.step_noise_with_bias is None
     with pytest.raises(InvalidArgumentError, match="gradient_bound"):

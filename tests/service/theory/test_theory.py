@@ -39,7 +39,8 @@ def test_bounds_come_from_what_every_step_has(sender: Sender) -> None:
     assert "whole distributions" in answer["horizon"]["not_estimable"]
     assert (answer["gradient"], answer["step_noise"]) == (None, None)
     assert "grad_norm_micro_batch" in answer["gradient_missing"]
-    assert answer["learning_rate_source"] == "the run's initial learning rate"
+    assert answer["learning_rate"] == 1e-3
+    assert answer["learning_rate_source"].startswith("the run's initial learning rate")
 
 
 def test_gradient_norms_of_the_trainer_give_the_noise_of_a_step(sender: Sender) -> None:
@@ -61,12 +62,27 @@ def test_gradient_norms_of_the_trainer_give_the_noise_of_a_step(sender: Sender) 
     assert halved["step_noise_with_bias"] is None
 
 
+def test_the_rate_that_a_trainer_applied_goes_before_the_one_it_began_with(sender: Sender) -> None:
+    sender.put_scalars(0, GRADIENTS).raise_for_status()
+    at_first = sender.get("steps/0/theory").raise_for_status().json()["step_noise"]["at_learning_rate"]
+    for step, rate in ((0, 5e-4), (1, 2.5e-4)):
+        said = {"revision": 0, "step": step, "applied_lr": rate}
+        sender.http.post(f"/v1/runs/{sender.run}/lr-advice/ack", json=said).raise_for_status()
+    answer = sender.get("steps/0/theory").json()
+    assert (answer["learning_rate"], answer["learning_rate_source"]) == (5e-4, "what the trainer applied at step 0")
+    assert answer["step_noise"]["at_learning_rate"] == pytest.approx(at_first / 4)
+    sender.put_shard(2, make_batch(12)).raise_for_status()
+    later = sender.get("steps/2/theory").raise_for_status().json()
+    assert (later["learning_rate"], later["learning_rate_source"]) == (2.5e-4, "what the trainer applied at step 1")
+
+
 def test_norms_that_make_no_sense_are_said_and_refuse_nothing_else(sender: Sender) -> None:
-    sender.put_scalars(0, GRADIENTS | {"batch_prompts": 1.0}).raise_for_status()
-    answer = sender.get("steps/0/theory").raise_for_status().json()
-    assert answer["gradient"] is None
-    assert "batch_prompts" in answer["gradient_missing"]
-    assert answer["bias"]["per_unit"] is not None
+    for name, value in (("batch_prompts", 1.0), ("grad_norm_micro_batch", 1e200)):
+        sender.put_scalars(0, GRADIENTS | {name: value}).raise_for_status()
+        answer = sender.get("steps/0/theory").raise_for_status().json()
+        assert answer["gradient"] is None
+        assert name.removeprefix("grad_norm_") in answer["gradient_missing"]
+        assert answer["bias"]["per_unit"] is not None
 
 
 def test_an_exact_divergence_gives_the_horizon_bound(sender: Sender) -> None:
