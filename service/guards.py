@@ -48,6 +48,9 @@ class RequestGuard:
             await drain(receive, self._settings.max_json_bytes)
             await problem_response(error)(scope, receive, send)
             return
+        if request.method == "HEAD":
+            # Whatever answers GET answers HEAD (RFC 9110); the server leaves the body out.
+            request = Request({**scope, "method": "GET"})
         await self._serve(request, _counted(receive, limit), send)
 
     async def _serve(self, request: Request, receive: Receive, send: Send) -> None:

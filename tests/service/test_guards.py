@@ -44,3 +44,15 @@ def test_writes_from_the_services_own_pages_are_allowed(http: httpx.Client) -> N
 def test_a_compressed_body_is_refused(http: httpx.Client) -> None:
     answer = http.post("/v1/runs", content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
     assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/livez", "/metrics", "/v1/runs", "/static/page.js", "/v1/runs/run_none", "/v1/leases"]
+)
+def test_head_answers_as_get_does_without_the_body(http: httpx.Client, path: str) -> None:
+    wanted, answer = http.get(path), http.head(path)
+    assert answer.status_code == wanted.status_code
+    assert answer.headers["content-type"] == wanted.headers["content-type"]
+    assert answer.headers["content-length"] == wanted.headers["content-length"]
+    assert answer.content == b""
+    assert http.get("/livez").status_code == 200, "the connection is still good"
