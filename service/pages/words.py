@@ -49,9 +49,11 @@ def label_of(state: str, known: dict[str, Label]) -> Label:
 
 
 def number(value: float | None) -> str:
-    """A measure to three digits, a dash where it is missing or not estimable."""
-    if value is None or not math.isfinite(value):
+    """A measure to three digits, a dash where it is missing or not estimable, words where float64 cannot hold it."""
+    if value is None or math.isnan(value):
         return DASH
+    if math.isinf(value):
+        return "too large" if value > 0 else "−too large"
     text = scientific(value)
     return f"−{text[1:]}" if text.startswith("-") else text
 
@@ -86,10 +88,10 @@ def moment(at_us: int | None) -> Moment | None:
 
 def mismatch_value(value: float | None) -> Value:
     """k3 with the tone of the published ranges for dense models at lag 0."""
-    if value is None or not math.isfinite(value):
+    if value is None or math.isnan(value):
         return Value(DASH)
     tone: Tone = "bad" if value > BAD_ABOVE else "look" if value > LOOK_ABOVE else ""
-    return Value(scientific(value), tone)
+    return Value(number(value), tone)
 
 
 def alerts_label(severities: list[str]) -> Label:

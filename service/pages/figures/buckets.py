@@ -124,7 +124,7 @@ def bucket_figure(columns: BucketColumns | None) -> Figure | Missing:
     ]  # fmt: skip
     axis = by.axis.format(behaviour=behaviour_of(columns.comparison))
     caption = f"{_caption(columns.comparison, columns.step)} {by.hint}"
-    layout = _layout(axis, "|d|, nats")
+    layout = _layout(axis, "|d|, nats", traces)
     return Figure(by.title, caption, _summary(by, columns, held), traces, layout, height=400)
 
 
@@ -152,7 +152,7 @@ def token_id_figure(columns: TokenIdColumns) -> Figure | Missing:
         f"{columns.tokens[worst]} tokens."
     )
     traces = [bars, _token_bars(names, [columns.tokens[index] for index in shown])]
-    return Figure(TOKEN_ID_TITLE, caption, summary, traces, _layout("token id", "Σ k3, nats"), height=400)
+    return Figure(TOKEN_ID_TITLE, caption, summary, traces, _layout("token id", "Σ k3, nats", traces), height=400)
 
 
 def _token_bars(names: Sequence[str], tokens: Sequence[int]) -> Json:
@@ -162,17 +162,28 @@ def _token_bars(names: Sequence[str], tokens: Sequence[int]) -> Json:
     }  # fmt: skip
 
 
-def _layout(axis: str, value: str) -> Json:
+def _layout(axis: str, value: str, traces: Sequence[Json]) -> Json:
+    """Values above, tokens below. More labels than a panel has room for would be printed over each other."""
+    above = [each for trace in traces if "yaxis" not in trace for each in trace["y"]]
+    below = [each for trace in traces if "yaxis" in trace for each in trace["y"]]
     return {
         "xaxis": {"title": {"text": axis}, "type": "category", "anchor": "y2", "tickangle": -38},
-        "yaxis": _log_axis(value, [0.42, 1]),
-        "yaxis2": _log_axis("tokens", [0, 0.32]),
+        "yaxis": _log_axis(value, [0.42, 1], above, labels=6),
+        "yaxis2": _log_axis("tokens", [0, 0.32], below, labels=3),
         "bargap": 0.25,
     }
 
 
-def _log_axis(title: str, domain: list[float]) -> Json:
-    return {"title": {"text": title}, "type": "log", "domain": domain, "exponentformat": "power", "dtick": 1}
+def _log_axis(title: str, domain: list[float], values: Sequence[float | None], labels: int) -> Json:
+    exponents = [math.log10(value) for value in values if value and math.isfinite(value)]
+    decades = max(exponents) - min(exponents) if exponents else 0.0
+    return {
+        "title": {"text": title},
+        "type": "log",
+        "domain": domain,
+        "exponentformat": "power",
+        "dtick": max(1, math.ceil(decades / labels)),
+    }
 
 
 def _caption(comparison: str, step: int) -> str:

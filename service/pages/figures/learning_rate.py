@@ -41,7 +41,9 @@ def learning_rate_figure(curve: ScaleCurve | None) -> Figure | Missing:
             "x": [step for step, _ in curve.acknowledged], "y": [scale for _, scale in curve.acknowledged],
             "marker": {"color": SERIES[1], "symbol": "diamond", "size": 8}, "hovertemplate": "%{y:.3g}",
         })  # fmt: skip
-    shape, label = vertical_marker(curve.now, f"now, {curve.now}", MUTED, row=0.12, left=curve.now > 0.7 * curve.end)
+    # Where the staircase is not: above it, or below it while it is high.
+    row = 0.12 if past[-1][1] > 0.5 else 1.0
+    shape, label = vertical_marker(curve.now, f"now, {curve.now}", MUTED, row=row, left=curve.now > 0.7 * curve.end)
     layout = {
         "xaxis": step_axis(range=[0, curve.end]),
         "yaxis": {"title": {"text": "scale"}, "range": [0, 1.08], "tickvals": [0, 0.1, 0.25, 0.5, 1], "zeroline": True},

@@ -126,9 +126,17 @@ def step_axis(**more: Any) -> Json:
 
 
 def scientific(value: float) -> str:
-    """`1.2e-05` for a person: `1.2e-5`, and plain digits where they are shorter."""
+    """Three digits for a person: `1.2e-05` is `1.2e-5`, plain digits where they are shorter.
+
+    Close to 1, where many measures agree, the digits are those of the distance: three would make 1 of all of them.
+    """
     if value == 0:
         return "0"
+    distance = abs(value - 1)
+    if 5e-8 <= distance < 5e-3:
+        return f"{value:.{min(7, 1 - math.floor(math.log10(distance)))}f}".rstrip("0").rstrip(".")
+    if 999.5 <= abs(value) < 1e5:
+        return f"{value:.0f}"
     if 1e-3 <= abs(value) < 1e5:
         return f"{value:.3g}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")

@@ -197,6 +197,19 @@ class TestBuckets:
         assert isinstance(bucket_figure(None), Missing)
 
     @pytest.mark.parametrize(
+        ("tokens", "dtick"), [([1, 2, 3], 1), ([1, 2000, 3], 2), ([1, 3_000_000, 20], 3), ([0, 7, 0], 1)]
+    )
+    def test_an_axis_over_many_decades_has_no_more_labels_than_it_has_room_for(
+        self, tokens: list[int], dtick: int
+    ) -> None:
+        columns = BucketColumns(
+            "trainer/rollout", 7, [0.0, 0.1, 0.2, 1.0], tokens, [0.1] * 3, [1e300, math.inf, 1e-300]
+        )
+        layout = drawn(bucket_figure(columns)).layout
+        assert layout["yaxis2"]["dtick"] == dtick
+        assert layout["yaxis"]["dtick"] >= 1
+
+    @pytest.mark.parametrize(
         ("by", "edges", "names"),
         [
             ("position", [0.0, 1.0, 3.0, 7.0], ["0", "1–2", "3–6"]),
@@ -271,8 +284,13 @@ class TestAttribution:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (1.2e-05, "1.2e-5"), (1e-08, "1e-8"), (0.0012, "0.0012"), (-3e-7, "-3e-7"), (12345.0, "1.23e+04")],
-)
+    [
+        (0.0, "0"), (1.2e-05, "1.2e-5"), (1e-08, "1e-8"), (0.0012, "0.0012"), (-3e-7, "-3e-7"),
+        (999.4, "999"), (999.6, "1000"), (3008.6, "3009"), (-12345.2, "-12345"), (123456.0, "1.23e5"),
+        (1.0, "1"), (0.99997512, "0.999975"), (1.00031, "1.00031"), (0.9951, "0.9951"), (0.9949, "0.995"),
+        (1 + 1e-9, "1"), (-0.9999, "-1"),
+    ],
+)  # fmt: skip
 def test_numbers_are_short(value: float, text: str) -> None:
     assert scientific(value) == text
 

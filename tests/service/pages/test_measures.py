@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from foreshock.measures.registry import measure_named
@@ -54,6 +56,18 @@ def test_the_interval_is_the_bootstraps_where_there_is_one() -> None:
 )
 def test_a_tone_is_of_a_published_range(name: str, values: Values, tone: str) -> None:
     assert value_of(name, values).tone == tone
+
+
+def test_what_float64_cannot_hold_is_not_shown_as_not_estimable() -> None:
+    assert value_of("chi2_token", {"chi2_token": math.inf}).text == "too large"
+    assert value_of("tail_asymmetry(1)", {"tail_asymmetry_1": -math.inf}).text == "−too large"
+    assert value_of("k3_kl", {"k3_kl": math.inf}) == Value("too large", "bad")
+    assert value_of("chi2_token", {"chi2_token": None}).text == "–"
+
+
+def test_agreement_close_to_1_is_told_from_1() -> None:
+    assert value_of("ess_token", {"ess_token": 0.999975}).text == "0.999975"
+    assert value_of("mean_ratio", {"mean_ratio": 1.0}).text == "1"
 
 
 def test_a_group_of_which_nothing_was_logged_says_what_to_log() -> None:
