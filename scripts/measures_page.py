@@ -49,6 +49,69 @@ less than 1/N; `pareto_k` with fewer than five values in the tail; anything that
 were not logged. NaN and infinite log-probs are counted apart and kept out of every mean.
 """
 
+FRAMEWORKS = """\
+## In another framework
+
+A trainer holds padded tensors and a mask. All measures of a step, from these, without a service:
+
+```python
+from foreshock.measures import measure_step
+from foreshock.rollouts import RolloutBatch
+
+rollouts = RolloutBatch.from_padded(
+    responses, response_mask,
+    rollout_log_probs=rollout_log_probs, trainer_log_probs=old_log_probs, group_ids=prompt_ids,
+)
+measurement = measure_step(rollouts)
+metrics = measurement.step.measures() | measurement.comparisons["trainer/rollout"].measures()
+```
+
+`pip install foreshock` brings numpy and pyarrow, no torch. With `foreshock[fast]`, call
+`foreshock.measures.compiled.prepare()` once in a process: from then on the same lines take machine code.
+
+| argument | what |
+| --- | --- |
+| `responses`, `response_mask` | [N, L] token ids, and 1 where the model sampled; prompts may stand in front |
+| `rollout_log_probs`, `trainer_log_probs` | [N, L] log μ as the engine logged it, and log π |
+| `group_ids` | [N] the prompt of each rollout, strings or whole numbers; without it each rollout is a cluster |
+| `entropy` | [N, L] of μ, in nats |
+| `advantage`, `reward` | [N, L] or [N]; [N] |
+| `turn`, `weights_version` | [N, L] or [N]; lag needs `attributes=BatchAttributes(trainer_weights_version=…)` too |
+| `response_padding_mask` | [N, L] 1 for tokens: where a response begins or ends with a tool's, or has padding in it |
+| `prompt_token_ids`, `prompt_padding_mask` | [N, P] for the length of prompts |
+
+Arrays are numpy's or torch's: on a device, in bfloat16, part of a graph; padded left or right. What stands in padding
+is never looked at. A row whose mask is 0 everywhere is a rollout of no tokens. A log-prob above 0, a shape that does
+not fit or a mask that is none is an `InvalidRolloutsError` with its row and column. Where rows are lists,
+`RolloutBatch.from_lists` takes them; jagged tensors go into `from_arrays` with their offsets. The names elsewhere:
+
+| | token ids, mask | log μ | log π |
+| --- | --- | --- | --- |
+| verl | `responses`, `response_mask` | `rollout_log_probs` | `old_log_probs` |
+| TRL | `completion_ids`, `completion_mask` | `sampling_per_token_logps` | `old_per_token_logps` |
+| NeMo-RL | `input_ids`, `token_mask * sample_mask[:, None]` | `generation_logprobs` | `prev_logprobs` |
+
+**Ranks.** What each measured of its own rollouts folds into what one process would have measured of all, in any order.
+Sums travel, and a row a rollout; no tokens:
+
+```python
+import torch.distributed as dist
+from foreshock.measures import fold
+
+of_ranks = [None] * dist.get_world_size()
+dist.all_gather_object(of_ranks, measurement)
+of_step = fold(of_ranks)
+```
+
+A group id must mean the same prompt on every rank. Where objects cannot be sent, `to_bytes` and `from_bytes` of
+`measurement.step`, `comparison.statistics` and `comparison.summaries` do it without pickle; `fold` takes these
+statistics as well, and `RolloutSummaries.concat` the rows.
+
+The same objects give the tables by condition (`comparison.statistics.condition_table("position")`), by token id
+(`.token_id_table()`), what corrections would do (`foreshock.corrections.evaluate_usual(comparison.statistics,
+comparison.summaries)`), and what is wrong with the columns (`foreshock.lint.lint_batch(rollouts)`).
+"""
+
 INTERVALS = """\
 Tokens of a rollout depend on each other, and so do rollouts of one prompt. Intervals are of 95 % and cluster by
 prompt group (`group_id`; a rollout without one is a cluster by itself): for m = ΣS/ΣT the residuals are e_g = S_g −
@@ -237,7 +300,7 @@ def page() -> str:
     """What docs/measures.md is to contain."""
     found = sections()
     contents = [f"- [{section.title}](#{anchor(section.title)}) ({len(measures)})" for section, measures in found]
-    lines = [INTRODUCTION, "## Contents", "", f"{len(MEASURES)} measures.", "", *contents]
+    lines = [INTRODUCTION, FRAMEWORKS, "## Contents", "", f"{len(MEASURES)} measures.", "", *contents]
     lines += ["- [By condition](#by-condition)", "- [Traps](#traps)", ""]
     for section, measures in found:
         lines += [f"## {section.title}", "", section.words.rstrip("\n"), "", *table(HEAD, map(line_of, measures))]

@@ -6,10 +6,11 @@ from foreshock.measures.attribution import CHAIN, Attribution, Link, attribute
 from foreshock.measures.buckets import BUCKET_EDGES, BucketTable
 from foreshock.measures.comparison import Comparison, StepMeasurement, compare, measure_step
 from foreshock.measures.conditions import CONDITIONS, Condition
+from foreshock.measures.folding import fold
 from foreshock.measures.intervals import Interval
 from foreshock.measures.registry import MEASURES, Measure, measure_named
-from foreshock.measures.statistics import ComparisonStatistics, fold
-from foreshock.measures.step_statistics import StepStatistics, fold_steps
+from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.measures.step_statistics import StepStatistics
 from foreshock.measures.summaries import RolloutSummaries
 from foreshock.measures.token_ids import TokenIdTable
 
@@ -33,7 +34,6 @@ __all__ = [
     "attribute",
     "compare",
     "fold",
-    "fold_steps",
     "measure_named",
     "measure_step",
 ]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.errors import InvalidRolloutsError
 from foreshock.measures.intervals import Interval, interval_from_residuals
 from foreshock.measures.sums import CompensatedSums
+from foreshock.rollouts.arrays import names_of
 
 __all__ = ["CLUSTER_COLUMNS", "ClusterSums"]
 
@@ -39,7 +41,7 @@ class ClusterSums:
     single_sums: CompensatedSums
 
     @classmethod
-    def of(cls, tokens: NDArray[np.int64], sums: Float64, group_ids: Sequence[str | None] | None) -> ClusterSums:
+    def of(cls, tokens: NDArray[np.int64], sums: Float64, group_ids: Iterable[object] | None) -> ClusterSums:
         """The sums of N rollouts: `tokens` [N], `sums` [N, C]; those without tokens take no part."""
         keys, grouped = group_keys(group_ids, tokens.size)
         measured = tokens > 0
@@ -99,19 +101,26 @@ class ClusterSums:
         return of_groups + max(of_singles, 0.0) if not math.isnan(of_singles) else math.nan
 
 
-def group_keys(group_ids: Sequence[str | None] | None, rollouts: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """[N] the 64-bit key of each rollout's group, and whether it has one."""
+def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """[N] the 64-bit key of each rollout's group, and whether it has one. Whole numbers are names too.
+
+    Raises InvalidRolloutsError where there is not one id a rollout.
+    """
     keys = np.zeros(rollouts, dtype=np.uint64)
     if group_ids is None:
         return keys, np.zeros(rollouts, dtype=np.bool_)
+    names = names_of(group_ids, "group_id")
+    if len(names) != rollouts:
+        raise InvalidRolloutsError(f"has {len(names)} values for {rollouts} rollouts", column="group_id")
     known: dict[str, int] = {}
-    for row, group in enumerate(group_ids):
+    for row, group in enumerate(names):
         if group is None:
             continue
         if group not in known:
-            known[group] = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little")
+            encoded = group.encode(errors="surrogatepass")
+            known[group] = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
         keys[row] = known[group]
-    return keys, np.array([group is not None for group in group_ids], dtype=np.bool_)
+    return keys, np.array([group is not None for group in names], dtype=np.bool_)
 
 
 def _empty_table(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], CompensatedSums]:

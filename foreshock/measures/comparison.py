@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foreshock.errors import StatisticsError
 from foreshock.measures.statistics import ComparisonStatistics, token_inputs
 from foreshock.measures.step_statistics import StepStatistics, lag_of_tokens
 from foreshock.measures.summaries import RolloutSummaries
 from foreshock.measures.token_pass import sum_rollouts
+from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = ["Comparison", "StepMeasurement", "compare", "measure_step"]
@@ -27,6 +29,11 @@ class Comparison:
         """Every comparison and sequence measure of the registry by column; NaN where it is not estimable."""
         return self.statistics.measures() | self.summaries.bootstrap_measures()
 
+    def merge(self, other: Comparison) -> Comparison:
+        """The same comparison over the rollouts of both, such as those of two data-parallel ranks."""
+        summaries = RolloutSummaries.concat([self.summaries, other.summaries])
+        return Comparison(self.statistics.merge(other.statistics), summaries)
+
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
@@ -34,6 +41,16 @@ class StepMeasurement:
 
     step: StepStatistics
     comparisons: dict[str, Comparison]
+
+    def merge(self, other: StepMeasurement) -> StepMeasurement:
+        """The same over the rollouts of both. Raises StatisticsError where they do not have the same comparisons."""
+        if self.comparisons.keys() != other.comparisons.keys():
+            raise StatisticsError(
+                f"one part has the comparisons {sorted(self.comparisons)} and another {sorted(other.comparisons)}: "
+                "log the same columns in all"
+            )
+        comparisons = {name: own.merge(other.comparisons[name]) for name, own in self.comparisons.items()}
+        return StepMeasurement(self.step.merge(other.step), comparisons)
 
 
 def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Comparison:
@@ -43,7 +60,7 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
     they are used only where `behaviour` is the batch's own `rollout_log_probs`. Raises InvalidRolloutsError where a
     size does not fit.
     """
-    behaviour = np.asarray(behaviour)
+    behaviour = as_array(behaviour, "behaviour")
     logged = batch.rollout_log_probs
     is_logged = (
         batch.entropy is not None

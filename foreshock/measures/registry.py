@@ -270,7 +270,7 @@ STEP_MEASURES: tuple[Measure, ...] = (
     ),
     _step("response_length_min", _LENGTH, "tokens", "", "minimum over rollouts"),
     _step("response_length_max", _LENGTH, "tokens", "", "maximum over rollouts"),
-    _step("prompt_length_mean", "prompt tokens", "tokens"),
+    _step("prompt_length_mean", "prompt tokens; empty where no prompt was logged", "tokens"),
     _step("truncated_fraction", "finish reason `length`, or as long as the cap", "1", "0 is healthy"),
     _step("turns_mean", "turns of a rollout", "turns"),
     _step("reward_mean", "reward", "reward", "higher is better"),

@@ -7,16 +7,15 @@ that any way to split and order the rollouts gives the same numbers (to 1e-12 an
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.errors import InvalidRolloutsError, StatisticsError
+from foreshock.errors import InvalidRolloutsError
 from foreshock.measures import blob
 from foreshock.measures.clusters import CLUSTER_COLUMNS, ClusterSums
 from foreshock.measures.comparison_blob import read_comparison, store_comparison
@@ -29,8 +28,9 @@ from foreshock.measures.sequences import sequence_sums
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.measures.sums import CompensatedSums
 from foreshock.measures.token_pass import sum_rollouts
+from foreshock.rollouts.arrays import as_array
 
-__all__ = ["ComparisonStatistics", "StepStatistics", "fold", "token_inputs"]
+__all__ = ["ComparisonStatistics", "StepStatistics", "token_inputs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class ComparisonStatistics(ComparisonSums):
         behaviour: ArrayLike,
         offsets: ArrayLike,
         mask: ArrayLike | None = None,
-        group_ids: Sequence[str | None] | None = None,
+        group_ids: Iterable[object] | None = None,
         *,
         entropy: ArrayLike | None = None,
         turn: ArrayLike | None = None,
@@ -60,9 +60,9 @@ class ComparisonStatistics(ComparisonSums):
     ) -> ComparisonStatistics:
         """The statistics of log π `target` and log μ `behaviour`, both [T], of N rollouts cut at `offsets` [N + 1].
 
-        `mask` [T] is 0 where the model did not sample; `group_ids` [N] name the prompts; `entropy` [T] is that of μ in
-        nats; `turn` [T] numbers the turns; `lag` [T] is in weights versions; `advantage` is [T] or [N]. Raises
-        InvalidRolloutsError where the sizes do not fit.
+        `mask` [T] is 0 where the model did not sample; `group_ids` [N] name the prompts, by strings or whole numbers
+        (None: a cluster by itself); `entropy` [T] is that of μ in nats; `turn` [T] numbers the turns; `lag` [T] is in
+        weights versions; `advantage` is [T] or [N]. Raises InvalidRolloutsError where sizes or types do not fit.
         """
         inputs = token_inputs(
             target, behaviour, offsets, mask,
@@ -71,7 +71,7 @@ class ComparisonStatistics(ComparisonSums):
         return cls.of_rollout_sums(sum_rollouts(inputs), group_ids)
 
     @classmethod
-    def of_rollout_sums(cls, rollouts: RolloutSums, group_ids: Sequence[str | None] | None) -> ComparisonStatistics:
+    def of_rollout_sums(cls, rollouts: RolloutSums, group_ids: Iterable[object] | None) -> ComparisonStatistics:
         """The statistics of rollouts whose own sums are known; `group_ids` [N] name their prompts."""
         of_sequences, errors, log_weights = sequence_sums(rollouts)
         measured = rollouts.tokens > 0
@@ -163,17 +163,6 @@ def _extremes(rollouts: RolloutSums, log_weights: NDArray[np.float64]) -> NDArra
     return np.array([minus_lowest, highest, rollouts.max_probability_difference, log_ppl_diff, minus_log_ppl_diff])
 
 
-def fold(parts: Iterable[ComparisonStatistics]) -> ComparisonStatistics:
-    """The statistics over all parts, merged in the order given (a step's: its shards in sorted order).
-
-    Raises StatisticsError where there is no part.
-    """
-    try:
-        return functools.reduce(ComparisonStatistics.merge, parts)
-    except TypeError:
-        raise StatisticsError("there are no statistics to fold") from None
-
-
 def token_inputs(
     target: ArrayLike,
     behaviour: ArrayLike,
@@ -186,17 +175,18 @@ def token_inputs(
     token_ids: ArrayLike | None = None,
     advantage: ArrayLike | None = None,
 ) -> TokenInputs:
-    """The inputs of a comparison as arrays whose sizes fit; raises InvalidRolloutsError where they do not.
+    """The inputs of a comparison as arrays whose types and sizes fit; raises InvalidRolloutsError where they do not.
 
     `advantage` is [T], or [N] for one number a rollout; where N = T it is [T].
     """
-    cuts = np.asarray(offsets, dtype=np.int64)
+    cuts = _numbers("offsets", offsets, whole=True).astype(np.int64, copy=False)
     if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
         raise InvalidRolloutsError("offsets must rise from 0 and have N + 1 entries")
-    optional = {"response_mask": mask, "entropy": entropy, "turn": turn, "lag": lag, "response_token_ids": token_ids}
-    arrays = {"target": np.asarray(target), "behaviour": np.asarray(behaviour)}
-    arrays |= {name: np.asarray(value) for name, value in optional.items() if value is not None}
-    advantages = None if advantage is None else np.asarray(advantage)
+    given = {"target": target, "behaviour": behaviour, "response_mask": mask, "entropy": entropy}
+    whole = {"turn": turn, "lag": lag, "response_token_ids": token_ids}
+    arrays = {name: _numbers(name, value) for name, value in given.items() if value is not None}
+    arrays |= {name: _numbers(name, value, whole=True) for name, value in whole.items() if value is not None}
+    advantages = None if advantage is None else _numbers("advantage", advantage)
     if advantages is not None and advantages.shape != (cuts.size - 1,):
         arrays["advantage"] = advantages
     for name, array in arrays.items():
@@ -216,3 +206,12 @@ def token_inputs(
         token_ids=arrays.get("response_token_ids"),
         advantage=advantages,
     )
+
+
+def _numbers(column: str, value: ArrayLike, *, whole: bool = False) -> NDArray[Any]:
+    """`value` as an array of real numbers; raises InvalidRolloutsError naming `column` where it holds others."""
+    array = as_array(value, column)
+    kinds, wanted = ("iub", "whole numbers") if whole else ("iubf", "real numbers")
+    if array.size and array.dtype.kind not in kinds:
+        raise InvalidRolloutsError(f"must hold {wanted}, not {array.dtype}", column=column)
+    return array

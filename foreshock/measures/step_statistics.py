@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.errors import StatisticsError
 from foreshock.measures import blob
 from foreshock.measures.histograms import LENGTH_GRID
 from foreshock.measures.lengths import LengthStatistics
 from foreshock.measures.sums import CompensatedSums, two_product
 from foreshock.rollouts.batch import RolloutBatch
 
-__all__ = ["StepStatistics", "fold_steps", "lag_of_tokens", "truncated_rollouts"]
+__all__ = ["StepStatistics", "lag_of_tokens", "truncated_rollouts"]
 
 COUNTS = (
     "tool_tokens",
@@ -122,7 +119,8 @@ class StepStatistics:
             **{f"response_length_p{percent}": lengths.quantile(percent / 100) for percent in (50, 90, 99)},
             "response_length_min": lengths.minimum(),
             "response_length_max": lengths.maximum(),
-            "prompt_length_mean": _ratio(counts["prompt_tokens"], self.rollouts),
+            # A prompt has at least one token: where there is none at all, prompts were not logged.
+            "prompt_length_mean": counts["prompt_tokens"] / self.rollouts if counts["prompt_tokens"] else math.nan,
             "truncated_fraction": _ratio(counts["truncated"], counts["truncation_known"]),
             "turns_mean": _ratio(counts["turns"], counts["turns_known"]),
             "reward_mean": _ratio(sums["reward"], counts["rewards"]),
@@ -208,14 +206,6 @@ class _Totals:
         if lag.size:
             self.counts["lags"], self.counts["lag_sum"] = lag.size, int(lag.sum())
             self.extremes["max_lag"] = float(lag.max())
-
-
-def fold_steps(parts: Iterable[StepStatistics]) -> StepStatistics:
-    """The statistics over all parts, merged in the order given. Raises StatisticsError where there is no part."""
-    try:
-        return functools.reduce(StepStatistics.merge, parts)
-    except TypeError:
-        raise StatisticsError("there are no statistics to fold") from None
 
 
 def truncated_rollouts(batch: RolloutBatch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -162,11 +162,12 @@ class RolloutSummaries:
     def clusters(self) -> NDArray[np.int64]:
         """[N] a number for each rollout's prompt group, in the order of their ids; without one, a number of its own."""
         grouped = np.asarray(pc.is_valid(self.table.column("group_id")), dtype=np.bool_)
-        return np.where(grouped, self._ranks("group_id"), self.num_rollouts + self._ranks("sample_id"))
+        # Ids are unique in a shard, but not where those of two shards or ranks were put together.
+        return np.where(grouped, self._ranks("group_id"), self.num_rollouts + self._ranks("sample_id", "first"))
 
-    def _ranks(self, name: str) -> NDArray[np.int64]:
-        """[N] where each row stands among the different values of a column."""
-        return np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker="dense"), dtype=np.int64)
+    def _ranks(self, name: str, ties: str = "dense") -> NDArray[np.int64]:
+        """[N] where each row stands among the values of a column; equal ones in the same place or ("first") in turn."""
+        return np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker=ties), dtype=np.int64)
 
     def to_bytes(self) -> bytes:
         """The table as an Arrow IPC file, compressed with zstd."""

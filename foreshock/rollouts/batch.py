@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.errors import InvalidRolloutsError
+from foreshock.rollouts.arrays import as_array, names_of
 from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.padded import Padding, flat_columns, mask_of, refuse_cell
 from foreshock.rollouts.ragged import concatenate_offsets, offsets_of_lengths, take_rows
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
 from foreshock.rollouts.validation import validate_rollouts
@@ -26,7 +28,8 @@ class RolloutBatch:
 
     The tokens of rollout i are `response_token_ids[response_offsets[i]:response_offsets[i + 1]]`; every [T]
     field is cut the same way. A field that is None was not logged. Missing numbers of a rollout are NaN, missing
-    strings None. The constructor trusts its arguments; `from_arrays`, `from_lists` and `decode_rollouts` validate.
+    strings None. The constructor trusts its arguments; `from_arrays`, `from_lists`, `from_padded` and `decode_rollouts`
+    validate.
     """
 
     sample_ids: list[str]  # N, unique in the batch
@@ -87,9 +90,10 @@ class RolloutBatch:
         return self.advantage_per_token if column.shape == "rollout or response" else column.shape != "rollout"
 
     def select(self, indices: ArrayLike) -> RolloutBatch:
-        """The rollouts at `indices` (integers or a boolean [N] mask), in that order."""
+        """The rollouts at `indices` (integers or a boolean [N] mask), in that order; IndexError for others."""
         chosen = np.asarray(indices)
-        rows = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+        # An empty list has the type of its missing numbers.
+        rows = np.arange(self.num_rollouts)[chosen if chosen.size else chosen.astype(np.int64)]
         prompt_positions, prompt_offsets = take_rows(self.prompt_offsets, rows)
         positions, response_offsets = take_rows(self.response_offsets, rows)
         values: dict[str, Any] = {}
@@ -122,7 +126,7 @@ class RolloutBatch:
         check_values: bool = True,
         **columns: Any,
     ) -> RolloutBatch:
-        """A validated batch of flat arrays (whatever numpy can read: numpy, torch on the CPU, lists) and offsets.
+        """A validated batch of flat arrays (lists, numpy's, torch's: see `as_array`) and offsets.
 
         `columns` are the other fields of RolloutBatch by name. `advantage` is taken per token where its size is T and
         not N. `check_values` False: only shapes are validated. Raises InvalidRolloutsError naming row and column.
@@ -157,7 +161,10 @@ class RolloutBatch:
     ) -> RolloutBatch:
         """A validated batch of one list per rollout and column. Raises InvalidRolloutsError naming row and column."""
         rows = {"prompt_token_ids": prompt_token_ids, "response_token_ids": response_token_ids, **columns}
-        lengths = {name: [len(row) for row in rows[name]] for name in ("prompt_token_ids", "response_token_ids")}
+        lengths = {
+            name: [_length(name, row, value) for row, value in enumerate(rows[name])]
+            for name in ("prompt_token_ids", "response_token_ids")
+        }
         shapes = {column.field: column.shape for column in ROLLOUT_COLUMNS}
         flat: dict[str, Any] = {}
         for name, value in rows.items():
@@ -174,6 +181,57 @@ class RolloutBatch:
             sample_ids,
             prompt_offsets=offsets_of_lengths(lengths["prompt_token_ids"]),
             response_offsets=offsets_of_lengths(lengths["response_token_ids"]),
+            attributes=attributes,
+            check_values=check_values,
+            **flat,
+        )
+
+    @classmethod
+    def from_padded(
+        cls,
+        response_token_ids: Any,
+        response_mask: Any,
+        *,
+        response_padding_mask: Any = None,
+        prompt_token_ids: Any = None,
+        prompt_padding_mask: Any = None,
+        sample_ids: Any = None,
+        attributes: BatchAttributes | None = None,
+        check_values: bool = True,
+        **columns: Any,
+    ) -> RolloutBatch:
+        """A validated batch of padded arrays, as trainers hold them: [N, L], and [N, P] for the prompts.
+
+        `response_mask` is 1 where the model sampled. A response goes from its first 1 to its last, whichever side is
+        padded; a 0 between them is a token that the model did not sample. Where that is not so (a response that begins
+        or ends with a tool's output, or has padding inside it), `response_padding_mask` says which cells are tokens.
+        Prompts may be left out. `columns` are the other fields of RolloutBatch by name: those of tokens are [N, L];
+        `turn`, `weights_version` and `advantage` may be [N], one value a rollout. Strings may be whole numbers;
+        `sample_ids` are the numbers of the rows where none are given. What stands in padding is never looked at.
+
+        Arrays are anything that `as_array` takes. Raises InvalidRolloutsError naming row and column; a place in a
+        response is counted from its first token.
+        """
+        mask = mask_of(response_mask, "response_mask")
+        if response_padding_mask is None:
+            padding = Padding.of(mask, holes=True)
+        else:
+            real = mask_of(response_padding_mask, "response_padding_mask", mask.shape)
+            refuse_cell("response_mask", mask, mask & ~real, "the model sampled where `response_padding_mask` is 0")
+            padding = Padding.of(real, holes=False)
+        flat = flat_columns(padding, columns)
+        prompts = Padding.of(np.zeros((mask.shape[0], 0), np.bool_), holes=True)
+        prompt_tokens = np.zeros(0, np.int32)
+        if prompt_token_ids is not None:
+            prompts = Padding.of(mask_of(prompt_padding_mask, "prompt_padding_mask"), holes=False)
+            prompt_tokens = prompts.flat(prompt_token_ids, "prompt_token_ids")
+        return cls.from_arrays(
+            names_of(range(mask.shape[0]) if sample_ids is None else sample_ids, "sample_id"),  # type: ignore[arg-type]
+            prompt_tokens,
+            prompts.offsets,
+            padding.flat(response_token_ids, "response_token_ids"),
+            padding.offsets,
+            response_mask=padding.flat(mask, "response_mask"),
             attributes=attributes,
             check_values=check_values,
             **flat,
@@ -211,20 +269,15 @@ def _as_field(column: ColumnSpec, value: Any) -> Any:
     """`value` in the field's own type; raises InvalidRolloutsError where numbers would change by it."""
     if value is None or column.value_type == "string":
         return None if value is None else list(value)
-    try:
-        given = np.asarray(value)
-        wanted = np.dtype(_DTYPES[column.value_type])
-        if given.dtype == wanted:
-            return given.reshape(-1)
-        if given.dtype.kind not in ("iub" if wanted.kind in "iu" else "iuf") and given.size:
-            raise InvalidRolloutsError(f"must hold {column.value_type}, not {given.dtype}", column=column.name)
-        with np.errstate(over="ignore"):
-            converted = given.astype(wanted).reshape(-1)
-    except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, InvalidRolloutsError):
-            raise
-        raise InvalidRolloutsError(f"must hold {column.value_type}: {error}", column=column.name) from error
-    if wanted.kind in "iu" and not np.array_equal(converted, given.reshape(-1)):
+    given = as_array(value, column.name).reshape(-1)
+    wanted = np.dtype(_DTYPES[column.value_type])
+    if given.dtype == wanted:
+        return given
+    if given.dtype.kind not in ("iub" if wanted.kind in "iu" else "iuf") and given.size:
+        raise InvalidRolloutsError(f"must hold {column.value_type}, not {given.dtype}", column=column.name)
+    with np.errstate(over="ignore"):
+        converted = given.astype(wanted)
+    if wanted.kind in "iu" and not np.array_equal(converted, given):
         raise InvalidRolloutsError(f"has values that {column.value_type} cannot hold", column=column.name)
     return converted
 
@@ -236,14 +289,21 @@ def _as_offsets(column: str, offsets: ArrayLike) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def _length(name: str, row: int, value: Any) -> int:
+    try:
+        return len(value)
+    except TypeError:
+        raise InvalidRolloutsError(f"must be a list, not {type(value).__name__}", row=row, column=name) from None
+
+
 def _flatten(name: str, rows: Sequence[Any], lengths: Sequence[int], against: str) -> NDArray[Any]:
     """One flat array of all rows, whose lengths must be those of `against`."""
     if len(rows) != len(lengths):
         raise InvalidRolloutsError(f"has {len(rows)} rows where `{against}` has {len(lengths)}", column=name)
     for row, (value, length) in enumerate(zip(rows, lengths, strict=True)):
-        if len(value) != length:
+        if _length(name, row, value) != length:
             raise InvalidRolloutsError(
                 f"has {len(value)} values where `{against}` has {length}: log one value per token", row=row, column=name
             )
-    arrays = [np.asarray(row) for row in rows if len(row)]
+    arrays = [as_array(row, name) for row in rows if len(row)]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)

@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("verl", reason="verl, whose functions these are compared with, is not installed")
 
 from benchmarks import verl_reference as verl
+from foreshock.measures import measure_step
 from foreshock.measures.statistics import ComparisonStatistics
+from foreshock.rollouts import RolloutBatch
 
 pytestmark = pytest.mark.slow  # importing verl takes a while
 
@@ -104,3 +106,22 @@ def test_a_padded_zero_is_not_a_token() -> None:
         padded = verl.Padded.of(target, behaviour, offsets, width=width, double=True)
         for name, value in verl.off_policy_metrics(padded).items():
             assert ours[verl.OURS[name]] == pytest.approx(value, rel=1e-6), name
+
+
+def test_the_tensors_that_verl_holds_are_taken_as_they_are() -> None:
+    """Padded, with tool output between a model's turns: the same numbers from the same tensors."""
+    random = np.random.default_rng(1)
+    lengths = random.integers(2, 60, 16)
+    behaviour = -random.exponential(1.0, lengths.sum()).astype(np.float32)
+    target = np.minimum(behaviour + random.normal(0, 0.1, behaviour.size), 0).astype(np.float32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    sampled = random.random(behaviour.size) < 0.8
+    sampled[offsets[:-1]] = True
+    held = verl.Padded.of(target, behaviour, offsets, sampled, width=80)
+    rollouts = RolloutBatch.from_padded(
+        held.mask, held.mask, rollout_log_probs=held.behaviour, trainer_log_probs=held.target
+    )
+    ours = measure_step(rollouts).comparisons["trainer/rollout"].measures()
+    double = verl.Padded.of(target, behaviour, offsets, sampled, width=80, double=True)
+    for name, value in (verl.off_policy_metrics(double) | verl.debug_metrics(double)).items():
+        assert ours[verl.OURS[name]] == pytest.approx(value, rel=1e-6, abs=1e-12), name

@@ -52,6 +52,13 @@ def test_what_was_not_logged_has_no_value() -> None:
     }  # fmt: skip
 
 
+def test_prompts_that_were_not_logged_have_no_length() -> None:
+    with_prompts = StepStatistics.of(RolloutBatch.from_lists(["a", "b"], [[1], []], [[1], [1]]))
+    assert with_prompts.measures()["prompt_length_mean"] == 0.5
+    without = StepStatistics.of(RolloutBatch.from_lists(["a", "b"], [[], []], [[1], [1]]))
+    assert math.isnan(without.measures()["prompt_length_mean"])
+
+
 def test_rewards_that_are_all_the_same_have_no_deviation() -> None:
     batch = RolloutBatch.from_lists(list("abcd"), [[1]] * 4, [[1]] * 4, reward=[0.1] * 4)
     assert StepStatistics.of(batch).measures()["reward_std"] == 0.0

@@ -1,0 +1,60 @@
+"""What statistics are made from: arrays of any making whose sizes and types fit, and a name for each group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.measures import ComparisonStatistics, compare
+from foreshock.rollouts import RolloutBatch
+
+TARGET, BEHAVIOUR = [-1.0, -0.5, -3.0], [-1.25, -0.75, -2.0]
+OFFSETS = [0, 2, 3]
+
+
+def test_tensors_in_a_graph_or_in_bfloat16_are_measured() -> None:
+    wanted = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS).measures()
+    target, behaviour = (torch.tensor(values, requires_grad=True) for values in (TARGET, BEHAVIOUR))
+    found = ComparisonStatistics.of(target.bfloat16(), behaviour, torch.tensor(OFFSETS)).measures()
+    np.testing.assert_equal(found, wanted)
+    batch = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[1, 2], [3]])
+    np.testing.assert_equal(compare(batch, target.bfloat16(), behaviour.bfloat16()).statistics.measures(), wanted)
+
+
+def test_groups_may_be_named_by_whole_numbers() -> None:
+    of_names = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS, group_ids=["1", None])
+    for numbers in ([1, None], np.array([1, None], object)):
+        of_numbers = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS, group_ids=numbers)
+        assert of_numbers.to_bytes() == of_names.to_bytes()
+    both = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS, group_ids=torch.tensor([1, 2]))
+    assert both.clusters.keys.size == 2
+    assert np.isin(of_names.clusters.keys, both.clusters.keys).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "column"),
+    [
+        ({"target": TARGET[:2]}, "target"),
+        ({"target": [[-1.0, -2.0], [-3.0]]}, "target"),
+        ({"behaviour": ["a", "b", "c"]}, "behaviour"),
+        ({"behaviour": np.array(BEHAVIOUR, complex)}, "behaviour"),
+        ({"offsets": [0.0, 2.0, 3.0]}, "offsets"),
+        ({"mask": [1, 0]}, "response_mask"),
+        ({"entropy": [None, 1.0, 2.0]}, "entropy"),
+        ({"turn": [0.0, 1.5, 2.0]}, "turn"),
+        ({"lag": [0.0, np.nan, 2.0]}, "lag"),
+        ({"token_ids": [1.0, 2.0, 3.0]}, "response_token_ids"),
+        ({"advantage": [1.0]}, "advantage"),
+        ({"group_ids": ["a"]}, "group_id"),
+        ({"group_ids": ["a", "b", "c"]}, "group_id"),
+    ],
+)
+def test_what_does_not_fit_is_named(wrong: dict[str, Any], column: str) -> None:
+    given: dict[str, Any] = {"target": TARGET, "behaviour": BEHAVIOUR, "offsets": OFFSETS} | wrong
+    with pytest.raises(InvalidRolloutsError) as raised:
+        ComparisonStatistics.of(**given)
+    assert raised.value.column == column

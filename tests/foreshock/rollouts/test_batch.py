@@ -1,0 +1,50 @@
+"""A batch of rollouts in memory: what it is built from, and parts of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.rollouts import RolloutBatch
+from tests.foreshock.batches import random_batch
+
+
+def test_lists_of_tensors_are_lists_of_rollouts() -> None:
+    """As frameworks without padding hold them, in bfloat16 or as part of a graph."""
+    rows: list[Any] = [torch.tensor([-0.5, -1.25]).bfloat16(), torch.tensor([-3.0]).requires_grad_()]
+    ids: list[Any] = [torch.tensor([1, 2]), [3]]
+    batch = RolloutBatch.from_lists(["a", "b"], [[1], [1]], ids, rollout_log_probs=rows)
+    assert batch.rollout_log_probs is not None
+    assert batch.rollout_log_probs.tolist() == [-0.5, -1.25, -3.0]
+    flat = torch.tensor([-0.5, -1.25, -3.0], requires_grad=True).bfloat16()
+    alike = RolloutBatch.from_arrays(["a", "b"], [1, 1], [0, 1, 2], [1, 2, 3], [0, 2, 3], rollout_log_probs=flat)
+    np.testing.assert_array_equal(alike.rollout_log_probs, batch.rollout_log_probs)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "column"),
+    [
+        ({"rollout_log_probs": [[-1.0, -2.0], None]}, 1, "rollout_log_probs"),
+        ({"response_token_ids": [[1, 2], 3]}, 1, "response_token_ids"),
+        ({"prompt_token_ids": [None, [1]]}, 0, "prompt_token_ids"),
+    ],
+)
+def test_a_row_that_is_no_list_is_named(columns: dict[str, Any], row: int, column: str) -> None:
+    rows = {"prompt_token_ids": [[1], [1]], "response_token_ids": [[1, 2], [3]]} | columns
+    with pytest.raises(InvalidRolloutsError, match="must be a list") as raised:
+        RolloutBatch.from_lists(["a", "b"], **rows)
+    assert (raised.value.row, raised.value.column) == (row, column)
+
+
+def test_rollouts_are_chosen_as_numpy_chooses() -> None:
+    batch = random_batch(0, 4)
+    assert batch.select([]).num_rollouts == 0
+    assert batch.select([2, -1]).sample_ids == ["sample-0-2", "sample-0-3"]
+    assert batch.select([True, False, False, True]).sample_ids == ["sample-0-0", "sample-0-3"]
+    for wrong in ([4], [True, False], [0.5]):
+        with pytest.raises(IndexError):
+            batch.select(wrong)
