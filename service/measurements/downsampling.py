@@ -31,7 +31,9 @@ def _of_one_comparison(curves: Curves, rows: Sequence[int], max_points: int) -> 
     for start in range(0, len(rows), length):
         stretch = rows[start : start + length]
         for measure in range(len(curves.measures)):
-            present = [(value, row) for row in stretch if (value := curves.values[row][measure]) is not None]
+            # What overflowed is shown as missing: it must not stand for the largest value that can be shown.
+            values = ((curves.values[row][measure], row) for row in stretch)
+            present = [(value, row) for value, row in values if value is not None and math.isfinite(value)]
             if present:
                 kept |= {min(present)[1], max(present)[1]}
     return sorted(kept)

@@ -95,12 +95,10 @@ class _Findings:
             self.prompt = batch.prompt_token_ids[first:last].tolist()
             return
         sizes = np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0)
-        count = min(question.worst, sizes.size)
-        for position in np.argsort(-sizes, kind="stable")[:count].tolist():
-            if sizes[position] >= 0:
-                row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
-                token = _token(shard, batch, scores, d, row, position)
-                self._worst.append((float(sizes[position]), token))
+        for position in _largest(sizes, question.worst):
+            row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
+            token = _token(shard, batch, scores, d, row, position)
+            self._worst.append((float(sizes[position]), token))
         # A stable sort: among equals the earlier shard and position stay first.
         self._worst = sorted(self._worst, key=lambda each: -each[0])[: question.worst]
 
@@ -140,6 +138,15 @@ def _read_shards(
         yield shard.shard, batch, scores
         if sample_id is not None:
             return
+
+
+def _largest(sizes: NDArray[np.float64], most: int) -> list[int]:
+    """Where the `most` largest sizes that are not negative are, the largest first, the earlier first among equals."""
+    at_least = np.partition(sizes, -most)[-most] if most < sizes.size else 0.0
+    # Many equal to the smallest that counts may be here; a stable sort keeps the first of them.
+    candidates = np.flatnonzero(sizes >= max(at_least, 0.0))
+    order = np.argsort(-sizes[candidates], kind="stable")[:most]
+    return [int(position) for position in candidates[order]]
 
 
 def _token(

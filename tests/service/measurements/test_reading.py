@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+from collections.abc import Sequence
 
 import httpx
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.measures.registry import MEASURES
+from foreshock.rollouts import RolloutBatch
 from service.measurements.downsampling import keep_extremes
 from service.measurements.formats import choose_format
 from service.measurements.repository import Curves
@@ -88,8 +91,17 @@ def test_every_measure_explains_itself(sender: Sender) -> None:
     assert set(sender.get("measurements").json()["columns"]) >= {item["column"] for item in items}
 
 
+def finite(rows: Sequence[tuple[float | None, ...]], measure: int) -> list[float]:
+    """The values of a measure that can be shown."""
+    return [value for row in rows if (value := row[measure]) is not None and math.isfinite(value)]
+
+
 @given(
-    st.lists(st.tuples(st.one_of(st.none(), st.floats(-1e9, 1e9)), st.floats(-1, 1)), min_size=1, max_size=200),
+    st.lists(
+        st.tuples(st.one_of(st.none(), st.floats(-1e9, 1e9), st.sampled_from([math.inf, -math.inf])), st.floats(-1, 1)),
+        min_size=1,
+        max_size=200,
+    ),
     st.integers(2, 60),
 )
 def test_fewer_points_keep_the_extremes_and_the_ends(values: list[tuple[float | None, float]], most: int) -> None:
@@ -99,8 +111,7 @@ def test_fewer_points_keep_the_extremes_and_the_ends(values: list[tuple[float | 
     assert kept.keys == sorted(set(kept.keys))
     assert (kept.keys[0], kept.keys[-1]) == (curves.keys[0], curves.keys[-1])
     for measure in range(2):
-        whole = [row[measure] for row in values if row[measure] is not None]
-        rest = [row[measure] for row in kept.values if row[measure] is not None]
+        whole, rest = finite(values, measure), finite(kept.values, measure)
         if whole:
             assert (min(rest), max(rest)) == (min(whole), max(whole))
 
@@ -150,6 +161,26 @@ def test_the_worst_tokens_come_first(http: httpx.Client) -> None:
         part = parts[item["shard"]]
         start = part.response_offsets[part.sample_ids.index(item["sample_id"])]
         assert part.response_token_ids[start + item["position"]] == item["token_id"]
+
+
+def test_of_equal_differences_the_earlier_tokens_are_shown(http: httpx.Client) -> None:
+    sender = start_run(http)
+    batch = make_batch(30)
+    assert batch.rollout_log_probs is not None
+    alike = make_batch(
+        30, rollout_log_probs=np.full(batch.num_tokens, -1.0), trainer_log_probs=np.full(batch.num_tokens, -1.5)
+    )
+    sender.put_shard(0, alike).raise_for_status()
+    for worst in (1, 7, batch.num_tokens, 1000):
+        items = sender.get("steps/0/tokens", worst=worst).json()["items"]
+        places = [(item["sample_id"], item["position"]) for item in items]
+        assert places == all_places(batch)[:worst]
+
+
+def all_places(batch: RolloutBatch) -> list[tuple[str, int]]:
+    """Every token as (sample id, position), in order."""
+    lengths = zip(batch.sample_ids, batch.response_lengths.tolist(), strict=True)
+    return [(sample_id, position) for sample_id, length in lengths for position in range(length)]
 
 
 def test_one_rollout_is_shown_from_its_first_token_to_its_last(sender: Sender) -> None:
