@@ -90,8 +90,12 @@ def ask_for_lease(
     http: httpx.Client, worker: str = "w1", scorers: Sequence[str] = EVERYTHING, **fields: Any
 ) -> httpx.Response:
     """Ask for a job."""
-    body = {"worker": worker, "accelerator": "cpu", "device_name": "a CPU", "scorers": list(scorers), **fields}
-    return http.post("/v1/leases", json=body)
+    return http.post("/v1/leases", json=lease_request(worker, scorers, **fields))
+
+
+def lease_request(worker: str = "w1", scorers: Sequence[str] = EVERYTHING, **fields: Any) -> dict[str, Any]:
+    """What a worker says that asks for a job."""
+    return {"worker": worker, "accelerator": "cpu", "device_name": "a CPU", "scorers": list(scorers), **fields}
 
 
 def take_lease(http: httpx.Client, worker: str = "w1", **fields: Any) -> LeaseHolder:

@@ -145,10 +145,9 @@ def test_waiting_polls_hold_neither_threads_nor_connections(http: httpx.Client, 
     with httpx.Client(base_url=http.base_url, timeout=60, limits=limits) as many, ThreadPoolExecutor(60) as pool:
         waiting = [pool.submit(many.get, address(surged), params={"wait": 28}, headers=headers) for _ in range(60)]
         time.sleep(1.5)
-        started = time.monotonic()
         assert http.get("/livez").status_code == 200
         assert http.get(address(surged)).status_code == 200
-        assert time.monotonic() - started < 15
+        assert not any(each.done() for each in waiting)
         operate(http, surged, "hold").raise_for_status()
         assert {each.result(timeout=60).status_code for each in waiting} == {200}
 

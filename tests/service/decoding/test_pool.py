@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +36,12 @@ def allocate(size: int) -> int:
 def complain() -> None:
     """Raise an error with fields."""
     raise InvalidRolloutsError("is wrong", row=3, column="reward")
+
+
+def wait_for_file(path: Path) -> None:
+    """Go on once the file is there."""
+    while not path.exists():
+        time.sleep(0.01)
 
 
 def hang(seconds: float) -> None:
@@ -101,21 +107,27 @@ def test_a_task_that_hangs_is_ended(pool: DecoderPool) -> None:
     assert pool.run(own_process) != os.getpid()
 
 
-def test_more_than_the_queue_holds_is_told_to_come_back(pool: DecoderPool) -> None:
-    free = threading.Barrier(7)
+def test_more_than_the_queue_holds_is_told_to_come_back(tmp_path: Path) -> None:
+    pool = DecoderPool(Settings(decode_processes=1, decode_queue=4, token_pass="numpy"))
+    may_end = tmp_path / "may end"
 
-    def wait_and_run() -> str:
-        free.wait()
+    def run() -> str:
         try:
-            pool.run(hang, 0.5)
+            pool.run(wait_for_file, may_end)
         except DecodersBusy as error:
+            # All others have their places by now, and keep them until this one was told.
+            may_end.touch()
             return f"busy, retry after {error.headers['Retry-After']}"
         return "done"
 
-    with ThreadPoolExecutor(7) as threads:
-        answers = [threads.submit(wait_and_run) for _ in range(7)]
-        outcomes = sorted(answer.result() for answer in answers)
-    assert outcomes == ["busy, retry after 1"] + ["done"] * 6
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            answers = [threads.submit(run) for _ in range(6)]
+            outcomes = sorted(answer.result() for answer in answers)
+    finally:
+        may_end.touch()
+        pool.close()
+    assert outcomes == ["busy, retry after 1"] + ["done"] * 5
 
 
 def test_decoders_are_replaced_after_so_many_tasks() -> None:

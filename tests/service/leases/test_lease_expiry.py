@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-import time
-
 import httpx
 import pytest
+from sqlalchemy.orm import Session
 
-from service.settings import Settings
+from service.database.dialect import database_now_us
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
 
-# Short enough to wait for, and far longer than the pauses of a busy machine between two heartbeats.
-LEASE_SECONDS = 2.0
-LONGER = LEASE_SECONDS + 0.2
+LEASE_SECONDS = 60
+
+
+class Clock:
+    """The database's own time, and how far a test has moved it on: no test waits, and none is outrun."""
+
+    def __init__(self) -> None:
+        self.ahead_us = 0
+
+    def read(self, session: Session) -> int:
+        """What `database_now_us` says, later."""
+        return database_now_us(session) + self.ahead_us
+
+    def pass_seconds(self, seconds: float) -> None:
+        """Let time pass."""
+        self.ahead_us += int(seconds * 1e6)
 
 
 @pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """Leases that end soon, so that tests can wait for it."""
-    return settings.model_copy(update={"lease_seconds": LEASE_SECONDS})
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of whatever has to do with leases."""
+    clock = Clock()
+    for module in ("service.leases.service", "service.scores.service", "service.probes.service"):
+        monkeypatch.setattr(f"{module}.database_now_us", clock.read)
+    return clock
 
 
 @pytest.fixture
@@ -31,12 +46,12 @@ def run(http: httpx.Client) -> Sender:
     return sender
 
 
-def test_a_late_worker_is_refused_and_the_next_one_counts(http: httpx.Client, run: Sender) -> None:
+def test_a_late_worker_is_refused_and_the_next_one_counts(http: httpx.Client, run: Sender, clock: Clock) -> None:
     probe = ask_for_probe(run, 3).json()["id"]
     late = take_lease(http, "late")
     rollouts = late.rollouts()
     late.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
-    time.sleep(LONGER)
+    clock.pass_seconds(LEASE_SECONDS + 1)
     newer = take_lease(http, "newer")
     assert newer.token > late.token
     wrong = scores_of(rollouts, noisy(rollouts, 7))
@@ -60,19 +75,19 @@ def test_a_late_worker_is_refused_and_the_next_one_counts(http: httpx.Client, ru
     assert read["jobs"][0]["reasons"] == ["try 1 on late: the worker was not heard of in time"]
 
 
-def test_heartbeats_keep_a_lease_beyond_its_time(http: httpx.Client, run: Sender) -> None:
+def test_heartbeats_keep_a_lease_beyond_its_time(http: httpx.Client, run: Sender, clock: Clock) -> None:
     ask_for_probe(run, 3)
     holder = take_lease(http)
     for _ in range(6):
-        time.sleep(LEASE_SECONDS / 5)
+        clock.pass_seconds(LEASE_SECONDS / 2)
         assert holder.heartbeat().status_code == 200
         assert ask_for_lease(http, "other").status_code == 204
 
 
-def test_silence_counts_as_a_try(http: httpx.Client, run: Sender) -> None:
+def test_silence_counts_as_a_try(http: httpx.Client, run: Sender, clock: Clock) -> None:
     probe = ask_for_probe(run, 3).json()["id"]
     for number in range(3):
         take_lease(http, f"w{number}")
-        time.sleep(LONGER)
+        clock.pass_seconds(LEASE_SECONDS + 1)
     assert ask_for_lease(http).status_code == 204
     assert http.get(f"/v1/probes/{probe}").json()["state"] == "failed"
