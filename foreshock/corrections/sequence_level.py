@@ -33,8 +33,8 @@ def evaluate_sequences(
             correction,
             threshold,
             threshold,
-            not_estimable="this masks by the exact KL of each token, over the whole vocabulary: "
-            "log-probs of sampled tokens cannot give it",
+            not_estimable="this masks by the exact KL of each token, over the whole vocabulary: log-probs of sampled "
+            "tokens cannot give it; the Evaluator of the library takes it as exact_kl",
         )
     touched = _beyond(correction.name, threshold, sequences, exact_kl)
     lost = touched if correction.effect == "lost" else np.zeros_like(touched)

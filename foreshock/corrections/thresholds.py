@@ -79,26 +79,27 @@ def checked(threshold: Threshold, bounds: Bounds) -> Threshold:
         if bound is not None and not (math.isfinite(bound) and bound > 0.0):
             raise InvalidArgumentError(f"a bound must be a finite number above 0, not {bound}", "threshold")
     if bounds is Bounds.NONE and (lower is not None or upper is not None):
-        raise InvalidArgumentError("this has no threshold: leave it out", "threshold")
+        raise InvalidArgumentError("there is none to this correction: leave it out", "threshold")
     if bounds is Bounds.RANGE and lower is None and upper is not None and upper >= 1.0:
         lower = 1.0 / upper
-    problem = _problem(lower, upper, bounds)
-    if problem:
-        raise InvalidArgumentError(problem, "threshold")
+    wanted = _wanted(lower, upper, bounds)
+    if wanted:
+        raise InvalidArgumentError(f"name {wanted}, not {Threshold(lower, upper)}", "threshold")
     return Threshold(lower, upper)
 
 
-def _problem(lower: float | None, upper: float | None, bounds: Bounds) -> str:
+def _wanted(lower: float | None, upper: float | None, bounds: Bounds) -> str:
+    """What these bounds should have been; empty where they fit."""
     if bounds is Bounds.FLOOR:
         fits = lower is not None and upper is None and lower <= 1.0
-        return "" if fits else "the threshold must be one ratio of at most 1, such as 1e-4"
+        return "" if fits else "one ratio of at most 1, such as 1e-4"
     if bounds is Bounds.DIVERGENCE:
         fits = lower is None and upper is not None
-        return "" if fits else "the threshold must be one upper bound in nats, such as 0.01"
+        return "" if fits else "one upper bound in nats, such as 0.01"
     if bounds is Bounds.CAP:
         fits = lower is None and upper is not None and upper >= 1.0
-        return "" if fits else "the threshold must be one ratio of at least 1, such as 2"
+        return "" if fits else "one ratio of at least 1, such as 2"
     if bounds is Bounds.UPPER or bounds is Bounds.RANGE:
         fits = upper is not None and upper >= 1.0 and (lower is None or lower <= 1.0)
-        return "" if fits else "the upper bound must be at least 1 and the lower one at most 1, such as 2 or 0.5_5"
+        return "" if fits else "an upper bound of at least 1 and a lower one of at most 1, such as 2 or 0.5_5"
     return ""

@@ -27,7 +27,7 @@ def read_theory(
         float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
     ] = None,
     gradient_bound: Annotated[
-        float | None, Query(ge=0.0, le=1e100, description="B: a bound of the norm of ∇log π of one token")
+        float | None, Query(ge=0.0, allow_inf_nan=False, description="B: a bound of the norm of ∇log π of one token")
     ] = None,
     attempt: SurvivingOrAttempt = None,
 ) -> TheoryRead:

@@ -71,7 +71,7 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
         "Bias of the gradient, at most",
         f"{_number(bias.per_unit)} · B",
         f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts{reach}; B bounds the gradient of one token's log-prob. "
-        f"The trivial bound 2·B·T, at the mean length: {_number(bias.trivial)} · B."
+        f"The trivial bound 2·B·T·max|R|, at the mean length: {_number(bias.trivial)} · B."
         + "".join(f" {_sentence(note)}" for note in bias.notes),
     )
     # The page knows no exact Δmax; the API takes one.

@@ -95,7 +95,11 @@ def test_a_caller_names_correction_and_thresholds(sender: Sender) -> None:
 
 NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"correction": "token_tiss"}, "query.correction"),
-    ({"correction": "token_tis", "threshold": "0.5"}, "query.threshold"),
+    (
+        {"correction": "token_tis", "threshold": "0.5"},
+        "query.threshold: name one ratio of at least 1, such as 2, not 0.5",
+    ),
+    ({"correction": "geo_mis", "threshold": "2_0.5"}, "an upper bound of at least 1"),
     ({"correction": "token_tis", "threshold": "many"}, "query.threshold"),
     ({"correction": "token_tis", "threshold": "1e999"}, "query.threshold"),
     ({"threshold": "2"}, "query.threshold"),

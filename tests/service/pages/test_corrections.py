@@ -53,7 +53,7 @@ def test_theory_says_what_is_an_extrapolation_and_what_is_missing(site: Site) ->
     assert "An extrapolation, no bound" in part
     assert "supremum over states" in part
     assert "this step logs no scalar grad_norm_micro_batch" in part
-    assert "The trivial bound 2·B·T" in part
+    assert "The trivial bound 2·B·T·max|R|" in part
 
 
 def test_logged_norms_fill_the_noise_in(http: httpx.Client, own_run: SentRun) -> None:

@@ -56,6 +56,9 @@ def test_gradient_norms_of_the_trainer_give_the_noise_of_a_step(sender: Sender) 
     assert with_bias["bias_norm"] == pytest.approx(2 * answer["bias"]["per_unit"])
     assert with_bias["at_learning_rate"] > noise["at_learning_rate"]
     sender.put_scalars(0, {"lr": 5e-4}).raise_for_status()
+    # So large a bound of the bias is no float64.
+    too_large = sender.get("steps/0/theory", gradient_bound=1e308).raise_for_status().json()
+    assert too_large["step_noise_with_bias"]["at_learning_rate"] is None
     halved = sender.get("steps/0/theory").json()
     assert (halved["learning_rate"], halved["learning_rate_source"]) == (5e-4, "the step's scalar lr")
     assert halved["step_noise"]["at_learning_rate"] == pytest.approx(noise["at_half"])
@@ -93,7 +96,13 @@ def test_an_exact_divergence_gives_the_horizon_bound(sender: Sender) -> None:
     assert sender.get("steps/0/theory", delta_max=1.0).json()["horizon"]["vacuous"]
 
 
-NONSENSE = [{"delta_max": "1.5"}, {"delta_max": "nan"}, {"gradient_bound": "-1"}, {"comparison": "rollout"}]
+NONSENSE = [
+    {"delta_max": "1.5"},
+    {"delta_max": "nan"},
+    {"gradient_bound": "-1"},
+    {"gradient_bound": "inf"},
+    {"comparison": "rollout"},
+]
 
 
 def test_a_question_that_makes_no_sense_is_a_problem(sender: Sender) -> None:
