@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,9 @@ START_SECONDS = 120.0
 def only_demo_of(data: Path) -> Iterator[None]:
     """Hold the data folder's lock. Raises DemoError where another demo has it."""
     data.mkdir(parents=True, exist_ok=True)
-    with (data / "demo.lock").open("w") as file:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(_lock(data / "demo.lock"))
         except BlockingIOError as error:
             raise DemoError(
                 f"another demo is running on {data}: end it with Ctrl-C, or give --data another folder"
@@ -34,24 +35,44 @@ def only_demo_of(data: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def own_port() -> Iterator[int]:
+    """The usual port, or any free one where that is taken, be it by another demo whose service only starts yet."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(_lock(Path(tempfile.gettempdir()) / f"foreshock-demo-{USUAL_PORT}.lock"))
+        except OSError:  # held by another demo, or another user's file
+            yield free_port(0)
+        else:
+            yield free_port(USUAL_PORT, 0)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the file's lock. Raises BlockingIOError where another process has it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+@contextlib.contextmanager
 def running_service(data: Path) -> Iterator[tuple[Child, str]]:
     """A service that is ready, and its address. Raises DemoError, with the end of its log, where it does not start."""
-    port = free_port()
-    url = f"http://{HOST}:{port}"
-    environment = {
-        "FORESHOCK_HOST": HOST,
-        "FORESHOCK_PORT": str(port),
-        "FORESHOCK_DATABASE_URL": f"sqlite:///{data}/foreshock.db",
-        "FORESHOCK_STORE_URL": str(data / "tokens"),
-    }
-    with Child("service", ["serve"], environment, data / "service.log") as child:
-        _wait_until_ready(child, url)
-        yield child, url
+    with own_port() as port:
+        url = f"http://{HOST}:{port}"
+        environment = {
+            "FORESHOCK_HOST": HOST,
+            "FORESHOCK_PORT": str(port),
+            "FORESHOCK_DATABASE_URL": f"sqlite:///{data}/foreshock.db",
+            "FORESHOCK_STORE_URL": str(data / "tokens"),
+        }
+        with Child("service", ["serve"], environment, data / "service.log") as child:
+            _wait_until_ready(child, url)
+            yield child, url
 
 
-def free_port() -> int:
-    """The usual port, or any free one where that is taken."""
-    for port in (USUAL_PORT, 0):
+def free_port(*wanted: int) -> int:
+    """The first of the ports that is free; 0 is any."""
+    for port in wanted:
         with socket.socket() as probe, contextlib.suppress(OSError):
             # As the service binds: a port in TIME_WAIT is free for it.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

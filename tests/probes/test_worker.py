@@ -277,6 +277,6 @@ def test_a_service_that_is_away_is_waited_for(checkpoints: Path) -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         said = StringIO()
         away = WorkerSettings(url=url, weights_roots={"runs": checkpoints}, accelerator="cpu")
-        Worker(away, WorkerConsole(said), scorers=TORCH).run(until_idle_seconds=2.0)
+        Worker(away, WorkerConsole(said), scorers=TORCH).run(until_idle_seconds=3.4)
     assert said.getvalue().count("asking again") >= 2
     assert "leaving" in said.getvalue()

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
 from service.pages.gather.figures import RUN_PLOTS
 from tests.service.pages.conftest import Site, replay, send_run
@@ -65,10 +65,14 @@ class Visit:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.faults: list[str] = []
+        self._asked: set[Request] = set()
+        self._left: set[Request] = set()
         page.add_init_script(RECORD_BREACHES)
         page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
         page.on("pageerror", lambda error: self._note(True, str(error)))
-        page.on("requestfailed", lambda request: self._note(True, f"{request.failure}: {request.url}"))
+        # A page that is left while it refreshes itself gives up what it asked for.
+        page.on("requestfailed", lambda r: self._note(r not in self._left, f"{r.failure}: {r.url}"))
+        page.on("request", self._asked.add)
         page.on("request", lambda request: self._note(not request.url.startswith(self.origin), f"left: {request.url}"))
         self.origin = ""
 
@@ -79,9 +83,14 @@ class Visit:
     def open(self, site_url: str, path: str) -> Page:
         """Load the page and wait until its figures are drawn."""
         self.origin = site_url
-        self.page.goto(site_url + path)
+        self.go(site_url + path)
         self.page.wait_for_selector("body[data-drawn=yes]")
         return self.page
+
+    def go(self, address: str) -> None:
+        """Leave the page for another one."""
+        self._left = set(self._asked)
+        self.page.goto(address)
 
     def assert_clean(self) -> None:
         assert self.page.evaluate("window.breaches") == []
@@ -166,7 +175,7 @@ def test_no_page_is_wider_than_the_screen(visit: Visit, site: Site, width: int) 
     for path in ("/", site.run.address, f"{site.run.address}/steps/5", site.hostile.address):
         page = visit.open(site.url, path)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-    visit.page.goto(f"{site.url}/login")
+    visit.go(f"{site.url}/login")
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
     visit.assert_clean()
 
@@ -240,6 +249,8 @@ def test_what_a_reader_has_opened_stays_open_while_the_page_refreshes(visit: Vis
     opened = page.locator("details[open] > summary")
     assert opened.all_inner_texts() == ["Distribution and tails of d"]
     assert page.get_by_role("region", name="Distribution and tails of d").is_visible()
+    # What was fetched after the page is fetched again with it.
+    page.get_by_role("region", name="Worst tokens").get_by_role("columnheader", name="vllm.prefill").first.wait_for()
     visit.assert_clean()
 
 
