@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.errors import ConfigurationError
 from foreshock.measures import token
+from foreshock.measures.inputs import cuts_of, group_names, numbers_of, refuse_other_size
 from foreshock.measures.sums import CompensatedSums
 from foreshock.rollouts.ragged import offsets_of_lengths
 
@@ -131,7 +132,7 @@ def attribute(
     scores: Mapping[str, ArrayLike],
     offsets: ArrayLike,
     mask: ArrayLike | None = None,
-    group_ids: Sequence[str | None] | None = None,
+    group_ids: Iterable[object] | None = None,
     chain: Sequence[str] = CHAIN,
 ) -> Attribution:
     """Attribute the difference between the ends of the chain to its links.
@@ -141,8 +142,8 @@ def attribute(
     the model did not sample. `group_ids` [N] name the prompts, for the intervals. Scores outside `chain` and
     `torch.float32` are weighed against `torch.float32` only.
 
-    Raises ConfigurationError where fewer than two scores of the chain are given, InvalidRolloutsError where sizes do
-    not fit.
+    Raises ConfigurationError where fewer than two scores of the chain are given, InvalidRolloutsError where sizes or
+    types do not fit.
     """
     present = tuple(name for name in chain if name in scores)
     if len(present) < 2:
@@ -179,15 +180,12 @@ def attribute(
 def _checked(
     scores: Mapping[str, ArrayLike], offsets: ArrayLike, mask: ArrayLike | None
 ) -> tuple[dict[str, Float64], NDArray[np.int64], NDArray[np.bool_]]:
-    cuts = np.asarray(offsets, dtype=np.int64)
+    cuts = cuts_of(offsets)
     tokens = int(cuts[-1])
-    arrays = {name: np.asarray(value).astype(np.float64) for name, value in scores.items()}
-    generated = np.ones(tokens, np.bool_) if mask is None else np.asarray(mask) != 0
+    arrays = {name: numbers_of(name, value).astype(np.float64) for name, value in scores.items()}
+    generated = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
     for name, array in (*arrays.items(), ("response_mask", generated)):
-        if array.shape != (tokens,):
-            raise InvalidRolloutsError(
-                f"has the shape {array.shape} and must have one value for each of the {tokens} tokens", column=name
-            )
+        refuse_other_size(name, array, tokens)
     return arrays, cuts, generated
 
 
@@ -195,7 +193,7 @@ def _share(
     scores: dict[str, Float64],
     offsets: NDArray[np.int64],
     generated: NDArray[np.bool_],
-    group_ids: Sequence[str | None] | None,
+    group_ids: Iterable[object] | None,
 ) -> _Shared:
     """Keep the tokens that every score has, and number the prompt groups of the rollouts that are left."""
     keep = generated.copy()
@@ -204,8 +202,8 @@ def _share(
     running = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
     lengths = np.diff(running[offsets])
     rows = np.flatnonzero(lengths)
-    names = [group_ids[row] if group_ids is not None else None for row in rows.tolist()]
-    keys = [f"g{name}" if name is not None else f"r{row}" for row, name in zip(rows.tolist(), names, strict=True)]
+    names = group_names(group_ids, offsets.size - 1)
+    keys = [f"r{row}" if names[row] is None else f"g{names[row]}" for row in rows.tolist()]
     numbers: dict[str, int] = {}
     groups = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     return _Shared({name: values[keep] for name, values in scores.items()}, offsets_of_lengths(lengths[rows]), groups)

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.errors import InvalidRolloutsError
+from foreshock.measures.inputs import group_names
 from foreshock.measures.intervals import Interval, interval_from_residuals
 from foreshock.measures.sums import CompensatedSums
-from foreshock.rollouts.arrays import names_of
 
 __all__ = ["CLUSTER_COLUMNS", "ClusterSums"]
 
@@ -107,11 +106,7 @@ def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArr
     Raises InvalidRolloutsError where there is not one id a rollout.
     """
     keys = np.zeros(rollouts, dtype=np.uint64)
-    if group_ids is None:
-        return keys, np.zeros(rollouts, dtype=np.bool_)
-    names = names_of(group_ids, "group_id")
-    if len(names) != rollouts:
-        raise InvalidRolloutsError(f"has {len(names)} values for {rollouts} rollouts", column="group_id")
+    names = group_names(group_ids, rollouts)
     known: dict[str, int] = {}
     for row, group in enumerate(names):
         if group is None:

@@ -10,17 +10,17 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.errors import InvalidRolloutsError
 from foreshock.measures import blob
 from foreshock.measures.clusters import CLUSTER_COLUMNS, ClusterSums
 from foreshock.measures.comparison_blob import read_comparison, store_comparison
 from foreshock.measures.comparison_measures import comparison_measures
 from foreshock.measures.comparison_sums import COUNTS, ComparisonSums
+from foreshock.measures.inputs import cuts_of, numbers_of, refuse_other_size
 from foreshock.measures.largest import largest_of
 from foreshock.measures.log_weights import LogWeights
 from foreshock.measures.rollout_sums import LARGEST_VALUES, RolloutSums, TokenInputs
@@ -28,7 +28,6 @@ from foreshock.measures.sequences import sequence_sums
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.measures.sums import CompensatedSums
 from foreshock.measures.token_pass import sum_rollouts
-from foreshock.rollouts.arrays import as_array
 
 __all__ = ["ComparisonStatistics", "StepStatistics", "token_inputs"]
 
@@ -179,22 +178,16 @@ def token_inputs(
 
     `advantage` is [T], or [N] for one number a rollout; where N = T it is [T].
     """
-    cuts = _numbers("offsets", offsets, whole=True).astype(np.int64, copy=False)
-    if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
-        raise InvalidRolloutsError("offsets must rise from 0 and have N + 1 entries")
+    cuts = cuts_of(offsets)
     given = {"target": target, "behaviour": behaviour, "response_mask": mask, "entropy": entropy}
     whole = {"turn": turn, "lag": lag, "response_token_ids": token_ids}
-    arrays = {name: _numbers(name, value) for name, value in given.items() if value is not None}
-    arrays |= {name: _numbers(name, value, whole=True) for name, value in whole.items() if value is not None}
-    advantages = None if advantage is None else _numbers("advantage", advantage)
+    arrays = {name: numbers_of(name, value) for name, value in given.items() if value is not None}
+    arrays |= {name: numbers_of(name, value, whole=True) for name, value in whole.items() if value is not None}
+    advantages = None if advantage is None else numbers_of("advantage", advantage)
     if advantages is not None and advantages.shape != (cuts.size - 1,):
         arrays["advantage"] = advantages
     for name, array in arrays.items():
-        if array.shape != (int(cuts[-1]),):
-            raise InvalidRolloutsError(
-                f"has the shape {array.shape} and must have one value for each of the {int(cuts[-1])} tokens",
-                column=name,
-            )
+        refuse_other_size(name, array, int(cuts[-1]))
     return TokenInputs(
         target=arrays["target"],
         behaviour=arrays["behaviour"],
@@ -206,12 +199,3 @@ def token_inputs(
         token_ids=arrays.get("response_token_ids"),
         advantage=advantages,
     )
-
-
-def _numbers(column: str, value: ArrayLike, *, whole: bool = False) -> NDArray[Any]:
-    """`value` as an array of real numbers; raises InvalidRolloutsError naming `column` where it holds others."""
-    array = as_array(value, column)
-    kinds, wanted = ("iub", "whole numbers") if whole else ("iubf", "real numbers")
-    if array.size and array.dtype.kind not in kinds:
-        raise InvalidRolloutsError(f"must hold {wanted}, not {array.dtype}", column=column)
-    return array

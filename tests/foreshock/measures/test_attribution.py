@@ -194,6 +194,13 @@ def test_a_chain_of_one_and_a_score_of_another_length_are_refused() -> None:
     with pytest.raises(InvalidRolloutsError) as caught:
         attribute({"rollout": np.zeros(20), "trainer": np.zeros(19)}, [0, 20])
     assert caught.value.column == "trainer"
+    scores = {"rollout": np.zeros(20), "trainer": np.ones(20)}
+    for offsets in ([], [0, 15, 10, 20], [[0, 20]], [1, 20]):
+        with pytest.raises(InvalidRolloutsError, match="offsets must rise from 0"):
+            attribute(scores, offsets)
+    for groups in (["a"], ["a", "b", "c"]):
+        with pytest.raises(InvalidRolloutsError, match="values for 2 rollouts"):
+            attribute(scores, [0, 10, 20], group_ids=groups)
 
 
 @pytest.mark.shared
