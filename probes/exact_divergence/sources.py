@@ -8,6 +8,7 @@ leaves that rounding out, for an engine that computes its head in float32.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,10 @@ class GivenLogits:
 
     logits: torch.Tensor
 
+    def __post_init__(self) -> None:
+        if self.logits.ndim != 2 or self.logits.shape[1] == 0 or not self.logits.is_floating_point():
+            raise SourceError(f"floating-point logits [T, V] are needed, not {_described(self.logits)}")
+
     @property
     def tokens(self) -> int:
         return int(self.logits.shape[0])
@@ -82,9 +87,11 @@ class LogitSource:
     """The logits of T tokens: `hidden` [T, H] times `weight` [V, H] transposed, plus `bias` [V].
 
     After that come, in this order, rounding to `logits_dtype` (None: the dtype that hidden states and weights promote
-    to), the soft cap c·tanh(x/c) with c = `softcap`, and division by `temperature`. A bias of −inf masks a token.
-    All tensors of one source are on one device; H, dtype and device may differ from those of the other source.
-    Raises SourceError where the shapes do not fit or a number is not positive.
+    to), the soft cap c·tanh(x/c) with c = `softcap`, each of its steps rounded to that dtype as models do it, and
+    division by `temperature`, which is not rounded. A bias of −inf masks a token, unless there is a soft cap.
+    Weights and bias are on one device; H, dtype and device may differ from those of the other source. Products of
+    float32 on a GPU are TensorFloat-32 where torch was told to allow them.
+    Raises SourceError where the shapes, dtypes or devices do not fit or a number is not positive and finite.
     """
 
     hidden: torch.Tensor
@@ -95,17 +102,21 @@ class LogitSource:
     logits_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        if self.hidden.ndim != 2 or self.weight.ndim != 2 or self.hidden.shape[1] != self.weight.shape[1]:
+        fitting = self.hidden.ndim == self.weight.ndim == 2 and self.hidden.shape[1] == self.weight.shape[1]
+        if not (fitting and self.hidden.is_floating_point() and self.weight.is_floating_point()):
             raise SourceError(
-                f"hidden states [T, H] and head weights [V, H] are needed, not {tuple(self.hidden.shape)} and "
-                f"{tuple(self.weight.shape)}"
+                f"floating-point hidden states [T, H] and head weights [V, H] are needed, not "
+                f"{_described(self.hidden)} and {_described(self.weight)}"
             )
         if self.weight.shape[0] == 0:
             raise SourceError("the head has no rows: there is no vocabulary")
         if self.bias is not None and self.bias.shape != (self.weight.shape[0],):
             raise SourceError(f"the bias must be [{self.weight.shape[0]}], not {tuple(self.bias.shape)}")
-        if not self.temperature > 0.0 or (self.softcap is not None and not self.softcap > 0.0):
-            raise SourceError("temperature and soft cap must be above 0")
+        if self.bias is not None and self.bias.device != self.weight.device:
+            raise SourceError(f"the bias is on {self.bias.device}, and the head's weights are on {self.weight.device}")
+        for name, value in (("temperature", self.temperature), ("soft cap", self.softcap)):
+            if value is not None and not (value > 0.0 and math.isfinite(value)):
+                raise SourceError(f"the {name} must be above 0 and finite, and is {value}")
 
     @property
     def tokens(self) -> int:
@@ -134,23 +145,24 @@ class LogitSource:
         if torch.float64 in (self.product_dtype, self.logits_dtype):
             return torch.float64
         as_they_come = self.device.type == "cuda" and self.rounded_to in _HALF
-        return self.rounded_to if as_they_come and self.softcap is None and self.temperature == 1.0 else torch.float32
+        return self.rounded_to if as_they_come and self.temperature == 1.0 else torch.float32
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         return self.hidden[start:stop].to(self.device, self._multiplied_in)
 
     def write_logits(self, rows: torch.Tensor, start: int, stop: int, into: torch.Tensor) -> None:
         weight = self.weight[start:stop].to(self._multiplied_in)
-        if into.dtype == rows.dtype and into.device == rows.device:
-            logits = torch.mm(rows, weight.T, out=into)
+        out = into if into.dtype == rows.dtype and into.device == rows.device else None
+        if self.bias is None:
+            logits = torch.mm(rows, weight.T, out=out)
         else:
-            logits = torch.mm(rows, weight.T)
-        if self.bias is not None:
-            logits += self.bias[start:stop].to(logits.dtype)
+            logits = torch.addmm(self.bias[start:stop].to(rows.dtype), rows, weight.T, out=out)
         if logits.dtype != self.rounded_to:
             logits = logits.to(self.rounded_to)
-        if self.softcap is not None or self.temperature != 1.0:
-            logits = self._adjusted(logits.to(self.held_in))
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        if self.temperature != 1.0:
+            logits = logits.to(self.held_in) / self.temperature
         if logits.data_ptr() != into.data_ptr():
             into.copy_(logits)
 
@@ -162,12 +174,12 @@ class LogitSource:
             return self.product_dtype
         rounded_as_multiplied = self.rounded_to == self.product_dtype
         native = self.device.type != "cpu" or _multiplies_halves()
-        return self.product_dtype if native and rounded_as_multiplied and self.bias is None else torch.float32
+        bias_as_multiplied = self.bias is None or self.bias.dtype == self.product_dtype
+        return self.product_dtype if native and rounded_as_multiplied and bias_as_multiplied else torch.float32
 
-    def _adjusted(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits / self.temperature if self.temperature != 1.0 else logits
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
 @functools.cache

@@ -147,7 +147,11 @@ def _checked(
         raise SourceError("top_ks, tile_tokens and vocabulary_block must be at least 1")
     if token_ids is None:
         return None
-    ids = np.asarray(token_ids, dtype=np.int64)
-    if ids.shape != (target.tokens,) or (ids < 0).any() or (ids >= target.vocabulary).any():
-        raise SourceError(f"token_ids must be {target.tokens} ids of a vocabulary of {target.vocabulary}")
-    return ids
+    ids = np.asarray(token_ids)
+    if ids.shape != (target.tokens,) or (ids.size and ids.dtype.kind not in "iu"):
+        raise SourceError(f"token_ids must be {target.tokens} whole numbers, not {list(ids.shape)} of {ids.dtype}")
+    outside = np.flatnonzero((ids < 0) | (ids >= target.vocabulary))
+    if outside.size:
+        at = int(outside[0])
+        raise SourceError(f"token_ids[{at}] is {ids[at]}, which is not in a vocabulary of {target.vocabulary}")
+    return ids.astype(np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from probes.exact_divergence.reduction import SUMS, TileSums
@@ -30,22 +32,25 @@ class TritonReduction:
 
     def finish(self, rows: int) -> TileSums:
         target, behaviour = self._tiles
+        # Triton launches on the current device, wherever its arguments are.
+        there = torch.cuda.device(target.device) if target.device.type == "cuda" else contextlib.nullcontext()
         if rows:
-            reduce_rows[(rows,)](
-                target,
-                behaviour,
-                target.stride(0),
-                target.shape[1],
-                self._sums,
-                self._normalisers,
-                self._values,
-                self._ids,
-                TOP=self._top_k,
-                SLOTS=self._ids.shape[-1],
-                BLOCK=BLOCK,
-                num_warps=_WARPS,
-                enable_fp_fusion=True,
-            )
+            with there:
+                reduce_rows[(rows,)](
+                    target,
+                    behaviour,
+                    target.stride(0),
+                    target.shape[1],
+                    self._sums,
+                    self._normalisers,
+                    self._values,
+                    self._ids,
+                    TOP=self._top_k,
+                    SLOTS=self._ids.shape[-1],
+                    BLOCK=BLOCK,
+                    num_warps=_WARPS,
+                    enable_fp_fusion=True,
+                )
         log_normalisers = self._normalisers[:rows].T.clone()
         sums = self._sums[:rows].clone()
         sums[~torch.isfinite(log_normalisers).all(0)] = torch.nan

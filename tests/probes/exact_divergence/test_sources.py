@@ -49,6 +49,16 @@ def test_soft_cap_comes_before_temperature() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_the_steps_of_a_soft_cap_are_rounded_as_a_model_in_half_precision_rounds_them() -> None:
+    hidden, weight = (tensor.bfloat16() for tensor in made())
+    found = logits_of(LogitSource(hidden, weight, softcap=5.0))
+    plain = torch.nn.functional.linear(hidden, weight)
+    expected = torch.tanh(plain / 5.0) * 5.0
+    assert (found == found.bfloat16()).all()
+    # Another order of summation moves a product across a rounding boundary once in a while.
+    assert (found == expected.float()).float().mean() > 0.99
+
+
 def test_a_bias_of_minus_infinity_masks() -> None:
     hidden, weight = made()
     bias = torch.zeros(700)
@@ -71,14 +81,21 @@ def test_sources_may_differ_in_width_and_dtype() -> None:
     np.testing.assert_allclose(found.tv, whole.tv, rtol=1e-9)
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_what_does_not_fit_is_refused_and_named() -> None:
     hidden, weight = made()
-    for wrong in (
-        lambda: LogitSource(hidden, weight[:, :5]),
-        lambda: LogitSource(hidden, weight, torch.zeros(3)),
-        lambda: LogitSource(hidden, weight[:0]),
-        lambda: LogitSource(hidden, weight, temperature=0.0),
-        lambda: LogitSource(hidden, weight, softcap=-1.0),
+    elsewhere = torch.zeros(700, device="meta")
+    for wrong, message in (
+        (lambda: LogitSource(hidden, weight[:, :5]), r"\[6, 24\] of float32 and \[700, 5\] of float32"),
+        (lambda: LogitSource(hidden.long(), weight), r"\[6, 24\] of int64"),
+        (lambda: LogitSource(hidden, weight, torch.zeros(3)), r"bias must be \[700\], not \(3,\)"),
+        (lambda: LogitSource(hidden, weight, elsewhere), "bias is on meta, and the head's weights are on cpu"),
+        (lambda: LogitSource(hidden, weight[:0]), "no vocabulary"),
+        (lambda: LogitSource(hidden, weight, temperature=0.0), r"temperature must be above 0 and finite, and is 0\.0"),
+        (lambda: LogitSource(hidden, weight, temperature=np.inf), "temperature .* is inf"),
+        (lambda: LogitSource(hidden, weight, softcap=-1.0), r"soft cap .* is -1\.0"),
+        (lambda: GivenLogits(hidden[0]), r"logits \[T, V\] are needed, not \[24\] of float32"),
+        (lambda: GivenLogits(hidden[:, :0]), r"\[6, 0\]"),
+        (lambda: GivenLogits(hidden.long()), "of int64"),
     ):
-        with pytest.raises(SourceError):
+        with pytest.raises(SourceError, match=message):
             wrong()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -136,6 +137,28 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         torch.set_num_threads(before)
 
 
+def test_what_trains_and_what_infers_give_the_same() -> None:
+    random = torch.Generator().manual_seed(0)
+    hidden, weight, other = (torch.randn(shape, generator=random) for shape in ((5, 16), (700, 16), (700, 16)))
+    plain = exact_divergences(LogitSource(hidden, weight), LogitSource(hidden, other))
+    trained = [tensor.clone().requires_grad_() for tensor in (hidden, weight, other)]
+    assert_same(exact_divergences(LogitSource(*trained[:2]), LogitSource(trained[0], trained[2])), plain)
+    columns = hidden.T.contiguous().T, torch.stack([weight, weight], -1)[..., 0]
+    with torch.inference_mode():
+        inferred = exact_divergences(LogitSource(hidden, weight), LogitSource(hidden, other))
+        apart = exact_divergences(LogitSource(*columns), LogitSource(hidden, other))
+    assert_same(inferred, plain)
+    np.testing.assert_allclose(apart.kl, plain.kl, rtol=1e-4)
+
+
+def test_threads_that_call_at_once_get_their_own_answers() -> None:
+    cases = list(hard_cases(400).values())
+    expected = [of_logits(*pair) for pair in cases]
+    with ThreadPoolExecutor(4) as pool:
+        for found, wanted in zip(pool.map(lambda pair: of_logits(*pair), cases * 3), expected * 3, strict=True):
+            assert_same(found, wanted)
+
+
 def test_log_probs_are_those_of_the_tokens_asked_for() -> None:
     target, behaviour = hard_cases(500)["target masked"]
     ids = np.array([0, 250, int(target[2].isinf().nonzero()[0, 0])])
@@ -153,7 +176,11 @@ def test_what_does_not_go_together_is_refused() -> None:
         exact_divergences(source, LogitSource(torch.zeros(2, 4), torch.zeros(9, 4)))
     with pytest.raises(SourceError, match="same tokens and vocabulary"):
         exact_divergences(source, LogitSource(torch.zeros(3, 4), torch.zeros(8, 4)))
-    with pytest.raises(SourceError, match="ids"):
+    with pytest.raises(SourceError, match=r"token_ids\[2\] is 9, which is not in a vocabulary of 9"):
         exact_divergences(source, source, token_ids=[0, 1, 9])
+    with pytest.raises(SourceError, match=r"3 whole numbers, not \[2\] of int64"):
+        exact_divergences(source, source, token_ids=[0, 1])
+    with pytest.raises(SourceError, match=r"not \[3\] of float64"):
+        exact_divergences(source, source, token_ids=[0.0, 1.5, 2.0])
     with pytest.raises(SourceError, match="at least 1"):
         exact_divergences(source, source, top_ks=(0,))
