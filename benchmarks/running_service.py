@@ -46,7 +46,7 @@ def running_service(folder: Path, **settings: str) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=120)
 
 
 def _wait_until_ready(address: str, server: subprocess.Popen[bytes], log: Path) -> None:

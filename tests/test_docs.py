@@ -51,10 +51,11 @@ def test_the_readmes_python_connects_a_trainer(tmp_path: Path, monkeypatch: pyte
         }
         exec(code.replace("http://127.0.0.1:8765", address), names)
         client, feed = names["client"], names["feed"]
-        assert client.flush(30)  # type: ignore[attr-defined]
+        assert client.flush(300)  # type: ignore[attr-defined]
         measured = httpx.get(
             f"{address}/v1/runs/{client.run_id}/measurements",
             params={"comparison": "trainer/rollout"},  # type: ignore[attr-defined]
+            timeout=60,
         ).json()["columns"]
         feed.close()  # type: ignore[attr-defined]
         client.close()  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ def run_python(*arguments: str) -> str:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
         cwd=Path(__file__).parents[2],
     )

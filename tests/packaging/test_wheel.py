@@ -89,11 +89,11 @@ def test_serve_starts_from_the_wheel_with_its_extra(wheel: Path, clean_environme
         )
     try:
         assert wait_until_ready(f"http://127.0.0.1:{port}/readyz", server), (tmp_path / "serve.log").read_text()
-        assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
-        assert httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()["info"]["title"]
+        assert httpx.get(f"http://127.0.0.1:{port}/", timeout=60).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/openapi.json", timeout=60).json()["info"]["title"]
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=120)
 
 
 def wait_until_ready(url: str, server: subprocess.Popen[bytes], seconds: float = 240) -> bool:

@@ -62,7 +62,7 @@ class PostgresCluster:
     def stop(self) -> None:
         """Stop it, without writing what nobody will read, and remove its files."""
         self._server.send_signal(signal.SIGQUIT)
-        self._server.wait(timeout=30)
+        self._server.wait(timeout=120)
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -74,7 +74,7 @@ class PostgresCluster:
             raise RuntimeError(f"{command[0]} failed: {done.stderr}")
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while True:
             try:
                 psycopg.connect(self.url("postgres")).close()

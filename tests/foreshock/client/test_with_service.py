@@ -37,7 +37,7 @@ def make(real_service: RunningService, tmp_path: Path) -> Iterator[Callable[...,
 
 
 def get(client: Client, path: str, **query: Any) -> Any:
-    response = httpx.get(f"{client.settings.url}/v1/runs/{client.run_id}{path}", params=query, timeout=30)
+    response = httpx.get(f"{client.settings.url}/v1/runs/{client.run_id}{path}", params=query, timeout=60)
     response.raise_for_status()
     return response.json()
 
@@ -110,7 +110,7 @@ def test_a_deleted_run_takes_nothing_more(make: Callable[..., Client]) -> None:
     client = make("deleted")
     client.log_rollouts(1, random_batch(1))
     assert client.flush(300)
-    httpx.delete(f"{client.settings.url}/v1/runs/{client.run_id}").raise_for_status()
+    httpx.delete(f"{client.settings.url}/v1/runs/{client.run_id}", timeout=60).raise_for_status()
     client.log_rollouts(2, random_batch(2))
     assert client.flush(300)
     assert client.counters.rejected == 1
@@ -142,7 +142,7 @@ def test_the_feed_follows_an_operators_halving(make: Callable[..., Client], mode
             assert feed.scale(step) == 1.0
         assert client.flush(300)
         url = f"{client.settings.url}/v1/runs/{client.run_id}/lr-advice"
-        decided = httpx.post(f"{url}/decisions", json={"kind": "halve", "reason": "a test"}, timeout=30)
+        decided = httpx.post(f"{url}/decisions", json={"kind": "halve", "reason": "a test"}, timeout=60)
         decided.raise_for_status()
         deadline = time.monotonic() + 120
         while feed.advised_scale(100) != 0.5 and time.monotonic() < deadline:
@@ -152,6 +152,6 @@ def test_the_feed_follows_an_operators_halving(make: Callable[..., Client], mode
         assert feed.scale(0) == 1.0
         feed.acknowledge(100, 5e-7)
         assert client.flush(300)
-        answer = httpx.get(url, params={"step": 100}, timeout=30).json()
+        answer = httpx.get(url, params={"step": 100}, timeout=60).json()
         assert answer["scale"] == feed.scale(100)
         assert client.counters.rejected == 0

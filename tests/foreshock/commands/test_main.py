@@ -48,7 +48,7 @@ def without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     """`foreshock words` in a Python where `module` is not installed."""
     program = f"import sys; sys.modules[{module!r}] = None; from foreshock.commands.main import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=300
     )
 
 

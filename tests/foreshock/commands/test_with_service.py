@@ -70,8 +70,8 @@ def test_an_imported_run_is_whole(imported: RunningService, capsys: pytest.Captu
         "key": "imported", "model": "M", "state": "finished", "last_step": 30,
     }  # fmt: skip
     url = f"{imported.url}/v1/runs/{found['id']}"
-    assert len(httpx.get(f"{url}/scalars").json()["columns"]["value"]) == len(STEPS)
-    (checkpoint,) = httpx.get(f"{url}/checkpoints").json()["items"]
+    assert len(httpx.get(f"{url}/scalars", timeout=60).json()["columns"]["value"]) == len(STEPS)
+    (checkpoint,) = httpx.get(f"{url}/checkpoints", timeout=60).json()["items"]
     folder = recorded / "checkpoints" / "step_0020"
     assert (checkpoint["root"], checkpoint["path"]) == ("recorded", "run/checkpoints/step_0020")
     assert checkpoint["digest"] == weights_digest(folder)

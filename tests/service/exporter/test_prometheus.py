@@ -47,13 +47,13 @@ def prometheus_url(server: RunningServer, prometheus: str, tmp_path: Path) -> It
             yield f"http://127.0.0.1:{port}"
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=30)
+            process.wait(timeout=120)
 
 
 def ask(url: str, query: str) -> list[dict[str, Any]]:
     """The result of an instant query; empty while Prometheus is starting."""
     try:
-        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10)
+        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=60)
     except httpx.TransportError:
         return []
     if answer.status_code == 503:
@@ -62,7 +62,7 @@ def ask(url: str, query: str) -> list[dict[str, Any]]:
     return result
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
     """What `condition` gives once it is true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -87,12 +87,12 @@ def test_prometheus_reads_what_the_service_measured(http: httpx.Client, promethe
     assert up["value"][1] == "1"
     (age,) = ask(prometheus_url, "time() - foreshock_last_ingest_timestamp_seconds")
     assert 0 <= float(age["value"][1]) < 300
-    rules = httpx.get(f"{prometheus_url}/api/v1/rules", timeout=10).json()["data"]["groups"]
+    rules = httpx.get(f"{prometheus_url}/api/v1/rules", timeout=60).json()["data"]["groups"]
     assert rules
     wait_for(
         lambda: all(
             rule["health"] == "ok"
-            for group in httpx.get(f"{prometheus_url}/api/v1/rules", timeout=10).json()["data"]["groups"]
+            for group in httpx.get(f"{prometheus_url}/api/v1/rules", timeout=60).json()["data"]["groups"]
             for rule in group["rules"]
         )
     )

@@ -155,7 +155,10 @@ def test_a_step_whose_shards_stay_away_closes_after_the_grace_time_and_folds_aga
     settings: Settings, decoders: DecoderPool
 ) -> None:
     impatient = settings.model_copy(update={"step_grace_seconds": 1e-6})
-    with RunningServer(create_app(impatient, decoders)) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        RunningServer(create_app(impatient, decoders)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
         sender = start_run(http)
         first, late = make_batch(seed=1), make_batch(seed=2)
         assert sender.put_shard(0, first, 0, 2).json()["step_closed"] is False

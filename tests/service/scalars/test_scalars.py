@@ -31,7 +31,7 @@ def sender(settings: Settings, decoders: DecoderPool, seen: list[ClosedStepValue
 
     app = create_app(settings, decoders)
     app.state.context = app.state.context.replacing(step_observers=(observe,))
-    with RunningServer(app) as server, httpx.Client(base_url=server.url) as http:
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         yield start_run(http)
 
 
@@ -89,7 +89,7 @@ def test_an_observer_that_fails_leaves_no_row_of_the_shard(settings: Settings, d
 
     app = create_app(settings, decoders)
     app.state.context = app.state.context.replacing(step_observers=(fail,))
-    with RunningServer(app) as server, httpx.Client(base_url=server.url) as http:
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         sender = start_run(http)
         assert sender.put_shard(0, make_batch()).status_code == 500
         assert sender.get("steps").json()["items"] == []
