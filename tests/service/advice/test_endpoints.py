@@ -37,7 +37,7 @@ def operate(http: httpx.Client, run: RecordedRun, kind: str) -> httpx.Response:
     return http.post(f"{address(run)}/decisions", json={"kind": kind, "reason": "a test"})
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come to hold"
@@ -117,7 +117,7 @@ def test_a_long_poll_is_woken_by_news(http: httpx.Client, surged: RecordedRun, n
     answers: list[httpx.Response] = []
 
     def poll() -> None:
-        answers.append(http.get(address(surged), params={"wait": 25}, headers={"If-None-Match": etag}))
+        answers.append(http.get(address(surged), params={"wait": 30}, headers={"If-None-Match": etag}))
 
     waiting = threading.Thread(target=poll)
     waiting.start()
@@ -132,9 +132,9 @@ def test_a_long_poll_is_woken_by_news(http: httpx.Client, surged: RecordedRun, n
         http.post(f"/v1/runs/{surged.run}/alerts/{surged.alerts()[0].id}/resolve").raise_for_status()
     else:
         surged.close_all({LENGTH: [260.0] * 3, K3: [2e-2] * 3}, range(119, 122))
-    waiting.join(timeout=20)
+    waiting.join(timeout=60)
     assert [answer.status_code for answer in answers] == [200]
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 25
 
 
 def test_waiting_polls_hold_neither_threads_nor_connections(http: httpx.Client, surged: RecordedRun) -> None:
