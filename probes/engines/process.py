@@ -18,7 +18,7 @@ from foreshock.errors import ForeshockError
 from probes.engines.protocol import Failed, FailureKind, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
 from probes.scorers.request import Report
 
-__all__ = ["EngineError", "EngineProcess", "JobAbandonedError", "Patience"]
+__all__ = ["EngineError", "EngineProcess", "JobAbandonedError", "Patience", "engine_environment"]
 
 Answer = TypeVar("Answer", Ready, Scored)
 
@@ -82,7 +82,7 @@ class EngineProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     pass_fds=(requests_read, replies_write),
-                    env=_environment(),
+                    env=engine_environment(),
                     start_new_session=True,  # a group of its own, so that it can be ended with all it started
                 )
         except OSError:
@@ -216,6 +216,7 @@ class EngineProcess:
         self._process.wait()
 
 
-def _environment() -> dict[str, str]:
+def engine_environment() -> dict[str, str]:
+    """The environment of a process that runs an engine."""
     inherited = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
     return {**_DEFAULT_ENVIRONMENT, **inherited, **_ENVIRONMENT}

@@ -7,14 +7,16 @@ vocabulary at a time. A model that does more to its logits than a bias and a sof
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
+from probes.exact_divergence.engine_law import EngineLaw
 from probes.exact_divergence.result import ExactDivergences
 from probes.exact_divergence.sources import LogitSource
 from probes.exact_divergence.streaming import exact_divergences
@@ -60,19 +62,33 @@ class ModelLaw:
         return states
 
     def check(self, ids: torch.Tensor) -> None:
-        """Raise UnsupportedScoreError where the model's own logits of `ids` [1, time] are not those of its head."""
+        """Raise UnsupportedScoreError where the model's own logits of `ids` [1, time] are not those of its head, or
+        where it is in training mode."""
+        if self.model.training:
+            raise UnsupportedScoreError(
+                "the model is in training mode, where dropout changes its law: call eval() first"
+            )
         with self._precision(ids.device):
             own = self.model(input_ids=ids, use_cache=False).logits[0].double()
         source = self.source(self.hidden(ids)[0])
         found = torch.empty(own.shape, dtype=source.held_in, device=own.device)
         source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, found)
-        scale = float(own.abs().max()) + 1.0
-        tolerance = 8 * torch.finfo(source.product_dtype).eps * scale * max(1.0, 1.0 / self.temperature)
+        # As much as one half-precision digit, or what float32 products of other shapes may differ by.
+        digits = max(2 * torch.finfo(source.rounded_to).eps, 1e-3)
+        tolerance = digits * (float(own.abs().max()) + 1.0) / self.temperature
         if not torch.allclose(found.double(), own / self.temperature, rtol=0.0, atol=tolerance):
             raise UnsupportedScoreError(
                 "this model changes its logits after the head by more than a soft cap (a scale, say), so its law "
                 "cannot be had from hidden states and head"
             )
+
+    def check_tokens(self, rollouts: RolloutBatch) -> None:
+        """Raise UnsupportedScoreError where a token is not in the vocabulary, which would end a process on a GPU."""
+        size = self.model.get_input_embeddings().weight.shape[0]
+        for column in ("prompt_token_ids", "response_token_ids"):
+            largest = int(getattr(rollouts, column).max(initial=0))
+            if largest >= size:
+                raise UnsupportedScoreError(f"`{column}` has the id {largest}, and the model's vocabulary has {size}")
 
     def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(device.type, dtype=self.autocast) if self.autocast else contextlib.nullcontext()
@@ -87,7 +103,7 @@ def head_of(model: Any) -> Head:
 
 def exact_divergences_of_models(
     target: ModelLaw,
-    behaviour: ModelLaw,
+    behaviour: ModelLaw | EngineLaw,
     rollouts: RolloutBatch,
     *,
     batch_size: int = 16,
@@ -97,23 +113,34 @@ def exact_divergences_of_models(
 
     Order and number of the tokens are those of the rollouts' response columns. Raises UnsupportedScoreError where a
     rollout has no prompt (nothing precedes its first token) or a model's logits are not those of its head, and
-    SourceError where the vocabularies differ.
+    SourceError where the vocabularies differ; with an EngineLaw, also what its `divergences` does.
     """
     prompts = np.diff(rollouts.prompt_offsets)
+    if not prompts.size:
+        raise UnsupportedScoreError("there are no rollouts")
     if (prompts == 0).any():
         raise UnsupportedScoreError(f"rollout {int(np.flatnonzero(prompts == 0)[0])} has no prompt")
-    parts = []
+    for law in (target, behaviour):
+        if isinstance(law, ModelLaw):
+            law.check_tokens(rollouts)
     with torch.no_grad():
-        for start in range(0, rollouts.num_rollouts, batch_size):
-            rows = np.arange(start, min(start + batch_size, rollouts.num_rollouts))
-            sources = []
-            for law in (target, behaviour):
-                batch = PaddedBatch(rollouts, rows, "right", head_of(law.model).weight.device)
-                if start == 0:
-                    law.check(batch.ids[:1, : int(batch.lengths[0])][:, :8])
-                sources.append(law.source(law.hidden(batch.ids, batch.mask)[:, :-1][batch.needed]))
-            ids = batch.ids[:, 1:][batch.needed].cpu().numpy()
-            parts.append(exact_divergences(*sources, token_ids=ids, top_ks=top_ks))
-    if not parts:
-        raise UnsupportedScoreError("there are no rollouts")
+        if isinstance(behaviour, EngineLaw):
+            states = [law_states for law_states, _ in _states(target, rollouts, batch_size)]
+            return behaviour.divergences(target.source(torch.cat(states)), rollouts, top_ks)
+        pairs = zip(_states(target, rollouts, batch_size), _states(behaviour, rollouts, batch_size), strict=True)
+        parts = [
+            exact_divergences(target.source(of_target), behaviour.source(of_behaviour), token_ids=ids, top_ks=top_ks)
+            for (of_target, ids), (of_behaviour, _) in pairs
+        ]
     return ExactDivergences.concatenate(parts)
+
+
+def _states(law: ModelLaw, rollouts: RolloutBatch, batch_size: int) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
+    """[n, H] the states before the response tokens of some rollouts after the other, and these tokens [n]."""
+    for start in range(0, rollouts.num_rollouts, batch_size):
+        rows = np.arange(start, min(start + batch_size, rollouts.num_rollouts))
+        batch = PaddedBatch(rollouts, rows, "right", head_of(law.model).weight.device)
+        if start == 0:
+            law.check(batch.ids[:1, : int(batch.lengths[0])][:, :8])
+        ids: NDArray[np.int64] = batch.ids[:, 1:][batch.needed].cpu().numpy()
+        yield law.hidden(batch.ids, batch.mask)[:, :-1][batch.needed], ids

@@ -12,7 +12,9 @@ What it does not cover: multimodal prompts, LoRA adapters, and log-probs under t
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -42,7 +44,9 @@ from probes.scorers.tokens import (
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
 
-__all__ = ["PrefillOptions", "score"]
+__all__ = ["PrefillEngine", "PrefillOptions", "engine_arguments", "prompt_log_probs", "score"]
+
+T = TypeVar("T")
 
 BYTES_PER_LOGIT = 10  # two as computed, four as float32, four as log-softmax
 DEFAULT_LOGITS_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
@@ -78,8 +82,8 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     divisor = divisors(rollouts, options.temperature)
     lengths = sequence_lengths(rollouts)
     plan = compose(lengths, options.batch_size, request.variant)
-    arguments = _engine_arguments(request, options, int(lengths.max(initial=1)))
-    engine = warm.get(repr(sorted(arguments.items())), lambda: _Engine(arguments))
+    arguments = engine_arguments(request.weights_folder, options, int(lengths.max(initial=1)))
+    engine = warm.get(repr(sorted(arguments.items())), lambda: PrefillEngine(arguments))
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
     done = 0
     for rows in plan.batches:
@@ -105,15 +109,16 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     return Scored(log_probs=log_probs, fingerprint=fingerprint)
 
 
-def _engine_arguments(request: ScoreRequest, options: PrefillOptions, longest: int) -> dict[str, Any]:
-    """What `vllm.LLM` is called with: all that, when it changes, needs another engine."""
+def engine_arguments(weights_folder: Path, options: PrefillOptions, longest: int) -> dict[str, Any]:
+    """What `vllm.LLM` is called with for sequences of at most `longest` tokens: all that, when it changes, needs
+    another engine."""
     # One token has to be generated. Rounded up, so that the next job's rollouts fit the same warm engine.
     length = max(SHORTEST_MODEL_LENGTH, 1 << longest.bit_length())
-    longest_allowed = _longest_position(request)
+    longest_allowed = _longest_position(weights_folder)
     if longest_allowed is not None:
         length = max(min(length, longest_allowed), longest + 1)
     arguments: dict[str, Any] = {
-        "model": str(request.weights_folder),
+        "model": str(weights_folder),
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
         "max_model_len": length,
@@ -133,7 +138,7 @@ def _engine_arguments(request: ScoreRequest, options: PrefillOptions, longest: i
         arguments["attention_backend"] = options.attention_backend
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     bound = (options.logits_bytes or DEFAULT_LOGITS_BYTES[kind]) // (
-        BYTES_PER_LOGIT * (vocabulary_size(request.weights_folder) or 1)
+        BYTES_PER_LOGIT * (vocabulary_size(weights_folder) or 1)
     )
     if bound < LARGEST_DEFAULT_STEP:
         tokens = max(int(bound), 16)
@@ -142,7 +147,7 @@ def _engine_arguments(request: ScoreRequest, options: PrefillOptions, longest: i
     return arguments
 
 
-class _Engine:
+class PrefillEngine:
     """A loaded vLLM engine in this process."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -188,8 +193,13 @@ class _Engine:
 
             model.compute_logits = compute_logits
 
-        self._llm.apply_model(patch)
+        self.apply(patch)
         self._patched = True
+
+    def apply(self, function: Callable[[Any], T]) -> T:
+        """What `function` gives for the model, which has to be in this process."""
+        found: T = self._llm.apply_model(function)[0]
+        return found
 
     def flags(self, options: PrefillOptions) -> dict[str, str]:
         """What a reader of the fingerprint needs to set up the same engine."""
@@ -213,7 +223,7 @@ class _Engine:
             backends = (getattr(module, "attn_backend", None) for module in model.modules())
             return {backend.get_name() for backend in backends if backend is not None}
 
-        return "+".join(sorted(self._llm.apply_model(ask)[0])) or None
+        return "+".join(sorted(self.apply(ask))) or None
 
 
 def bfloat16_conversion() -> str | None:
@@ -240,8 +250,8 @@ def bfloat16_conversion() -> str | None:
     return best if shares[best] > 0.95 else None
 
 
-def _longest_position(request: ScoreRequest) -> int | None:
-    value = model_configuration(request.weights_folder).get("max_position_embeddings")
+def _longest_position(weights_folder: Path) -> int | None:
+    value = model_configuration(weights_folder).get("max_position_embeddings")
     return value if isinstance(value, int) else None
 
 
@@ -253,11 +263,15 @@ def _write(
     into: NDArray[np.float32],
 ) -> int:
     """Copy the response's part of the prompt log-probs of `row` to its place; the number of response tokens."""
-    flat: Any = output.prompt_logprobs
     prompt = int(prompt_offsets[row + 1] - prompt_offsets[row])
     start, stop = int(response_offsets[row]), int(response_offsets[row + 1])
     skipped = 1 if prompt == 0 else 0
-    at = np.asarray(flat.start_indices[prompt + skipped :], dtype=np.int64)
-    values = np.asarray(flat.logprobs, dtype=np.float64)[at]
-    into[start + skipped : stop] = values
+    into[start + skipped : stop] = prompt_log_probs(output, prompt + skipped)
     return stop - start
+
+
+def prompt_log_probs(output: RequestOutput, first: int) -> NDArray[np.float64]:
+    """The log-probs of a sequence's tokens from the position `first` ≥ 1 on."""
+    flat: Any = output.prompt_logprobs
+    at = np.asarray(flat.start_indices[first:], dtype=np.int64)
+    return np.asarray(flat.logprobs, dtype=np.float64)[at]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from probes.exact_divergence import GivenLogits, exact_divergences
@@ -92,6 +93,35 @@ def test_a_model_that_scales_its_logits_is_refused(checkpoints: Path) -> None:
     model.lm_head.forward = lambda hidden: head(hidden) * 0.5
     with pytest.raises(UnsupportedScoreError, match="after the head"):
         exact_divergences_of_models(ModelLaw(model), ModelLaw(model), rollouts_with_prompts(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_with_a_soft_cap_has_the_law_of_its_own_logits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
+    configuration = Gemma2Config(**sizes, num_attention_heads=2, num_key_value_heads=1, initializer_range=1.0)
+    configuration.final_logit_softcapping = 5.0
+    model = Gemma2ForCausalLM(configuration).to(dtype).eval()
+    law, ids = ModelLaw(model), torch.arange(1, 20)[None]
+    assert head_of(model).softcap == 5.0
+    with torch.no_grad():
+        own = GivenLogits(model(input_ids=ids).logits[0])
+        found = exact_divergences(own, law.source(law.hidden(ids)[0]))
+    assert own.logits.abs().max() > 4.5
+    # A product that is rounded to the other side, at most; steps rounded to another dtype give 2e-5.
+    assert found.kl.mean() < (1e-12 if dtype == torch.float32 else 2e-6)
+
+
+def test_a_model_in_training_mode_is_refused(checkpoints: Path) -> None:
+    law = ModelLaw(model_of(checkpoints / "first").train())
+    with pytest.raises(UnsupportedScoreError, match="training mode"):
+        exact_divergences_of_models(law, law, rollouts_with_prompts(2))
+
+
+def test_tokens_of_another_model_are_refused(checkpoints: Path) -> None:
+    law = ModelLaw(model_of(checkpoints / "first"))
+    with pytest.raises(UnsupportedScoreError, match=r"`response_token_ids` has the id 24, and the .* 24"):
+        exact_divergences_of_models(law, law, RolloutBatch.from_lists(["a"], [[1]], [[2, 24]]))
 
 
 def test_a_rollout_without_a_prompt_is_refused(checkpoints: Path) -> None:

@@ -1,0 +1,111 @@
+"""The true pair: a trainer's forward pass against a real vLLM, and what follows for corrections and bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from examples.tiny_rl.model import load_model
+from foreshock.corrections import Evaluator, ExactKl, Threshold
+from foreshock.measures.comparison import measure_step
+from foreshock.rollouts import RolloutBatch, decode_rollouts
+from foreshock.theory import horizon_bound
+from probes.exact_divergence import LogitSource, SourceError
+from probes.exact_divergence.engine_law import EngineLaw
+from probes.exact_divergence.models import ModelLaw, exact_divergences_of_models
+from probes.scorers.request import UnsupportedScoreError
+from probes.scorers.vllm_prefill import PrefillOptions
+
+RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
+WEIGHTS = RECORDED / "checkpoints" / "step_0160"
+
+
+def recorded(count: int | None = None) -> RolloutBatch:
+    batch = decode_rollouts((RECORDED / "rollouts" / "step_0160.parquet").read_bytes())
+    return batch if count is None else batch.select(np.arange(count))
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_in_float32_the_engines_whole_law_is_the_models_at_any_temperature_and_in_any_pieces() -> None:
+    model, rollouts = load_model(WEIGHTS), recorded(12)
+    # 16 tokens a step: every rollout is prefilled in two steps or more.
+    options = PrefillOptions(dtype="float32", temperature=1.3, logits_bytes=1)
+    found = exact_divergences_of_models(ModelLaw(model, 1.3), EngineLaw(WEIGHTS, options), rollouts)
+    alone = exact_divergences_of_models(ModelLaw(model, 1.3), ModelLaw(model, 1.3), rollouts)
+    assert found.tokens == rollouts.num_tokens
+    assert 0.0 < found.kl.max() < 1e-9
+    assert found.delta_max < 1e-4
+    assert not found.top1_flip.any()
+    for name in ("behaviour_entropy", "behaviour_log_probs", "target_entropy", "target_log_probs"):
+        np.testing.assert_allclose(getattr(found, name), getattr(alone, name), rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_trainer_against_engine_is_what_k3_samples_and_trust_regions_need() -> None:
+    rollouts = recorded()
+    trainer = ModelLaw(load_model(WEIGHTS), autocast=torch.bfloat16)
+    exact = exact_divergences_of_models(trainer, EngineLaw(WEIGHTS), rollouts, batch_size=128)
+    assert rollouts.rollout_log_probs is not None
+    assert rollouts.trainer_log_probs is not None
+    assert exact.target_log_probs is not None
+    assert exact.behaviour_log_probs is not None
+    same_processor = torch.backends.cpu.get_cpu_capability() == "AVX2"  # of the recording; another one rounds otherwise
+    for ours, logged in (
+        (exact.behaviour_log_probs, rollouts.rollout_log_probs),
+        (exact.target_log_probs, rollouts.trainer_log_probs),
+    ):
+        d = ours - logged
+        assert np.abs(d).max() < 1e-5 or (not same_processor and np.mean(np.expm1(d) - d) < 1e-6)
+
+    d = rollouts.trainer_log_probs.astype(np.float64) - rollouts.rollout_log_probs
+    k3 = np.expm1(d) - d
+    error = (k3 - exact.kl).std(ddof=1) / np.sqrt(k3.size)
+    assert abs(k3.mean() - exact.kl.mean()) < 4.5 * error
+    assert exact.kl.mean() > 1e-6
+
+    comparison = measure_step(rollouts).comparisons["trainer/rollout"]
+    of_rollouts = ExactKl.of_tokens(exact.kl, rollouts.response_offsets)
+    evaluator = Evaluator(comparison.statistics, comparison.summaries, of_rollouts)
+    middle = float(np.median(of_rollouts.largest))
+    trusted = evaluator.evaluate("trm_max", Threshold(upper=middle))
+    assert trusted.not_estimable is None
+    assert trusted.kept_sequences == pytest.approx(np.mean(of_rollouts.largest <= middle))
+    longest = float(np.diff(rollouts.response_offsets).max())
+    bound = horizon_bound(longest, exact.delta_max)
+    assert bound.not_estimable is None
+    assert 0.0 < bound.value == pytest.approx(2 * exact.delta_max * longest**2)
+
+
+def test_what_the_engine_cannot_be_asked_is_refused_before_it_starts() -> None:
+    rollouts = recorded(2)
+    with pytest.raises(UnsupportedScoreError, match="tensor_parallel_size"):
+        EngineLaw(WEIGHTS, PrefillOptions(tensor_parallel_size=2))
+    with pytest.raises(UnsupportedScoreError, match="batch_size"):
+        EngineLaw(WEIGHTS, PrefillOptions(batch_size=4))
+    with pytest.raises(SourceError, match=rf"\[3, 9\].*\[{rollouts.num_tokens}, 16\]"):
+        EngineLaw(WEIGHTS).divergences(LogitSource(torch.zeros(3, 4), torch.zeros(9, 4)), rollouts, (1,))
+    with pytest.raises(UnsupportedScoreError, match=r"config\.json"):
+        EngineLaw(RECORDED).divergences(LogitSource(torch.zeros(3, 4), torch.zeros(9, 4)), rollouts, (1,))
+
+
+def test_rollouts_without_a_response_need_no_engine() -> None:
+    nothing = RolloutBatch.from_lists(["a"], [[1, 2]], [[]])
+    found = exact_divergences_of_models(ModelLaw(load_model(WEIGHTS)), EngineLaw(WEIGHTS), nothing)
+    assert found.tokens == 0
+    assert np.isnan(found.delta_max)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_why_the_engine_refused_comes_back() -> None:
+    rollouts = RolloutBatch.from_lists(["a"], [[1, 2]], [[3, 40_000]])
+    source = LogitSource(torch.zeros(2, 4), torch.zeros(16, 4))
+    with pytest.raises(UnsupportedScoreError, match="40000"):
+        EngineLaw(WEIGHTS).divergences(source, rollouts, (1,))
