@@ -92,7 +92,8 @@ def _moment(statistics: ComparisonSums, within: str, between: str, first: str, s
 
     Exact rational arithmetic, because Σ S²/n and (ΣS)²/n may agree in all but their last digits.
     """
-    if not statistics.tokens:
+    sums = [statistics.sum(name) for name in (within, between, first, second or first)]
+    if not statistics.tokens or not all(map(math.isfinite, sums)):
         return math.nan
     totals = statistics.exact_sum(first) * statistics.exact_sum(second or first)
     return statistics.sum(within) + float(statistics.exact_sum(between) - totals / statistics.tokens)

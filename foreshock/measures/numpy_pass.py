@@ -32,8 +32,10 @@ def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
     """The sums of every rollout, and of all of them together."""
     result = RolloutSums.empty(inputs.offsets.size - 1)
     totals = NumpyTotals(TokenIdTotals.for_ids(inputs.token_ids))
-    for first, last in _chunks(inputs.offsets):
-        _add_chunk(result, totals, inputs, first, last)
+    # What is no log-prob, such as a logit of 1000, makes measures infinite or NaN, as machine code does: silently.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for first, last in _chunks(inputs.offsets):
+            _add_chunk(result, totals, inputs, first, last)
     totals.finish(result)
     return result
 

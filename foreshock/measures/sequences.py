@@ -72,6 +72,8 @@ def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
 def _product_over(a: Float64, b: Float64, n: Float64) -> tuple[Float64, Float64]:
     """a·b/n as a compensated pair."""
     product, product_error = two_product(a, b)
-    quotient = product / n
-    back, back_error = two_product(quotient, n)
-    return quotient, ((product - back) - back_error + product_error) / n
+    with np.errstate(invalid="ignore"):
+        quotient = product / n
+        back, back_error = two_product(quotient, n)
+        error = ((product - back) - back_error + product_error) / n
+    return quotient, np.where(np.isfinite(error), error, 0.0)

@@ -58,3 +58,16 @@ def test_what_does_not_fit_is_named(wrong: dict[str, Any], column: str) -> None:
     with pytest.raises(InvalidRolloutsError) as raised:
         ComparisonStatistics.of(**given)
     assert raised.value.column == column
+
+
+def test_logits_that_were_handed_over_by_mistake_are_measured_without_an_error() -> None:
+    """exp of them is infinite: what needs it is infinite or not estimable, and all else is what it would be."""
+    found = ComparisonStatistics.of([800.0, 5.0, -1.0], [-1.0, 800.0, -2.0], OFFSETS, advantage=[1.0, -1.0, 0.0])
+    measures = found.measures()
+    assert measures["k3_kl"] == measures["rollout_probs_diff_mean"] == measures["advantage_skew"] == np.inf
+    assert np.isnan(measures["rollout_probs_diff_std"])
+    assert np.isnan(measures["rollout_actor_probs_pearson_corr"])
+    assert measures["kl"] == pytest.approx((-801 + 795 - 1) / 3)
+    assert measures["tail_10"] == 2 / 3
+    again = ComparisonStatistics.from_bytes(found.to_bytes()).merge(found)
+    assert again.measures()["kl"] == measures["kl"]
