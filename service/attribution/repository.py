@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.attempts.surviving import survives
 from service.database.dialect import upsert
-from service.database.tables import Run
+from service.database.tables import Attempt, Run
 from service.database.tables.probes import Attribution
 
 KEY = ("run_id", "attempt", "step")
@@ -31,6 +32,13 @@ def mark_stale(session: Session, run_id: str, attempt: int, step: int, now_us: i
     """Scores arrived: what was computed of the step is out of date."""
     row = {"run_id": run_id, "attempt": attempt, "step": step, "stale": True, "changed_at_us": now_us}
     upsert(session, Attribution, [row], KEY)
+
+
+def newest_steps(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[int]:
+    """Up to `limit` steps that survive and of which something was replayed, the newest first."""
+    chosen = survives(attempts, Attribution.attempt, Attribution.step)
+    query = select(Attribution.step).where(Attribution.run_id == run_id, chosen)
+    return session.scalars(query.order_by(Attribution.step.desc()).limit(limit)).all()
 
 
 def put(session: Session, run_id: str, attempt: int, step: int, document: dict[str, Any] | None, now_us: int) -> None:

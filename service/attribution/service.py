@@ -15,6 +15,7 @@ from functools import partial
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from service.attempts.repository import of_run
 from service.attempts.service import attempt_of_step
 from service.attribution import repository
 from service.attribution.compute import ScoreFiles, StepFindings, compute_findings
@@ -75,6 +76,12 @@ def read_attribution(
             f"step {step} of attempt {key[1]} was not replayed: ask for a probe with POST /v1/runs/{run_id}/probes"
         )
     return AttributionRead.model_validate(document)
+
+
+def newest_replayed_steps(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[int]:
+    """Up to `limit` steps that survive and of which something was replayed, the newest first."""
+    get_run(session, principal, run_id)
+    return repository.newest_steps(session, run_id, of_run(session, run_id), limit)
 
 
 def compute_attribution(context: ServiceContext, key: StepKey) -> None:

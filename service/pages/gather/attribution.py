@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from service.attribution.schemas import AttributionRead, SideBranchRead
-from service.attribution.service import AttributionNotFound, read_attribution
+from service.attribution.service import AttributionNotFound, newest_replayed_steps, read_attribution
 from service.pages.figures.attribution import Chain, LinkShare
-from service.pages.gather.curves import STEP_ROW, curves_of
 from service.pages.gather.viewing import Viewing
 from service.pages.view_models import LinkRow
 from service.pages.words import number, share_in_words
 
-WHOLE = "trainer/rollout"
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5
 MUCH_CANCELLATION = 1.2
@@ -18,9 +16,7 @@ MUCH_CANCELLATION = 1.2
 
 def newest_chain(viewing: Viewing, run_id: str) -> Chain | None:
     """The chain of the newest step that has one."""
-    found = curves_of(viewing, run_id, ("k3_kl",))
-    replayed = {step for name, of in found.items() if name not in (STEP_ROW, WHOLE) for step, _ in of["k3_kl"].points()}
-    for step in sorted(replayed, reverse=True)[:STEPS_TRIED]:
+    for step in newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
         chain = chain_of_step(viewing, run_id, step, None)
         if chain is not None:
             return chain

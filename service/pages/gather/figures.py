@@ -14,6 +14,7 @@ from service.pages.figures.panels import Panel, panels_figure
 from service.pages.gather.advice import scale_curve, surge_step
 from service.pages.gather.attribution import chain_of_step, newest_chain
 from service.pages.gather.curves import STEP_ROW, curves_of, scalar_curves
+from service.pages.gather.measures import PARETO_BAD, PARETO_FAR, PARETO_LOOK
 from service.pages.gather.viewing import Viewing
 from service.problem import ProblemError
 
@@ -97,19 +98,27 @@ def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """How heavy the tail of the ratios is, and what it leaves of the sample, for trainer/rollout."""
-    names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token")
+    names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token", "max_d")
     found = curves_of(viewing, run.id, names, (WHOLE,)).get(WHOLE, {})
-    tail, asymmetry, shape, difference, ess = (found.get(name, Curve((), ())) for name in names)
+    tail, asymmetry, shape, difference, ess, largest = (found.get(name, Curve((), ())) for name in names)
+    # Where no ratio reaches e, a heavy shape harms no mean.
+    matters = any(value >= PARETO_FAR for _, value in largest.points())
     panels = (
         Panel("F(2): tokens off by more than a factor of 2", tail, look_above=0.01, bad_above=0.1),
         Panel("where it leans: π ≪ μ above 0, π ≫ μ below", asymmetry),
-        Panel("k̂, the shape of the tail of π/μ", shape, look_above=0.5, bad_above=0.7),
+        Panel(
+            "k̂, the shape of the tail of π/μ",
+            shape,
+            look_above=PARETO_LOOK if matters else None,
+            bad_above=PARETO_BAD if matters else None,
+        ),
         Panel("mean |Δ probability|", difference, look_above=0.01),
         Panel("effective sample size of the token weights", ess),
     )
     caption = (
         f"{WHOLE}. F(2) is healthy below 0.01 and dangerous above 0.1; mean |Δ probability| needs a look above 0.01. "
-        "Where ratios reach e and k̂ is above 0.7, means of ratios and effective sizes cannot be trusted."
+        f"{'Where ratios reach e and' if matters else 'No ratio of this run reaches e; where they do and'} k̂ is above "
+        f"{PARETO_BAD}, means of ratios and effective sizes cannot be trusted."
     )
     missing = f"No step has {WHOLE} yet: log trainer_log_probs beside rollout_log_probs."
     return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)

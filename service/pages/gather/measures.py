@@ -68,7 +68,7 @@ GROUPS = (
 )  # fmt: skip
 
 # k̂ says something of means and effective sizes once ratios reach e: the measure that tells, and from where on.
-_PARETO_LOOK, _PARETO_BAD, _FAR = 0.5, 0.7, 1.0
+PARETO_LOOK, PARETO_BAD, PARETO_FAR = 0.5, 0.7, 1.0
 _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
 
@@ -112,6 +112,6 @@ def measure_value(column: str, value: float | None) -> Value:
 
 def _pareto_tone(column: str, values: Values) -> dict[str, Tone]:
     shape, reach = values.get(column), values.get(_PARETO_REACH.get(column, ""))
-    if shape is None or reach is None or not math.isfinite(shape) or abs(reach) < _FAR:
+    if shape is None or reach is None or not math.isfinite(shape) or abs(reach) < PARETO_FAR:
         return {}
-    return {"tone": "bad" if shape > _PARETO_BAD else "look" if shape > _PARETO_LOOK else ""}
+    return {"tone": "bad" if shape > PARETO_BAD else "look" if shape > PARETO_LOOK else ""}

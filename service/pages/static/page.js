@@ -12,15 +12,18 @@ function keepOpened(part, newer) {
   }
 }
 
-/** Puts newer text into the parts marked data-part; a part that holds the keyboard focus is left alone. */
+/** Puts newer text into the parts marked data-part, but for one that holds the keyboard focus; whether any was newer. */
 function replaceParts(fresh) {
+  let changed = false;
   for (const part of document.querySelectorAll("[data-part]")) {
     const newer = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
     if (newer) keepOpened(part, newer);
     if (newer && newer.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) {
       part.replaceChildren(...document.importNode(newer, true).childNodes);
+      changed = true;
     }
   }
+  return changed;
 }
 
 /** Fetches the page again (the browser asks with its entity tag); whether the run is still live. */
@@ -28,7 +31,7 @@ async function refreshPage() {
   const response = await fetch(window.location.href, { cache: "no-cache", credentials: "same-origin" });
   if (!response.ok) throw new Error(String(response.status));
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-  replaceParts(fresh);
+  if (replaceParts(fresh)) await fillFragments();
   return fresh.body.dataset.live === "yes";
 }
 
@@ -54,16 +57,18 @@ async function keepFresh(seconds) {
   }
 }
 
-/** Fills every element with data-fragment: parts of the page that take longer to make. */
+/** Fills every element with data-fragment: parts of the page that take longer to make. What is there stays if that fails. */
 async function fillFragments() {
   for (const element of document.querySelectorAll("[data-fragment]")) {
+    if (element.contains(document.activeElement)) continue;
     try {
       const response = await fetch(element.dataset.fragment, { credentials: "same-origin" });
       if (!response.ok) throw new Error(String(response.status));
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
       element.replaceChildren(...document.importNode(fresh.body, true).childNodes);
+      element.dataset.filled = "yes";
     } catch {
-      element.textContent = "This part could not be loaded. The service may be away; reload to try again.";
+      if (!element.dataset.filled) element.textContent = "This part could not be loaded. The service may be away; reload to try again.";
     }
   }
 }

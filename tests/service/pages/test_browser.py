@@ -72,7 +72,8 @@ class Visit:
         page.on("pageerror", lambda error: self._note(True, str(error)))
         # A page that is left while it refreshes itself gives up what it asked for.
         page.on("requestfailed", lambda r: self._note(r not in self._left, f"{r.failure}: {r.url}"))
-        page.on("request", self._asked.add)
+        # Playwright marks the functions that it is given, which a built-in method does not let it.
+        page.on("request", lambda request: self._asked.add(request))
         page.on("request", lambda request: self._note(not request.url.startswith(self.origin), f"left: {request.url}"))
         self.origin = ""
 

@@ -12,7 +12,7 @@ from service.database.session import Database
 from service.keys.service import create_key
 from service.pages.gather.figures import RUN_PLOTS, STEP_PLOTS
 from service.security import SESSION_COOKIE, Scope, new_secret
-from tests.service.pages.conftest import SentRun, Site, send_run
+from tests.service.pages.conftest import SentRun, Site, replay, send_run
 
 PLOTS_OF_A_RUN = {
     "mismatch": "Estimate of KL",
@@ -156,6 +156,28 @@ def test_an_error_of_a_figure_is_a_problem(site: Site) -> None:
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert "mismatch" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_heavy_shape_is_marked_bad_only_in_a_run_whose_ratios_reach_e(http: httpx.Client) -> None:
+    near, far = (send_run(http, f"noise {noise}", steps=1, noise=noise) for noise in (0.01, 2.0))
+    figures = [http.get(f"/pages{run.address}/figures/tails.json").json() for run in (near, far)]
+    colours = [[shape["line"]["color"] for shape in figure["layout"]["shapes"]] for figure in figures]
+    assert "No ratio of this run reaches e" in figures[0]["caption"]
+    assert "No ratio" not in figures[1]["caption"]
+    assert colours[1].count("var(--bad)") > colours[0].count("var(--bad)")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_where_a_mismatch_comes_from_is_of_the_newest_replayed_step_that_survives(
+    http: httpx.Client, own_run: SentRun
+) -> None:
+    figure = f"/pages{own_run.address}/figures/attribution.json"
+    replay(http, own_run, 1)
+    replay(http, own_run, 2)
+    assert http.get(figure).json()["caption"].startswith("Step 2.")
+    http.post(f"/v1{own_run.address}/attempts", json={"key": "again", "resume_step": 2}).raise_for_status()
+    assert http.get(figure).json()["caption"].startswith("Step 1.")
 
 
 def test_a_deleted_run_says_that_it_was_deleted(http: httpx.Client, own_run: SentRun) -> None:
