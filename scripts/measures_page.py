@@ -92,7 +92,7 @@ not fit or a mask that is none is an `InvalidRolloutsError` with its row and col
 | NeMo-RL | `input_ids`, `token_mask * sample_mask[:, None]` | `generation_logprobs` | `prev_logprobs` |
 
 **Ranks.** What each measured of its own rollouts folds into what one process would have measured of all, in any order.
-Sums travel, and a row a rollout; no tokens:
+Sums travel, about 100 kB, and a row a rollout; no tokens:
 
 ```python
 import torch.distributed as dist
@@ -105,7 +105,8 @@ of_step = fold(of_ranks)
 
 A group id must mean the same prompt on every rank. Where objects cannot be sent, `to_bytes` and `from_bytes` of
 `measurement.step`, `comparison.statistics` and `comparison.summaries` do it without pickle; `fold` takes these
-statistics as well, and `RolloutSummaries.concat` the rows.
+statistics as well, and `RolloutSummaries.concat` the rows. Either way, of the sums by token id those 512 travel that
+matter most.
 
 The same objects give the tables by condition (`comparison.statistics.condition_table("position")`), by token id
 (`.token_id_table()`), what corrections would do (`foreshock.corrections.evaluate_usual(comparison.statistics,
@@ -209,7 +210,8 @@ SECTIONS: tuple[Section, ...] = (
     Section("Intervals", INTERVALS, lambda measure: measure.name.endswith(("_low", "_high"))),
     Section(
         "Size of d",
-        "Quantiles come from fixed logarithmic counts and are within about 1 %; extremes are exact.",
+        "Quantiles come from fixed logarithmic counts and are within about 1 %; below 2^−27 = 7.5e-9 they are given as "
+        "0, above 128 as 128. Extremes are exact.",
         named("mean_abs_d", "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "max_abs_d", "min_d", "max_d",
               "zero_fraction"),
     ),

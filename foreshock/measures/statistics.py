@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -131,6 +131,10 @@ class ComparisonStatistics(ComparisonSums):
         """The statistics of `to_bytes()`. Raises StatisticsError where they are damaged or of another version."""
         sums = read_comparison(data)
         return cls(**{field.name: getattr(sums, field.name) for field in dataclasses.fields(sums)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes goes what is stored: exact sums of a whole vocabulary would be a hundred times as large.
+        return type(self).from_bytes, (self.to_bytes(),)
 
 
 def _counts(rollouts: RolloutSums) -> NDArray[np.int64]:

@@ -37,6 +37,20 @@ def test_measurements_of_ranks_are_folded_into_one(ranks: int) -> None:
         assert found[name] == pytest.approx(value, rel=1e-7 if clustered else 1e-12, nan_ok=True), name
 
 
+def test_what_a_rank_sends_is_what_is_stored_however_large_the_vocabulary() -> None:
+    batch = random_batch(0, 40, 600)
+    ids = np.random.default_rng(0).permutation(150_000)[: batch.num_tokens].astype(np.int32)
+    measurement = measure_step(dataclasses.replace(batch, response_token_ids=ids))
+    here = measurement.comparisons["trainer/rollout"].statistics
+    there = sent(measurement).comparisons["trainer/rollout"].statistics
+    assert there.to_bytes() == here.to_bytes()
+    assert len(pickle.dumps(here)) < len(here.to_bytes()) + 200
+    np.testing.assert_equal(all_measures(sent(measurement)), all_measures(measurement))
+    table = there.token_id_table(10**6)
+    assert table.token_ids.size == 512 < here.token_id_table(10**6).token_ids.size
+    assert table.k3_sum_unnamed == here.token_id_table(513).k3_sum[-1]
+
+
 def test_ranks_that_measured_other_things_are_not_folded() -> None:
     batch = random_batch(0)
     without = measure_step(dataclasses.replace(batch, trainer_log_probs=None))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.measures import compare
+from foreshock.measures import ComparisonStatistics, compare
 from foreshock.measures.histograms import LENGTH_GRID, LOG_RATIO_GRID
 from foreshock.measures.lengths import LengthStatistics
 from tests.foreshock.batches import random_batch
@@ -68,6 +68,8 @@ def test_quantiles_and_tails_of_differences_come_from_the_grid() -> None:
     for name, fraction in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999)):
         exact = np.quantile(np.abs(d), fraction, method="inverted_cdf")
         assert measures[f"{name}_abs_d"] == pytest.approx(exact, rel=0.008)
+    ends = ComparisonStatistics.of([-1e-9, -1e-9, -500.0], [0.0, 0.0, 0.0], [0, 3]).measures()
+    assert (ends["p50_abs_d"], ends["p99_abs_d"], ends["max_abs_d"]) == (0.0, 128.0, 500.0)
     for threshold in (1.1, 3.0, 20.0):
         share = float((np.abs(d) > np.log(threshold)).mean())
         near = [float((np.abs(d) > np.log(threshold) * factor).mean()) for factor in (1.016, 0.984)]
