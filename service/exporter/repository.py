@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, func, select, true, tuple_
+from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.measures.blob import STATISTICS_VERSION
@@ -14,17 +15,21 @@ from service.database.tables import (
     AdviceAcknowledgement,
     AdviceDecision,
     Alert,
+    Attempt,
     MeasurementStatistics,
     Run,
     Step,
     measurements,
 )
 from service.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Worker
+from service.decoding.shards import STEP_ROW
 from service.leases.transitions import FAILURES, JobState
 
 # A job that any worker may do has none; this is how it is shown.
 ANY_ACCELERATOR = "any"
-_KEYS_AT_ONCE = 500
+_KEYS_AT_ONCE = 100
+# The comparisons of what a trainer logs; all others come of replayed scores.
+LOGGED = (STEP_ROW, "trainer/rollout")
 
 StepKey = tuple[str, int, int]
 ComparisonKey = tuple[str, int, int, str]
@@ -76,25 +81,41 @@ def active_runs(session: Session, project: str | None, limit: int) -> list[Activ
 
 def newest_closed_steps(session: Session, run_ids: Collection[str]) -> dict[str, StepKey]:
     """The newest closed step of each run, in its newest attempt that has one."""
-    query = (
-        select(Step.run_id, Step.attempt, func.max(Step.step))
-        .where(Step.run_id.in_(run_ids), Step.closed_at_us.is_not(None))
-        .group_by(Step.run_id, Step.attempt)
-        .order_by(Step.attempt)
-    )
-    return {run_id: (run_id, attempt, step) for run_id, attempt, step in session.execute(query)}
+    step = select(Step.step).where(Step.closed_at_us.is_not(None))
+    step = step.where(Step.run_id == Attempt.run_id, Step.attempt == Attempt.attempt)
+    return {key[0]: key for key in _newest_of_attempts(session, run_ids, step.order_by(Step.step.desc()))}
 
 
 def newest_comparisons(session: Session, run_ids: Collection[str]) -> list[ComparisonKey]:
-    """The newest step of each run and comparison, in the newest attempt that has it."""
+    """The newest step of each run and comparison, in the newest attempt that has it.
+
+    Long runs have thousands of steps and few that were replayed: nothing here looks at all of them.
+    """
     table = measurements.c
-    query = (
-        select(table.run_id, table.attempt, func.max(table.step), table.comparison)
-        .where(table.run_id.in_(run_ids))
-        .group_by(table.run_id, table.attempt, table.comparison)
-        .order_by(table.attempt)
+    newest: dict[tuple[str, str], ComparisonKey] = {}
+    for comparison in LOGGED:
+        step = select(table.step).where(table.comparison == comparison)
+        step = step.where(table.run_id == Attempt.run_id, table.attempt == Attempt.attempt)
+        for key in _newest_of_attempts(session, run_ids, step.order_by(table.step.desc())):
+            newest[key[0], comparison] = (*key, comparison)
+    of_replayed = and_(
+        table.run_id == Attribution.run_id,
+        table.attempt == Attribution.attempt,
+        table.step == Attribution.step,
+        table.comparison.not_in(LOGGED),
     )
-    newest = {(row[0], row[3]): (row[0], row[1], row[2], row[3]) for row in session.execute(query)}
+    query = (
+        select(Attribution.run_id, Attribution.attempt, func.max(table.step), table.comparison)
+        .select_from(Attribution)
+        # An outer join: SQLite would begin an inner one with the measurements of all steps.
+        .outerjoin(measurements, of_replayed)
+        .where(Attribution.run_id.in_(run_ids))
+        .group_by(Attribution.run_id, Attribution.attempt, table.comparison)
+        .order_by(Attribution.attempt)
+    )
+    for run_id, attempt, found, comparison in session.execute(query):
+        if comparison is not None:
+            newest[run_id, comparison] = (run_id, attempt, found, comparison)
     return sorted(newest.values())
 
 
@@ -105,7 +126,9 @@ def values_of(session: Session, keys: Sequence[ComparisonKey], columns: Sequence
     query = select(*key, table.computed_at_us, *(table[name] for name in columns))
     rows: dict[ComparisonKey, Row[Any]] = {}
     for start in range(0, len(keys), _KEYS_AT_ONCE):
-        for row in session.execute(query.where(tuple_(*key).in_(keys[start : start + _KEYS_AT_ONCE]))):
+        # Not (a, b) IN (…): SQLite reads the whole table for a list of rows.
+        chosen = [and_(*map(eq, key, each)) for each in keys[start : start + _KEYS_AT_ONCE]]
+        for row in session.execute(query.where(or_(*chosen))):
             rows[row.run_id, row.attempt, row.step, row.comparison] = row
     return rows
 
@@ -202,6 +225,15 @@ def workers_by_accelerator(session: Session, project: str | None, since_us: int)
 def is_waiting(state: str) -> bool:
     """Whether a job in this state waits for a worker."""
     return state == JobState.QUEUED
+
+
+def _newest_of_attempts(session: Session, run_ids: Collection[str], step: Select[Any]) -> Iterator[StepKey]:
+    """For each attempt of the runs, in order, the first row of `step`, a query on that attempt's steps, if any."""
+    newest = step.correlate(Attempt).limit(1).scalar_subquery()
+    query = select(Attempt.run_id, Attempt.attempt, newest).where(Attempt.run_id.in_(run_ids))
+    for run_id, attempt, found in session.execute(query.order_by(Attempt.attempt)):
+        if found is not None:
+            yield run_id, attempt, found
 
 
 def _visible(project: str | None) -> ColumnElement[bool]:

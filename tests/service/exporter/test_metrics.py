@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
 
+from service.database.session import Database
 from service.exporter.families import FAMILIES, exposed_names
+from service.exporter.repository import newest_comparisons, values_of
 from service.settings import Settings
 from tests.service.sending import make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, take_lease, work_off
@@ -132,6 +136,50 @@ def test_probes_their_links_and_workers_are_shown(http: httpx.Client) -> None:
     assert len(shares) == 3
     assert sum(shares) == pytest.approx(1, abs=1e-12)
     assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="vllm.prefill/rollout") is not None
+
+
+def test_each_comparison_is_shown_of_the_newest_step_that_has_it(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in (1, 2, 3):
+        run.put_shard(step, make_batch(6, seed=step)).raise_for_status()
+    announce_checkpoint(run, 1)
+    ask_for_probe(run, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status()
+    assert work_off(http) == 2
+    resumed = run.new_attempt("resumed", 3)
+    resumed.put_shard(3, make_batch(6, seed=9, trainer_log_probs=None)).raise_for_status()
+
+    samples = scrape(http)
+    k3 = run.get("measurements", attempt=1, measure="k3_kl").json()["columns"]
+    known = {(step, name): value for step, name, value in zip(k3["step"], k3["comparison"], k3["k3_kl"], strict=True)}
+    for step, name in ((3, "trainer/rollout"), (1, "vllm.prefill/rollout"), (1, "trainer/torch.trainer")):
+        assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison=name) == known[step, name]
+    lengths = resumed.get("measurements", attempt=2, measure="response_length_mean").json()["columns"]
+    shown = value(samples, "foreshock_response_length_mean_tokens", run=run.run)
+    assert [shown] == lengths["response_length_mean"]
+    assert value(samples, "foreshock_step", run=run.run) == 3
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_scrape_reads_the_measurements_of_every_step(http: httpx.Client, database: Database) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(6)).raise_for_status()
+    announce_checkpoint(run, 1)
+    ask_for_probe(run, 1).raise_for_status()
+    work_off(http)
+    with database.read() as session:
+        asked: list[tuple[str, Any]] = []
+        connection = session.connection()
+        event.listen(connection, "before_cursor_execute", lambda *call: asked.append((call[2], call[3])))
+        keys = newest_comparisons(session, [run.run])
+        assert len(values_of(session, keys, ["k3_kl"])) == len(keys) > 2
+        plans = [
+            row.detail
+            for query, values in list(asked)
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
+        ]
+    of_measurements = [plan for plan in plans if "measurements" in plan]
+    assert of_measurements
+    assert all("(run_id=? AND attempt=?" in plan for plan in of_measurements), of_measurements
 
 
 def test_values_that_are_not_finite_are_counted_and_never_shown(http: httpx.Client) -> None:
