@@ -27,10 +27,21 @@ def as_array(value: Any, column: str) -> NDArray[Any]:
 
 
 def names_of(values: Any, column: str) -> list[str | None]:
-    """[N] names of rollouts or groups as strings; whole numbers are names too, None is kept."""
-    if not isinstance(values, Sequence) or isinstance(values, str):
+    """Names of rollouts or groups as strings: whole numbers are names too, None is kept.
+
+    Raises InvalidRolloutsError naming row and `column` where something is neither.
+    """
+    if not isinstance(values, Sequence | range):
         values = as_array(values, column).tolist()
-    return [value if value is None or isinstance(value, str) else str(value) for value in values]
+    return [_name(value, row, column) for row, value in enumerate(values)]
+
+
+def _name(value: Any, row: int, column: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidRolloutsError(f"must be a string, not {type(value).__name__}", row=row, column=column)
 
 
 def _of_tensor(tensor: Any) -> NDArray[Any]:

@@ -116,7 +116,7 @@ class RolloutBatch:
     @classmethod
     def from_arrays(
         cls,
-        sample_ids: Sequence[str],
+        sample_ids: Iterable[object],
         prompt_token_ids: ArrayLike,
         prompt_offsets: ArrayLike,
         response_token_ids: ArrayLike,
@@ -128,13 +128,14 @@ class RolloutBatch:
     ) -> RolloutBatch:
         """A validated batch of flat arrays (lists, numpy's, torch's: see `as_array`) and offsets.
 
-        `columns` are the other fields of RolloutBatch by name. `advantage` is taken per token where its size is T and
-        not N. `check_values` False: only shapes are validated. Raises InvalidRolloutsError naming row and column.
+        `columns` are the other fields of RolloutBatch by name; strings may be whole numbers. `advantage` is taken per
+        token where its size is T and not N. `check_values` False: only shapes are validated. Raises
+        InvalidRolloutsError naming row and column.
         """
         columns |= {"prompt_token_ids": prompt_token_ids, "response_token_ids": response_token_ids}
         per_token = columns.pop("advantage_per_token", None)
         known = {column.field: column for column in ROLLOUT_COLUMNS}
-        values: dict[str, Any] = {"sample_ids": list(sample_ids)}
+        values: dict[str, Any] = {"sample_ids": names_of(sample_ids, "sample_id")}
         for name, value in columns.items():
             if name not in known:
                 raise InvalidRolloutsError(f"there is no such field; the fields are {', '.join(known)}", column=name)
@@ -151,7 +152,7 @@ class RolloutBatch:
     @classmethod
     def from_lists(
         cls,
-        sample_ids: Sequence[str],
+        sample_ids: Iterable[object],
         prompt_token_ids: Sequence[Sequence[int]],
         response_token_ids: Sequence[Sequence[int]],
         *,
@@ -195,7 +196,7 @@ class RolloutBatch:
         response_padding_mask: Any = None,
         prompt_token_ids: Any = None,
         prompt_padding_mask: Any = None,
-        sample_ids: Any = None,
+        sample_ids: Iterable[object] | None = None,
         attributes: BatchAttributes | None = None,
         check_values: bool = True,
         **columns: Any,
@@ -207,7 +208,7 @@ class RolloutBatch:
         or ends with a tool's output, or has padding inside it), `response_padding_mask` says which cells are tokens.
         Prompts may be left out. `columns` are the other fields of RolloutBatch by name: those of tokens are [N, L];
         `turn`, `weights_version` and `advantage` may be [N], one value a rollout. Strings may be whole numbers;
-        `sample_ids` are the numbers of the rows where none are given. What stands in padding is never looked at.
+        `sample_ids` are the numbers of the rows unless given. What stands in padding is never looked at.
 
         Arrays are anything that `as_array` takes. Raises InvalidRolloutsError naming row and column; a place in a
         response is counted from its first token.
@@ -226,7 +227,7 @@ class RolloutBatch:
             prompts = Padding.of(mask_of(prompt_padding_mask, "prompt_padding_mask"), holes=False)
             prompt_tokens = prompts.flat(prompt_token_ids, "prompt_token_ids")
         return cls.from_arrays(
-            names_of(range(mask.shape[0]) if sample_ids is None else sample_ids, "sample_id"),  # type: ignore[arg-type]
+            range(mask.shape[0]) if sample_ids is None else sample_ids,
             prompt_tokens,
             prompts.offsets,
             padding.flat(response_token_ids, "response_token_ids"),
@@ -267,8 +268,10 @@ class RolloutBatch:
 
 def _as_field(column: ColumnSpec, value: Any) -> Any:
     """`value` in the field's own type; raises InvalidRolloutsError where numbers would change by it."""
-    if value is None or column.value_type == "string":
-        return None if value is None else list(value)
+    if value is None:
+        return None
+    if column.value_type == "string":
+        return names_of(value, column.name)
     given = as_array(value, column.name).reshape(-1)
     wanted = np.dtype(_DTYPES[column.value_type])
     if given.dtype == wanted:

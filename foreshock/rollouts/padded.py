@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.rollouts.arrays import as_array, names_of
+from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.ragged import offsets_of_lengths
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 
@@ -95,15 +95,13 @@ def refuse_cell(column: str, values: NDArray[Any], wrong: NDArray[np.bool_], mes
 
 
 def flat_columns(padding: Padding, columns: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `from_arrays` for these columns of padded arrays, of one value a rollout, and of strings."""
+    """The arguments of `from_arrays` for these columns of padded arrays or of one value a rollout."""
     known = {column.field: column for column in ROLLOUT_COLUMNS}
     flat: dict[str, Any] = {}
     for name, value in columns.items():
         column = known.get(name)
         if column is None or value is None:
             flat[name] = value  # which says that there is no such field
-        elif column.value_type == "string":
-            flat[name] = names_of(value, column.name)
         elif column.shape == "response":
             flat[name] = padding.flat(value, column.name, repeat=name in ("turn", "weights_version"))
         elif column.shape == "rollout or response":

@@ -25,6 +25,17 @@ def test_lists_of_tensors_are_lists_of_rollouts() -> None:
     np.testing.assert_array_equal(alike.rollout_log_probs, batch.rollout_log_probs)
 
 
+def test_whole_numbers_are_names_and_nothing_else_is() -> None:
+    ids: dict[str, Any] = {"prompt_token_ids": [[1], [1]], "response_token_ids": [[1, 2], [3]]}
+    named = RolloutBatch.from_lists(["0", "1"], **ids, group_ids=["5", None])
+    numbered = RolloutBatch.from_lists(range(2), **ids, group_ids=np.array([5, None], object))
+    assert (numbered.sample_ids, numbered.group_ids) == (named.sample_ids, named.group_ids)
+    for wrong in ([1.5, None], [True, None], [["a"], None]):
+        with pytest.raises(InvalidRolloutsError, match="must be a string, not") as raised:
+            RolloutBatch.from_lists(range(2), **ids, group_ids=wrong)
+        assert (raised.value.row, raised.value.column) == (0, "group_id")
+
+
 @pytest.mark.parametrize(
     ("columns", "row", "column"),
     [
@@ -34,7 +45,7 @@ def test_lists_of_tensors_are_lists_of_rollouts() -> None:
     ],
 )
 def test_a_row_that_is_no_list_is_named(columns: dict[str, Any], row: int, column: str) -> None:
-    rows = {"prompt_token_ids": [[1], [1]], "response_token_ids": [[1, 2], [3]]} | columns
+    rows: dict[str, Any] = {"prompt_token_ids": [[1], [1]], "response_token_ids": [[1, 2], [3]]} | columns
     with pytest.raises(InvalidRolloutsError, match="must be a list") as raised:
         RolloutBatch.from_lists(["a", "b"], **rows)
     assert (raised.value.row, raised.value.column) == (row, column)
