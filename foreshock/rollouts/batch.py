@@ -278,11 +278,13 @@ def _as_field(column: ColumnSpec, value: Any) -> Any:
         return given
     if given.dtype.kind not in ("iub" if wanted.kind in "iu" else "iuf") and given.size:
         raise InvalidRolloutsError(f"must hold {column.value_type}, not {given.dtype}", column=column.name)
+    if wanted.kind in "iu" and given.size:
+        held, least, most = np.iinfo(wanted), int(given.min()), int(given.max())
+        if least < held.min or most > held.max:
+            message = f"has values from {least} to {most}, which {column.value_type} cannot hold"
+            raise InvalidRolloutsError(message, column=column.name)
     with np.errstate(over="ignore"):
-        converted = given.astype(wanted)
-    if wanted.kind in "iu" and not np.array_equal(converted, given):
-        raise InvalidRolloutsError(f"has values that {column.value_type} cannot hold", column=column.name)
-    return converted
+        return given.astype(wanted)
 
 
 def _as_offsets(column: str, offsets: ArrayLike) -> NDArray[np.int64]:

@@ -37,6 +37,28 @@ def test_whole_numbers_are_names_and_nothing_else_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "fits"),
+    [
+        ([0, 2**31 - 1], True),
+        ([0, 2**31], False),
+        (np.array([0, 2**63], np.uint64), False),
+        (np.array([True, False]), True),
+    ],
+)
+def test_whole_numbers_keep_their_value_or_are_refused(values: Any, fits: bool) -> None:
+    given = np.asarray(values)
+    arguments: tuple[Any, ...] = (["a"], [], [0, 0], given, [0, 2])
+    if fits:
+        kept = RolloutBatch.from_arrays(*arguments).response_token_ids
+        assert kept.dtype == np.int32
+        np.testing.assert_array_equal(kept, given)
+        return
+    with pytest.raises(InvalidRolloutsError) as raised:
+        RolloutBatch.from_arrays(*arguments)
+    assert raised.value.column == "response_token_ids"
+
+
+@pytest.mark.parametrize(
     ("columns", "row", "column"),
     [
         ({"rollout_log_probs": [[-1.0, -2.0], None]}, 1, "rollout_log_probs"),
