@@ -50,8 +50,10 @@ class DecodedShard:
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """What is measured of a shard whose tokens are stored, and its lint."""
+    """What is measured of a shard whose tokens are stored, its lint, and what tells that it is that shard."""
 
+    rollout_set_digest: str
+    tokens: int
     parts: tuple[ShardPart, ...]
     lint: LintPart
 
@@ -86,7 +88,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard
 def measure_stored(stored: Path) -> StoredShard:
     """What a file of the store gives now; raises FileNotFoundError where it is gone."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
-    return StoredShard(measure_shard(batch), lint_shard(batch))
+    return StoredShard(rollout_set_digest(batch.sample_ids), batch.num_tokens, measure_shard(batch), lint_shard(batch))
 
 
 def lint_shard(batch: RolloutBatch) -> LintPart:

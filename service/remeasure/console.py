@@ -64,16 +64,19 @@ def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepR
     progress = Progress("measuring again", len(keys))
     if not context.decoders.is_warm:
         context.decoders.warm_up()
-    left = []
+    left: list[StepReport] = []
     with ThreadPoolExecutor(context.settings.decode_processes) as threads:
+        done = 0
         try:
-            for done, report in enumerate(threads.map(partial(remeasure_step, context), keys), start=1):
+            for report in threads.map(partial(remeasure_step, context), keys):
+                done += 1
                 progress.show(done)
                 if report.left is not None:
                     left.append(report)
         except BaseException:
             # Interrupted: finish the steps that run, begin no other.
             threads.shutdown(cancel_futures=True)
+            print(f"\nended early, after {done} of {len(keys)} steps: run it again, it goes on there", file=sys.stderr)
             raise
     _show(left)
     return left

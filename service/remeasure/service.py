@@ -21,7 +21,7 @@ from foreshock.errors import ForeshockError
 from service.attribution.compute import StepFindings, compute_findings
 from service.attribution.service import ScoredStep, scored_step, store_findings
 from service.context import ClosedStepValues, ServiceContext
-from service.decoding.shards import ShardPart, StoredShard, measure_stored
+from service.decoding.shards import ShardPart, StoredShard
 from service.lint.service import lint_closed_step
 from service.measurements.folded import FoldedStatistics
 from service.measurements.service import store_measurement
@@ -29,7 +29,7 @@ from service.problem import ProblemError
 from service.remeasure import repository
 from service.remeasure.repository import StepKey
 from service.rollouts import repository as shards
-from service.rollouts.remeasuring import replace_shards
+from service.rollouts.remeasuring import TokenFile, measure_file, replace_shards
 from service.runs.repository import find_and_lock
 from service.steps import repository as steps
 from service.steps.folding import fold_shards
@@ -47,20 +47,15 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A step as it is stored: the numbers and files of its shards in order, and its scores."""
+    """A step as it is stored: the files of its shards in order, and its scores."""
 
-    shards: tuple[int, ...]
-    files: tuple[str, ...]
+    files: tuple[TokenFile, ...]
     scored: ScoredStep
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
-        there = shards.of_step(session, *key)
-        return cls(
-            tuple(each.shard for each in there),
-            tuple(each.file for each in there),
-            scored_step(context, session, key),
-        )
+        files = tuple(TokenFile.of(shard) for shard in shards.of_step(session, *key))
+        return cls(files, scored_step(context, session, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +98,17 @@ def check_step(context: ServiceContext, key: StepKey) -> StepReport:
     return StepReport(key, gone_files(context, stored.files) or _gone_scores(stored.scored))
 
 
-def gone_files(context: ServiceContext, files: Sequence[str]) -> str | None:
+def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | None:
     """Says in words which token files are not there; None where all are."""
-    gone = [file for file in files if not context.store.path_of(file).exists()]
+    gone = [file for file in files if not context.store.path_of(file.name).exists()]
     if not gone:
         return None
-    return f"{len(gone)} of its {len(files)} token files are gone, such as {gone[0]}"
+    return f"{len(gone)} of its {len(files)} token files are gone, such as {gone[0].name}"
 
 
 def _measure(context: ServiceContext, stored: _Stored) -> tuple[_Measured, str | None]:
     """The step as it is measured now, and what of its scores is gone."""
-    measured = tuple(context.decoders.run(measure_stored, context.store.path_of(file)) for file in stored.files)
+    measured = tuple(measure_file(context, file) for file in stored.files)
     of_comparison: dict[str, list[ShardPart]] = {}
     for part in (part for shard in measured for part in shard.parts):
         of_comparison.setdefault(part.comparison, []).append(part)
@@ -132,7 +127,8 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
         return True
     if _Stored.read(context, session, key) != measured.stored:
         return False
-    replace_shards(session, key, list(zip(measured.stored.shards, measured.shards, strict=True)))
+    numbers = [file.shard for file in measured.stored.files]
+    replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
     step = steps.find(session, *key)
     if step is not None and step.closed_at_us is not None:
         for each in measured.folded:

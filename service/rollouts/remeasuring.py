@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
 
+from foreshock.errors import RolloutsError
 from service.context import ServiceContext
 from service.database.tables import Shard
 from service.decoding.pool import DecodersBusy
@@ -27,6 +29,32 @@ StepKey = tuple[str, int, int]
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """The file of a shard's tokens in the store, and what it has to hold."""
+
+    shard: int
+    name: str
+    rollout_set_digest: str
+    tokens: int
+
+    @classmethod
+    def of(cls, shard: Shard) -> TokenFile:
+        """The file of a shard of the catalogue."""
+        return cls(shard.shard, shard.file, shard.rollout_set_digest, shard.tokens)
+
+
+def measure_file(context: ServiceContext, file: TokenFile) -> StoredShard:
+    """What a token file gives now; raises RolloutsError, naming it, where it does not hold what was uploaded."""
+    try:
+        measured: StoredShard = context.decoders.run(measure_stored, context.store.path_of(file.name))
+    except RolloutsError as error:
+        raise RolloutsError(f"its token file {file.name} is damaged: {error}") from error
+    if (measured.rollout_set_digest, measured.tokens) != (file.rollout_set_digest, file.tokens):
+        raise RolloutsError(f"its token file {file.name} holds other rollouts than were uploaded")
+    return measured
+
+
 def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
     """Measure the step's shards again that are of another version; one that cannot be is logged, and stays as it is.
 
@@ -36,7 +64,7 @@ def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
         shards = repository.out_of_date(session, *key)
     for shard in shards:
         try:
-            measured = context.decoders.run(measure_stored, context.store.path_of(shard.file))
+            measured = measure_file(context, TokenFile.of(shard))
         except DecodersBusy:
             raise
         except Exception:

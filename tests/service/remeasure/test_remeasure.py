@@ -144,6 +144,30 @@ def test_what_is_gone_is_said_and_left(
     }
 
 
+def test_a_file_that_does_not_hold_what_was_uploaded_is_named_and_left(
+    http: httpx.Client, beside: Database, settings: Settings, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = start_run(http)
+    for step in (3, 4, 5, 6):
+        put_step(sender, step)
+        make_old(beside, sender, step)
+    old = stored_bytes(beside)
+    another, damaged, empty = (file_of(beside, settings, step, shard=1) for step in (3, 4, 5))
+    # A backup that was put back in the wrong place, a disk that lost the end of a file, and one that lost all of it.
+    another.write_bytes(file_of(beside, settings, 3, shard=0).read_bytes())
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    empty.write_bytes(b"")
+    assert command(Request()) == 1
+    said = capsys.readouterr()
+    assert "1 of 4 steps were measured again" in said.out
+    for step, file, why in ((3, another, "holds other"), (4, damaged, "is damaged"), (5, empty, "is damaged")):
+        (line,) = [line for line in said.err.splitlines() if f"step {step}:" in line]
+        assert str(file.relative_to(settings.store_url)) in line
+        assert why in line
+    now = stored_bytes(beside)
+    assert {key for key in old if old[key] != now[key]} <= {key for key in old if key[2] == 6}
+
+
 def test_a_shard_that_arrives_meanwhile_is_not_lost(http: httpx.Client, app: FastAPI, beside: Database) -> None:
     sender, twin = start_run(http), start_run(http, "twin")
     put_step(sender, 3, [0])
@@ -206,7 +230,7 @@ def test_an_interrupted_one_goes_on_where_it_was(
         patch.setattr("service.remeasure.console.remeasure_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             command(Request())
-    capsys.readouterr()
+    assert "of 4 steps: run it again, it goes on there" in capsys.readouterr().err
     assert command(Request()) == 0
     assert "4 of 4" not in capsys.readouterr().out
     assert stored_bytes(beside) == stored
