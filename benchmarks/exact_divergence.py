@@ -10,6 +10,7 @@ with the number of tokens (within a tenth). Reported too: the largest relative e
 
 from __future__ import annotations
 
+import importlib.metadata
 import statistics
 import sys
 import threading
@@ -27,6 +28,7 @@ from probes.exact_divergence.streaming import VOCABULARY_BLOCK
 
 VOCABULARY = 151_936
 REPETITIONS = 3
+GPU_REPETITIONS = 15  # milliseconds each
 BAR_SPEED = 0.5
 BAR_GROWTH = 1.1
 CHECKED_TOKENS = 8
@@ -61,9 +63,11 @@ def sources(dtype: torch.dtype, width: int, tokens: int, device: str = "cpu") ->
     return LogitSource(hidden, (weight + noise).to(dtype)), LogitSource(hidden, weight.to(dtype))
 
 
-def interleaved(first: Callable[[], object], second: Callable[[], object], finish: Callable[[], None]) -> Speed:
+def interleaved(
+    first: Callable[[], object], second: Callable[[], object], finish: Callable[[], None], repetitions: int
+) -> Speed:
     seconds: tuple[list[float], list[float]] = ([], [])
-    for repetition in range(REPETITIONS + 1):
+    for repetition in range(repetitions + 1):
         for taken, work in zip(seconds, (first, second), strict=True):
             start = time.perf_counter()
             work()
@@ -73,12 +77,17 @@ def interleaved(first: Callable[[], object], second: Callable[[], object], finis
     return Speed(*(statistics.median(taken) for taken in seconds))
 
 
-def speed_of(target: LogitSource, behaviour: LogitSource, finish: Callable[[], None] = lambda: None) -> Speed:
+def speed_of(
+    target: LogitSource,
+    behaviour: LogitSource,
+    finish: Callable[[], None] = lambda: None,
+    repetitions: int = REPETITIONS,
+) -> Speed:
     def products() -> None:
         for source in (target, behaviour):
             torch.matmul(source.hidden, source.weight.T)
 
-    return interleaved(products, lambda: exact_divergences(target, behaviour), finish)
+    return interleaved(products, lambda: exact_divergences(target, behaviour), finish, repetitions)
 
 
 def memory_beyond_inputs(target: LogitSource, behaviour: LogitSource) -> float:
@@ -118,6 +127,14 @@ def largest_relative_error(target: LogitSource, behaviour: LogitSource) -> float
     )
 
 
+def memory_beyond_inputs_on_gpu(target: LogitSource, behaviour: LogitSource) -> float:
+    """MiB that are allocated on the GPU, at most, while the divergences are computed."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    exact_divergences(target, behaviour)
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
 def first_states(source: LogitSource) -> LogitSource:
     return LogitSource(source.hidden[:CHECKED_TOKENS], source.weight)
 
@@ -126,10 +143,11 @@ def log_softmax(source: LogitSource) -> NDArray[np.longdouble]:
     logits = torch.empty((source.tokens, VOCABULARY), dtype=source.held_in)
     rows = source.rows(0, source.tokens)
     # In the blocks of `exact_divergences`, because another split of a product rounds otherwise.
-    for start in range(0, VOCABULARY, VOCABULARY_BLOCK):
-        stop = min(start + VOCABULARY_BLOCK, VOCABULARY)
+    block = VOCABULARY if source.device.type == "cuda" else VOCABULARY_BLOCK
+    for start in range(0, VOCABULARY, block):
+        stop = min(start + block, VOCABULARY)
         source.write_logits(rows, start, stop, logits[:, start:stop])
-    exact = logits.numpy().astype(np.longdouble)
+    exact = logits.double().numpy().astype(np.longdouble)
     exact -= exact.max(axis=1, keepdims=True)
     return exact - np.log(np.exp(exact).sum(axis=1, keepdims=True))
 
@@ -159,12 +177,15 @@ def on_cpu() -> dict[str, float]:
 
 
 def on_gpu() -> float:
-    """The least share of the speed of two products over the shapes."""
+    """The least share of the speed of two products over the shapes; memory and errors are shown."""
+    print(f"{torch.cuda.get_device_name()}, triton {importlib.metadata.version('triton')}")
     shares = []
     for dtype, width, tokens in GPU_SHAPES:
         pair = sources(dtype, width, tokens, "cuda")
-        speed = speed_of(*pair, torch.cuda.synchronize)
-        print(row("cuda", dtype, width, tokens, speed, ""), flush=True)
+        speed = speed_of(*pair, torch.cuda.synchronize, GPU_REPETITIONS)
+        error = f"{largest_relative_error(*pair):.1e}"
+        print(row("cuda", dtype, width, tokens, speed, error), flush=True)
+        print(f"memory beyond the inputs: {memory_beyond_inputs_on_gpu(*pair):.0f} MiB")
         shares.append(speed.share)
     return min(shares)
 

@@ -55,7 +55,8 @@ def _normaliser(logits, vocabulary, top_values, top_ids, TOP: tl.constexpr, SLOT
         of_block = tl.max(x, axis=0)
         larger = tl.maximum(largest, of_block)
         shift = tl.where(larger == float("-inf"), 0.0, larger)
-        total = total * tl.exp(largest - shift).to(tl.float64) + tl.sum(tl.exp(x - shift), axis=0).to(tl.float64)
+        # In float64, because the logarithm of a law that is nearly certain is what the other tokens add to 1.
+        total = total * tl.exp(largest - shift).to(tl.float64) + tl.sum(tl.exp(x - shift).to(tl.float64), axis=0)
         largest = larger
         values, ids = _keep_likeliest(x, columns, of_block, values, ids, slots, TOP)
     tl.store(top_values + slots, values)

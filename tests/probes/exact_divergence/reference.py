@@ -89,6 +89,8 @@ def hard_cases(vocabulary: int, rows: int = 3) -> dict[str, Pair]:
         "all equal": (torch.zeros(rows, vocabulary), torch.full((rows, vocabulary), 5.0)),
         "a peak against a plain": (peak, torch.zeros(rows, vocabulary)),
         "a plain against a peak": (torch.zeros(rows, vocabulary), peak),
+        "nearly certain": (plain + peak / 4, plain + peak / 4 + normal(1e-2)),
+        "one token left": (plain.masked_fill(peak == 0.0, -torch.inf), plain),
         "range 1e4": (wide.flip(0), wide),
         "range 1e4, tiny mismatch": (wide + normal(1e-3), wide),
         "both masked": (both_masked + normal(1e-2), both_masked),
