@@ -112,8 +112,7 @@ def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArr
         if group is None:
             continue
         if group not in known:
-            encoded = group.encode(errors="surrogatepass")
-            known[group] = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
+            known[group] = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little")
         keys[row] = known[group]
     return keys, np.array([group is not None for group in names], dtype=np.bool_)
 

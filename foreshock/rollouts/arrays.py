@@ -37,7 +37,13 @@ def names_of(values: Any, column: str) -> list[str | None]:
 
 
 def _name(value: Any, row: int, column: str) -> str | None:
-    if value is None or isinstance(value, str):
+    if value is None or (isinstance(value, str) and value.isascii()):
+        return value
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRolloutsError(f"is no text that UTF-8 can hold: {error}", row=row, column=column) from error
         return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return str(value)
