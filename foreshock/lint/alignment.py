@@ -1,4 +1,4 @@
-"""Evidence for a shift by one token: does log π of a token fit log μ of its neighbour better than its own?"""
+"""Evidence of how the two columns lie to each other: shifted by one token, or one a multiple of the other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from foreshock.lint.tokens import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.ragged import take_rows
 
-__all__ = ["count_shifts"]
+__all__ = ["count_alignment"]
 
 # A sample is enough: a shift is in every rollout of its origin.
 _MOST_TOKENS = 1 << 18
 # One wild token is not to outweigh all others.
 _SHIFT_CAP = 5.0
+# A rollout of so many tokens whose neighbour fits four times as well, where its own is far off, is shifted.
+_CLEAR_TOKENS, _CLEAR_GAP, _CLEAR_FACTOR = 6, 0.1, 0.25
+# Between these, log μ is likely and clearly below 0.
+_LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
 
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 
@@ -32,12 +36,32 @@ def _sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
     return batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets
 
 
-def count_shifts(batch: RolloutBatch, tally: Tally) -> None:
-    """Compare |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the same tokens t: those with a neighbour on both sides."""
+def count_alignment(batch: RolloutBatch, tally: Tally) -> None:
+    """Both kinds of evidence, from the same sample of rollouts."""
     sample = _sample_of_rollouts(batch)
-    if sample is None or sample[0].size < 3:
-        return
+    if sample is not None:
+        _count_scale(sample[0], sample[1], tally)
+        _count_shifts(batch, sample, tally)
+
+
+def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], tally: Tally) -> None:
+    """Products of the two log-probs, of likely tokens and of others: a factor between the columns is in both."""
+    below = (behaviour < np.float32(_BELOW_ZERO)) & (target < np.float32(_BELOW_ZERO))
+    chosen = np.flatnonzero(below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB))
+    mu, pi = behaviour[chosen], target[chosen]
+    likely = mu > np.float32(_LIKELY)
+    tally.count(scale_tokens=chosen.size)
+    for part, of_part in (("likely", likely), ("unlikely", ~likely)):
+        one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
+        products = {"cross": one @ other, "mu": one @ one, "pi": other @ other}
+        tally.add(**{f"scale_{part}_{name}": float(value) for name, value in products.items()})
+
+
+def _count_shifts(batch: RolloutBatch, sample: Pairs, tally: Tally) -> None:
+    """Compare |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the same tokens t: those with a neighbour on both sides."""
     behaviour, target, offsets = sample
+    if behaviour.size < 3:
+        return
     inner = np.ones(behaviour.size, dtype=np.bool_)
     filled = np.flatnonzero(np.diff(offsets))
     inner[offsets[:-1][filled]] = False
@@ -55,7 +79,10 @@ def count_shifts(batch: RolloutBatch, tally: Tally) -> None:
     tokens = row_sums(known, rows)
     judged = tokens > 0
     prefer_earlier, prefer_later = judged & (earlier < 0.5 * own), judged & (later < 0.5 * own)
+    far = (tokens >= _CLEAR_TOKENS) & (own >= _CLEAR_GAP * tokens)
     tally.count(
+        shift_clear_earlier=int((far & (earlier <= _CLEAR_FACTOR * own)).sum()),
+        shift_clear_later=int((far & (later <= _CLEAR_FACTOR * own)).sum()),
         shift_tokens=int(tokens.sum()),
         shift_rollouts=int(judged.sum()),
         shift_prefer_earlier=int(prefer_earlier.sum()),

@@ -54,10 +54,17 @@ _ALL = (
     Check(
         "identical_log_probs",
         "the two log-probs are the same numbers",
-        "log π equals log μ in every bit, at uncertain tokens too",
+        "log π equals log μ in every bit, at uncertain tokens too, in all rollouts or in some",
         "Every trainer-side measure is 0 whatever the mismatch is: it is not seen, not absent.",
         "Where old_log_probs are set to rollout_log_probs (bypass), log the trainer's own recomputed ones for this, at "
         "least every few steps. Only a trainer made to agree with its engine bit for bit may ignore this.",
+    ),
+    Check(
+        "wrong_log_base",
+        "one of the log-probs is no natural logarithm",
+        "log π is log μ times the factor between two bases, at likely and at unlikely tokens",
+        "Every measure is meaningless: d grows with how unlikely a token is.",
+        "Multiply log2 values by ln 2 = 0.693, log10 values by ln 10 = 2.303.",
     ),
     Check(
         "raw_log_probs",
@@ -68,6 +75,20 @@ _ALL = (
         "Have the engine log what it sampled from (vLLM: logprobs_mode=processed_logprobs), apply the same temperature "
         "in the trainer, or sample at temperature 1 without truncation. Also look whether `entropy` is that of the "
         "same distribution as log μ.",
+    ),
+    Check(
+        "entropy_of_trainer",
+        "`entropy` is that of π and not of μ",
+        "−log μ does not average to the entropy, and −log π weighted by ρ does",
+        "surprisal_z and the maps by entropy are of the wrong distribution; everything else stands.",
+        "Log the engine's entropy, or none.",
+    ),
+    Check(
+        "temperature_of_trainer",
+        "the trainer does not apply the temperature that sampled",
+        "temperature and processed_logprobs are declared, and log π grows with log μ as if at temperature 1",
+        "d is the difference of two temperatures: k3 and every weight measure that, and no mismatch.",
+        "Divide the trainer's logits by the sampling temperature before the log-softmax.",
     ),
     Check(
         "processed_log_probs",
@@ -100,6 +121,13 @@ _ALL = (
         "Make masks from lengths and not from `id != pad`; keep ids that pad out of the sampled vocabulary.",
     ),
     Check(
+        "tokens_without_engine",
+        "the engine has no log-prob for tokens that the trainer scored",
+        "log μ is exactly 0 where log π says that the token was uncertain: at ends or at first tokens",
+        "ρ is as small as these tokens are unlikely: mean ρ falls below 1 and k3 is large, as if μ had been truncated.",
+        "Padding and prompt tokens belong under the response mask; have the engine log the end-of-sequence token too.",
+    ),
+    Check(
         "tokens_without_trainer",
         "the trainer has no log-prob for tokens that were sampled",
         "log π is exactly 0 at many ids where log μ says the token was uncertain",
@@ -126,7 +154,7 @@ _ALL = (
     Check(
         "rounded_log_probs",
         "log-probs were rounded to a shorter type",
-        "every value of a column fits into bfloat16 or float16",
+        "every value of a column, or of some rollouts, fits into bfloat16 or float16",
         "Rounding makes a mismatch of its own, the larger the less likely the token.",
         "Compute the log-softmax in float32 and keep it so up to where it is logged.",
     ),

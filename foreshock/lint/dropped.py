@@ -51,13 +51,18 @@ def dropped_ids(batch: RolloutBatch, tally: Tally) -> DroppedIds:
         return DroppedIds.empty()
     without_target, masked = _without_target(batch), _masked(batch)
     without_target = without_target[_is_real(behaviour[without_target])]
-    masked = masked[_is_real(behaviour[masked])]
+    # Any log μ at a masked token says that it was sampled.
+    masked = masked[_carries(behaviour[masked])]
     if without_target.size == 0 and masked.size == 0:
         return DroppedIds.empty()
     ids = np.union1d(batch.response_token_ids[without_target], batch.response_token_ids[masked])
     counts = np.zeros((ids.size, 3), np.int64)
     concerned = np.flatnonzero(np.isin(batch.response_token_ids, ids))
-    concerned = concerned[_is_real(behaviour[concerned])]
+    concerned = concerned[_is_real(behaviour[concerned]) | np.isin(concerned, masked, assume_unique=True)]
+    tally.count(
+        dropped_first=int(np.isin(without_target, batch.response_offsets[:-1]).sum()),
+        dropped_last=int(np.isin(without_target, batch.response_offsets[1:] - 1).sum()),
+    )
     for column, places in enumerate((without_target, masked, concerned)):
         slots = np.searchsorted(ids, batch.response_token_ids[places])
         counts[:, column] = np.bincount(slots, minlength=ids.size)

@@ -18,7 +18,7 @@ from foreshock.measures.sums import CompensatedSums
 __all__ = ["LintEvidence", "examples_from_json"]
 
 # Raise the number whenever a stored number changes its meaning.
-_KIND = "lint-1"
+_KIND = "lint-2"
 _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "counts": ("<i8", (len(COUNTS),)),
     "sums": ("<f8", (2, len(SUMS))),

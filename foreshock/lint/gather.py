@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.alignment import count_shifts
+from foreshock.lint.alignment import count_alignment
 from foreshock.lint.declared import count_declared
 from foreshock.lint.dropped import count_masked, dropped_ids
 from foreshock.lint.evidence import LintEvidence
@@ -41,7 +41,7 @@ def gather_evidence(batch: RolloutBatch) -> LintEvidence:
             group_tokens[rows] = np.diff(pairs.offsets)
     for name in COLUMNS:
         count_rounding(batch, name, tally)
-    count_shifts(batch, tally)
+    count_alignment(batch, tally)
     count_masked(batch, tally)
     dropped = dropped_ids(batch, tally)
     groups = GroupSums.of(_group_keys(batch), group_tokens, group_sums)

@@ -1,4 +1,4 @@
-"""Judge pairs of log-probs: the same numbers, a mean ratio off 1, a shift by one token."""
+"""Judge pairs of log-probs: the same numbers, a mean ratio off 1, a shift by one token, two bases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foreshock.lint.findings import FALSE_ALARM, Clean, Finding, NotChecked, Out
 from foreshock.lint.report import Severity
 from foreshock.measures.intervals import student_t_quantile
 
-__all__ = ["LEAST_GROUPS", "judge_equal", "judge_ratio", "judge_shift"]
+__all__ = ["LEAST_GROUPS", "judge_equal", "judge_ratio", "judge_scale", "judge_shift", "judge_temperature"]
 
 # Student's t with fewer degrees of freedom has no power left at such small chances.
 LEAST_GROUPS = 4
@@ -25,6 +25,21 @@ _SHIFT_FACTOR = 0.5
 _SHIFT_SHARE = 0.6
 _LEAST_GAP = 0.01
 
+# By chance hardly any rollout of so many tokens fits its neighbour four times as well.
+_LEAST_CLEAR_SHIFTS, _CLEAR_SHIFT_SHARE = 2, 0.02
+_LEAST_COPIED_ROLLOUTS, _COPIED_SHARE = 2, 0.05
+# Where truncation is declared, a mass cut away is expected: so little of it biases k3 as much as a mismatch does.
+_LEAST_CUT = 0.002
+_LEAST_SCALE_TOKENS = 100
+# How near the factor has to come to one of these, and how much of the squares it has to explain.
+_BASES = {"log π is in base 2": 1 / math.log(2), "log π is in base 10": 1 / math.log(10)}
+_SCALE_NEAR, _SCALE_FIT = 0.03, 0.97
+# How far from 1 towards the temperature a factor goes where the trainer does not apply it (seen: 0.5 and more). A lag
+# that softens or sharpens a policy does the same by a few per cent: this is never more than a look, and temperatures
+# near 1 are not judged.
+_TOWARDS_TEMPERATURE, _LEAST_HEAT = 0.4, 0.15
+
+_OTHER = {"earlier": "t − 1", "later": "t + 1"}
 _NO_PAIRS = "needs rollout_log_probs and trainer_log_probs"
 
 
@@ -35,7 +50,7 @@ def judge_equal(evidence: LintEvidence) -> Outcome:
     if not paired:
         return NotChecked(check, _NO_PAIRS)
     if evidence.count("equal") < paired:
-        return Clean(check)
+        return _partly_copied(evidence)
     if uncertain < _LEAST_UNCERTAIN:
         return NotChecked(check, f"fewer than {_LEAST_UNCERTAIN} uncertain tokens: certain ones agree anyway")
     bypass = evidence.count("declared_bypass") == evidence.count("rollouts")
@@ -47,6 +62,74 @@ def judge_equal(evidence: LintEvidence) -> Outcome:
     return Finding(check, severity, seen, {"tokens": paired, "uncertain_tokens": uncertain})
 
 
+def _partly_copied(evidence: LintEvidence) -> Outcome:
+    """Rollouts of which all is copied, beside others of which it is not."""
+    check = "identical_log_probs"
+    copied, copiable = evidence.count("copied_rollouts"), evidence.count("copiable_rollouts")
+    if copied < max(_LEAST_COPIED_ROLLOUTS, _COPIED_SHARE * copiable):
+        return Clean(check)
+    seen = f"In {copied:,} of {copiable:,} rollouts all differences are exactly 0, and in the others they are not."
+    return Finding(check, "look", seen, {"copied_rollouts": copied, "rollouts": copiable})
+
+
+def judge_scale(evidence: LintEvidence) -> Outcome:
+    """One column is the other one times a constant: logarithms of two bases."""
+    check = "wrong_log_base"
+    tokens = evidence.count("scale_tokens")
+    if not evidence.count("paired"):
+        return NotChecked(check, _NO_PAIRS)
+    if tokens < _LEAST_SCALE_TOKENS:
+        return NotChecked(check, f"fewer than {_LEAST_SCALE_TOKENS} uncertain tokens")
+    slopes, fits = [], []
+    for part in ("likely", "unlikely"):
+        cross, mu, pi = (evidence.sum(f"scale_{part}_{name}") for name in ("cross", "mu", "pi"))
+        if mu > 0 and pi > 0:
+            slopes.append(cross / mu)
+            fits.append(cross * cross / (mu * pi))
+    for words, base in _BASES.items():
+        for told, factor in ((words, base), (words.replace("π", "μ"), 1.0 / base)):
+            near = all(abs(slope / factor - 1.0) <= _SCALE_NEAR for slope in slopes)
+            if slopes and near and min(fits) >= _SCALE_FIT:
+                seen = (
+                    f"log π is {number(slopes[0])} times log μ over {tokens:,} uncertain tokens, likely and unlikely "
+                    f"ones alike: {told}, and the other one in base e."
+                )
+                return Finding(check, "bad", seen, {"factor": slopes[0], "tokens": tokens})
+    return Clean(check)
+
+
+def judge_temperature(evidence: LintEvidence) -> Outcome:
+    """Processed log-probs of one declared temperature, which the trainer does not divide its logits by."""
+    check = "temperature_of_trainer"
+    rollouts, low = evidence.count("rollouts"), -evidence.extreme("minus_min_temperature")
+    if not evidence.count("paired"):
+        return NotChecked(check, _NO_PAIRS)
+    if not evidence.count("sampling_unknown") and not evidence.count("declared_tempered"):
+        return Clean(check, "sampled at temperature 1, as declared")
+    if evidence.count("sampling_unknown") or evidence.count("mode_processed") < rollouts:
+        return NotChecked(check, "seen only where temperature and logprobs_mode=processed_logprobs are declared")
+    if low <= 0 or low != evidence.extreme("max_temperature"):
+        return NotChecked(check, "rollouts were sampled with several temperatures, or greedily")
+    if abs(low - 1.0) < _LEAST_HEAT:
+        return NotChecked(check, f"temperature {number(low)} is too near to 1 to be told from a change of the policy")
+    tokens = evidence.count("scale_tokens")
+    mu = {part: evidence.sum(f"scale_{part}_mu") for part in ("likely", "unlikely")}
+    if tokens < _LEAST_SCALE_TOKENS or not min(mu.values()) > 0:
+        return NotChecked(check, f"fewer than {_LEAST_SCALE_TOKENS} uncertain tokens")
+    slopes = {part: evidence.sum(f"scale_{part}_cross") / square for part, square in mu.items()}
+    # At unlikely tokens log π tends to T log μ, at likely ones it is off the other way.
+    way = max((slopes["unlikely"] - 1.0) / (low - 1.0), (slopes["likely"] - 1.0) / (1.0 / low - 1.0))
+    if way < _TOWARDS_TEMPERATURE:
+        return Clean(check)
+    seen = (
+        f"The engine sampled at temperature {number(low)} and logs what it sampled from. log π is "
+        f"{number(slopes['likely'])} times log μ at likely tokens and {number(slopes['unlikely'])} times at unlikely "
+        "ones; both are 1 where the trainer divides its logits alike."
+    )
+    numbers = {"factor_at_likely": slopes["likely"], "factor_at_unlikely": slopes["unlikely"], "temperature": low}
+    return Finding(check, "look", seen, {**numbers, "tokens": tokens})
+
+
 def judge_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     """Processed log-probs, and a mean of ρ off 1 for any other reason."""
     processed, other = "processed_log_probs", "mean_ratio"
@@ -56,7 +139,9 @@ def judge_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     mean, t = evidence.groups.mean_and_t("ratio_minus_one")
     groups = int((evidence.groups.tokens > 0).sum())
     tested = groups >= LEAST_GROUPS and math.isfinite(mean) and not math.isnan(t)
-    off = tested and abs(mean) >= _LEAST_RATIO_ERROR and abs(t) >= student_t_quantile(1 - FALSE_ALARM / 2, groups - 1)
+    cut = evidence.count("processed_and_truncated")
+    significant = tested and abs(t) >= student_t_quantile(1 - FALSE_ALARM / 2, groups - 1)
+    off = significant and abs(mean) >= _LEAST_RATIO_ERROR
     certain = evidence.count("certain_behaviour")
     above, below = evidence.count("above_zero"), evidence.count("below_zero")
     many_certain = certain >= _LEAST_CERTAIN and certain >= _CERTAIN_SHARE * paired
@@ -65,7 +150,7 @@ def judge_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     numbers |= {"d_above_0.01": above, "d_below_minus_0.01": below}
     told = f"Mean ρ is {number(1.0 + mean)}{_interval(mean, t, groups)}"
     few = NotChecked(other, f"the error of mean ρ needs {LEAST_GROUPS} prompt groups, and there are {groups}")
-    if many_certain or (off and mean < 0 and (one_sided or evidence.count("processed_and_truncated"))):
+    if many_certain or (off and mean < 0 and one_sided) or (cut and significant and mean <= -_LEAST_CUT):
         seen = (
             f"{told}; d is below −0.01 at {below:,} tokens and above 0.01 at {above:,}; {certain:,} tokens "
             f"({percent(certain, paired)}) are certain under μ and not under π."
@@ -91,14 +176,28 @@ def judge_shift(evidence: LintEvidence) -> Outcome:
     best = min(gaps, key=lambda name: gaps[name])
     preferring = evidence.count(f"shift_prefer_{best}")
     if own < _LEAST_GAP or gaps[best] > _SHIFT_FACTOR * own or preferring < _SHIFT_SHARE * rollouts:
-        return Clean(check)
-    other = "t − 1" if best == "earlier" else "t + 1"
+        return _partly_shifted(evidence)
+    other = _OTHER[best]
     seen = (
         f"log π of token t is {number(own)} off log μ of token t on average, and {number(gaps[best])} off log μ of "
         f"token {other}; the shift fits twice as well in {preferring:,} of {rollouts:,} rollouts."
     )
     numbers = {"mean_gap": own, "mean_gap_earlier": gaps["earlier"], "mean_gap_later": gaps["later"]}
     return Finding(check, "bad", seen, {**numbers, "rollouts_preferring": preferring, "rollouts": rollouts})
+
+
+def _partly_shifted(evidence: LintEvidence) -> Outcome:
+    """Some rollouts leave no doubt, beside others that are in place: those of one rank, or of one data source."""
+    check, rollouts = "shifted_log_probs", evidence.count("shift_rollouts")
+    clear = {name: evidence.count(f"shift_clear_{name}") for name in _OTHER}
+    best = max(clear, key=lambda name: clear[name])
+    if clear[best] < max(_LEAST_CLEAR_SHIFTS, _CLEAR_SHIFT_SHARE * rollouts):
+        return Clean(check)
+    seen = (
+        f"In {clear[best]:,} of {rollouts:,} rollouts log π of token t fits log μ of token {_OTHER[best]} at least "
+        "four times as well as that of token t; in the others it does not."
+    )
+    return Finding(check, "bad", seen, {"rollouts_preferring": clear[best], "rollouts": rollouts})
 
 
 def _interval(mean: float, t: float, groups: int) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.findings import FALSE_ALARM, Clean, Finding, NotChecked, Outcome, number
 from foreshock.lint.judge_pairs import LEAST_GROUPS
 from foreshock.measures.intervals import student_t_quantile
 
-__all__ = ["SurprisalSums", "judge_surprisal", "surprisal_outcome"]
+__all__ = ["SurprisalSums", "judge_surprisal", "sums_for_run", "surprisal_outcome"]
 
 _CHECK = "raw_log_probs"
 # Below this share of the entropy the difference may be that between μ and a π whose entropy was logged.
@@ -20,6 +20,15 @@ _CLUSTERED_CHANCE = 0.01
 # A sample that would not show a fifth too little surprisal (top-p 0.9) has not been tested.
 _WANTED_SHARE = 0.2
 _LARGEST_SURPRISAL = 12.0
+# The entropy is that of π where π fits it so much better than μ does.
+_SHARE_OF_TARGET = 1.0 / 3.0
+# A factor of two bases between surprisal and entropy is worth a word.
+_BASES = {
+    "log-probs in base 2": 1.0 / math.log(2),
+    "log-probs in base 10": 1.0 / math.log(10),
+    "an entropy in bits": math.log(2),
+}
+_BASE_NEAR = 0.02
 # So many broad tokens show their own variance, if not less than this part of the bound.
 _LEAST_BROAD_TOKENS = 500
 _LEAST_PART_OF_BOUND = 0.125
@@ -85,26 +94,77 @@ class SurprisalSums:
         }
 
 
-def judge_surprisal(evidence: LintEvidence, *, processed: bool = False) -> Outcome:
-    """Raw log-probs under temperature or truncation; `processed`: the log-probs are known to be the truncated ones."""
+def judge_surprisal(evidence: LintEvidence, *, unreliable: str = "", covered: bool = True) -> tuple[Outcome, Outcome]:
+    """Raw log-probs under temperature or truncation, and entropies of π in the place of those of μ.
+
+    `unreliable` says why the surprisal test cannot be made; `covered`: mean ρ is not known to be off 1.
+    """
     sums = SurprisalSums.of(evidence)
-    tested = surprisal_outcome(sums)
+    other: Outcome = _entropy_not_checked(evidence, unreliable)
+    tested: Finding | Clean | NotChecked = surprisal_outcome(sums)
+    if unreliable:
+        tested = NotChecked(_CHECK, unreliable)
+    elif isinstance(tested, Finding) and covered:
+        if found := _entropy_of_trainer(evidence, sums):
+            tested, other = NotChecked(_CHECK, "`entropy` is that of π and not of μ"), found
+        elif not isinstance(surprisal_outcome(sums_for_run(evidence)), Finding):
+            tested = NotChecked(_CHECK, "`entropy` may be that of π: too few tokens to tell")
     if declared := evidence.count("raw_and_shaped"):
         seen = (
             f"{declared:,} of {evidence.count('rollouts'):,} rollouts were sampled with {_parameters(evidence)}, and "
             f"the engine logs raw_logprobs, before these are applied{_also(tested)}."
         )
-        return Finding(_CHECK, "bad", seen, sums.numbers())
-    if processed:
-        return NotChecked(_CHECK, "the log-probs are processed, and `entropy` may be of the law before that")
-    if not isinstance(tested, NotChecked):
-        return tested
+        return Finding(_CHECK, "bad", seen, sums.numbers()), other
+    if unreliable or not isinstance(tested, NotChecked) or isinstance(other, Finding):
+        return tested, other
     if evidence.count("shaped_mode_unknown"):
-        return NotChecked(_CHECK, f"sampled with {_parameters(evidence)}, and logprobs_mode is not said; {tested.why}")
+        why = f"sampled with {_parameters(evidence)}, and logprobs_mode is not said; {tested.why}"
+        return NotChecked(_CHECK, why), other
     plain = evidence.count("sampling_unknown") == 0 and evidence.count("declared_shaped") == 0
     if plain or evidence.count("mode_processed") == evidence.count("rollouts"):
-        return Clean(_CHECK, f"by what is declared of sampling only; {tested.why}")
-    return tested
+        return Clean(_CHECK, f"by what is declared of sampling only; {tested.why}"), other
+    return tested, other
+
+
+def sums_for_run(evidence: LintEvidence) -> SurprisalSums:
+    """What a step adds to the surprisal test of its run: of μ or of π, whichever strays less from the entropy.
+
+    Trainers log the entropy of π, which a lag moves away from that of μ in the same direction at every step.
+    """
+    sums = SurprisalSums.of(evidence)
+    excess, of_target = sums.surprisal - sums.entropy, _target_excess(evidence) * sums.entropy
+    return replace(sums, surprisal=sums.entropy + of_target) if abs(of_target) < abs(excess) else sums
+
+
+def _target_excess(evidence: LintEvidence) -> float:
+    """Σ(−ρ·log π − H) / Σ H: near 0 where the entropies are those of π and μ sampled; NaN where not known."""
+    entropy = evidence.sum("target_entropy")
+    return evidence.sum("target_surprisal") / entropy - 1.0 if entropy > 0 else math.nan
+
+
+def _entropy_of_trainer(evidence: LintEvidence, sums: SurprisalSums) -> Finding | None:
+    """−log μ strays from the entropy, and −log π, weighted to be of π, does not."""
+    share, of_target = sums.surprisal / sums.entropy - 1.0, _target_excess(evidence)
+    if not abs(of_target) <= _SHARE_OF_TARGET * abs(share):
+        return None
+    seen = (
+        f"−log μ averages {number(sums.surprisal / sums.tokens)} nats where the entropy averages "
+        f"{number(sums.entropy / sums.tokens)} ({_signed_percent(share)}); −log π weighted by ρ is only "
+        f"{_signed_percent(of_target)} off it."
+    )
+    numbers = {"share_of_mu": share, "share_of_pi": of_target, "tokens": sums.tokens}
+    return Finding("entropy_of_trainer", "look", seen, numbers)
+
+
+def _entropy_not_checked(evidence: LintEvidence, unreliable: str) -> Clean | NotChecked:
+    check = "entropy_of_trainer"
+    if not evidence.sum("target_entropy") > 0:
+        return NotChecked(check, "needs both log-probs and entropy")
+    return NotChecked(check, unreliable) if unreliable else Clean(check)
+
+
+def _signed_percent(share: float) -> str:
+    return f"{'+' if share > 0 else '−'}{number(100.0 * abs(share))} %"
 
 
 def surprisal_outcome(sums: SurprisalSums) -> Finding | Clean | NotChecked:
@@ -124,6 +184,8 @@ def surprisal_outcome(sums: SurprisalSums) -> Finding | Clean | NotChecked:
     agrees = math.isnan(sums.t) or abs(sums.t) >= student_t_quantile(1 - _CLUSTERED_CHANCE / 2, sums.clusters - 1)
     if abs(excess) < _LEAST_SHARE * sums.entropy or sums.log_chance() > math.log(FALSE_ALARM) or not agrees:
         return Clean(_CHECK)
+    ratio = sums.surprisal / sums.entropy
+    base = [f" (or {words})" for words, factor in _BASES.items() if abs(ratio / factor - 1.0) <= _BASE_NEAR]
     why = (
         "tokens are likelier than their law makes them: truncation, or a temperature below 1"
         if excess < 0
@@ -132,8 +194,8 @@ def surprisal_outcome(sums: SurprisalSums) -> Finding | Clean | NotChecked:
     seen = (
         f"−log μ averages {number(sums.surprisal / sums.tokens)} nats over {sums.tokens:,} tokens where the entropy "
         f"averages {number(sums.entropy / sums.tokens)} "
-        f"({'+' if excess > 0 else '−'}{number(100 * abs(excess) / sums.entropy)} %); "
-        f"surprisal_z {number(sums.z)} over {sums.clusters:,} {sums.unit}; {why}."
+        f"({_signed_percent(excess / sums.entropy)}); "
+        f"surprisal_z {number(sums.z)} over {sums.clusters:,} {sums.unit}; {why}{''.join(base)}."
     )
     return Finding(_CHECK, "bad", seen, sums.numbers())
 

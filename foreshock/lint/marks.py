@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from foreshock.lint.report import Example
 from foreshock.lint.tables import RolloutMarks, keys_of_texts
 from foreshock.lint.tally import Tally
-from foreshock.lint.tokens import row_sums
+from foreshock.lint.tokens import row_ranges, row_sums
 from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = ["marks_of"]
@@ -26,8 +26,8 @@ def marks_of(batch: RolloutBatch, tally: Tally) -> RolloutMarks:
     generated = behaviour if batch.response_mask is None else np.where(batch.response_mask != 0, behaviour, 0)
     log_probs = row_sums(generated, batch.response_offsets)
     prompts = _mix(_weighted_sums(batch.prompt_token_ids, batch.prompt_offsets), np.diff(batch.prompt_offsets))
-    bits = _integer_sums(generated.astype(np.float32, copy=False).view(np.uint32), batch.response_offsets)
-    ids = _integer_sums(batch.response_token_ids, batch.response_offsets)
+    bits = _weighted_sums(generated.astype(np.float32, copy=False).view(np.uint32), batch.response_offsets)
+    ids = _weighted_sums(batch.response_token_ids, batch.response_offsets)
     contents = _mix(_mix(_mix(prompts, bits), ids), lengths)
     # An empty response says nothing of who sampled it.
     kept = (lengths > 0) & np.isfinite(log_probs)
@@ -53,21 +53,20 @@ def _none() -> RolloutMarks:
     return RolloutMarks(nothing, nothing, nothing, np.zeros(0))
 
 
-def _integer_sums(values: NDArray[np.integer], offsets: NDArray[np.int64]) -> Keys:
-    """[N] exact sums of rows, modulo 2⁶⁴: equal rows have equal sums, wherever they lie."""
+def _weighted_sums(values: NDArray[np.integer], offsets: NDArray[np.int64]) -> Keys:
+    """[N] sums of whole numbers by their place, modulo 2⁶⁴: the same ones in another order have another sum."""
     sums = np.zeros(offsets.size - 1, np.uint64)
-    filled = np.flatnonzero(np.diff(offsets))
-    if filled.size:
-        sums[filled] = np.add.reduceat(values, offsets[:-1][filled], dtype=np.uint64)
+    longest = int(np.diff(offsets).max(initial=0))
+    weights = _mix(np.zeros(longest, np.uint64), np.arange(longest))
+    for row, end_row in row_ranges(offsets):
+        start, end = int(offsets[row]), int(offsets[end_row])
+        starts = offsets[row:end_row]
+        places = np.arange(start, end) - np.repeat(starts, np.diff(offsets[row : end_row + 1]))
+        weighted = weights[places] * (values[start:end].astype(np.uint64) + np.uint64(1))
+        filled = np.flatnonzero(np.diff(offsets[row : end_row + 1]))
+        if filled.size:
+            sums[row + filled] = np.add.reduceat(weighted, starts[filled] - start, dtype=np.uint64)
     return sums
-
-
-def _weighted_sums(ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> Keys:
-    """[N] sums of ids by their place, so that a prompt with the same tokens in another order is another one."""
-    places = np.arange(ids.size, dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
-    with np.errstate(over="ignore"):
-        weights = _mix(np.zeros(ids.size, np.uint64), places)
-        return _integer_sums((ids.astype(np.uint64) + np.uint64(1)) * weights, offsets)
 
 
 def _mix(keys: Keys, values: NDArray[np.integer]) -> Keys:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from foreshock.lint.tally import Tally
 from foreshock.lint.tokens import Piece, row_sums
 
-__all__ = ["surprisals_of"]
+__all__ = ["is_entropy", "surprisals_of"]
 
 # Above this entropy, in nats, a distribution is broad: its variance shows in a few hundred tokens.
 _BROAD = 0.5
@@ -27,13 +27,16 @@ _BROAD = 0.5
 _LEAST_ENTROPY, _LARGEST_ENTROPY = -0.01, 100.0
 
 
+def is_entropy(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """[T] where these can be entropies; NaN compares False, as what is no entropy should."""
+    return np.asarray((values >= _LEAST_ENTROPY) & (values <= _LARGEST_ENTROPY))
+
+
 def surprisals_of(piece: Piece, tally: Tally) -> NDArray[np.float64]:
     """[N] Σ(−log μ − H) by rollout over tokens with a finite log μ; tokens without an entropy take no part."""
     if piece.rollout is None or piece.entropy is None or piece.tokens == 0:
         return np.zeros(piece.offsets.size - 1)
-    if not (piece.entropy.min() >= _LEAST_ENTROPY and piece.entropy.max() <= _LARGEST_ENTROPY):
-        # NaN compares False, as what is no entropy should.
-        piece = piece.kept((piece.entropy >= _LEAST_ENTROPY) & (piece.entropy <= _LARGEST_ENTROPY))
+    piece = piece.kept(is_entropy(piece.entropy))
     entropy = piece.entropy
     assert entropy is not None
     assert piece.rollout is not None

@@ -81,7 +81,7 @@ class GroupSums:
 @dataclass(frozen=True, slots=True, eq=False)
 class DroppedIds:
     """Token ids that lost a log-prob: `counts` [K, 3] of generated tokens with a real log μ that have no log π (0, NaN
-    or −inf), of masked tokens with a real log μ, and of all tokens of the id with a real log μ."""
+    or −inf), of masked tokens with a log μ, and of all tokens of the id that are either or have a real log μ."""
 
     ids: NDArray[np.int64]
     counts: NDArray[np.int64]

@@ -24,6 +24,11 @@ _OF_COLUMNS = (
     "rounding_seen",  # sampled tokens whose low bits were looked at
     "as_bfloat16",  # of these: exactly representable in bfloat16
     "as_float16",
+    "large_seen",  # of these: beyond 0.5, where hardly any value fits by chance
+    "large_as_bfloat16",
+    "large_as_float16",
+    "lost_first",  # not finite, at the first or the last generated token of a response
+    "lost_last",
 )
 
 COUNTS = (
@@ -34,15 +39,26 @@ COUNTS = (
     "paired",  # generated tokens with two finite log-probs
     "equal",  # of these: bit for bit the same number
     "uncertain",  # of `paired`: log μ below UNCERTAIN
+    "copiable_rollouts",  # with eight uncertain tokens or more
+    "copied_rollouts",  # of these: all of them equal
     "certain_behaviour",  # log μ = 0, and log π clearly below
+    "no_mu",  # log μ = 0 in every bit, and log π clearly below
+    "no_mu_first",  # of these: at the first token of a response, at its last, in a row of zeros up to its end
+    "no_mu_last",
+    "no_mu_trailing",
     "above_zero",  # d clearly above 0
     "below_zero",  # d clearly below 0
     "shift_tokens",
     "shift_rollouts",
     "shift_prefer_earlier",
     "shift_prefer_later",
+    "shift_clear_earlier",  # rollouts of which the neighbour's fit leaves no doubt
+    "shift_clear_later",
+    "scale_tokens",  # with two finite log-probs clearly below 0
     "surprisal_tokens",
     "broad_tokens",  # of these: with an entropy above 0.5
+    "dropped_first",  # without a log π where log μ is real, at the first or the last token of a response
+    "dropped_last",
     "masked_rollout",
     "masked_trainer",
     "masked_entropy",
@@ -67,8 +83,13 @@ SUMS = (
     "shift_earlier",  # Σ|log π_t − log μ_{t−1}|, each at most SHIFT_CAP
     "shift_none",
     "shift_later",
+    "no_mu_log_pi",  # Σ log π over `no_mu`
+    # Σ log μ · log π, Σ (log μ)² and Σ (log π)² over `scale_tokens`, likely ones (log μ above −1) and others.
+    *(f"scale_{part}_{product}" for part in ("likely", "unlikely") for product in ("cross", "mu", "pi")),
     "surprisal",  # Σ −log μ
     "entropy",  # Σ H
+    "target_surprisal",  # Σ ρ·(−log π), over tokens with two finite log-probs and an entropy
+    "target_entropy",  # Σ H there
     "sharp_bound",  # Σ of the bound of E[(−log μ)²] where the entropy is at most 0.5
     "broad_bound",  # and where it is above
     "broad_squares",  # Σ (−log μ − H)² there

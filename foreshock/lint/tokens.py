@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.ragged import row_of_position
 
-__all__ = ["Piece", "pieces_of", "row_sums"]
+__all__ = ["Piece", "pieces_of", "row_ranges", "row_sums"]
 
 _PIECE_TOKENS = 1 << 17
 
@@ -66,13 +66,8 @@ class Piece:
 def pieces_of(batch: RolloutBatch) -> Iterator[Piece]:
     """The batch in pieces, in order, of generated tokens only."""
     offsets = batch.response_offsets
-    row = 0
-    while row < batch.num_rollouts:
-        start = int(offsets[row])
-        # As many rollouts as fit, and at least one.
-        end_row = max(row + 1, row_of_position(offsets, start + _PIECE_TOKENS))
-        end_row = min(end_row, batch.num_rollouts)
-        end = int(offsets[end_row])
+    for row, end_row in row_ranges(offsets):
+        start, end = int(offsets[row]), int(offsets[end_row])
         piece = Piece(
             row,
             start,
@@ -82,14 +77,24 @@ def pieces_of(batch: RolloutBatch) -> Iterator[Piece]:
             _part(batch.entropy, start, end),
         )
         yield piece if batch.response_mask is None else piece.kept(batch.response_mask[start:end] != 0)
-        row = end_row
+
+
+def row_ranges(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """The rows (first, end) of each piece: as many rollouts as fit, and at least one."""
+    row, rows = 0, offsets.size - 1
+    while row < rows:
+        end = min(max(row + 1, row_of_position(offsets, int(offsets[row]) + _PIECE_TOKENS)), rows)
+        yield row, end
+        row = end
 
 
 def _part(values: Floats | None, start: int, end: int) -> Floats | None:
     return None if values is None else values[start:end]
 
 
-def row_sums(values: NDArray[np.floating] | NDArray[np.integer], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+def row_sums(
+    values: NDArray[np.floating] | NDArray[np.integer] | NDArray[np.bool_], offsets: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """[N] float64 sums of rows that may be empty."""
     sums = np.zeros(offsets.size - 1)
     filled = np.flatnonzero(np.diff(offsets))

@@ -17,6 +17,8 @@ __all__ = ["count_rounding", "count_values", "example_at"]
 _MOST_SAMPLED = 1 << 16
 # Nearer to 0, float32 log-probs are multiples of a coarse step anyway and often fit into a shorter type by chance.
 _LEAST_SIZE = 0.01
+# Beyond this, hardly any: also differences of logits in the hundreds have six bits more than float16 here.
+_LARGE = 0.5
 
 
 def count_values(batch: RolloutBatch, piece: Piece, name: str, tally: Tally) -> NDArray[np.bool_] | None:
@@ -34,6 +36,9 @@ def count_values(batch: RolloutBatch, piece: Piece, name: str, tally: Tally) -> 
         minus = int(np.isneginf(values).sum())
         lost = int(values.size - finite.sum())
         tally.count(**{f"{name}_nan": nan, f"{name}_minus_inf": minus, f"{name}_plus_inf": lost - nan - minus})
+        places = np.flatnonzero(~finite)
+        first, last = np.isin(places, piece.offsets[:-1]), np.isin(places, piece.offsets[1:] - 1)
+        tally.count(**{f"{name}_lost_first": int(first.sum()), f"{name}_lost_last": int(last.sum())})
         _examples(batch, piece, ~finite, "non_finite_log_probs", name, values, tally)
         kept = values[finite]
         least, most = float(kept.min(initial=np.inf)), float(kept.max(initial=-np.inf))
@@ -66,14 +71,19 @@ def count_rounding(batch: RolloutBatch, name: str, tally: Tally) -> None:
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
         as_half = half.astype(np.float32) == values
+    as_bfloat16 = (bits & np.uint32(0xFFFF)) == 0
+    large = np.abs(values) >= np.float32(_LARGE)
     # The power of two at or below |x|; a bfloat16 has 7 more bits, a float16 has 10.
     power = (bits & np.uint32(0x7F800000)).view(np.float32).astype(np.float64)
     square = float(np.square(power).sum())
     tally.count(
         **{
             f"{name}_rounding_seen": values.size,
-            f"{name}_as_bfloat16": int(np.count_nonzero((bits & np.uint32(0xFFFF)) == 0)),
+            f"{name}_as_bfloat16": int(as_bfloat16.sum()),
             f"{name}_as_float16": int(as_half.sum()),
+            f"{name}_large_seen": int(large.sum()),
+            f"{name}_large_as_bfloat16": int((as_bfloat16 & large).sum()),
+            f"{name}_large_as_float16": int((as_half & large).sum()),
         }
     )
     tally.add(**{f"{name}_bfloat16_variance": square / 2.0**14, f"{name}_float16_variance": square / 2.0**20})

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from foreshock.errors import StatisticsError
 from foreshock.lint import CHECKS, CheckResult, LintEvidence, LintWarning, judge
 from foreshock.lint.findings import Finding, NotChecked
-from foreshock.lint.judge_sampling import SurprisalSums, surprisal_outcome
+from foreshock.lint.judge_sampling import SurprisalSums, sums_for_run, surprisal_outcome
 from foreshock.measures.blob import STATISTICS_VERSION
 from service.attempts.repository import of_run
 from service.attempts.service import attempt_of_step, require_attempt
@@ -57,9 +57,11 @@ def lint_closed_step(session: Session, closed: ClosedStepValues) -> None:
     verdict, evidence = _judge(closed.step, closed.attempt, shards)
     if verdict is None or evidence is None:
         return
-    sums = SurprisalSums.of(evidence)
+    sums = sums_for_run(evidence)
     # Damaged log-probs can overflow; a step of them has no part in the sums over the run.
     counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
+    # Nor has one whose entropies are those of π: the test is of μ.
+    counts = counts and all(warning.name != "entropy_of_trainer" for warning in verdict.warnings)
     repository.put_verdict(
         session,
         {

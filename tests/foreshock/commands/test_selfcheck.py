@@ -41,14 +41,14 @@ def write_lines(path: Path, batch: RolloutBatch, **changed: np.ndarray) -> Path:
 
 def test_the_recorded_run_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", str(RECORDED)]) == 0
-    assert "160 steps, 20,480 rollouts, 389,887 tokens, 14 checks: clean." in capsys.readouterr().out
+    assert "160 steps, 20,480 rollouts, 389,887 tokens, 18 checks: clean." in capsys.readouterr().out
 
 
 @pytest.mark.shared
 def test_what_could_not_be_checked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", str(recorded_run("healthy") / "step_0120.jsonl.gz")]) == 0
     out = capsys.readouterr().out
-    assert "1 step, 128 rollouts, 2,486 tokens, 13 checks: clean." in out
+    assert "1 step, 128 rollouts, 2,486 tokens, 15 checks: clean." in out
     assert "not checked: raw_log_probs: the surprisal test needs rollout_log_probs and entropy" in out
 
 

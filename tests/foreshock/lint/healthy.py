@@ -13,12 +13,14 @@ from foreshock.rollouts import BatchAttributes, RolloutBatch
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How sharp the policy is (scale of its logits), how large its vocabulary, and how far the trainer is from it."""
+    """How sharp the policy is (scale of its logits), how large its vocabulary, and how far the trainer is from it: by
+    noise, and by a factor on its logits. `trainer_entropy`: the entropies are the trainer's."""
 
     sharpness: float = 3.0
     vocabulary: int = 12
     noise: float = 0.02
-    lag_noise: float = 0.0
+    trainer_scale: float = 1.0
+    trainer_entropy: bool = False
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -37,13 +39,14 @@ def healthy_batch(
     tokens = int(offsets[-1])
     logits = random.normal(0, policy.sharpness, (tokens, policy.vocabulary))
     behaviour = log_softmax(logits)
-    target = log_softmax(logits + random.normal(0, policy.noise, logits.shape))
+    target = log_softmax(policy.trainer_scale * logits + random.normal(0, policy.noise, logits.shape))
     ids = (random.random((tokens, 1)) > np.cumsum(np.exp(behaviour), axis=1)).sum(1).clip(0, policy.vocabulary - 1)
     chosen = np.arange(tokens), ids
+    of_entropy = target if policy.trainer_entropy else behaviour
     values: dict[str, Any] = {
         "rollout_log_probs": behaviour[chosen].astype(np.float32),
         "trainer_log_probs": target[chosen].astype(np.float32),
-        "entropy": -(np.exp(behaviour) * behaviour).sum(1).astype(np.float32),
+        "entropy": -(np.exp(of_entropy) * of_entropy).sum(1).astype(np.float32),
         "group_ids": [f"prompt-{row // per_group}" for row in range(rollouts)],
         "attributes": BatchAttributes(temperature=1.0, top_p=1.0, logprobs_mode="raw_logprobs"),
     }

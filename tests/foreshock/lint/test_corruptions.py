@@ -237,7 +237,7 @@ def test_shaped_sampling_without_a_mode_is_not_guessed(step: RolloutBatch) -> No
     report = lint_batch(replace(step, attributes=BatchAttributes(top_p=0.9), entropy=None))
     assert report.is_clean
     assert "logprobs_mode is not said" in not_checked(report)["raw_log_probs"]
-    assert "sharper" in not_checked(report)["duplicated_rollouts"]
+    assert "chance of equal responses is not known" in not_checked(report)["duplicated_rollouts"]
 
 
 def test_every_warning_says_what_it_does_and_what_to_do() -> None:

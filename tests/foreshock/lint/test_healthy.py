@@ -49,7 +49,9 @@ def test_the_shared_runs_are_clean_at_every_step(run: str) -> None:
 def test_what_a_shared_run_cannot_show_is_said() -> None:
     _, batch = next(iter(iterate_steps(recorded_run("healthy"))))
     assert {check.name: check.why for check in lint_batch(batch).not_checked} == {
-        "raw_log_probs": "the surprisal test needs rollout_log_probs and entropy"
+        "raw_log_probs": "the surprisal test needs rollout_log_probs and entropy",
+        "entropy_of_trainer": "needs both log-probs and entropy",
+        "temperature_of_trainer": "seen only where temperature and logprobs_mode=processed_logprobs are declared",
     }
 
 
@@ -113,7 +115,7 @@ def test_what_is_not_logged_is_not_checked_and_not_blamed(missing: str) -> None:
     expected = {
         "rollout_log_probs": {"identical_log_probs", "raw_log_probs", "mean_ratio", "duplicated_rollouts"},
         "trainer_log_probs": {"identical_log_probs", "mean_ratio", "shifted_log_probs", "tokens_without_trainer"},
-        "entropy": {"raw_log_probs"},
+        "entropy": {"raw_log_probs", "entropy_of_trainer"},
         "group_ids": set(),
     }[missing]
     assert expected <= {check.name for check in report.not_checked}

@@ -1,0 +1,331 @@
+"""Mistakes made on purpose in healthy rollouts, each with the name that the lint should give it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.lint_rollouts import PLAIN, Law, Logged
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+
+Floats = NDArray[np.float32]
+Edit = Callable[[RolloutBatch, np.random.Generator], RolloutBatch]
+
+PAD = 31
+AS_IS = Logged()
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """`right`: the checks that name it rightly; empty where nothing in the data can show it. `barred`: found in every
+    ordinary batch, or the benchmark fails."""
+
+    name: str
+    right: tuple[str, ...]
+    law: Law = PLAIN
+    logged: Logged = AS_IS
+    edit: Edit | None = None
+    barred: bool = True
+
+
+def mu(batch: RolloutBatch) -> Floats:
+    assert batch.rollout_log_probs is not None
+    return batch.rollout_log_probs
+
+
+def pi(batch: RolloutBatch) -> Floats:
+    assert batch.trainer_log_probs is not None
+    return batch.trainer_log_probs
+
+
+def rows_of_tokens(batch: RolloutBatch) -> NDArray[np.int64]:
+    return np.repeat(np.arange(batch.num_rollouts), batch.response_lengths)
+
+
+def some_rollouts(batch: RolloutBatch, share: float) -> NDArray[np.bool_]:
+    """[T] the tokens of the last rollouts, as those of one rank."""
+    return rows_of_tokens(batch) >= batch.num_rollouts - max(1, round(share * batch.num_rollouts))
+
+
+def bfloat16(values: Floats) -> Floats:
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def float16(values: Floats) -> Floats:
+    return values.astype(np.float16).astype(np.float32)
+
+
+def moved(values: Floats, offsets: NDArray[np.int64], by: int, end: float = 0.0) -> Floats:
+    """Each rollout's values moved by one place; `end` where none is left."""
+    result = np.empty_like(values)
+    for start, stop in itertools.pairwise(offsets.tolist()):
+        row = values[start:stop]
+        result[start:stop] = np.concatenate([[end], row[:-1]]) if by > 0 else np.concatenate([row[1:], [end]])
+    return result
+
+
+def on(column: str, change: Callable[[Floats], Floats], share: float = 1.0) -> Edit:
+    """A change of one column ("rollout", "trainer", or "both"), of a share of the rollouts."""
+
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        where = some_rollouts(batch, share)
+        columns: dict[str, Any] = {}
+        if column in ("rollout", "both"):
+            columns["rollout_log_probs"] = np.where(where, change(mu(batch)), mu(batch)).astype(np.float32)
+        if column in ("trainer", "both"):
+            columns["trainer_log_probs"] = np.where(where, change(pi(batch)), pi(batch)).astype(np.float32)
+        return replace(batch, **columns)
+
+    return edit
+
+
+def shift(column: str, by: int, share: float = 1.0, end: float = 0.0) -> Edit:
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        return on(column, lambda values: moved(values, batch.response_offsets, by, end), share)(batch, random)
+
+    return edit
+
+
+def bypass(share: float = 1.0) -> Edit:
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        return replace(batch, trainer_log_probs=np.where(some_rollouts(batch, share), mu(batch), pi(batch)))
+
+    return edit
+
+
+def positive(count: int) -> Edit:
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        values = mu(batch).copy()
+        values[random.integers(0, values.size, count)] = 0.3
+        return replace(batch, rollout_log_probs=values)
+
+    return edit
+
+
+def masked_values(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+    return replace(batch, response_mask=(random.random(batch.num_tokens) > 0.2).astype(np.uint8))
+
+
+def pad_dropped(lost: float | None) -> Edit:
+    """The trainer (or the mask, for None) drops id PAD wherever the model sampled it."""
+
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        hit = batch.response_token_ids == PAD
+        if lost is None:
+            return replace(batch, response_mask=(~hit).astype(np.uint8))
+        return replace(batch, trainer_log_probs=np.where(hit, np.float32(lost), pi(batch)))
+
+    return edit
+
+
+def duplicated(count: float) -> Edit:
+    """The first of the rollouts once more, as a share of the batch."""
+
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        more = max(1, round(count * batch.num_rollouts))
+        again = batch.select([*range(batch.num_rollouts), *range(more)])
+        return replace(again, sample_ids=[f"row-{row}" for row in range(again.num_rollouts)])
+
+    return edit
+
+
+def at_ends(*, first: bool, column: str, value: float) -> Edit:
+    """The first or last token of each response has no log-prob."""
+
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        places = batch.response_offsets[:-1] if first else batch.response_offsets[1:] - 1
+        values = (mu(batch) if column == "rollout" else pi(batch)).copy()
+        values[places] = value
+        columns: dict[str, Any] = {f"{column}_log_probs": values}
+        return replace(batch, **columns)
+
+    return edit
+
+
+def padded(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+    """Responses filled up to the longest with PAD, no mask, log μ 0 there, and a trainer that scores it."""
+    lengths = batch.response_lengths
+    longest = int(lengths.max())
+    ids = np.full((lengths.size, longest), PAD)
+    kept = np.arange(longest) < lengths[:, None]
+    ids[kept] = batch.response_token_ids
+    behaviour = np.zeros(ids.shape, np.float32)
+    behaviour[kept] = mu(batch)
+    target = -random.gamma(2.0, 3.0, ids.shape).astype(np.float32)
+    target[kept] = pi(batch)
+    columns: dict[str, Any] = {}
+    if batch.entropy is not None:
+        entropy = random.gamma(1.0, 1.0, ids.shape).astype(np.float32)
+        entropy[kept] = batch.entropy
+        columns["entropy"] = entropy.ravel()
+    return replace(
+        batch,
+        response_token_ids=ids.ravel().astype(np.int32),
+        response_offsets=np.arange(lengths.size + 1, dtype=np.int64) * longest,
+        rollout_log_probs=behaviour.ravel(),
+        trainer_log_probs=target.ravel(),
+        **columns,
+    )
+
+
+def prompt_token_included(value: float) -> Edit:
+    """The prompt's last token at the head of each response: log μ `value`, log π what a forward pass gives."""
+
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        heads = batch.response_offsets[:-1]
+        columns: dict[str, Any] = {}
+        for name, values in (("rollout", mu(batch)), ("trainer", pi(batch))):
+            new = np.float32(value) if name == "rollout" else -random.gamma(2.0, 2.0, heads.size).astype(np.float32)
+            columns[f"{name}_log_probs"] = np.insert(values, heads, new).astype(np.float32)
+        if batch.entropy is not None:
+            columns["entropy"] = np.insert(batch.entropy, heads, 0.0).astype(np.float32)
+        ids = np.insert(batch.response_token_ids, heads, batch.prompt_token_ids[batch.prompt_offsets[1:] - 1])
+        offsets = batch.response_offsets + np.arange(batch.num_rollouts + 1)
+        return replace(batch, response_token_ids=ids.astype(np.int32), response_offsets=offsets, **columns)
+
+    return edit
+
+
+def scaled(column: str, factor: float) -> Edit:
+    return on(column, lambda values: (values * np.float64(factor)).astype(np.float32))
+
+
+def raw(law: Law, *, entropies: bool = True, declared: bool = False, trainer_law: Law = PLAIN) -> Logged:
+    return Logged(False, trainer_law, entropies, law.declared("raw_logprobs") if declared else BatchAttributes())
+
+
+def processed(law: Law, *, entropies: bool = False, declared: bool = False, trainer_law: Law = PLAIN) -> Logged:
+    return Logged(True, trainer_law, entropies, law.declared("processed_logprobs") if declared else BatchAttributes())
+
+
+LAWS = {
+    "top-p 0.9": Law(top_p=0.9),
+    "top-p 0.95": Law(top_p=0.95),
+    "top-p 0.99": Law(top_p=0.99),
+    "top-k 5": Law(top_k=5),
+    "min-p 0.05": Law(min_p=0.05),
+    "temperature 0.6": Law(temperature=0.6),
+    "temperature 0.8": Law(temperature=0.8),
+    "temperature 0.95": Law(temperature=0.95),
+    "temperature 1.2": Law(temperature=1.2),
+}
+EDITS = {
+    "bypass": ("identical_log_probs", bypass()),
+    "bypass, a quarter": ("identical_log_probs", bypass(0.25)),
+    "shift trainer +1": ("shifted_log_probs", shift("trainer", 1)),
+    "shift trainer -1": ("shifted_log_probs", shift("trainer", -1)),
+    "shift trainer -1, NaN end": ("shifted_log_probs", shift("trainer", -1, end=np.nan)),
+    "shift engine +1": ("shifted_log_probs", shift("rollout", 1)),
+    "shift engine -1": ("shifted_log_probs", shift("rollout", -1)),
+    "shift, half": ("shifted_log_probs", shift("trainer", 1, 0.5)),
+    "shift, an eighth": ("shifted_log_probs", shift("trainer", 1, 0.125)),
+    "shift both": ("", shift("both", 1)),
+    "probabilities, trainer": ("probabilities_as_log_probs", on("trainer", np.exp)),
+    "probabilities, engine": ("probabilities_as_log_probs", on("rollout", np.exp)),
+    "probabilities, both": ("probabilities_as_log_probs", on("both", np.exp)),
+    "probabilities, a quarter": ("positive_log_probs", on("rollout", np.exp, 0.25)),
+    "log2, trainer": ("wrong_log_base", scaled("trainer", 1 / np.log(2))),
+    "log2, engine": ("wrong_log_base", scaled("rollout", 1 / np.log(2))),
+    "log2, both": ("raw_log_probs", scaled("both", 1 / np.log(2))),
+    "log10, trainer": ("wrong_log_base", scaled("trainer", 1 / np.log(10))),
+    "log10, engine": ("wrong_log_base", scaled("rollout", 1 / np.log(10))),
+    "log10, both": ("raw_log_probs", scaled("both", 1 / np.log(10))),
+    "negated, trainer": ("negated_log_probs", scaled("trainer", -1)),
+    "negated, engine": ("negated_log_probs", scaled("rollout", -1)),
+    "negated, both": ("negated_log_probs", scaled("both", -1)),
+    "masked values": ("masked_values", masked_values),
+    "pad sampled, log pi 0": ("pad_id_sampled", pad_dropped(0.0)),
+    "pad sampled, log pi NaN": ("pad_id_sampled", pad_dropped(np.nan)),
+    "pad sampled, masked": ("pad_id_sampled", pad_dropped(None)),
+    "one mu > 1": ("positive_log_probs", positive(1)),
+    "duplicated, 1 rollout": ("duplicated_rollouts", duplicated(0.0)),
+    "duplicated, a tenth": ("duplicated_rollouts", duplicated(0.1)),
+    "duplicated, all": ("duplicated_rollouts", duplicated(1.0)),
+    "mean ratio 1.03": ("mean_ratio", on("trainer", lambda v: (v + np.float32(0.03)).clip(max=0))),
+    "mean ratio 0.9": ("mean_ratio processed_log_probs", on("trainer", lambda v: v - np.float32(0.1))),
+    "bfloat16, trainer": ("rounded_log_probs", on("trainer", bfloat16)),
+    "bfloat16, engine": ("rounded_log_probs", on("rollout", bfloat16)),
+    "float16, trainer": ("rounded_log_probs", on("trainer", float16)),
+    "float16, both": ("rounded_log_probs", on("both", float16)),
+    "bfloat16, a quarter": ("rounded_log_probs", on("trainer", bfloat16, 0.25)),
+    "padding scored": ("tokens_without_engine", padded),
+    "end's log mu 0": ("tokens_without_engine", at_ends(first=False, column="rollout", value=0.0)),
+    "end's log mu NaN": ("non_finite_log_probs", at_ends(first=False, column="rollout", value=np.nan)),
+    "end's log pi 0": ("pad_id_sampled tokens_without_trainer", at_ends(first=False, column="trainer", value=0.0)),
+    "first log mu 0": ("tokens_without_engine", at_ends(first=True, column="rollout", value=0.0)),
+    "prompt token, log mu 0": ("tokens_without_engine", prompt_token_included(0.0)),
+    "prompt token, log mu NaN": ("non_finite_log_probs", prompt_token_included(np.nan)),
+}
+
+
+# The issue's own list, and its usual severities: found in every ordinary batch.
+_BARRED = {
+    "bypass",
+    "shift trainer +1",
+    "shift trainer -1",
+    "shift engine +1",
+    "shift engine -1",
+    "probabilities, trainer",
+    "probabilities, engine",
+    "negated, trainer",
+    "negated, engine",
+    "log2, trainer",
+    "log10, engine",
+    "masked values",
+    "pad sampled, log pi 0",
+    "pad sampled, log pi NaN",
+    "pad sampled, masked",
+    "one mu > 1",
+    "duplicated, a tenth",
+    "duplicated, all",
+    "mean ratio 1.03",
+    "bfloat16, trainer",
+    "bfloat16, engine",
+    "float16, trainer",
+    "float16, both",
+    "padding scored",
+    "end's log mu 0",
+    "prompt token, log mu 0",
+    *(f"raw, {law}" for law in ("top-p 0.9", "top-p 0.95", "temperature 0.6", "temperature 0.8")),
+    *(f"raw, {law}, declared" for law in LAWS),
+    *(f"processed, {law}" for law in ("top-p 0.9", "top-p 0.95")),
+    *(f"processed, temperature {law}, declared" for law in ("0.6", "0.8")),
+    "raw, trainer at temperature 0.6",
+}
+
+
+def _defects() -> list[Defect]:
+    found: list[Defect] = []
+
+    def add(name: str, right: str, law: Law, logged: Logged, edit: Edit | None = None) -> None:
+        found.append(Defect(name, tuple(right.split()), law, logged, edit, name in _BARRED))
+
+    for name, law in LAWS.items():
+        cuts = law.temperature == 1.0
+        add(f"raw, {name}", "raw_log_probs", law, raw(law))
+        add(f"raw, {name}, declared", "raw_log_probs", law, raw(law, entropies=False, declared=True))
+        add(f"raw, {name}, no entropy", "", law, raw(law, entropies=False))
+        of_cut, of_heat = ("processed_log_probs",) * 2, ("entropy_of_trainer", "temperature_of_trainer")
+        with_entropy, declared = of_cut if cuts else of_heat
+        add(f"processed, {name}", "processed_log_probs" if cuts else "", law, processed(law))
+        add(f"processed, {name}, entropy of π", with_entropy, law, processed(law, entropies=True))
+        add(f"processed, {name}, declared", declared, law, processed(law, declared=True))
+        if not cuts:
+            add(f"raw, trainer at {name}", "mean_ratio", law, raw(law, entropies=False, trainer_law=law))
+    greedy = Law(temperature=0.0)
+    add("greedy, raw, declared", "raw_log_probs", greedy, raw(greedy, declared=True))
+    add("greedy, raw", "raw_log_probs", greedy, raw(greedy))
+    add("greedy, raw, no entropy", "", greedy, raw(greedy, entropies=False))
+    add("greedy, processed", "processed_log_probs", greedy, processed(greedy))
+    for name, (right, edit) in EDITS.items():
+        add(name, right, PLAIN, AS_IS, edit)
+    return found
+
+
+DEFECTS = _defects()

@@ -1,0 +1,161 @@
+"""Mistakes in a part of the rollouts, at an end of each, or by a factor: named as what they are, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foreshock.lint import lint_batch
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_steps
+from tests.foreshock.lint.healthy import Policy, healthy_batch
+from tests.foreshock.lint.sampled import Sampling, sample
+from tests.foreshock.lint.test_corruptions import (
+    not_checked,
+    only,
+    rounded_to_bfloat16,
+    rounded_to_float16,
+    shifted,
+)
+
+
+def of_one_rank(batch: RolloutBatch) -> np.ndarray:
+    """[T] the tokens of the last quarter of the rollouts."""
+    return np.repeat(np.arange(batch.num_rollouts), batch.response_lengths) >= 0.75 * batch.num_rollouts
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_shift_in_the_rollouts_of_one_rank_is_a_shift_and_no_lost_tokens(by: int) -> None:
+    batch = healthy_batch(1)
+    moved = np.where(of_one_rank(batch), shifted(real_pi(batch), batch.response_offsets, by), real_pi(batch))
+    warning = only(lint_batch(replace(batch, trainer_log_probs=moved)), "shifted_log_probs")
+    assert warning.severity == "bad"
+    assert 16 <= warning.evidence["rollouts_preferring"] <= 32
+    assert "in the others it does not" in warning.seen
+
+
+def test_a_shift_of_log_mu_is_not_called_padding_too() -> None:
+    batch = healthy_batch(1)
+    moved = shifted(real_mu(batch), batch.response_offsets, -1)
+    only(lint_batch(replace(batch, rollout_log_probs=moved)), "shifted_log_probs")
+
+
+def test_rollouts_copied_by_one_rank_are_seen_beside_recomputed_ones() -> None:
+    batch = healthy_batch(2)
+    copied = np.where(of_one_rank(batch), real_mu(batch), real_pi(batch))
+    warning = only(lint_batch(replace(batch, trainer_log_probs=copied)), "identical_log_probs")
+    assert warning.severity == "look"
+    assert 16 <= warning.evidence["copied_rollouts"] <= 32
+
+
+@pytest.mark.parametrize(("round_to", "kind"), [(rounded_to_bfloat16, "bfloat16"), (rounded_to_float16, "float16")])
+def test_rollouts_rounded_by_one_rank_are_seen(round_to: object, kind: str) -> None:
+    batch = healthy_batch(3)
+    assert callable(round_to)
+    short = np.where(of_one_rank(batch), round_to(real_pi(batch)), real_pi(batch))
+    warning = only(lint_batch(replace(batch, trainer_log_probs=short)), "rounded_log_probs")
+    assert f"fit into {kind}, and the others do not" in warning.seen
+
+
+@pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
+@pytest.mark.parametrize("base", [2, 10])
+def test_logarithms_of_another_base_are_named_with_their_column(column: str, base: int) -> None:
+    steps = recorded_steps(1, 2, 3)
+    report = lint_batch(replace(steps, **{column: getattr(steps, column) / np.float32(np.log(base))}))
+    warning = only(report, "wrong_log_base")
+    assert f"log {'μ' if column == 'rollout_log_probs' else 'π'} is in base {base}" in warning.seen
+    assert "of different bases" in not_checked(report)["mean_ratio"]
+
+
+def test_both_columns_in_base_2_are_seen_by_the_entropy() -> None:
+    steps = recorded_steps(1, 2, 3, 4)
+    factor = np.float32(1 / np.log(2))
+    both = replace(steps, rollout_log_probs=real_mu(steps) * factor, trainer_log_probs=real_pi(steps) * factor)
+    assert "log-probs in base 2" in only(lint_batch(both), "raw_log_probs").seen
+
+
+def padded(batch: RolloutBatch, pad: int) -> RolloutBatch:
+    """Responses filled up with a pad id, without a mask; the engine has 0 there, the trainer a score."""
+    longest = int(batch.response_lengths.max())
+    kept = np.arange(longest) < batch.response_lengths[:, None]
+    columns = {}
+    for name, filling in (("rollout_log_probs", 0.0), ("trainer_log_probs", -4.1), ("entropy", 1.0)):
+        values = np.full(kept.shape, filling, np.float32)
+        values[kept] = getattr(batch, name)
+        columns[name] = values.ravel()
+    ids = np.full(kept.shape, pad, np.int32)
+    ids[kept] = batch.response_token_ids
+    offsets = np.arange(batch.num_rollouts + 1) * longest
+    return replace(batch, response_token_ids=ids.ravel(), response_offsets=offsets, **columns)
+
+
+def test_padding_that_the_trainer_scored_is_not_called_truncation() -> None:
+    warning = only(lint_batch(padded(healthy_batch(4), 11)), "tokens_without_engine")
+    assert "padding that the trainer scored" in warning.seen
+    assert "id 11, log μ 0, log π -4.1" in warning.where[0].text
+
+
+@pytest.mark.parametrize(("end", "words"), [("first", "each the first token"), ("last", "each the last token")])
+def test_one_token_at_an_end_without_a_log_mu_is_placed(end: str, words: str) -> None:
+    batch = healthy_batch(5)
+    places = batch.response_offsets[:-1] if end == "first" else batch.response_offsets[1:] - 1
+    zero = real_mu(batch).copy()
+    zero[places] = 0
+    assert words in only(lint_batch(replace(batch, rollout_log_probs=zero)), "tokens_without_engine").seen
+    lost = np.where(zero == 0, np.float32(np.nan), zero)
+    warning = only(lint_batch(replace(batch, rollout_log_probs=lost)), "non_finite_log_probs")
+    assert f"each at the {end} token of its response" in warning.seen
+
+
+def test_single_values_that_are_not_finite_are_not_blamed_on_their_ids() -> None:
+    batch = healthy_batch(6, Policy(vocabulary=64))
+    place = int(np.argmin(real_mu(batch)))
+    lost = real_pi(batch).copy()
+    lost[place] = -np.inf
+    once = np.where(np.arange(batch.num_tokens) == place, np.int32(10_000), batch.response_token_ids)
+    only(lint_batch(replace(batch, trainer_log_probs=lost, response_token_ids=once)), "non_finite_log_probs")
+
+
+@pytest.mark.parametrize("scale", [0.8, 1.25])
+def test_entropies_of_a_trainer_that_has_moved_on_are_no_raw_log_probs(scale: float) -> None:
+    policy = Policy(sharpness=2.0, trainer_scale=scale, trainer_entropy=True)
+    report = lint_batch(healthy_batch(7, policy, attributes=BatchAttributes()))
+    warning = only(report, "entropy_of_trainer")
+    assert warning.severity == "look"
+    assert abs(warning.evidence["share_of_pi"]) < 0.05 < abs(warning.evidence["share_of_mu"])
+    assert not_checked(report)["raw_log_probs"] == "`entropy` is that of π and not of μ"
+    # The same policies with μ's own entropies: a lag, and nothing to say.
+    assert lint_batch(healthy_batch(7, replace(policy, trainer_entropy=False))).is_clean
+
+
+def test_a_declared_temperature_that_the_trainer_leaves_out_is_seen() -> None:
+    batch = sample(Sampling(temperature=0.6, processed=True))
+    declared = BatchAttributes(temperature=0.6, logprobs_mode="processed_logprobs")
+    warning = only(lint_batch(replace(batch, attributes=declared, entropy=None)), "temperature_of_trainer")
+    assert warning.severity == "look"
+    assert warning.evidence["factor_at_unlikely"] < 1 < 1.3 < warning.evidence["factor_at_likely"]
+    undeclared = lint_batch(replace(batch, attributes=BatchAttributes(), entropy=None))
+    assert undeclared.is_clean
+    assert "declared" in not_checked(undeclared)["temperature_of_trainer"]
+
+
+def test_the_same_tokens_in_another_order_are_another_response() -> None:
+    ids, values = [5, 6, 7, 6], [-3.0, -4.0, -2.0, -5.0]
+    order = [2, 1, 0, 3]
+    batch = RolloutBatch.from_lists(
+        [f"row-{row}" for row in range(8)],
+        [[1]] * 8,
+        [ids, [ids[place] for place in order]] * 4,
+        rollout_log_probs=[values, [values[place] for place in order]] * 4,
+    )
+    assert only(lint_batch(batch), "duplicated_rollouts").evidence["repeated"] == 6
+    assert lint_batch(batch.select([0, 1])).is_clean
+
+
+def test_responses_that_never_differ_may_be_greedy_and_that_is_said() -> None:
+    batch = healthy_batch(8, groups=8, per_group=1, longest=20)
+    again = batch.select(np.repeat(np.arange(8), 4))
+    greedy = replace(again, sample_ids=[f"row-{row}" for row in range(32)], attributes=BatchAttributes())
+    assert "declare temperature 0" in only(lint_batch(greedy), "duplicated_rollouts").seen
