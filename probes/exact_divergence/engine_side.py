@@ -26,7 +26,7 @@ from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.tokens import check_tokens, sequence, sequence_lengths
 from probes.scorers.vllm_prefill import PrefillEngine, engine_arguments, prompt_log_probs
 
-__all__ = ["NotReproducedError", "check_reproduced", "main"]
+__all__ = ["NotReproducedError", "Watching", "check_reproduced", "main"]
 
 # What float32 log-softmax loses; one bfloat16 digit of a logit is a hundred times as much.
 _ABSOLUTE, _RELATIVE = 2e-5, 2e-6
@@ -69,7 +69,7 @@ def _found(handover: Handover) -> ExactDivergences:
     engine = PrefillEngine(engine_arguments(job.weights_folder, job.options, longest))
     engine.divide_logits_by(job.options.temperature or 1.0)
     target = handover.read_target(engine.device)
-    watching = _Watching(target, job.top_ks)
+    watching = Watching(target, job.top_ks)
     engine.apply(PromptLogits(watching.take).attach)
     for row in range(rollouts.num_rollouts):
         first, stop = (int(offset) for offset in rollouts.response_offsets[row : row + 2])
@@ -81,7 +81,7 @@ def _found(handover: Handover) -> ExactDivergences:
     return watching.found()
 
 
-class _Watching:
+class Watching:
     """Reduces the logits of one rollout after the other."""
 
     def __init__(self, target: LogitSource, top_ks: tuple[int, ...]) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from probes.exact_divergence.engine_side import NotReproducedError, check_reproduced
+from probes.exact_divergence import GivenLogits, LogitSource, exact_divergences
+from probes.exact_divergence.engine_side import NotReproducedError, Watching, check_reproduced
 from probes.exact_divergence.prompt_logits import PromptLogits
 
 WIDTH, VOCABULARY = 6, 11
@@ -79,3 +80,31 @@ def test_log_probs_of_other_logits_are_refused() -> None:
         check_reproduced(3, seen, seen + np.array([0.0, 1e-3, 0.0, 0.0]))
     with pytest.raises(NotReproducedError, match="1 of 4 tokens differ"):
         check_reproduced(3, seen, np.array([-0.1, -30.0, -np.inf, -1.0]))
+
+
+def test_a_state_that_was_not_seen_once_in_its_order_is_refused() -> None:
+    random = torch.Generator().manual_seed(0)
+    target = LogitSource(torch.randn((4, WIDTH), generator=random), torch.randn((VOCABULARY, WIDTH), generator=random))
+    logits = torch.randn((7, VOCABULARY), generator=random)
+    tokens = np.array([3, 1, 4, 1, 5, 9, 2], dtype=np.int32)  # a prompt of 4 tokens, whose last state is at position 3
+    expected = exact_divergences(
+        LogitSource(target.hidden[1:], target.weight), GivenLogits(logits[3:6]), token_ids=tokens[4:]
+    )
+    assert expected.behaviour_log_probs is not None
+
+    def watched(*chunks: slice) -> Watching:
+        watching = Watching(target, (8, 20))
+        watching.begin(tokens, first=1, prompt=4)
+        for chunk in chunks:
+            watching.take(np.arange(7)[chunk], logits[chunk])
+        return watching
+
+    for chunks in ([slice(0, 7)], [slice(0, 2), slice(2, 5), slice(5, 6)]):
+        watching = watched(*chunks)
+        watching.end(0, expected.behaviour_log_probs)
+        np.testing.assert_allclose(watching.found().kl, expected.kl, rtol=1e-5)
+    for chunks in ([], [slice(0, 5)], [slice(0, 6), slice(4, 6)], [slice(4, 6), slice(3, 4)]):
+        with pytest.raises(NotReproducedError, match="not of its 3 one after the other"):
+            watched(*chunks).end(0, expected.behaviour_log_probs)
+    with pytest.raises(NotReproducedError, match="rollout 5"):
+        watched(slice(0, 7)).end(5, expected.behaviour_log_probs[::-1])
