@@ -27,6 +27,19 @@ def curves(comparison: str, measures: Sequence[str]) -> SqlQuery:
     )
 
 
+def interval(comparison: str, measure: str) -> SqlQuery:
+    """A measure and the interval to read: the bootstrap's, Student's where there is none."""
+    column = measure_named(measure).column
+    ends = ", ".join(
+        f'coalesce(m."{column}_bootstrap_{end}", m."{column}_{end}") AS "{column}_{end}"' for end in ("low", "high")
+    )
+    survives = SURVIVES.format(table="m")
+    return SqlQuery(
+        f'SELECT m.step, m."{column}", {ends} FROM measurements m '
+        f"WHERE m.run_id = ${{run:sqlstring}} AND m.comparison = {comparison} AND {survives} ORDER BY m.step"
+    )
+
+
 def measure_by_comparison(measure: str, comparisons: Sequence[str]) -> SqlQuery:
     """One measure of several comparisons, a column each."""
     column = measure_named(measure).column
@@ -109,8 +122,9 @@ def _mismatch() -> tuple[Panel, ...]:
         Panel(
             "k3 and its interval",
             "trend",
-            (curves(COMPARISON, ("k3_kl", "k3_kl_low", "k3_kl_high")),),
-            "95 % confidence interval, clustered by prompt group.",
+            (interval(COMPARISON, "k3_kl"),),
+            "95 % interval by prompt group: bootstrap-t, Student's t where there is none. Too short where k̂ is above "
+            "0.25. An end below 0 is not drawn on a log axis.",
             logarithmic=True,
         ),
         Panel(
@@ -143,6 +157,13 @@ def _mismatch() -> tuple[Panel, ...]:
 def _tails() -> tuple[Panel, ...]:
     return (
         Panel(
+            "Size of d",
+            "trend",
+            (curves(COMPARISON, ("p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "max_abs_d")),),
+            "Quantiles of |log π − log μ| over tokens, in nats. 0 is not drawn on a log axis.",
+            logarithmic=True,
+        ),
+        Panel(
             "Where the tails lean",
             "trend",
             (curves(COMPARISON, ("tail_asymmetry(ln2)", "tail_asymmetry(1)", "tail_asymmetry(3)")),),
@@ -153,8 +174,7 @@ def _tails() -> tuple[Panel, ...]:
             "trend",
             (curves(COMPARISON, ("pareto_k", "pareto_k_inverse")),),
             "Of ρ and of 1/ρ. Where ratios reach e: above 0.5 an effective sample size, above 0.7 a mean of ratios "
-            "cannot be trusted.",
-            levels=(Level(None, "green"), Level(0.5, "yellow"), Level(0.7, "red")),
+            "cannot be trusted. Where they stay far from e it harms neither, however large.",
         ),
         Panel(
             "χ² both ways",

@@ -187,9 +187,9 @@ def database_url(cluster: PostgresCluster) -> str:
         # Attempt 1 went to step 3, attempt 2 began again at step 2.
         for attempt, step, k3 in ((1, 1, 1e-5), (1, 2, 5e-1), (1, 3, 5e-1), (2, 2, 2e-5), (2, 3, 3e-5)):
             connection.execute(
-                "INSERT INTO measurements (run_id, attempt, step, comparison, k3_kl, from_sample, computed_at_us) "
-                "VALUES ('run_1', %s, %s, 'trainer/rollout', %s, false, 1)",
-                (attempt, step, k3),
+                "INSERT INTO measurements (run_id, attempt, step, comparison, k3_kl, k3_kl_low, k3_kl_bootstrap_low, "
+                "from_sample, computed_at_us) VALUES ('run_1', %s, %s, 'trainer/rollout', %s, %s, %s, false, 1)",
+                (attempt, step, k3, k3 / 2, k3 / 4 if step == 3 else None),
             )
             connection.execute(
                 "INSERT INTO scalars (run_id, attempt, step, source, name, value, received_at_us) "
@@ -225,6 +225,12 @@ def test_a_trend_shows_only_steps_that_survived(reader: psycopg.Connection[tuple
     (sql,) = [query for where, query in SQL if where.endswith("k3 per token, every comparison")]
     rows = reader.execute(filled(sql).encode()).fetchall()
     assert [(row[0], row[1]) for row in rows] == [(1, 1e-5), (2, 2e-5), (3, 3e-5)]
+
+
+def test_the_interval_is_the_bootstraps_where_there_is_one(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
+    (sql,) = [query for where, query in SQL if where.endswith("k3 and its interval")]
+    rows = reader.execute(filled(sql).encode()).fetchall()
+    assert [(row[0], row[2]) for row in rows] == [(1, 0.5e-5), (2, 1e-5), (3, 0.75e-5)]
 
 
 def test_every_trend_has_the_step_on_its_axis(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
