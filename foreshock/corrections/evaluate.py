@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from foreshock.corrections.catalogue import CORRECTIONS, Correction, correction_named
 from foreshock.corrections.exact_kl import ExactKl
 from foreshock.corrections.results import Evaluation
@@ -19,8 +21,8 @@ __all__ = ["Evaluator", "evaluate", "evaluate_usual"]
 class Evaluator:
     """The rollouts of one comparison, ready for any number of corrections and thresholds.
 
-    `exact_kl` has a row for each of `summaries`. Raises InvalidArgumentError where the parts are not of the same
-    rollouts.
+    `exact_kl` has a row for each of `summaries`, with a KL for each that has a measured token. Raises
+    InvalidArgumentError where the parts are not of the same rollouts.
     """
 
     def __init__(
@@ -90,5 +92,11 @@ def _require_fit(statistics: ComparisonStatistics, summaries: RolloutSummaries, 
             f"{statistics.tokens}: they are not of the same rollouts",
             "summaries",
         )
-    if exact_kl is not None and exact_kl.mean.shape != (summaries.num_rollouts,):
-        raise InvalidArgumentError(f"has {exact_kl.mean.size} rows for {summaries.num_rollouts} rollouts", "exact_kl")
+    if exact_kl is None:
+        return
+    for values in (exact_kl.largest, exact_kl.mean):
+        if values.shape != (summaries.num_rollouts,):
+            raise InvalidArgumentError(f"has {values.size} rows for {summaries.num_rollouts} rollouts", "exact_kl")
+        missing = int((np.isnan(values) & (summaries.column("n_tokens") > 0)).sum())
+        if missing:
+            raise InvalidArgumentError(f"has no KL for {missing} of the rollouts that were measured", "exact_kl")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.corrections import ExactKl, Threshold, correction_named, evaluate
+from foreshock.corrections.unseen import unseen_weight
 from foreshock.errors import InvalidArgumentError
 from tests.foreshock.batches import random_batch
 from tests.foreshock.corrections.comparing import assert_same, batch_of, compared
@@ -99,6 +100,27 @@ def test_long_sequences_at_an_ordinary_mismatch_carry_no_information() -> None:
     assert evaluate("sequence_is", short.statistics, short.summaries).notes == ()
 
 
+def test_the_warning_comes_where_twice_the_kl_of_a_sequence_exceeds_ln_n() -> None:
+    # ln 64 is 4.16.
+    assert unseen_weight(np.full(64, 2.0)) == ()
+    assert "2·KL of a sequence is 4.4, more than ln N = 4.16" in unseen_weight(np.full(64, 2.2))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "threshold"),
+    [
+        ("sequence_mis", Threshold(math.exp(-1.0), math.e)),
+        ("geo_mis", Threshold(math.exp(-0.5), math.exp(0.5))),
+        ("k3_rs_max", Threshold(upper=math.expm1(0.5) - 0.5)),
+        ("veto", Threshold(lower=math.exp(-0.5))),
+    ],
+)
+def test_a_sequence_at_the_threshold_is_kept(name: str, threshold: Threshold) -> None:
+    comparison = compared(batch_of([[0.5, 0.5], [-0.5, -0.5], [-0.6, -0.6, 0.6]], behaviour=-2.0))
+    found = evaluate(name, comparison.statistics, comparison.summaries, threshold)
+    assert found.kept_sequences == pytest.approx({"k3_rs_max": 2 / 3, "veto": 2 / 3}.get(name, 1.0))
+
+
 def test_alarms_on_ess_and_on_the_spread_of_weights_can_fire() -> None:
     comparison = compared(batch_of([[2.4], *[[-6.0]] * 9]))
     found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=10.0))
@@ -159,6 +181,19 @@ def test_trust_region_masks_with_exact_divergences(name: str) -> None:
     assert found.kept_tokens == pytest.approx(expected["kept_tokens"])
     with pytest.raises(InvalidArgumentError, match="no usual threshold"):
         evaluate(name, comparison.statistics, comparison.summaries, None, exact)
+
+
+def test_rollouts_without_an_exact_divergence_are_never_taken_for_kept() -> None:
+    comparison = compared(batch_of([[0.1, 0.2], [], [-0.3]]))
+    whole = ExactKl.of_tokens([0.3, 0.1, 0.4], [0, 2, 2, 3])
+    assert whole.largest == pytest.approx([0.3, math.nan, 0.4], nan_ok=True)
+    assert whole.mean == pytest.approx([0.2, math.nan, 0.4], nan_ok=True)
+    found = evaluate("trm_mean", comparison.statistics, comparison.summaries, Threshold(upper=0.25), whole)
+    assert found.kept_sequences == 0.5
+    for exact in (ExactKl.of_tokens([0.3, 0.1], [0, 2, 2, 2]), ExactKl.of_tokens([0.3, 0.1, 0.4], [0, 2, 3])):
+        with pytest.raises(InvalidArgumentError) as refused:
+            evaluate("trm_mean", comparison.statistics, comparison.summaries, Threshold(upper=0.25), exact)
+        assert refused.value.argument == "exact_kl"
 
 
 @pytest.mark.parametrize(

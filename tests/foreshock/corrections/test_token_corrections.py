@@ -120,7 +120,7 @@ def test_tokens_in_the_bin_of_an_exact_level_keep_their_digits_beside_a_huge_rat
     # ln 10 lies in the bin from 2.25 to 2.375; beside (ρ − 1)² = 1e24 the tail's sum tells nothing of who is within.
     within, beyond = [2.28, 2.3], [2.31, 2.37]
     for inside, outside in ((within, []), ([], beyond), (within, beyond)):
-        batch = batch_of([[*inside, *outside, 0.1], [27.6]], behaviour=-28.0)
+        batch = batch_of([[*inside, *outside, 0.1], [27.6, 24.1, 22.3]], behaviour=-28.0)
         comparison = compared(batch)
         found = evaluate("token_mis", comparison.statistics, comparison.summaries, Threshold(upper=10.0))
         expected = direct_tokens(batch, "token_mis", 0.0, 10.0)
