@@ -31,23 +31,21 @@ def names_of(values: Any, column: str) -> list[str | None]:
 
     Raises InvalidRolloutsError naming row and `column` where something is neither.
     """
-    if not isinstance(values, Sequence | range):
+    if not isinstance(values, Sequence):
         values = as_array(values, column).tolist()
     return [_name(value, row, column) for row, value in enumerate(values)]
 
 
 def _name(value: Any, row: int, column: str) -> str | None:
-    if value is None or (isinstance(value, str) and value.isascii()):
-        return value
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRolloutsError(f"is no text that UTF-8 can hold: {error}", row=row, column=column) from error
-        return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return str(value)
-    raise InvalidRolloutsError(f"must be a string, not {type(value).__name__}", row=row, column=column)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRolloutsError(f"must be a string, not {type(value).__name__}", row=row, column=column)
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRolloutsError(f"is no text that UTF-8 can hold: {error}", row=row, column=column) from error
+    return value
 
 
 def _of_tensor(tensor: Any) -> NDArray[Any]:
