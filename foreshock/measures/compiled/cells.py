@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.compiled import layout
+from foreshock.measures.compiled.instructions import add_four, fetch_row
 from foreshock.measures.compiled.jit import bits_of, compiled, exactly
 from foreshock.measures.compiled.reading import is_finite
 from foreshock.measures.compiled.state import LaneState, Lookups
@@ -15,33 +16,25 @@ __all__ = ["add_run", "flush_cells", "scatter_grids", "scatter_tails", "scatter_
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
+# How many tokens before its turn the row of a token's id is asked for: about as long as main memory takes.
+_AHEAD = 24
+
 
 @exactly
 def flush_cells(state: LaneState) -> None:
     """Add the plain sums to the pairs (high, low) whose unrounded sum they are, and begin anew."""
-    plain, high, low = state.cells, state.cells_high, state.cells_low
-    for cell in range(layout.CELLS):
-        for column in range(layout.CELL_SUMS):
-            value, before = plain[cell, column] + plain[layout.CELLS + cell, column], high[cell, column]
-            total = before + value
-            of_value = total - before
-            lost = (before - (total - of_value)) + (value - of_value)
-            high[cell, column] = total
-            # An infinite sum stays infinite, and never becomes NaN.
-            low[cell, column] += lost if lost - lost == 0.0 else 0.0
-            plain[cell, column] = 0.0
-            plain[layout.CELLS + cell, column] = 0.0
+    high, low = state.cells_high.reshape(-1), state.cells_low.reshape(-1)
+    even, odd = state.cells[: layout.CELLS].reshape(-1), state.cells[layout.CELLS :].reshape(-1)
+    for i in range(high.size):
+        value, before = even[i] + odd[i], high[i]
+        total = before + value
+        of_value = total - before
+        lost = (before - (total - of_value)) + (value - of_value)
+        high[i] = total
+        # An infinite sum stays infinite, and never becomes NaN.
+        low[i] += lost if lost - lost == 0.0 else 0.0
+    state.cells[:] = 0.0
     state.counts[layout.CHUNKS_WAITING] = 0
-
-
-@compiled
-def add_four(cells: Float64, cell: int, first: float, second: float, third: float, fourth: float) -> None:
-    """Add to the four sums of a cell, loading all before storing any: the compiler makes one vector of them."""
-    a, b, c, d = cells[cell, 0], cells[cell, 1], cells[cell, 2], cells[cell, 3]
-    cells[cell, 0] = a + first
-    cells[cell, 1] = b + second
-    cells[cell, 2] = c + third
-    cells[cell, 3] = d + fourth
 
 
 @compiled
@@ -175,7 +168,7 @@ def scatter_tails(lookups: Lookups, state: LaneState, n: int, with_advantage: bo
 @compiled
 def scatter_token_ids(state: LaneState, n: int) -> None:
     """The tokens of each id, and their sums in the order of TOKEN_ID_SUMS."""
-    work, table = state.work, state.token_ids
+    work, table, ids = state.work, state.token_ids, state.whole[layout.TOKEN_ID]
     for i in range(n):
-        token_id = state.whole[layout.TOKEN_ID, i]
-        add_four(table, token_id, 1.0, work[layout.D, i], work[layout.ABS_D, i], work[layout.K3, i])
+        fetch_row(table, ids[min(i + _AHEAD, n - 1)])
+        add_four(table, ids[i], 1.0, work[layout.D, i], work[layout.ABS_D, i], work[layout.K3, i])

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.compiled import layout
-from foreshock.measures.compiled.jit import compiled, extremes, reduction
+from foreshock.measures.compiled.instructions import larger, smaller
+from foreshock.measures.compiled.jit import compiled, reduction
 from foreshock.measures.compiled.reading import is_finite
 
 __all__ = [
@@ -185,22 +186,21 @@ def bad_updates(work: Float64, n: int) -> int:
     return bad
 
 
-@extremes
+@compiled
 def range_of_row(work: Float64, row: int, n: int) -> tuple[float, float]:
     """The least and the largest of n > 0 values, none of which is NaN: d is a difference of finite numbers."""
     least, most = work[row, 0], work[row, 0]
     for i in range(n):
         value = work[row, i]
-        least = value if value < least else least
-        most = value if value > most else most
+        least = smaller(value, least)
+        most = larger(value, most)
     return least, most
 
 
-@extremes
+@compiled
 def largest_of_row(work: Float64, row: int, n: int) -> float:
     """The largest of n > 0 values, none of which is NaN."""
     most: float = work[row, 0]
     for i in range(n):
-        value = work[row, i]
-        most = value if value > most else most
+        most = larger(work[row, i], most)
     return most

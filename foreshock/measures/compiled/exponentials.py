@@ -52,8 +52,10 @@ _C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11 = _C
 @compiled
 def curvature(r: float) -> float:
     """(e^r − 1 − r)/r² for |r| ≤ ln 2 / 2."""
-    high = _C6 + r * (_C7 + r * (_C8 + r * (_C9 + r * (_C10 + r * _C11))))
-    return _C0 + r * (_C1 + r * (_C2 + r * (_C3 + r * (_C4 + r * (_C5 + r * high)))))
+    square = r * r
+    even = _C0 + square * (_C2 + square * (_C4 + square * (_C6 + square * (_C8 + square * _C10))))
+    odd = _C1 + square * (_C3 + square * (_C5 + square * (_C7 + square * (_C9 + square * _C11))))
+    return even + r * odd
 
 
 @compiled
@@ -75,7 +77,7 @@ def fill_ratios(work: Float64, n: int) -> None:
         decay = 1.0 / (1.0 + finite_growth)
         shrinkage = finite_growth * decay
         # x − (1 − e^−x), without taking near equals apart.
-        k3_below = (x * finite_growth - finite_k3) * decay
+        k3_below = x * shrinkage - finite_k3 * decay
         work[D, i] = d
         work[ABS_D, i] = x
         work[GROWTH, i] = growth

@@ -13,11 +13,13 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-__all__ = ["bits_of", "compiled", "entry", "exactly", "extremes", "float_of", "reduction"]
+__all__ = ["bits_of", "compiled", "entry", "exactly", "float_of", "reduction"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+# Without numba's counting of references: the callers hold all arrays, and threads would wait for each other at the
+# counters of those that they share.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 # Only machine code may call these, as the wrappers that Python would call take longest to compile: calling one from
 # Python ends the process.
 _INNER = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -32,12 +34,6 @@ def compiled(function: F) -> F:
 def reduction(function: F) -> F:
     """A function that adds up, in whatever order suits the processor's vectors."""
     made: F = numba.njit(fastmath={"reassoc", "contract"}, **_INNER)(function)
-    return made
-
-
-def extremes(function: F) -> F:
-    """A function that takes the least and largest of values that are never NaN."""
-    made: F = numba.njit(fastmath={"nnan", "nsz", "reassoc"}, **_INNER)(function)
     return made
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from foreshock.measures.compiled import layout
 from foreshock.measures.compiled.cells import add_run
-from foreshock.measures.compiled.jit import bits_of, compiled, extremes, reduction
+from foreshock.measures.compiled.instructions import larger
+from foreshock.measures.compiled.jit import bits_of, compiled, reduction
 from foreshock.measures.compiled.state import LaneState, Lookups
 
 __all__ = ["add_length", "add_positions", "add_values", "is_constant", "sum_of_run"]
@@ -29,13 +30,13 @@ def sum_of_run(work: Float64, row: int, begin: int, end: int) -> float:
     return total
 
 
-@extremes
+@compiled
 def largest_of_run(work: Float64, row: int, begin: int, end: int) -> float:
     """The largest |d|, which is never NaN, of the tokens begin ≤ i < end."""
     values = work[row, begin:end]
     most: float = values[0]
     for i in range(values.size):
-        most = values[i] if values[i] > most else most
+        most = larger(values[i], most)
     return most
 
 

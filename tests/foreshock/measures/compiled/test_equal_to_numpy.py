@@ -148,8 +148,8 @@ def batch(
     columns: frozenset[str],
     advantage: str,
 ) -> TokenInputs:
-    """Rollouts of these lengths with |d| around `size`, of whose log-probs a fraction `odd` is NaN, infinite, equal,
-    or exactly where something is cut.
+    """Rollouts of these lengths with |d| around `size`, of whose log-probs a fraction `odd` is NaN, infinite, what
+    masks have in the place of −∞, equal, or exactly where something is cut.
     """
     random = np.random.default_rng(seed)
     offsets = offsets_of_lengths(lengths)
@@ -164,7 +164,7 @@ def batch(
     for place in np.flatnonzero(random.random(tokens) < odd):
         match random.integers(5):
             case 0:
-                target[place] = random.choice([np.nan, np.inf, -np.inf])
+                target[place] = random.choice([np.nan, np.inf, -np.inf, -1e9, np.finfo(np.float32).min])
             case 1:
                 behaviour[place] = random.choice([np.nan, np.inf, -np.inf])
             case 2:

@@ -73,12 +73,12 @@ def test_k3_keeps_its_digits_near_agreement(fill: Callable[[Float64, int], None]
 
 
 def test_what_is_too_large_is_infinite_and_what_is_not_stays_finite(fill: Callable[[Float64, int], None]) -> None:
-    d = np.array([800.0, -800.0, 0.0, 1e300, -1e300])
+    d = np.array([800.0, -800.0, 0.0, 1e300, -1e300, -1e9, -3e38])
     found = rows(fill, d, np.zeros_like(d))
-    np.testing.assert_array_equal(found[layout.ABOVE], [math.inf, -1.0, 0.0, math.inf, -1.0])
-    np.testing.assert_array_equal(found[layout.GROWTH], [math.inf, math.inf, 0.0, math.inf, math.inf])
-    np.testing.assert_array_equal(found[layout.K3][[0, 2, 3]], [math.inf, 0.0, math.inf])
-    np.testing.assert_allclose(found[layout.K3][1], 799.0)
+    np.testing.assert_array_equal(found[layout.ABOVE], [math.inf, -1.0, 0.0, math.inf, -1.0, -1.0, -1.0])
+    np.testing.assert_array_equal(found[layout.GROWTH], [math.inf, math.inf, 0.0, *[math.inf] * 4])
+    # What stands for "no log-prob" in masks, such as −1e9 and the least float32, is a large k3, and no infinite one.
+    np.testing.assert_array_equal(found[layout.K3], [math.inf, 799.0, 0.0, math.inf, 1e300, 1e9 - 1.0, 3e38])
 
 
 def test_probabilities_are_right_and_differ_without_cancellation(fill: Callable[[Float64, int], None]) -> None:
