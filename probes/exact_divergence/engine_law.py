@@ -34,7 +34,8 @@ class EngineLaw:
 
     `options` are that scorer's, such as dtype, head_dtype and temperature (None: 1). Rollouts are handed over one at a
     time, prompt and response as one prompt, so there is no `batch_size`; and the model has to be in one process, so
-    tensor_parallel_size is 1.
+    tensor_parallel_size is 1. On a GPU that another model is on too, choose gpu_memory_utilization so that both fit,
+    with room for the target's head and for two tiles of logits.
     """
 
     weights: Path
