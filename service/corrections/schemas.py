@@ -72,7 +72,7 @@ class CorrectionRead(BaseModel):
     kept_tokens: float | None = Field(description="fraction")
     kept_sequences: float | None = Field(description="fraction; a sequence is kept where no token of it is lost")
     touched_tokens: float | None = Field(description="fraction whose weight the threshold changes")
-    weight_mean: float | None
+    weight_mean: float | None = Field(description="E w")
     weight_variance: float | None = Field(description="zeros of what is lost included")
     ess: float | None = Field(description="(Σw)²/(N Σw²), a fraction of all, unclamped")
     distortion: float | None = Field(description="E|w − ρ| at the correction's level")
@@ -123,7 +123,7 @@ class CorrectionsRead(BaseModel):
     step: int
     attempt: int
     tokens: int = Field(description="model-generated tokens with two finite log-probs")
-    rollouts: int
+    rollouts: int = Field(description="of the step, those without such a token included")
     items: list[CorrectionRead]
 
     @classmethod

@@ -14,16 +14,16 @@ from service.theory.service import FoundTheory
 class BiasRead(BaseModel):
     """‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
 
-    per_unit: float | None
+    per_unit: float | None = Field(description="of B; null where no rollout has a reward")
     low: float | None = Field(description="of the 95 % interval, clustered by prompt group")
-    high: float | None
+    high: float | None = Field(description="its other end")
     trivial: float | None = Field(
         description="2·T·max|R| with the mean length T, which no two policies with sequences that long exceed"
     )
     sequences: int = Field(description="with a reward")
-    mean_length: float | None
-    longest: int
-    largest_reward: float | None
+    mean_length: float | None = Field(description="measured tokens")
+    longest: int = Field(description="measured tokens")
+    largest_reward: float | None = Field(description="max|R|")
     notes: list[str]
 
     @classmethod
@@ -115,8 +115,8 @@ class GradientRead(BaseModel):
 class StepNoiseRead(BaseModel):
     """(η²/2)·[Var + ‖Bias‖²] of the SGA lemma, for L = 1: halving η quarters it."""
 
-    at_learning_rate: float | None
-    at_half: float | None
+    at_learning_rate: float | None = Field(description="at η")
+    at_half: float | None = Field(description="at η/2")
     bias_norm: float | None = Field(description="‖Bias‖ as it was counted; 0: the part of the variance alone")
 
     @classmethod

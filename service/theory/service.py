@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sqlalchemy.orm import Session
 
@@ -92,5 +92,6 @@ def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | No
     try:
         gradient_noise(norms)
     except InvalidArgumentError as error:
-        return None, f"the scalars logged of gradients make no sense: {error}"
+        named = dict(zip((field.name for field in fields(GradientNorms)), GRADIENT_SCALARS, strict=True))
+        return None, f"the scalar {named[error.argument]} makes no sense: {error.message}"
     return norms, None

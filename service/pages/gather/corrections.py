@@ -6,7 +6,7 @@ The evaluations are made from the summaries of every rollout, so the page does n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from foreshock.corrections import Evaluation, Threshold
 from foreshock.theory import GradientNoise, StepNoise
@@ -31,7 +31,8 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
     # Of each correction the first threshold in use: the API has the others, and any that is named.
     evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)
-    missing = [f"{found.correction.title}: {found.not_estimable}." for found in evaluations if found.not_estimable]
+    reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
+    missing = [f"{_titles(evaluations, reason)}: {reason}." for reason in reasons]
     return CorrectionsPart(
         WHOLE,
         [_row(found) for found in evaluations if not found.not_estimable],
@@ -42,6 +43,10 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
         list(_theory_rows(theory)),
         "",
     )
+
+
+def _titles(evaluations: Sequence[Evaluation], reason: str) -> str:
+    return " and ".join(found.correction.title for found in evaluations if found.not_estimable == reason)
 
 
 def _row(found: Evaluation) -> CorrectionRow:

@@ -27,7 +27,7 @@ def test_a_step_says_what_every_correction_would_do(site: Site) -> None:
     assert "nothing was applied" in part
     assert '<th scope="row">token TIS 2</th>' in part
     assert '<th scope="row">IcePop 0.5 to 5</th>' in part
-    assert re.search(r"TRM, largest KL: .*whole vocabulary", part)
+    assert re.search(r"TRM, largest KL and TRM, mean KL: .*whole vocabulary", part)
 
 
 def test_what_the_page_shows_is_what_the_api_says(site: Site) -> None:
