@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import cache
 from importlib.metadata import version
 
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from service.etag import matches
 from service.pages.assets import PLOTLY, REVALIDATE, address_of
@@ -23,8 +25,14 @@ def templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("service.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["code"] = with_code
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
     return environment
+
+
+def with_code(text: str) -> Markup:
+    """The text escaped, what stands between backticks as code; a backtick without a partner stays."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def page_response(

@@ -11,6 +11,7 @@ import pytest
 from service.database.session import Database
 from service.keys.service import create_key
 from service.pages.gather.figures import RUN_PLOTS, STEP_PLOTS
+from service.pages.rendering import with_code
 from service.security import SESSION_COOKIE, Scope, new_secret
 from tests.service.pages.conftest import SentRun, Site, replay, send_run
 
@@ -166,6 +167,12 @@ def test_a_heavy_shape_is_marked_bad_only_in_a_run_whose_ratios_reach_e(http: ht
     assert "No ratio of this run reaches e" in figures[0]["caption"]
     assert "No ratio" not in figures[1]["caption"]
     assert colours[1].count("var(--bad)") > colours[0].count("var(--bad)")
+
+
+def test_words_between_backticks_are_code_and_markup_in_them_is_inert() -> None:
+    assert with_code("look whether `entropy` is") == "look whether <code>entropy</code> is"
+    assert with_code("a ` alone") == "a ` alone"
+    assert with_code("`<script>` & <b>") == "<code>&lt;script&gt;</code> &amp; &lt;b&gt;"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
