@@ -108,7 +108,7 @@ def test_serve_starts_from_the_wheel_with_its_extra(wheel: Path, tmp_path: Path)
         server.wait(timeout=120)
 
 
-def wait_until_ready(url: str, server: subprocess.Popen[bytes], seconds: float = 240) -> bool:
+def wait_until_ready(url: str, server: subprocess.Popen[bytes], seconds: float = 600) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and server.poll() is None:
         try:
