@@ -18,18 +18,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.lint_defects import DEFECTS, Defect
-from benchmarks.lint_healthy import KINDS, Healthy, healthy_batches
-from benchmarks.lint_rollouts import Law, Shape, World, batches_of, draw
+from benchmarks.lint_healthy import KINDS, healthy_batches
+from benchmarks.lint_rollouts import PLAIN, Law, Shape, World, batches_of, draw
 from foreshock.lint import LintReport, lint_batch
 
 SEED = 5
 SIZES = ((8, 2), (32, 8), (128, 16))  # rollouts, prompts
-HEALTHY_OF_A_KIND = 24
+HEALTHY_OF_A_KIND = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,22 @@ LENGTHS = (
     Length("long", World(3.0, -4.0, seed=12), 2000, (6, 3, 2)),
 )
 ORDINARY = ("middle", 128)
+_BY_NAME = {defect.name: defect for defect in DEFECTS}
 
 
 @dataclass(slots=True)
 class Row:
-    """One defect: by length and size the batches that were rightly named, and all other names."""
+    """The defect of a name: by length and size the batches that were rightly named, and all other names."""
 
-    defect: Defect
+    name: str
     batches: Counter[tuple[str, int]] = field(default_factory=Counter)
     named: Counter[tuple[str, int]] = field(default_factory=Counter)
     beside: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def defect(self) -> Defect:
+        """What was done to the batches."""
+        return _BY_NAME[self.name]
 
     def see(self, cell: tuple[str, int], report: LintReport) -> None:
         """Count one batch."""
@@ -78,7 +85,7 @@ class Row:
         total = sum(self.batches.values())
         beside = ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in self.beside.most_common())
         bar = "" if not self.defect.barred else "bar" if self.reached else "MISSED"
-        return f"{self.defect.name:34} {'/'.join(self.defect.right) or '-':26} {cells}  {bar:6} {beside}".rstrip()
+        return f"{self.name:34} {'/'.join(self.defect.right) or '-':26} {cells}  {bar:6} {beside}".rstrip()
 
 
 def by_law(defects: Iterable[Defect]) -> Iterator[tuple[Law, list[Defect]]]:
@@ -88,9 +95,9 @@ def by_law(defects: Iterable[Defect]) -> Iterator[tuple[Law, list[Defect]]]:
         yield law, [defect for defect in defects if defect.law == law]
 
 
-def damaged(defects: Iterable[Defect]) -> list[Row]:
-    """Every defect at every length and size."""
-    rows = {defect.name: Row(defect) for defect in defects}
+def damaged(names: Iterable[str]) -> list[Row]:
+    """These defects at every length and size."""
+    rows = {name: Row(name) for name in names}
     for law, of_law in by_law(row.defect for row in rows.values()):
         for length in LENGTHS:
             for (rollouts, groups), count in zip(SIZES, length.batches, strict=True):
@@ -106,9 +113,9 @@ def damaged(defects: Iterable[Defect]) -> list[Row]:
 
 @dataclass(slots=True)
 class Alarms:
-    """The warnings of one kind of healthy batch."""
+    """The warnings of one kind of healthy batch, by its place in KINDS."""
 
-    kind: Healthy
+    kind: int
     batches: int = 0
     bad: int = 0
     names: Counter[str] = field(default_factory=Counter)
@@ -120,39 +127,48 @@ class Alarms:
         self.names.update(f"{warning.name} ({warning.severity})" for warning in report.warnings)
 
 
-def healthy(kinds: Iterable[Healthy], count: int) -> list[Alarms]:
-    """`count` batches of each kind, fewer of the long ones."""
+def healthy(kinds: Iterable[int]) -> list[Alarms]:
+    """Batches of each kind, fewer of the long ones."""
     found = []
-    for kind in kinds:
-        alarms = Alarms(kind)
-        for batch in healthy_batches(kind, max(1, round(count * kind.share))):
+    for place in kinds:
+        kind, alarms = KINDS[place], Alarms(place)
+        for batch in healthy_batches(kind, max(1, round(HEALTHY_OF_A_KIND * kind.share))):
             alarms.see(lint_batch(batch))
         found.append(alarms)
     return found
+
+
+def in_two_processes() -> tuple[list[Row], list[Alarms]]:
+    """All defects and all healthy kinds."""
+    shaped = [defect.name for defect in DEFECTS if defect.law != PLAIN]
+    plain = [defect.name for defect in DEFECTS if defect.law == PLAIN]
+    with ProcessPoolExecutor(2) as pool:
+        rows = [pool.submit(damaged, names) for names in (shaped, plain)]
+        alarms = pool.submit(healthy, range(len(KINDS)))
+        return [row for part in rows for row in part.result()], alarms.result()
 
 
 def main() -> int:
     """Print both tables and the last line; 0 where the bar is reached."""
     started = time.perf_counter()
     cells = " ".join(f"{length.name[0]}{rollouts:<3}" for length in LENGTHS for rollouts, _ in SIZES)
-    print(f"{'defect':34} {'right name':26} {cells}         beside (of all batches)")
-    rows = damaged(DEFECTS)
+    print(f"{'defect':34} {'right name':26} {cells}         beside (of all batches)", flush=True)
+    rows, alarms = in_two_processes()
     print("\n".join(row.line() for row in rows))
     print("Lengths: s about 13 tokens, m about 60, l up to 2000; the number is rollouts a batch (of 2, 8, 16 prompts).")
     print()
-    alarms = healthy(KINDS, HEALTHY_OF_A_KIND)
     total, bad = sum(each.batches for each in alarms), sum(each.bad for each in alarms)
     print(f"{total} healthy batches of {len(alarms)} kinds; those with a warning:")
     for each in alarms:
         if each.names:
             told = ", ".join(f"{name} {100 * count / each.batches:.0f} %" for name, count in each.names.most_common())
-            print(f"  {each.kind.name:60} {told}")
+            print(f"  {KINDS[each.kind].name:60} {told}")
     # π's entropy under a lag, and a support that differs: these looks say what is so.
     expected = {"entropy_of_trainer (look)", "non_finite_log_probs (look)"}
     looks = sum(
         count for each in alarms for name, count in each.names.items() if "(look)" in name and name not in expected
     )
-    missed = [row.defect.name for row in rows if not row.reached]
+    missed = [row.name for row in rows if not row.reached]
     barred = sum(row.defect.barred for row in rows)
     reached = bad == 0 and not missed
     print(

@@ -264,7 +264,7 @@ EDITS = {
 }
 
 
-# The issue's own list, and its usual severities: found in every ordinary batch.
+# Every name of the lint, at usual severities: found in every ordinary batch.
 _BARRED = {
     "bypass",
     "shift trainer +1",

@@ -71,23 +71,31 @@ def _warning(warning: LintWarning, at: str, paint: Paint) -> Iterator[str]:
 
 def _summary(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> Iterator[str]:
     """What was looked at, and what could not be checked: over all steps together where there are several."""
-    of_all = together or steps[0]
+    of_all = (together or steps[0]).report
     clean = sum(step.report.is_clean for step in steps)
-    rollouts, tokens = count(of_all.report.rollouts), count(of_all.report.tokens)
-    made = len(of_all.report.checks) - len(_not_checked(steps, together))
+    left_out = _not_checked(steps, together)
+    checks = len(of_all.checks)
+    made = checks - sum(len(names) for names in left_out.values())
     told = "clean" if clean == len(steps) else f"{count(clean)} of them clean"
     if len(steps) == 1:
-        warned = len(of_all.report.warnings)
-        told = "clean" if clean else f"{warned} {'warning' if warned == 1 else 'warnings'}"
-    text = f"{count(len(steps))} {'step' if len(steps) == 1 else 'steps'}, {rollouts} rollouts, {tokens} tokens, "
-    yield paint(f"{text}{made} checks: {told}.", "bold")
-    for name, why in _not_checked(steps, together):
-        yield from wrap(f"not checked: {name}: {why}", _INDENT, first=" ")
+        told = "clean" if clean else _counted(len(of_all.warnings), "warning")
+    looked_at = (_counted(len(steps), "step"), _counted(of_all.rollouts, "rollout"), _counted(of_all.tokens, "token"))
+    of_checks = f"{made} checks" if made == checks else f"{made} of {checks} checks"
+    yield paint(f"{', '.join(looked_at)}, {of_checks}: {told}.", "bold")
+    for why, names in left_out.items():
+        yield from wrap(f"not checked: {', '.join(names)}: {why}", _INDENT, first=" ")
 
 
-def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> list[tuple[str, str]]:
-    """What neither any step nor all of them together could check, and why the first could not."""
+def _counted(number: int, what: str) -> str:
+    return f"{count(number)} {what if number == 1 else what + 's'}"
+
+
+def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> dict[str, list[str]]:
+    """By reason, what neither any step nor all of them together could check."""
     reports = [step.report for step in steps] + ([together.report] if together is not None else [])
     made = {check.name for report in reports for check in report.checks if check.state != "not checked"}
-    of_all = (together or steps[0]).report
-    return [(check.name, check.why) for check in of_all.not_checked if check.name not in made]
+    found: dict[str, list[str]] = {}
+    for check in (together or steps[0]).report.not_checked:
+        if check.name not in made:
+            found.setdefault(check.why, []).append(check.name)
+    return found

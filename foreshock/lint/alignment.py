@@ -53,8 +53,8 @@ def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], ta
     tally.count(scale_tokens=chosen.size)
     for part, of_part in (("likely", likely), ("unlikely", ~likely)):
         one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
-        products = {"cross": one @ other, "mu": one @ one, "pi": other @ other}
-        tally.add(**{f"scale_{part}_{name}": float(value) for name, value in products.items()})
+        products = {"cross": one * other, "mu": one * one, "pi": other * other}
+        tally.add(**{f"scale_{part}_{name}": float(values.sum()) for name, values in products.items()})
 
 
 def _count_shifts(batch: RolloutBatch, sample: Pairs, tally: Tally) -> None:

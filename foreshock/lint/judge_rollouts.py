@@ -119,7 +119,7 @@ def judge_duplicates(evidence: LintEvidence, *, law_known: bool = True) -> Outco
         several = "looked for within a step, not across steps"
         return NotChecked(check, several if evidence.count("rollout_logged") else _NO_MU)
     if evidence.count("uncomparable_sampling") or not law_known:
-        return NotChecked(check, "log μ is not the law that sampled, so the chance of equal responses is not known")
+        return NotChecked(check, "log μ may not be the law that sampled: the chance of equal responses is not known")
     log_chance, level = min((_log_chance(*marks.repeats(level)), level) for level in _LEVELS)
     if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
         return Clean(check)

@@ -22,6 +22,8 @@ _WANTED_SHARE = 0.2
 _LARGEST_SURPRISAL = 12.0
 # The entropy is that of π where π fits it so much better than μ does.
 _SHARE_OF_TARGET = 1.0 / 3.0
+# Raw log-probs leave ρ near 1, so that both fit it as badly; where π is much nearer, the data do not say what is wrong.
+_SHARE_OF_BOTH = 0.75
 # A factor of two bases between surprisal and entropy is worth a word.
 _BASES = {
     "log-probs in base 2": 1.0 / math.log(2),
@@ -107,8 +109,8 @@ def judge_surprisal(evidence: LintEvidence, *, unreliable: str = "", covered: bo
     elif isinstance(tested, Finding) and covered:
         if found := _entropy_of_trainer(evidence, sums):
             tested, other = NotChecked(_CHECK, "`entropy` is that of π and not of μ"), found
-        elif not isinstance(surprisal_outcome(sums_for_run(evidence)), Finding):
-            tested = NotChecked(_CHECK, "`entropy` may be that of π: too few tokens to tell")
+        elif _target_excess(evidence) / (sums.surprisal / sums.entropy - 1.0) < _SHARE_OF_BOTH:
+            tested = NotChecked(_CHECK, "`entropy` fits neither μ nor π, which are far apart: log that of μ")
     if declared := evidence.count("raw_and_shaped"):
         seen = (
             f"{declared:,} of {evidence.count('rollouts'):,} rollouts were sampled with {_parameters(evidence)}, and "

@@ -48,7 +48,7 @@ def count_pairs(batch: RolloutBatch, piece: Piece, tally: Tally) -> NDArray[np.f
     np.minimum(d, np.float32(_LARGEST_D), out=d)
     np.expm1(d, out=d)
     if piece.entropy is not None and is_entropy(piece.entropy).all():
-        weighted = float(d @ target) + float(target.sum(dtype=np.float64))
+        weighted = float((d * target).sum(dtype=np.float64)) + float(target.sum(dtype=np.float64))
         tally.add(target_surprisal=-weighted, target_entropy=float(piece.entropy.sum(dtype=np.float64)))
     return row_sums(d, piece.offsets)
 

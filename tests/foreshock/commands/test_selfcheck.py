@@ -48,8 +48,20 @@ def test_the_recorded_run_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_could_not_be_checked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", str(recorded_run("healthy") / "step_0120.jsonl.gz")]) == 0
     out = capsys.readouterr().out
-    assert "1 step, 128 rollouts, 2,486 tokens, 15 checks: clean." in out
+    assert "1 step, 128 rollouts, 2,486 tokens, 15 of 18 checks: clean." in out
     assert "not checked: raw_log_probs: the surprisal test needs rollout_log_probs and entropy" in out
+
+
+def test_what_lacks_one_reason_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step_0001.parquet"
+    batch = replace(healthy_batch(1), trainer_log_probs=None)
+    path.write_bytes(encode_rollouts(batch))
+    assert main(["selfcheck", str(path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 step, 128 rollouts" in text
+    assert "9 of 18 checks: clean." in text
+    assert text.count("needs rollout_log_probs and trainer_log_probs") == 1
+    assert "identical_log_probs, wrong_log_base" in text
 
 
 def test_probabilities_in_json_lines_are_named_and_not_only_refused(
