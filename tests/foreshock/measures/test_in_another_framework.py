@@ -58,6 +58,14 @@ def measures_of(measurement: StepMeasurement) -> dict[str, float]:
     return measurement.step.measures() | measurement.comparisons["trainer/rollout"].measures()
 
 
+def assert_alike(found: dict[str, float], wanted: dict[str, float]) -> None:
+    """Equal but for the last digits, in which machine code, if this process has it, differs from numpy's pass."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        clustered = name.endswith(("_low", "_high"))
+        assert found[name] == pytest.approx(value, rel=1e-7 if clustered else 1e-9, abs=1e-12, nan_ok=True), name
+
+
 @pytest.mark.slow
 def test_the_code_of_the_page_measures_padded_tensors_and_folds_ranks(tmp_path: Path) -> None:
     import torch
@@ -81,9 +89,5 @@ def test_the_code_of_the_page_measures_padded_tensors_and_folds_ranks(tmp_path: 
     for rank in range(2):
         metrics, of_step = pickle.loads((tmp_path / str(rank)).read_bytes())
         alone = measure_step(batch.select(range(6 * rank, 6 * rank + 6)))
-        np.testing.assert_equal(metrics, measures_of(alone))
-        folded = measures_of(of_step)
-        assert folded.keys() == whole.keys()
-        for name, value in whole.items():
-            clustered = name.endswith(("_low", "_high")) and "_bootstrap_" not in name
-            assert folded[name] == pytest.approx(value, rel=1e-7 if clustered else 1e-12, nan_ok=True), name
+        assert_alike(metrics, measures_of(alone))
+        assert_alike(measures_of(of_step), whole)
