@@ -42,8 +42,10 @@ def compiled_functions() -> CompiledFunctions:
 def _made() -> CompiledFunctions:
     try:
         return _compile(cached=True)
-    except (RuntimeError, OSError):
-        # No folder that numba may write to, or a full disk: the machine code lives in this process only.
+    except Exception:
+        # No folder that numba may write to, a full disk, or a file of its cache that was cut short, which its reader
+        # answers with whatever its bytes lead to: the machine code lives in this process only. What is wrong with the
+        # functions themselves is raised again here.
         return _compile(cached=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -135,7 +136,19 @@ def test_it_is_available_only_where_numba_is() -> None:
     assert in_another_process(f"{code}print(compiled.available(), compiled.is_prepared())") == "False False"
 
 
-def test_a_folder_that_cannot_be_written_to_costs_the_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cannot cache function: no locator available"),
+        OSError(28, "No space left on device"),
+        EOFError("Ran out of input"),  # what a cached file that is empty or cut short raises
+        pickle.UnpicklingError("pickle data was truncated"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_cache_that_cannot_be_written_or_read_costs_the_cache_only(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from foreshock.measures.compiled import functions
 
     asked = []
@@ -143,7 +156,7 @@ def test_a_folder_that_cannot_be_written_to_costs_the_cache_only(monkeypatch: py
     def compile_without_cache(*, cached: bool) -> str:
         asked.append(cached)
         if cached:
-            raise RuntimeError("cannot cache function: no locator available")
+            raise error
         return "machine code"
 
     monkeypatch.setattr(functions, "_compile", compile_without_cache)
