@@ -23,8 +23,9 @@ class ExactKl:
     def of_tokens(cls, kl: ArrayLike, offsets: ArrayLike, generated: ArrayLike | None = None) -> ExactKl:
         """From the exact KL of each token, [T], of rollouts cut at `offsets` [N + 1].
 
-        `generated` [T] is False where the model did not sample. Raises InvalidArgumentError where the sizes do not
-        fit, or a KL is negative beyond rounding or not finite.
+        `generated` [T] is False where the model did not sample. A KL is infinite where π gives nothing to what μ may
+        sample; no threshold keeps its rollout. Raises InvalidArgumentError where the sizes do not fit, or a KL is NaN
+        or negative beyond rounding.
         """
         values, cuts = np.asarray(kl, dtype=np.float64), np.asarray(offsets, dtype=np.int64)
         if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
@@ -34,8 +35,8 @@ class ExactKl:
         chosen = np.ones(values.size, np.bool_) if generated is None else np.asarray(generated, dtype=np.bool_)
         if chosen.shape != values.shape:
             raise InvalidArgumentError(f"has the shape {chosen.shape} and must be {values.shape}", "generated")
-        if not np.isfinite(values[chosen]).all() or (values[chosen] < -1e-6).any():
-            raise InvalidArgumentError("an exact KL is a finite number of at least 0", "kl")
+        if not (values[chosen] >= -1e-6).all():
+            raise InvalidArgumentError("an exact KL is a number of at least 0", "kl")
         rows = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))[chosen]
         counts = np.bincount(rows, minlength=cuts.size - 1)
         largest = np.full(cuts.size - 1, -np.inf)

@@ -196,6 +196,15 @@ def test_rollouts_without_an_exact_divergence_are_never_taken_for_kept() -> None
         assert refused.value.argument == "exact_kl"
 
 
+def test_a_rollout_with_a_token_that_the_target_cannot_give_is_lost_whatever_the_threshold() -> None:
+    comparison = compared(batch_of([[0.1, 0.2], [-0.3, 0.1]]))
+    exact = ExactKl.of_tokens([0.3, 0.1, math.inf, 0.4], [0, 2, 4])
+    for name in ("trm_max", "trm_mean"):
+        found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=1e300), exact)
+        assert found.kept_sequences == 0.5
+        assert found.casualties is not None
+
+
 @pytest.mark.parametrize(
     ("kl", "offsets", "generated", "argument"),
     [
