@@ -17,9 +17,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
+from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.padded import Padding, mask_of
 from foreshock.rollouts.parquet import decode_rollouts
+from foreshock.rollouts.ragged import offsets_of_lengths
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 
 __all__ = ["CapturedRollouts", "Rollouts", "capture_rollouts", "size_of"]
@@ -134,17 +137,15 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _to_numpy(name: str, value: Any) -> Any:
-    """A torch tensor on the CPU as the numpy array of the same memory; anything else as it is."""
+    """A torch tensor on the CPU as numpy holds it; anything else as it is.
+
+    A tensor on a device is refused: to copy it here would make the trainer's thread wait for the device.
+    """
     if not _is_tensor(value):
         return value
     if getattr(value.device, "type", "cpu") != "cpu":
         raise InvalidRolloutsError("this tensor is on a device: copy it to the CPU before logging", column=name)
-    value = value.detach()
-    try:
-        return value.numpy()
-    except TypeError:
-        # numpy knows no bfloat16.
-        return value.float().numpy()
+    return as_array(value, name)
 
 
 def _from_table(table: pa.Table, default_ids: str) -> RolloutBatch:
@@ -204,17 +205,16 @@ def _from_arrow(name: str, array: pa.Array | pa.ChunkedArray, layout: dict[str, 
 def _offsets(side: str, columns: dict[str, Any], layout: Mapping[str, Any]) -> NDArray[np.int64] | None:
     """The N + 1 offsets of prompts or responses, None where they are lists of rollouts; flattens padded arrays."""
     if f"{side}_padding_mask" in layout:
-        real = np.asarray(layout[f"{side}_padding_mask"]).astype(np.bool_)
+        mask = f"{side}_padding_mask"
+        padding = Padding.of(mask_of(layout[mask], mask), holes=False)
         for name, value in columns.items():
             if (name in _PROMPT) == (side == "prompt") and isinstance(value, np.ndarray) and value.ndim == 2:
-                if value.shape != real.shape:
-                    raise InvalidRolloutsError(f"has shape {value.shape}, its padding mask {real.shape}", column=name)
-                columns[name] = value[real]
-        return _cumulated(real.sum(axis=1))
+                columns[name] = padding.flat(value, name)
+        return padding.offsets
     if f"{side}_offsets" in layout:
         return np.asarray(layout[f"{side}_offsets"])
     if f"{side}_lengths" in layout:
-        return _cumulated(np.asarray(layout[f"{side}_lengths"]))
+        return offsets_of_lengths(np.asarray(layout[f"{side}_lengths"]))
     tokens = columns[f"{side}_token_ids"]
     if not isinstance(tokens, Sequence):
         raise InvalidRolloutsError(
@@ -222,7 +222,3 @@ def _offsets(side: str, columns: dict[str, Any], layout: Mapping[str, Any]) -> N
             column=f"{side}_token_ids",
         )
     return None
-
-
-def _cumulated(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
