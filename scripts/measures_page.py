@@ -59,8 +59,11 @@ from foreshock.measures import measure_step
 from foreshock.rollouts import RolloutBatch
 
 rollouts = RolloutBatch.from_padded(
-    responses, response_mask,
-    rollout_log_probs=rollout_log_probs, trainer_log_probs=old_log_probs, group_ids=prompt_ids,
+    responses,
+    response_mask,
+    rollout_log_probs=rollout_log_probs,
+    trainer_log_probs=old_log_probs,
+    group_ids=prompt_ids,
 )
 measurement = measure_step(rollouts)
 metrics = measurement.step.measures() | measurement.comparisons["trainer/rollout"].measures()
