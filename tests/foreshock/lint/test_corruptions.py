@@ -222,8 +222,8 @@ def test_raw_log_probs_under_declared_sampling_need_no_test(
     step: RolloutBatch, attributes: BatchAttributes, said: str
 ) -> None:
     warning = only(lint_batch(replace(step, attributes=attributes)), "raw_log_probs")
-    assert said in warning.seen
-    assert "128 of 128" in warning.seen
+    # Nothing beside what was declared.
+    assert warning.seen.startswith(f"128 of 128 rollouts were sampled with {said}, and the engine logs raw_logprobs")
 
 
 def test_sampling_columns_count_like_attributes(step: RolloutBatch) -> None:
@@ -238,6 +238,13 @@ def test_shaped_sampling_without_a_mode_is_not_guessed(step: RolloutBatch) -> No
     assert report.is_clean
     assert "logprobs_mode is not said" in not_checked(report)["raw_log_probs"]
     assert "chance of equal responses is not known" in not_checked(report)["duplicated_rollouts"]
+
+
+def test_tokens_that_were_certain_say_nothing_of_their_law(step: RolloutBatch) -> None:
+    certain = np.zeros(step.num_tokens, np.float32)
+    sure = replace(step, rollout_log_probs=certain, trainer_log_probs=None, entropy=certain)
+    report = lint_batch(replace(sure, attributes=BatchAttributes()))
+    assert "0 nats of entropy do not suffice" in not_checked(report)["raw_log_probs"]
 
 
 def test_every_warning_says_what_it_does_and_what_to_do() -> None:
