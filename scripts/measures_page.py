@@ -127,6 +127,9 @@ times by group.
 | `…_low`, `…_high` | Student's t with G − 1 degrees of freedom; symmetric | mergeable sums: always there |
 | `…_bootstrap_low`, `…_bootstrap_high` | bootstrap-t over groups, 999 resamples, fixed seed | a row per rollout |
 
+k3, χ² and TV are never negative, and neither are the ends of their intervals: a lower end of 0 says that no mismatch
+would fit as well.
+
 **Which to read.** `benchmarks/coverage.py` asks both against exact values. Over 2,000 batches of 128 prompts × 8
 rollouts at three levels of mismatch, for k3, χ² and TV, the bootstrap-t holds them 93.7 to 95.5 times in 100 and
 Student's t 93.8 to 95.2 times. They part where few tokens, prompts or groups make the mean;

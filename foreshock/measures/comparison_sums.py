@@ -139,7 +139,7 @@ class ComparisonSums:
         mean = self.sum(column) / self.tokens if self.tokens else math.nan
         found = self.clusters.interval(column, mean, self.tokens)
         if sign > 0:
-            return found
+            return found.of_measure(name)
         return Interval(-found.mean, -found.high, -found.low, found.clusters)
 
     def tail(self, threshold: float) -> float:

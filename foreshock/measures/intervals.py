@@ -14,14 +14,25 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "clustered_interval", "interval_from_residuals", "student_t_quantile", "sums_of_clusters"]
+__all__ = [
+    "NEVER_NEGATIVE",
+    "Interval",
+    "clustered_interval",
+    "interval_from_residuals",
+    "student_t_quantile",
+    "sums_of_clusters",
+]
 
 Float64 = NDArray[np.float64]
+
+
+# Means of terms that are never negative; −d and what is more surprising than promised have either sign.
+NEVER_NEGATIVE = frozenset({"k3_kl", "chi2_token", "reverse_chi2_token", "tv_token"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,10 @@ class Interval:
     low: float
     high: float
     clusters: int
+
+    def of_measure(self, name: str) -> Interval:
+        """The part of the interval that the measure `name` can lie in: it covers what it covered before."""
+        return replace(self, low=0.0) if name in NEVER_NEGATIVE and self.low < 0.0 else self
 
 
 def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None) -> Interval:

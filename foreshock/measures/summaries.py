@@ -142,7 +142,7 @@ class RolloutSummaries:
         `name` is one of `kl`, `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`.
         """
         sums = -self.column("sum_d") if name == "kl" else self.column(_SUM_OF[name])
-        return clustered_interval(sums, self.column("n_tokens"), self.clusters())
+        return clustered_interval(sums, self.column("n_tokens"), self.clusters()).of_measure(name)
 
     def bootstrap_measures(self) -> dict[str, float]:
         """The measures of the registry that need a row per rollout, by column: bootstrap intervals by prompt group.
@@ -155,7 +155,8 @@ class RolloutSummaries:
         sums = np.stack([self.column(_SUM_OF[name])[order] for name in BOOTSTRAPPED], axis=1)
         intervals = bootstrap_intervals(sums, self.column("n_tokens")[order], clusters[order])
         measures = {}
-        for name, interval in zip(BOOTSTRAPPED, intervals, strict=True):
+        for name, found in zip(BOOTSTRAPPED, intervals, strict=True):
+            interval = found.of_measure(name)
             measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
         return measures
 

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from examples.tiny_rl.record import RECORDED
 from foreshock.measures import Comparison, RolloutSummaries, compare, measure_named
 from foreshock.measures.bootstrap import bootstrap_interval
+from foreshock.measures.intervals import NEVER_NEGATIVE
 from foreshock.measures.registry import BOOTSTRAPPED
-from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts import RolloutBatch, decode_rollouts
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.direct import Token, k3, measured_sequences
 
@@ -70,6 +72,37 @@ def test_clusters_are_groups_and_rollouts_without_one() -> None:
     assert clusters[0] == clusters[3] != clusters[2] == clusters[5]
     order = [5, 3, 1, 0, 4, 2]
     np.testing.assert_array_equal(compared(batch.select(order)).summaries.clusters(), clusters[order])
+
+
+def test_no_interval_reaches_below_what_its_measure_can_be() -> None:
+    # One rollout of eight has all of the mismatch.
+    gaps = [[1.5, -0.5], *([[1e-6, -1e-6]] * 7)]
+    comparison = compared(
+        RolloutBatch.from_lists(
+            [f"rollout-{row}" for row in range(8)],
+            prompt_token_ids=[[1]] * 8,
+            response_token_ids=[[2, 3]] * 8,
+            rollout_log_probs=[[-2.0, -2.0]] * 8,
+            trainer_log_probs=[[-2.0 + d for d in row] for row in gaps],
+        )
+    )
+    measures = comparison.measures()
+    for name in (*NEVER_NEGATIVE, "kl"):
+        students = comparison.statistics.interval(name)
+        assert dataclasses.astuple(students) == pytest.approx(dataclasses.astuple(comparison.summaries.interval(name)))
+        assert (measures[f"{name}_low"], measures[f"{name}_high"]) == (students.low, students.high)
+        assert students.low < students.mean < students.high
+        assert (students.low < 0.0) == (name == "kl")
+
+
+def test_no_bootstrap_interval_reaches_below_zero() -> None:
+    # Ten tokens of eight prompts make nearly all of the mismatch.
+    batch = decode_rollouts((RECORDED / "rollouts/step_0160.parquet").read_bytes())
+    summaries = compared(batch).summaries
+    measures = summaries.bootstrap_measures()
+    whole = bootstrap_interval(summaries.column("sum_k3"), summaries.column("n_tokens"), summaries.clusters())
+    assert whole.low < 0.0 < whole.high == pytest.approx(measures["k3_kl_bootstrap_high"])
+    assert measures["k3_kl_bootstrap_low"] == 0.0
 
 
 def test_bootstrap_intervals_are_of_the_token_means_by_group_in_whatever_order_rows_stand() -> None:
