@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.tiny_policy import PROMPTS, Sampler, TinyPolicy, Traits
-from foreshock.measures.bootstrap import bootstrap_intervals
-from foreshock.measures.intervals import Interval, clustered_interval
+from foreshock.measures.estimators.bootstrap import bootstrap_intervals
+from foreshock.measures.estimators.intervals import Interval, clustered_interval
 
 Float64 = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 
 from benchmarks.running_service import running_service
-from foreshock.measures.attribution import attribute
+from foreshock.measures.estimators.attribution import attribute
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
 
 RECORDED = Path(__file__).resolve().parents[1] / "examples" / "tiny_rl" / "recorded"

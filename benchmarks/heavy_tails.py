@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from benchmarks.coverage import LEVELS, MEASURES, MOST_PROMPTS, ROLLOUTS_OF_A_PROMPT, divergences
 from benchmarks.tiny_policy import PROMPTS, Sampler, TinyPolicy, Traits
-from foreshock.measures.bootstrap import bootstrap_intervals
-from foreshock.measures.intervals import Interval, clustered_interval
-from foreshock.measures.pareto import pareto_shape
-from foreshock.measures.rollout_sums import LARGEST_VALUES
+from foreshock.measures.estimators.bootstrap import bootstrap_intervals
+from foreshock.measures.estimators.intervals import Interval, clustered_interval
+from foreshock.measures.estimators.pareto import pareto_shape
+from foreshock.measures.passes.rollout_sums import LARGEST_VALUES
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

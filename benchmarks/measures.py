@@ -34,11 +34,11 @@ from benchmarks import verl_reference as verl
 from benchmarks.coverage import measure_coverage
 from benchmarks.recorded_runs import SHARED, recorded_runs
 from foreshock.corrections import evaluate_usual
-from foreshock.measures import compiled
 from foreshock.measures.comparison import compare
-from foreshock.measures.numpy_pass import sum_rollouts_numpy
-from foreshock.measures.rollout_sums import TokenInputs
-from foreshock.measures.statistics import ComparisonStatistics, token_inputs
+from foreshock.measures.passes import compiled
+from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
+from foreshock.measures.passes.rollout_sums import TokenInputs
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, token_inputs
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.attributes import BatchAttributes
 

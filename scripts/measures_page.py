@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreshock.measures.conditions import CONDITIONS, Condition
 from foreshock.measures.registry import MEASURES, Measure
+from foreshock.measures.statistics.conditions import CONDITIONS, Condition
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "measures.md"
 
@@ -70,7 +70,7 @@ metrics = measurement.step.measures() | measurement.comparisons["trainer/rollout
 ```
 
 `pip install foreshock` brings numpy and pyarrow, no torch. With `foreshock[fast]`, call
-`foreshock.measures.compiled.prepare()` once in a process: from then on the same lines take machine code.
+`foreshock.measures.passes.compiled.prepare()` once in a process: from then on the same lines take machine code.
 
 | argument | what |
 | --- | --- |

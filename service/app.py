@@ -14,40 +14,40 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
-from service.advice.endpoints import router as advice
-from service.alerts.endpoints import router as alerts
-from service.alerts.watching import observe_closed_step
-from service.attempts.endpoints import router as attempts
-from service.attribution.endpoints import router as attribution
-from service.attribution.service import compute_left_over
-from service.background import Sweeper
-from service.checkpoints.endpoints import router as checkpoints
-from service.context import ServiceContext
-from service.corrections.endpoints import router as corrections
-from service.database.session import Database
-from service.decoding.pool import DecoderPool
-from service.exporter.endpoints import router as exporter
-from service.guards import RequestGuard
-from service.hardware.endpoints import router as hardware
-from service.health.endpoints import router as health
-from service.leases.endpoints import router as leases
-from service.leases.service import sweep as sweep_leases
-from service.lint.endpoints import router as lint
-from service.lint.service import lint_closed_step
-from service.measurements.endpoints import router as measurements
-from service.openapi import document_problems
-from service.pages.endpoints import ROUTERS as PAGES
-from service.probes.endpoints import router as probes
-from service.problem import install_problem_handlers
-from service.rollouts.endpoints import router as rollouts
-from service.runs.endpoints import router as runs
-from service.scalars.endpoints import router as scalars
-from service.scores.reader import read_replayed_scores
-from service.settings import Settings
-from service.steps.endpoints import router as steps
-from service.steps.service import close_overdue_steps
-from service.store.tokens import TokenStore
-from service.theory.endpoints import router as theory
+from service.platform.background import Sweeper
+from service.platform.context import ServiceContext
+from service.platform.database.session import Database
+from service.platform.decoding.pool import DecoderPool
+from service.platform.guards import RequestGuard
+from service.platform.health.endpoints import router as health
+from service.platform.openapi import document_problems
+from service.platform.problem import install_problem_handlers
+from service.platform.settings import Settings
+from service.platform.store.tokens import TokenStore
+from service.present.exporter.endpoints import router as exporter
+from service.present.pages.endpoints import ROUTERS as PAGES
+from service.replay.attribution.endpoints import router as attribution
+from service.replay.attribution.service import compute_left_over
+from service.replay.hardware.endpoints import router as hardware
+from service.replay.leases.endpoints import router as leases
+from service.replay.leases.service import sweep as sweep_leases
+from service.replay.probes.endpoints import router as probes
+from service.replay.scores.reader import read_replayed_scores
+from service.runs.attempts.endpoints import router as attempts
+from service.runs.checkpoints.endpoints import router as checkpoints
+from service.runs.corrections.endpoints import router as corrections
+from service.runs.lint.endpoints import router as lint
+from service.runs.lint.service import lint_closed_step
+from service.runs.measurements.endpoints import router as measurements
+from service.runs.rollouts.endpoints import router as rollouts
+from service.runs.runs.endpoints import router as runs
+from service.runs.scalars.endpoints import router as scalars
+from service.runs.steps.endpoints import router as steps
+from service.runs.steps.service import close_overdue_steps
+from service.runs.theory.endpoints import router as theory
+from service.watch.advice.endpoints import router as advice
+from service.watch.alerts.endpoints import router as alerts
+from service.watch.alerts.replay_detectors import observe_closed_step
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (

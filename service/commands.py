@@ -55,7 +55,7 @@ class KeysCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Do what was asked; raises ConfigurationError where the key or the database is not there."""
-        from service.keys import console
+        from service.platform.keys import console
 
         if arguments.action == "create":
             console.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"])
@@ -81,7 +81,7 @@ class RemeasureCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Measure again; 1 where something had to be left as it was. May run beside the service, and again."""
-        from service.remeasure.console import Request, remeasure
+        from service.maintenance.remeasure.console import Request, remeasure
 
         return remeasure(
             Request(arguments.run, arguments.attempt, arguments.step, arguments.everything, arguments.dry_run)

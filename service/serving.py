@@ -7,13 +7,13 @@ from fastapi import FastAPI
 
 from foreshock.errors import ConfigurationError
 from service.app import create_app
-from service.database.engine import parse_database_url
-from service.database.schema import upgrade
-from service.database.session import Database
-from service.keys.repository import any_key_was_made
-from service.keys.service import create_key
-from service.security import Scope
-from service.settings import Settings, load_settings
+from service.platform.database.engine import parse_database_url
+from service.platform.database.schema import upgrade
+from service.platform.database.session import Database
+from service.platform.keys.repository import any_key_was_made
+from service.platform.keys.service import create_key
+from service.platform.security import Scope
+from service.platform.settings import Settings, load_settings
 
 # Long polls end by themselves after at most this long.
 _SHUTDOWN_SECONDS = 30

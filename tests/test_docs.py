@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.running_service import running_service
-from service.settings import Settings
+from service.platform.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

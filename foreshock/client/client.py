@@ -28,17 +28,17 @@ from typing import Any, Literal, ParamSpec, Self
 
 from foreshock.client import requests
 from foreshock.client.capture import Rollouts, capture_rollouts, size_of
+from foreshock.client.checkpoint_requests import WantedWeights
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.once import LogOnce
+from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox
 from foreshock.client.queue import BoundedQueue, Work
 from foreshock.client.registrar import Registrar
 from foreshock.client.settings import ClientSettings, default_attempt_key
 from foreshock.client.spool import Spool
 from foreshock.client.uploader import Uploader
-from foreshock.client.wanted import WantedWeights
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery
-from foreshock.client.once import LogOnce
+from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox, OutboxEntry
 from foreshock.client.queue import BoundedQueue, Work
 from foreshock.client.registrar import Registrar

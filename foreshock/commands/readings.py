@@ -89,7 +89,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """A link of the chain; see `foreshock.measures.attribution.Link`."""
+    """A link of the chain; see `foreshock.measures.estimators.attribution.Link`."""
 
     name: str
     cause: str
@@ -113,7 +113,7 @@ class FloorReading:
 
 @dataclass(frozen=True, slots=True)
 class AttributionReading:
-    """The chain of one step; see `foreshock.measures.attribution.Attribution`."""
+    """The chain of one step; see `foreshock.measures.estimators.attribution.Attribution`."""
 
     step: int
     chain: tuple[str, ...]

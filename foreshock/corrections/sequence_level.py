@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreshock.corrections.casualties import casualties_of
+from foreshock.corrections.affected import casualties_of
 from foreshock.corrections.catalogue import Correction
 from foreshock.corrections.exact_kl import ExactKl
 from foreshock.corrections.results import Evaluation, WeightMoments
 from foreshock.corrections.sequences import Booleans, Float64, Sequences, mean
 from foreshock.corrections.thresholds import Threshold
-from foreshock.corrections.unseen import unseen_weight
-from foreshock.measures.log_weights import LogWeights
+from foreshock.corrections.undersampling import unseen_weight
+from foreshock.measures.statistics.log_weights import LogWeights
 
 __all__ = ["evaluate_sequences"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.corrections.results import Population
-from foreshock.measures.summaries import RolloutSummaries
-from foreshock.measures.token import k3_kl
+from foreshock.measures.estimators.token import k3_kl
+from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
 
 __all__ = ["Booleans", "Float64", "Sequences", "mean"]
 

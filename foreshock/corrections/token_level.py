@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from foreshock.corrections.casualties import casualties_of
+from foreshock.corrections.affected import casualties_of
 from foreshock.corrections.catalogue import Correction
 from foreshock.corrections.exact_sums import exact_sum
 from foreshock.corrections.results import Evaluation, WeightMoments
 from foreshock.corrections.sequences import Sequences
 from foreshock.corrections.thresholds import Threshold
 from foreshock.corrections.token_cuts import Cut, SideBins, SideSums
-from foreshock.measures.statistics import ComparisonStatistics
-from foreshock.measures.thresholds import ABOVE, BELOW
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from foreshock.measures.statistics.thresholds import ABOVE, BELOW
 
 __all__ = ["TokenSums", "evaluate_tokens"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.once import LogOnce
+from foreshock.client.log_once import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError, ServiceError
 from foreshock.learning_rate.advice import Advice, AdviceAlert

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from foreshock.lint.report import Example
 from foreshock.lint.tables import DroppedIds, GroupSums, RolloutMarks
 from foreshock.lint.tally import COUNTS, EXAMPLES_KEPT, EXTREMES, SUMS, Tally
-from foreshock.measures import blob
-from foreshock.measures.sums import CompensatedSums
+from foreshock.measures.statistics import blob
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
 __all__ = ["LintEvidence", "examples_from_json"]
 

@@ -9,8 +9,8 @@ from foreshock.lint.alignment import count_alignment
 from foreshock.lint.declared import count_declared
 from foreshock.lint.dropped import count_masked, dropped_ids
 from foreshock.lint.evidence import LintEvidence
-from foreshock.lint.marks import marks_of
 from foreshock.lint.ratios import count_pairs
+from foreshock.lint.rollout_hashes import marks_of
 from foreshock.lint.surprisal import surprisals_of
 from foreshock.lint.tables import GroupSums, keys_of_texts
 from foreshock.lint.tally import COLUMNS, Tally

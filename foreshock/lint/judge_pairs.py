@@ -7,7 +7,7 @@ import math
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.findings import FALSE_ALARM, Clean, Finding, NotChecked, Outcome, number, percent
 from foreshock.lint.report import Severity
-from foreshock.measures.intervals import student_t_quantile
+from foreshock.measures.estimators.intervals import student_t_quantile
 
 __all__ = ["LEAST_GROUPS", "judge_equal", "judge_ratio", "judge_scale", "judge_shift", "judge_temperature"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.findings import FALSE_ALARM, Clean, Finding, NotChecked, Outcome, number
 from foreshock.lint.judge_pairs import LEAST_GROUPS
-from foreshock.measures.intervals import student_t_quantile
+from foreshock.measures.estimators.intervals import student_t_quantile
 
 __all__ = ["SurprisalSums", "judge_surprisal", "sums_for_run", "surprisal_outcome"]
 

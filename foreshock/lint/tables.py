@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.sums import CompensatedSums
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
 __all__ = ["DroppedIds", "GroupSums", "RolloutMarks", "key_of_text", "keys_of_texts"]
 

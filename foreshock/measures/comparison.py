@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.errors import StatisticsError
-from foreshock.measures.statistics import ComparisonStatistics, token_inputs
-from foreshock.measures.step_statistics import StepStatistics, lag_of_tokens
-from foreshock.measures.summaries import RolloutSummaries
-from foreshock.measures.token_pass import sum_rollouts
+from foreshock.measures.passes.token_pass import sum_rollouts
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, token_inputs
+from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.statistics.step_statistics import StepStatistics, lag_of_tokens
 from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.batch import RolloutBatch
 

@@ -26,13 +26,7 @@ from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.columns import ColumnReader
 from foreshock.rollouts.footer import open_checked
 from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.schema import (
-    ATTRIBUTES_KEY,
-    FINGERPRINT_KEY,
-    ROLLOUT_COLUMNS,
-    SCORE_COLUMNS,
-    ColumnSpec,
-)
+from foreshock.rollouts.schema import ATTRIBUTES_KEY, FINGERPRINT_KEY, ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
 from foreshock.rollouts.scores import ScoreBatch
 from foreshock.rollouts.validation import validate_rollouts, validate_scores
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreshock.corrections.sequences import mean
-from foreshock.corrections.unseen import unseen_weight
+from foreshock.corrections.undersampling import unseen_weight
 from foreshock.errors import InvalidArgumentError
-from foreshock.measures.intervals import clustered_interval
-from foreshock.measures.summaries import RolloutSummaries
+from foreshock.measures.estimators.intervals import clustered_interval
+from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
 
 __all__ = [
     "BiasBound",

@@ -1,1 +1,1 @@
-"""Runs: one training job each."""
+"""What trainers log and what is measured of it: runs, attempts, steps, rollouts, scalars, measurements, lint."""

@@ -16,8 +16,8 @@ import yaml
 
 from dashboards.generate import FOLDER, dashboards, stale_files
 from dashboards.panels import GRID_WIDTH, POSTGRESQL, PROMETHEUS, Panel, PromQuery, SqlQuery
-from service.database.schema import upgrade
-from service.exporter.families import FAMILIES, exposed_names
+from service.platform.database.schema import upgrade
+from service.present.exporter.families import FAMILIES, exposed_names
 from tests.service.postgres import PostgresCluster, start_postgres
 
 REPOSITORY = Path(__file__).parents[2]

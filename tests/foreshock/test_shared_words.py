@@ -13,7 +13,13 @@ import pytest
 
 import foreshock
 from foreshock import clock, errors
-from foreshock.digests import canonical_json, digest_of_bytes, digest_of_json, rollout_set_digest, weights_digest
+from foreshock.digests import (
+    canonical_json,
+    digest_of_bytes,
+    digest_of_json,
+    rollout_set_digest,
+    weights_digest,
+)
 from foreshock.fingerprint import Fingerprint
 
 

@@ -37,7 +37,7 @@ def run(*command: str | Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # Of a copy: a build takes over whatever an earlier one has left in `build`, and two at once spoil each other's.
-    for package in ("foreshock", "service", "probes"):
+    for package in ("foreshock", "service", "probes", "migrations"):
         shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / file, folder / file)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from foreshock.measures.conditions import CONDITIONS
 from foreshock.measures.registry import MEASURES, Measure
+from foreshock.measures.statistics.conditions import CONDITIONS
 from scripts.measures_page import HEAD, PAGE, line_of, page, sections
 
 

@@ -15,11 +15,11 @@ import pytest
 from fastapi import FastAPI
 
 from service.app import create_app
-from service.database.schema import upgrade
-from service.database.session import Database
-from service.database.tables import Base
-from service.decoding.pool import DecoderPool
-from service.settings import Settings
+from service.platform.database.schema import upgrade
+from service.platform.database.session import Database
+from service.platform.database.tables import Base
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings
 from tests.service.postgres import PostgresCluster, start_postgres
 from tests.service.server import RunningServer
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from service.database.session import Database
-from service.database.tables import Base
-from service.settings import Settings
+from service.platform.database.session import Database
+from service.platform.database.tables import Base
+from service.platform.settings import Settings
 
 
 def count_rows(settings: Settings) -> dict[str, int]:

@@ -21,7 +21,7 @@ from foreshock.commands.readings import (
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.learning_rate import Advice
-from foreshock.measures.attribution import attribute
+from foreshock.measures.estimators.attribution import attribute
 from tests.foreshock.learning_rate.test_advice import ANSWER
 
 STEPS = tuple(range(1, 41))

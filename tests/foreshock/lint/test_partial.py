@@ -12,13 +12,7 @@ from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_steps
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 from tests.foreshock.lint.sampled import Sampling, sample
-from tests.foreshock.lint.test_corruptions import (
-    not_checked,
-    only,
-    rounded_to_bfloat16,
-    rounded_to_float16,
-    shifted,
-)
+from tests.foreshock.lint.test_corruptions import not_checked, only, rounded_to_bfloat16, rounded_to_float16, shifted
 
 
 def of_one_rank(batch: RolloutBatch) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.measures import ComparisonStatistics, compare, measure_step
-from foreshock.measures.intervals import student_t_quantile
+from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
 from tests.foreshock.batches import random_batch, recorded_run

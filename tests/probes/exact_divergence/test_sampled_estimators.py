@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from transformers import Qwen3ForCausalLM
 
 from examples.tiny_rl.model import load_model
-from foreshock.measures import ComparisonStatistics, token
+from foreshock.measures import ComparisonStatistics
+from foreshock.measures.estimators import token
 from foreshock.rollouts import decode_rollouts
 from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
 from probes.exact_divergence.models import ModelLaw

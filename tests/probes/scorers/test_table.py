@@ -21,8 +21,8 @@ def test_the_engine_is_the_part_of_the_name_before_the_dot(name: str) -> None:
 
 def test_the_service_knows_every_scorer_and_variant() -> None:
     from probes.scorers.composition import VARIANTS
-    from service.probes.scorers import SCORERS as KNOWN
-    from service.probes.scorers import VARIANTS as KNOWN_VARIANTS
+    from service.replay.probes.scorers import SCORERS as KNOWN
+    from service.replay.probes.scorers import VARIANTS as KNOWN_VARIANTS
 
     assert set(SCORERS) <= set(KNOWN)
     assert set(VARIANTS) == set(KNOWN_VARIANTS)

@@ -1,0 +1,302 @@
+"""Where a mismatch comes from: the chain of scores from the logged `rollout` to the logged `trainer`.
+
+Token by token, d of the whole is the sum of d of the links. A link's share is E[d_link·d]/E[d²]: shares add to 1, and
+a negative one means that the link cancels a part of the others. k3s of links do not add, and away from the first link
+they are not KLs under the policy that sampled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foreshock.errors import ConfigurationError
+from foreshock.measures.estimators import token
+from foreshock.measures.passes.inputs import cuts_of, group_names, numbers_of, refuse_other_size
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.rollouts.ragged import offsets_of_lengths
+
+__all__ = ["CHAIN", "REFERENCE", "Attribution", "Link", "SideBranch", "attribute"]
+
+CHAIN = ("rollout", "vllm.decode", "vllm.prefill", "torch.trainer", "trainer")
+REFERENCE = "torch.float32"
+
+# What can differ between a score of the chain and the next.
+_CAUSES = {
+    ("rollout", "vllm.decode"): (
+        "sampling-time state: the engine that sampled was in another state than its replay "
+        "(batching, caches, weights that changed or were not fully synchronised)"
+    ),
+    ("vllm.decode", "vllm.prefill"): "decode against prefill: the engine's two ways to compute the same token differ",
+    ("vllm.prefill", "torch.trainer"): (
+        "engine against trainer numerics: kernels, precision and batching of the two forward passes"
+    ),
+    ("torch.trainer", "trainer"): (
+        "not reproduced: the trainer did something else than its replay (precision, dropout, masking, other weights)"
+    ),
+}
+
+_RESAMPLES = 1_000
+_SEED = 20_260_101
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One comparison `target/behaviour` of neighbours in the chain (or of its two ends).
+
+    k3_kl, mean_d, rms_d and max_abs_d are in nats per token, d = log target − log behaviour. `share` is
+    E[d_link·d]/E[d²], with the ends of its 95 % bootstrap interval by prompt group; NaN where d is 0 everywhere.
+    """
+
+    name: str
+    cause: str
+    k3_kl: float
+    mean_d: float
+    rms_d: float
+    max_abs_d: float
+    share: float
+    share_low: float
+    share_high: float
+
+    @property
+    def share_interval(self) -> tuple[float, float]:
+        """The two ends of the 95 % bootstrap interval of the share."""
+        return self.share_low, self.share_high
+
+
+@dataclass(frozen=True, slots=True)
+class SideBranch:
+    """Every score against the same weights at float32: which of engine and trainer is nearer to the truth.
+
+    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the scores that were weighed; `nearer`
+    is the one with the smaller k3, "equal" where they agree, None where one of the two is missing. `tokens` and
+    `rollouts` are those that all of these scores share.
+    """
+
+    reference: str
+    links: tuple[Link, ...]
+    engine: str | None
+    trainer: str | None
+    nearer: str | None
+    tokens: int
+    rollouts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The chain of one step.
+
+    `chain` are the scores that were there, `missing` those of CHAIN that were not: their links are collapsed into one
+    that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain has.
+    `cancellation` is Σ E[d_link²]/E[d²]: 1 where links are independent, above 1 where they cancel. `telescoping_error`
+    is the largest |Σ d_link − d| of a token.
+    """
+
+    chain: tuple[str, ...]
+    missing: tuple[str, ...]
+    links: tuple[Link, ...]
+    whole: Link
+    cancellation: float
+    telescoping_error: float
+    tokens: int
+    rollouts: int
+    groups: int
+    side_branch: SideBranch | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The tokens that a set of scores shares, flat; `offsets` cut them into rollouts with at least one token."""
+
+    scores: dict[str, Float64]
+    offsets: NDArray[np.int64]
+    groups: NDArray[np.int64]
+
+    @property
+    def tokens(self) -> int:
+        return int(self.offsets[-1])
+
+    @property
+    def rollouts(self) -> int:
+        return self.offsets.size - 1
+
+
+def attribute(
+    scores: Mapping[str, ArrayLike],
+    offsets: ArrayLike,
+    mask: ArrayLike | None = None,
+    group_ids: Iterable[object] | None = None,
+    chain: Sequence[str] = CHAIN,
+) -> Attribution:
+    """Attribute the difference between the ends of the chain to its links.
+
+    `scores` maps a scorer's name to its log-probs, [T] over the tokens of N rollouts cut at `offsets` [N + 1]; NaN
+    where it has none (a rollout without any finite value in a score is not shared, and left out). `mask` [T] is 0 where
+    the model did not sample. `group_ids` [N] name the prompts, for the intervals. Scores outside `chain` and
+    `torch.float32` are weighed against `torch.float32` only.
+
+    Raises ConfigurationError where fewer than two scores of the chain are given, InvalidRolloutsError where sizes or
+    types do not fit.
+    """
+    present = tuple(name for name in chain if name in scores)
+    if len(present) < 2:
+        raise ConfigurationError(f"a chain needs at least two of the scores {', '.join(chain)}")
+    arrays, cuts, generated = _checked(scores, offsets, mask)
+    shared = _share({name: arrays[name] for name in present}, cuts, generated, group_ids)
+    ends = present[-1], present[0]
+    d = shared.scores[ends[0]] - shared.scores[ends[1]]
+    pairs = [(later, earlier) for earlier, later in itertools.pairwise(present)]
+    of_links = [shared.scores[later] - shared.scores[earlier] for later, earlier in pairs]
+    shares, lows, highs = _shares(of_links, d, shared)
+    links = tuple(
+        _link(later, earlier, _cause(earlier, later, chain), shared, values, (share, low, high))
+        for (later, earlier), values, share, low, high in zip(pairs, of_links, shares, lows, highs, strict=True)
+    )
+    square = float(np.square(d).sum())
+    squares = sum(float(np.square(values).sum()) for values in of_links)
+    error = np.abs(np.sum(of_links, axis=0) - d)
+    certain = (1.0, 1.0, 1.0) if square > 0.0 else (math.nan, math.nan, math.nan)
+    return Attribution(
+        chain=present,
+        missing=tuple(name for name in chain if name not in scores),
+        links=links,
+        whole=_link(*ends, "the whole difference between the ends of the chain", shared, d, certain),
+        cancellation=squares / square if square > 0.0 else math.nan,
+        telescoping_error=float(error.max(initial=0.0)),
+        tokens=shared.tokens,
+        rollouts=shared.rollouts,
+        groups=int(np.unique(shared.groups).size),
+        side_branch=_side_branch(arrays, cuts, generated, chain),
+    )
+
+
+def _checked(
+    scores: Mapping[str, ArrayLike], offsets: ArrayLike, mask: ArrayLike | None
+) -> tuple[dict[str, Float64], NDArray[np.int64], NDArray[np.bool_]]:
+    cuts = cuts_of(offsets)
+    tokens = int(cuts[-1])
+    arrays = {name: numbers_of(name, value).astype(np.float64) for name, value in scores.items()}
+    generated = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
+    for name, array in (*arrays.items(), ("response_mask", generated)):
+        refuse_other_size(name, array, tokens)
+    return arrays, cuts, generated
+
+
+def _share(
+    scores: dict[str, Float64],
+    offsets: NDArray[np.int64],
+    generated: NDArray[np.bool_],
+    group_ids: Iterable[object] | None,
+) -> _Shared:
+    """Keep the tokens that every score has, and number the prompt groups of the rollouts that are left."""
+    keep = generated.copy()
+    for values in scores.values():
+        keep &= np.isfinite(values)
+    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
+    lengths = np.diff(running[offsets])
+    rows = np.flatnonzero(lengths)
+    names = group_names(group_ids, offsets.size - 1)
+    keys = [f"r{row}" if names[row] is None else f"g{names[row]}" for row in rows.tolist()]
+    numbers: dict[str, int] = {}
+    groups = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    return _Shared({name: values[keep] for name, values in scores.items()}, offsets_of_lengths(lengths[rows]), groups)
+
+
+def _shares(of_links: list[Float64], d: Float64, shared: _Shared) -> tuple[list[float], list[float], list[float]]:
+    """Each link's share of the whole, and the ends of its bootstrap interval over prompt groups."""
+    groups = int(shared.groups.max(initial=-1)) + 1
+    if not shared.tokens or not np.any(d):
+        nothing = [math.nan] * len(of_links)
+        return nothing, nothing, nothing
+    starts = shared.offsets[:-1]
+    products = np.stack([np.add.reduceat(values * d, starts) for values in (*of_links, d)], axis=1)
+    of_groups = np.stack(
+        [np.bincount(shared.groups, weights=column, minlength=groups) for column in products.T], axis=1
+    ).astype(np.float64)
+    total = products.sum(axis=0)
+    shares = (total[:-1] / total[-1]).tolist()
+    if groups < 2:
+        return shares, [math.nan] * len(of_links), [math.nan] * len(of_links)
+    resampled = _resample(of_groups)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = resampled[:, :-1] / resampled[:, -1:]
+    draws = draws[np.isfinite(draws).all(axis=1)]
+    if draws.shape[0] == 0:
+        return shares, [math.nan] * len(of_links), [math.nan] * len(of_links)
+    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
+    return shares, low.tolist(), high.tolist()
+
+
+def _resample(of_groups: Float64) -> Float64:
+    """[_RESAMPLES, K] sums over groups drawn with replacement; the same draws for the same number of groups."""
+    generator = np.random.default_rng(_SEED)
+    groups = of_groups.shape[0]
+    # A few million drawn numbers at a time, however many groups there are.
+    block = max(1, min(_RESAMPLES, 4_000_000 // groups))
+    parts = []
+    for first in range(0, _RESAMPLES, block):
+        drawn = generator.integers(0, groups, size=(min(block, _RESAMPLES - first), groups))
+        counts = np.stack([np.bincount(row, minlength=groups) for row in drawn]).astype(np.float64)
+        parts.append(counts @ of_groups)
+    return np.concatenate(parts)
+
+
+def _link(
+    target: str, behaviour: str, cause: str, shared: _Shared, d: Float64, share: tuple[float, float, float]
+) -> Link:
+    """The moments of one link over the shared tokens."""
+    if not shared.tokens:
+        return Link(f"{target}/{behaviour}", cause, math.nan, math.nan, math.nan, math.nan, *share)
+    terms = (token.k3_kl(d), d, np.square(d))
+    of_rollouts = np.stack([np.add.reduceat(term, shared.offsets[:-1]) for term in terms], axis=1)
+    k3, mean, square = (CompensatedSums.over_first_axis(of_rollouts).value / shared.tokens).tolist()
+    return Link(f"{target}/{behaviour}", cause, k3, mean, math.sqrt(square), float(np.abs(d).max()), *share)
+
+
+def _cause(earlier: str, later: str, chain: Sequence[str]) -> str:
+    """The causes of all links between the two scores: more than one where a score between them is missing."""
+    between = chain[chain.index(earlier) : chain.index(later) + 1]
+    causes = [
+        _CAUSES.get(pair, f"whatever differs between {pair[0]} and {pair[1]}") for pair in itertools.pairwise(between)
+    ]
+    if len(causes) == 1:
+        return causes[0]
+    short = [cause.split(":")[0] for cause in causes]
+    return f"{', '.join(short[:-1])} and {short[-1]} together: scores between these two are missing"
+
+
+def _side_branch(
+    arrays: dict[str, Float64],
+    offsets: NDArray[np.int64],
+    generated: NDArray[np.bool_],
+    chain: Sequence[str],
+) -> SideBranch | None:
+    """Weigh every score against the float32 forward pass, over the tokens that all of them share."""
+    if REFERENCE not in arrays:
+        return None
+    shared = _share(arrays, offsets, generated, None)
+    others = sorted(
+        (name for name in arrays if name != REFERENCE),
+        key=lambda name: (chain.index(name) if name in chain else len(chain), name),
+    )
+    reference = shared.scores[REFERENCE]
+    nothing = (math.nan, math.nan, math.nan)
+    links = tuple(
+        _link(REFERENCE, name, f"{name} against float32", shared, reference - shared.scores[name], nothing)
+        for name in others
+    )
+    # The replays come first: they are known to use the same weights as the reference.
+    engine = next((name for name in ("vllm.prefill", "vllm.decode", "rollout") if name in arrays), None)
+    trainer = next((name for name in ("torch.trainer", "trainer") if name in arrays), None)
+    nearer = None
+    if engine and trainer:
+        k3 = {link.name.partition("/")[2]: link.k3_kl for link in links}
+        nearer = "equal" if k3[engine] == k3[trainer] else min(engine, trainer, key=lambda name: k3[name])
+    return SideBranch(REFERENCE, links, engine, trainer, nearer, shared.tokens, shared.rollouts)

@@ -1,0 +1,99 @@
+"""The compiled pass: a batch is cut into lanes of whole rollouts, threads take one lane after the other.
+
+How it is cut depends on the batch alone, and lanes are added up in their order: the result is the same for any number
+of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.passes.compiled import layout
+from foreshock.measures.passes.compiled.collecting import fill_rollouts, fill_totals, token_id_sums
+from foreshock.measures.passes.compiled.columns import DENSE_ROWS_PER_TOKEN, batch_columns
+from foreshock.measures.passes.compiled.functions import compiled_functions
+from foreshock.measures.passes.compiled.state import lookups, new_state
+from foreshock.measures.passes.rollout_sums import RolloutSums, TokenInputs
+
+__all__ = ["lane_cuts", "sum_rollouts_in_lanes", "sum_rollouts_quickly"]
+
+_LARGEST_LANES = 16
+# Fewer tokens are not worth a lane of their own.
+_LANE_TOKENS = 1 << 17
+
+
+def sum_rollouts_in_lanes(inputs: TokenInputs, threads: int | None) -> RolloutSums:
+    """The sums of every rollout, and of all of them together, on `threads` threads; None: one for each processor."""
+    functions, batch = compiled_functions(), batch_columns(inputs)
+    rollouts = inputs.offsets.size - 1
+    result = RolloutSums.empty(rollouts)
+    if rollouts == 0:
+        return result
+    ranges = np.tile(np.array([math.inf, -math.inf]), (rollouts, 1))
+    counts = np.zeros((rollouts, layout.ROLLOUT_COUNTS), np.int64)
+    cuts = lane_cuts(batch.columns.offsets, batch.table_size).tolist()
+    tables = np.zeros((len(cuts) - 1, batch.table_size, layout.ID_COLUMNS))
+    states = [new_state(result.sums, ranges, counts, table) for table in tables]
+    edges = lookups()
+
+    def add_lane(lane: int) -> None:
+        functions.sum_lane(batch.columns, edges, states[lane], cuts[lane], cuts[lane + 1])
+
+    _run(add_lane, len(states), threads)
+    fill_rollouts(result, ranges, counts)
+    fill_totals(result, states)
+    result.token_ids = token_id_sums(tables, batch.ids, functions.merge_tables)
+    return result
+
+
+def sum_rollouts_quickly(inputs: TokenInputs, threads: int | None) -> RolloutSums:
+    """The sums of d, ρ and log-probs of every rollout, and `tokens`; all else is left at 0."""
+    functions, batch = compiled_functions(), batch_columns(inputs)
+    rollouts = inputs.offsets.size - 1
+    result = RolloutSums.empty(rollouts)
+    if rollouts == 0:
+        return result
+    counts = np.zeros((rollouts, layout.ROLLOUT_COUNTS), np.int64)
+    cuts = lane_cuts(batch.columns.offsets, 0).tolist()
+    nothing = np.zeros((0, layout.ID_COLUMNS))
+    states = [new_state(result.sums, result.sums, counts, nothing) for _ in cuts[1:]]
+
+    def add_lane(lane: int) -> None:
+        functions.sum_lane_quickly(batch.columns, states[lane], cuts[lane], cuts[lane + 1])
+
+    _run(add_lane, len(states), threads)
+    result.tokens = counts[:, layout.TOKENS].copy()
+    return result
+
+
+def _run(add_lane: Callable[[int], None], lanes: int, threads: int | None) -> None:
+    workers = min(lanes, threads or processors())
+    if workers <= 1:
+        for lane in range(lanes):
+            add_lane(lane)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(add_lane, range(lanes)):
+            pass
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lane_cuts(offsets: NDArray[np.int64], table_size: int) -> NDArray[np.int64]:
+    """[L + 1] the rollouts at which lanes begin, each with about the same number of tokens."""
+    tokens, rollouts = int(offsets[-1]), offsets.size - 1
+    lanes = min(max(tokens // _LANE_TOKENS, 1), _LARGEST_LANES)
+    while lanes > 1 and lanes * table_size > tokens * DENSE_ROWS_PER_TOKEN:
+        lanes //= 2
+    shares = np.arange(1, lanes) * (tokens / lanes)
+    inner = np.searchsorted(offsets, shares)
+    return np.unique(np.concatenate([[0], inner, [rollouts]]))

@@ -1,0 +1,45 @@
+"""verl's thirteen off-policy metrics alone, for a training loop that wants them at every step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.passes.compiled.passes import sum_rollouts_quickly
+from foreshock.measures.passes.rollout_sums import TokenInputs
+
+__all__ = ["measure_quickly"]
+
+
+def measure_quickly(inputs: TokenInputs, threads: int | None) -> dict[str, float]:
+    """The thirteen by the columns of the registry; NaN where nothing was measured."""
+    rollouts = sum_rollouts_quickly(inputs, threads)
+    measured = rollouts.tokens > 0
+    tokens = rollouts.tokens[measured].astype(np.float64)
+    d, k3, above, chi2 = (rollouts.column(name)[measured] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
+    total = float(tokens.sum())
+    log_ppl_diff = -d / tokens
+    target, behaviour = (-rollouts.column(name)[measured] / tokens for name in ("log_target", "log_behaviour"))
+    with np.errstate(over="ignore", under="ignore"):
+        return {
+            "training_ppl": _mean(np.exp(target)),
+            "training_log_ppl": _mean(target),
+            "rollout_ppl": _mean(np.exp(behaviour)),
+            "rollout_log_ppl": _mean(behaviour),
+            "kl": -float(d.sum()) / total if total else math.nan,
+            "k3_kl": float(k3.sum()) / total if total else math.nan,
+            "log_ppl_diff": _mean(log_ppl_diff),
+            "log_ppl_abs_diff": _mean(np.abs(log_ppl_diff)),
+            "log_ppl_diff_max": float(log_ppl_diff.max()) if total else math.nan,
+            "log_ppl_diff_min": float(log_ppl_diff.min()) if total else math.nan,
+            "ppl_ratio": 1.0 + _mean(np.expm1(log_ppl_diff)),
+            # ρ² − 1 = (ρ − 1)² + 2(ρ − 1)
+            "verl_chi2_token": float((chi2 + 2.0 * above).sum()) / total if total else math.nan,
+            "verl_chi2_seq": _mean(np.expm1(2.0 * d)),
+        }
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if values.size else math.nan

@@ -1,0 +1,177 @@
+"""What the numpy pass adds up over all tokens together: histograms, tails, conditions, token ids, largest values.
+
+Every sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
+compensation: how tokens were cut into chunks and shards cannot be seen in it, not even where the terms cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.passes.rollout_sums import LARGEST_VALUES, RolloutSums
+from foreshock.measures.statistics.buckets import BUCKET_SUMS, BucketSums, position_buckets, probability_buckets
+from foreshock.measures.statistics.compensated_sums import (
+    CompensatedSums,
+    Parts,
+    summable_parts,
+    sums_of_cells,
+    sums_of_runs,
+)
+from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
+from foreshock.measures.statistics.largest import largest_of
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.thresholds import ABOVE, TAIL_LEVELS, TAIL_SUMS
+from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdTotals
+
+__all__ = ["ChunkTokens", "NumpyTotals"]
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkTokens:
+    """The measured tokens of some rollouts: `terms` by name and the other columns, all [T]; `offsets` cut them.
+
+    `lengths` are the generated tokens of each rollout; `advantage` is NaN where there is none.
+    """
+
+    terms: dict[str, Float64]
+    offsets: Int64
+    behaviour: NDArray[np.floating]
+    positions: Int64
+    lengths: Int64
+    entropy: NDArray[np.floating] | None
+    turn: NDArray[np.integer] | None
+    lag: NDArray[np.integer] | None
+    token_ids: NDArray[np.integer] | None
+    advantage: Float64 | None
+
+
+@dataclass(slots=True, eq=False)
+class NumpyTotals:
+    """Sums that wait for `finish` to be written into a RolloutSums."""
+
+    token_ids: TokenIdTotals
+    tail_sums: CompensatedSums = field(
+        default_factory=lambda: CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
+    )
+    weight_sums: CompensatedSums = field(
+        default_factory=lambda: CompensatedSums.zeros(2, WEIGHT_GRID.size, len(TAIL_SUMS))
+    )
+
+    def add(self, result: RolloutSums, chunk: ChunkTokens) -> None:
+        """Add the tokens of a chunk: to `result` what merges exactly, the rest here."""
+        d = chunk.terms["d"]
+        result.token_weights = result.token_weights.merge(LogWeights.of(d))
+        result.max_probability_difference = max(
+            result.max_probability_difference, float(chunk.terms["abs_probability_difference"].max())
+        )
+        result.largest_d = largest_of(result.largest_d, d, LARGEST_VALUES)
+        result.largest_minus_d = largest_of(result.largest_minus_d, -d, LARGEST_VALUES)
+        self._add_grids(result, chunk)
+        for name, buckets in _buckets_by_condition(chunk):
+            result.conditions[name] = result.conditions[name].merge(buckets)
+        if chunk.token_ids is not None:
+            self.token_ids.add(chunk.token_ids, [chunk.terms[name] for name in TOKEN_ID_SUMS])
+
+    def finish(self, result: RolloutSums) -> None:
+        """Write what was added up here."""
+        result.tail_sums = self.tail_sums.value
+        result.weight_sums = self.weight_sums.value
+        result.token_ids = self.token_ids.sums()
+
+    def _add_grids(self, result: RolloutSums, chunk: ChunkTokens) -> None:
+        """The histograms of |d| and the tails, by the sign of d."""
+        d, distance = chunk.terms["d"], chunk.terms["abs_d"]
+        side = (d > 0).astype(np.int64)
+        fine = LOG_RATIO_GRID.bins(distance)
+        counts = np.bincount(fine + side * LOG_RATIO_GRID.size, minlength=2 * LOG_RATIO_GRID.size).reshape(2, -1)
+        # Zeros are counted apart; in the grid they would all fall into the bin of the tiniest differences.
+        zeros = d.size - int(np.count_nonzero(d))
+        counts[0, 0] -= zeros
+        result.zero_tokens += zeros
+        result.histogram += counts
+        terms = _tail_terms(chunk)
+        bins = WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine) + side * WEIGHT_GRID.size
+        self.weight_sums += _sums_by_cell(bins, terms, WEIGHT_GRID.size)
+        far = np.flatnonzero(distance > TAIL_LEVELS[0])
+        if far.size:
+            # How many levels a token lies beyond.
+            beyond = np.searchsorted(np.array(TAIL_LEVELS), distance[far], side="left") - 1
+            cells = beyond + np.where(d[far] > 0, ABOVE * len(TAIL_LEVELS), 0)
+            of_cells = np.bincount(cells, minlength=2 * len(TAIL_LEVELS)).reshape(2, -1)
+            result.tail_counts += np.cumsum(of_cells[:, ::-1], axis=1)[:, ::-1]
+            of_terms = [None if term is None else term[far] for term in terms]
+            self.tail_sums += _beyond(_sums_by_cell(cells, of_terms, len(TAIL_LEVELS)))
+
+
+def _tail_terms(chunk: ChunkTokens) -> list[Float64 | None]:
+    """The terms of TAIL_SUMS, None for one that is 0 everywhere."""
+    above, chi2 = chunk.terms["ratio_minus_one"], chunk.terms["chi2_token"]
+    if chunk.advantage is None:
+        return [above, chi2, None, None]
+    advantage = np.where(np.isfinite(chunk.advantage), chunk.advantage, 0.0)
+    # An infinite ρ must not meet an advantage of 0.
+    product = np.multiply(advantage, above, where=advantage != 0, out=np.zeros_like(above))
+    return [above, chi2, advantage, product]
+
+
+def _beyond(of_cells: CompensatedSums) -> CompensatedSums:
+    """From the sums between two levels to those of all that lies beyond each level, [2, levels, K]."""
+    total = CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
+    running = CompensatedSums.zeros(2, len(TAIL_SUMS))
+    for level in reversed(range(len(TAIL_LEVELS))):
+        running = running + CompensatedSums(of_cells.high[:, level], of_cells.low[:, level])
+        total.high[:, level], total.low[:, level] = running.high, running.low
+    return total
+
+
+def _sums_by_cell(cells: Int64, terms: list[Float64 | None], size: int) -> CompensatedSums:
+    """[2, size, K] the sums of each of K terms over the tokens of each cell of both sides."""
+    nothing = np.zeros(2 * size), np.zeros(2 * size)
+    sums = CompensatedSums.of_columns(
+        nothing if term is None else sums_of_cells(cells, summable_parts(term), 2 * size) for term in terms
+    )
+    return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
+
+
+def _buckets_by_condition(chunk: ChunkTokens) -> Iterator[tuple[str, BucketSums]]:
+    """The chunk's table of each condition that is known."""
+    distance = chunk.terms["abs_d"]
+    parts = [summable_parts(chunk.terms[name]) for name in BUCKET_SUMS]
+    size = CONDITIONS["probability"].size
+    yield "probability", BucketSums.of(size, probability_buckets(chunk.behaviour), parts, distance)
+    if chunk.entropy is not None:
+        known = np.isfinite(chunk.entropy)
+        kept = slice(None) if known.all() else known
+        condition = CONDITIONS["entropy"]
+        of_kept = [(high[kept], low[kept]) for high, low in parts]
+        yield "entropy", BucketSums.of(condition.size, condition.buckets(chunk.entropy[kept]), of_kept, distance[kept])
+    yield from _buckets_of_runs(chunk, parts)
+
+
+def _buckets_of_runs(chunk: ChunkTokens, parts: list[Parts]) -> Iterator[tuple[str, BucketSums]]:
+    """The tables of conditions that hardly change from a token to the next: sums over runs first, then over buckets."""
+    places = position_buckets(chunk.positions)
+    known = {"turn": chunk.turn, "lag": chunk.lag}
+    of_tokens = {name: values for name, values in known.items() if values is not None}
+    begins = np.zeros(places.size, np.bool_)
+    begins[chunk.offsets[:-1]] = True
+    for values in (places, *of_tokens.values()):
+        begins[1:] |= values[1:] != values[:-1]
+    starts = np.flatnonzero(begins)
+    tokens = np.diff(starts, append=places.size)
+    sums = [sums_of_runs(starts, part) for part in parts]
+    largest = np.maximum.reduceat(chunk.terms["abs_d"], starts)
+    rows = np.searchsorted(chunk.offsets, starts, side="right") - 1
+    of_runs = {name: CONDITIONS[name].buckets(values[starts]) for name, values in of_tokens.items()}
+    of_runs["length"] = CONDITIONS["length"].buckets(chunk.lengths[rows])
+    of_runs["position"] = places[starts]
+    for name, buckets in of_runs.items():
+        yield name, BucketSums.of(CONDITIONS[name].size, buckets, sums, largest, tokens)

@@ -1,0 +1,139 @@
+"""What one pass over the tokens of a comparison takes and gives: the seam between its two implementations.
+
+`numpy_pass.py` is the reference, `compiled/` the fast one. The rollout is the smallest part that shards, groups and
+corrections are made of: its sums are made from its tokens alone, so they are the same however rollouts were split.
+Integers, ranges and largest values of d agree exactly, float sums to 1e-12 of the sum of absolute values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.statistics.buckets import BucketSums
+from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.thresholds import TAIL_LEVELS, TAIL_SUMS
+from foreshock.measures.statistics.token_ids import TokenIdSums
+
+__all__ = ["DPPO_PROBABILITY_GAP", "LARGEST_VALUES", "TOKEN_SUMS", "RolloutSums", "TokenInputs"]
+
+Float64 = NDArray[np.float64]
+
+# What is summed over the tokens of each rollout; ρ enters as ρ − 1, which keeps its digits near 1.
+TOKEN_SUMS = (
+    "d",
+    "abs_d",
+    "d2",
+    "k3_kl",
+    "ratio_minus_one",
+    "chi2_token",
+    "reverse_chi2_token",
+    "tv_token",
+    "prob_error_minus_one",
+    "log_target",
+    "log_behaviour",
+    "target_probability",
+    "behaviour_probability",
+    "abs_probability_difference",
+    "within_target",
+    "within_behaviour",
+    "within_product",
+    "within_difference",
+    "entropy",
+    "surprisal",
+    # A is the advantage; tokens whose advantage is not finite add nothing to these.
+    "advantage",
+    "advantage2",
+    "advantage_d",
+    "positive_advantage_skew",  # Σ A·(ρ − 1) where A > 0
+    "negative_advantage_skew",  # Σ A·(ρ − 1) where A < 0
+    "d_with_advantage",  # Σ d of the tokens that have an advantage
+)
+
+# How many of the largest d, and of the largest −d, are kept for the fit of the generalised Pareto distribution.
+LARGEST_VALUES = 1024
+
+# DPPO calls an update bad where A < 0 and μ − π is at least this.
+DPPO_PROBABILITY_GAP = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenInputs:
+    """The tokens of N rollouts: [T] arrays cut by `offsets` [N + 1]. `generated` is False for tool output.
+
+    `advantage` is [T], or [N] where it is one number a rollout and N is not T. What is None was not logged.
+    """
+
+    target: NDArray[np.floating]
+    behaviour: NDArray[np.floating]
+    offsets: NDArray[np.int64]
+    generated: NDArray[np.bool_] | None = None
+    entropy: NDArray[np.floating] | None = None
+    turn: NDArray[np.integer] | None = None
+    lag: NDArray[np.integer] | None = None
+    token_ids: NDArray[np.integer] | None = None
+    advantage: NDArray[np.floating] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RolloutSums:
+    """Per rollout: `tokens` that were measured, `generated` ones, `sums` [N, len(TOKEN_SUMS)], the range of d (NaN
+    where nothing was measured), and how many tokens had an entropy, an advantage, and the turns. The rest is of all
+    rollouts together:
+
+    `histogram` [2, LOG_RATIO_GRID.size] counts |d| of negative and of positive d, `zero_tokens` those with d = 0;
+    `weight_sums` [2, WEIGHT_GRID.size, len(TAIL_SUMS)] are sums on the coarser grid of the same |d|, where tokens with
+    d = 0 stand in the first bin of BELOW; `tail_counts`
+    [2, len(TAIL_LEVELS)] and `tail_sums` [2, len(TAIL_LEVELS), len(TAIL_SUMS)] those beyond each level, BELOW first;
+    `conditions` holds a table of buckets for each of CONDITIONS; `largest_d` and `largest_minus_d` are the
+    LARGEST_VALUES largest d and −d, falling.
+    """
+
+    tokens: NDArray[np.int64]
+    generated: NDArray[np.int64]
+    sums: Float64
+    min_d: Float64
+    max_d: Float64
+    entropy_tokens: NDArray[np.int64]
+    advantage_tokens: NDArray[np.int64]
+    turns: NDArray[np.int64]
+    nonfinite_target: int = 0
+    nonfinite_behaviour: int = 0
+    zero_tokens: int = 0
+    bad_updates: int = 0  # tokens with A < 0 and μ − π ≥ DPPO_PROBABILITY_GAP
+    max_probability_difference: float = 0.0
+    tail_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, len(TAIL_LEVELS)), np.int64))
+    tail_sums: Float64 = field(default_factory=lambda: np.zeros((2, len(TAIL_LEVELS), len(TAIL_SUMS))))
+    histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, LOG_RATIO_GRID.size), np.int64))
+    weight_sums: Float64 = field(default_factory=lambda: np.zeros((2, WEIGHT_GRID.size, len(TAIL_SUMS))))
+    conditions: dict[str, BucketSums] = field(
+        default_factory=lambda: {name: BucketSums.empty(condition.edges) for name, condition in CONDITIONS.items()}
+    )
+    token_ids: TokenIdSums = field(default_factory=TokenIdSums.empty)
+    largest_d: Float64 = field(default_factory=lambda: np.zeros(0))
+    largest_minus_d: Float64 = field(default_factory=lambda: np.zeros(0))
+    token_weights: LogWeights = field(default_factory=LogWeights)
+    turn_weights: LogWeights = field(default_factory=LogWeights)
+
+    @classmethod
+    def empty(cls, rollouts: int) -> RolloutSums:
+        """Sums of `rollouts` rollouts that have no tokens yet."""
+        return cls(
+            tokens=np.zeros(rollouts, np.int64),
+            generated=np.zeros(rollouts, np.int64),
+            sums=np.zeros((rollouts, len(TOKEN_SUMS))),
+            min_d=np.full(rollouts, math.nan),
+            max_d=np.full(rollouts, math.nan),
+            entropy_tokens=np.zeros(rollouts, np.int64),
+            advantage_tokens=np.zeros(rollouts, np.int64),
+            turns=np.zeros(rollouts, np.int64),
+        )
+
+    def column(self, name: str) -> Float64:
+        """[N] the sums of one of TOKEN_SUMS."""
+        return self.sums[:, TOKEN_SUMS.index(name)]

@@ -1,0 +1,79 @@
+"""What a rollout as a whole adds: means of per-sequence means, sequence weights, and moments between rollouts."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.passes.rollout_sums import TOKEN_SUMS, RolloutSums
+from foreshock.measures.statistics.compensated_sums import two_product
+
+__all__ = ["MOMENTS", "SEQUENCE_MEANS", "SEQUENCE_SUMS", "sequence_sums"]
+
+Float64 = NDArray[np.float64]
+
+# Per-token sums whose mean over the sequence is averaged over sequences.
+SEQUENCE_MEANS = (
+    "d",
+    "d2",
+    "k3_kl",
+    "ratio_minus_one",
+    "chi2_token",
+    "reverse_chi2_token",
+    "tv_token",
+    "prob_error_minus_one",
+)
+# S_a·S_b/n of probabilities: with the moments within rollouts they give the moments over all tokens.
+MOMENTS = {
+    "between_target": ("target_probability", "target_probability"),
+    "between_behaviour": ("behaviour_probability", "behaviour_probability"),
+    "between_product": ("target_probability", "behaviour_probability"),
+    "between_difference": ("abs_probability_difference", "abs_probability_difference"),
+}
+SEQUENCE_SUMS = (
+    *(f"{name}_seq" for name in SEQUENCE_MEANS),
+    "abs_mean_d",
+    "abs_sum_d",
+    "geo_ratio_minus_one",
+    "ppl_ratio_minus_one",
+    "target_ppl",
+    "target_log_ppl",
+    "behaviour_ppl",
+    "behaviour_log_ppl",
+    "squared_weight_minus_one",
+    *MOMENTS,
+)
+
+
+def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
+    """[M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens; rounding errors; the log weights Σd, [M].
+
+    The rounding errors, of the shape of the first, are kept for the moments only, which are about to cancel.
+    """
+    measured = rollouts.tokens > 0
+    tokens = rollouts.tokens[measured].astype(np.float64)
+    sums = {name: column[measured] for name, column in zip(TOKEN_SUMS, rollouts.sums.T, strict=True)}
+    log_weights = sums["d"]
+    columns = [sums[name] / tokens for name in SEQUENCE_MEANS]
+    mean_d = log_weights / tokens
+    log_ppl = [-sums[name] / tokens for name in ("log_target", "log_behaviour")]
+    with np.errstate(over="ignore", under="ignore"):
+        columns += [np.abs(mean_d), np.abs(log_weights), np.expm1(mean_d), np.expm1(-mean_d)]
+        columns += [column for value in log_ppl for column in (np.exp(value), value)]
+        columns.append(np.expm1(2.0 * log_weights))
+    errors = [np.zeros_like(tokens)] * len(columns)
+    for first, second in MOMENTS.values():
+        quotient, remainder = _product_over(sums[first], sums[second], tokens)
+        columns.append(quotient)
+        errors.append(remainder)
+    return np.stack(columns, axis=1), np.stack(errors, axis=1), log_weights
+
+
+def _product_over(a: Float64, b: Float64, n: Float64) -> tuple[Float64, Float64]:
+    """a·b/n as a compensated pair."""
+    product, product_error = two_product(a, b)
+    with np.errstate(invalid="ignore"):
+        quotient = product / n
+        back, back_error = two_product(quotient, n)
+        error = ((product - back) - back_error + product_error) / n
+    return quotient, np.where(np.isfinite(error), error, 0.0)

@@ -1,0 +1,1 @@
+"""Mergeable statistics: what is summed over tokens and rollouts, how it merges, and how it is stored."""

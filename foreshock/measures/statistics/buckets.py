@@ -1,0 +1,117 @@
+"""Where the mismatch sits: tokens in buckets by their probability under μ, or by their place in the response."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.statistics.compensated_sums import CompensatedSums, Parts, sums_of_cells
+
+__all__ = [
+    "BUCKET_EDGES",
+    "BUCKET_SUMS",
+    "POSITION_EDGES",
+    "BucketSums",
+    "BucketTable",
+    "position_buckets",
+    "probability_buckets",
+]
+
+Float64 = NDArray[np.float64]
+
+# Half decades of the probability under μ. The first bucket is all below 1e-8; the last includes probability 1.
+BUCKET_EDGES: tuple[float, ...] = (0.0, *(10.0 ** (-8 + half / 2) for half in range(16)), 1.0)
+_LOG_EDGES = np.array([math.log(edge) for edge in BUCKET_EDGES[1:-1]])
+
+# Powers of two of the token's number in the response, counted from 0: bucket i holds 2^i − 1 ≤ position < 2^(i+1) − 1.
+POSITION_EDGES: tuple[float, ...] = tuple(float(2**power - 1) for power in range(22))
+
+BUCKET_SUMS = ("abs_d", "d", "k3_kl", "abs_probability_difference")
+
+
+def probability_buckets(behaviour: NDArray[np.floating]) -> NDArray[np.int64]:
+    """[T] the bucket of each finite log μ: bucket i holds BUCKET_EDGES[i] ≤ μ < BUCKET_EDGES[i + 1]."""
+    return np.searchsorted(_LOG_EDGES, np.asarray(behaviour, dtype=np.float64), side="right")
+
+
+def position_buckets(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[T] the bucket of each place in the response, counted from 0."""
+    exponents: NDArray[np.int64] = ((positions + 1).astype(np.float64).view(np.int64) >> 52) - 1023
+    return np.minimum(exponents, len(POSITION_EDGES) - 2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketSums:
+    """Mergeable sums per bucket: `tokens` [B], `sums` [B, 4] of BUCKET_SUMS, `max_abs_d` [B] (0 where empty)."""
+
+    tokens: NDArray[np.int64]
+    sums: CompensatedSums
+    max_abs_d: Float64
+
+    @classmethod
+    def empty(cls, edges: tuple[float, ...]) -> BucketSums:
+        """Buckets between these edges, with nothing in them."""
+        size = len(edges) - 1
+        return cls(np.zeros(size, np.int64), CompensatedSums.zeros(size, len(BUCKET_SUMS)), np.zeros(size))
+
+    @classmethod
+    def of(
+        cls,
+        size: int,
+        buckets: NDArray[np.int64],
+        parts: Sequence[Parts],
+        distance: Float64,
+        tokens: NDArray[np.int64] | None = None,
+    ) -> BucketSums:
+        """The sums over T tokens: their `buckets` [T], the summable [T] parts of each of BUCKET_SUMS, |d| [T].
+
+        With `tokens` [T] each entry is a run of so many tokens, with its sums and its largest |d|.
+        """
+        largest = np.zeros(size)
+        np.maximum.at(largest, buckets, distance)
+        counts = np.bincount(buckets, tokens, size).astype(np.int64)
+        totals = CompensatedSums.of_columns(sums_of_cells(buckets, part, size) for part in parts)
+        return cls(counts, totals, largest)
+
+    def merge(self, other: BucketSums) -> BucketSums:
+        """The sums over the tokens of both."""
+        return BucketSums(
+            self.tokens + other.tokens, self.sums + other.sums, np.maximum(self.max_abs_d, other.max_abs_d)
+        )
+
+    def table(self, edges: tuple[float, ...]) -> BucketTable:
+        """The means per bucket; NaN where a bucket has no tokens."""
+        tokens = self.tokens.astype(np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = self.sums.value / tokens[:, None]
+        largest = np.where(self.tokens > 0, self.max_abs_d, math.nan)
+        return BucketTable(np.array(edges), self.tokens, means[:, 0], means[:, 1], means[:, 2], largest, means[:, 3])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketTable:
+    """Per bucket, [B]; bucket i lies between `edges[i]` and `edges[i + 1]`, [B + 1]. NaN where there are no tokens.
+
+    `mean_d` is the mean of log π − log μ; `k3_kl` the token mean of k3 in nats; `mean_abs_probability_difference` that
+    of |π − μ|. `tokens` / Σ tokens · `k3_kl` is what the bucket adds to the k3 of the whole.
+    """
+
+    edges: Float64
+    tokens: NDArray[np.int64]
+    mean_abs_d: Float64
+    mean_d: Float64
+    k3_kl: Float64
+    max_abs_d: Float64
+    mean_abs_probability_difference: Float64
+
+    def columns(self) -> dict[str, list[float | int | None]]:
+        """The columns by name, as JSON takes them: None for NaN."""
+        columns: dict[str, list[float | int | None]] = {"tokens": self.tokens.tolist()}
+        for name in ("mean_abs_d", "mean_d", "k3_kl", "max_abs_d", "mean_abs_probability_difference"):
+            values: list[float] = getattr(self, name).tolist()
+            columns[name] = [value if math.isfinite(value) else None for value in values]
+        return columns

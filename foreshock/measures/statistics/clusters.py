@@ -1,0 +1,135 @@
+"""What the error of a mean needs to know about prompt groups, mergeable over shards that cut through a group.
+
+A group is kept under a 64-bit hash of its id with its own sums. A rollout without a group is a cluster of its own; of
+those only the sums of squares and products are kept, which is all that their residuals need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.estimators.intervals import Interval, interval_from_residuals
+from foreshock.measures.passes.inputs import group_names
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+
+__all__ = ["CLUSTER_COLUMNS", "ClusterSums"]
+
+Float64 = NDArray[np.float64]
+
+# Per cluster the sums of these; the surprisal is −log μ − H.
+CLUSTER_COLUMNS = ("d", "k3_kl", "surprisal", "chi2_token", "tv_token", "reverse_chi2_token")
+# Over clusters of one rollout: ΣT², then ΣS·T and ΣS² of each column.
+_SINGLE_SUMS = 1 + 2 * len(CLUSTER_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterSums:
+    """`keys`, `tokens` [G] and `sums` [G, C] of CLUSTER_COLUMNS of the groups, and of lone rollouts together."""
+
+    keys: NDArray[np.uint64]
+    tokens: NDArray[np.int64]
+    sums: CompensatedSums
+    single_count: int
+    single_sums: CompensatedSums
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int64], sums: Float64, group_ids: Iterable[object] | None) -> ClusterSums:
+        """The sums of N rollouts: `tokens` [N], `sums` [N, C]; those without tokens take no part."""
+        keys, grouped = group_keys(group_ids, tokens.size)
+        measured = tokens > 0
+        lone = measured & ~grouped
+        grouped &= measured
+        of_tokens = tokens[lone].astype(np.float64)
+        of_sums = sums[lone]
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.concatenate(
+                [np.square(of_tokens)[:, None], of_sums * of_tokens[:, None], np.square(of_sums)], axis=1
+            )
+        rows = np.flatnonzero(grouped)
+        unique, inverse = np.unique(keys[rows], return_inverse=True)
+        order = rows[np.argsort(inverse, kind="stable")]
+        if unique.size == 0:
+            table = _empty_table(unique)
+        else:
+            starts = np.searchsorted(np.sort(inverse), np.arange(unique.size))
+            totals = np.add.reduceat(sums[order], starts, axis=0)
+            table = np.add.reduceat(tokens[order], starts), CompensatedSums(totals, np.zeros_like(totals))
+        return cls(unique, *table, int(lone.sum()), CompensatedSums.over_first_axis(squares))
+
+    def merge(self, other: ClusterSums) -> ClusterSums:
+        """The sums over the rollouts of both; groups that both have are added."""
+        union = np.union1d(self.keys, other.keys)
+        table = _empty_table(union)
+        for part in (self, other):
+            table = _add(table, np.searchsorted(union, part.keys), part.tokens, part.sums)
+        singles = self.single_sums + other.single_sums
+        return ClusterSums(union, *table, self.single_count + other.single_count, singles)
+
+    @property
+    def count(self) -> int:
+        """How many clusters there are."""
+        return int(self.keys.size) + self.single_count
+
+    def interval(self, column: str, mean: float, tokens: int) -> Interval:
+        """The interval of the token mean of one of CLUSTER_COLUMNS, whose value over all tokens is `mean`."""
+        index = CLUSTER_COLUMNS.index(column)
+        return interval_from_residuals(mean, self._residuals(index, mean), tokens, self.count)
+
+    def standardised(self, column: str, total: float) -> float:
+        """`total` = Σ_g S_g over √(Σ_g S_g²): about standard normal where each cluster's S has the mean 0.
+
+        NaN below two clusters, or where every S is 0.
+        """
+        square = self._residuals(CLUSTER_COLUMNS.index(column), 0.0)
+        return total / math.sqrt(square) if self.count >= 2 and 0.0 < square < math.inf else math.nan
+
+    def _residuals(self, index: int, mean: float) -> float:
+        """Σ (S − mean·T)² over all clusters."""
+        tokens_squared, *of_columns = self.single_sums.value.tolist()
+        products, squares = of_columns[index], of_columns[len(CLUSTER_COLUMNS) + index]
+        with np.errstate(over="ignore", invalid="ignore"):
+            of_groups = float(np.square(self.sums.value[:, index] - mean * self.tokens).sum())
+        of_singles: float = squares - 2.0 * mean * products + mean * mean * tokens_squared
+        return of_groups + max(of_singles, 0.0) if not math.isnan(of_singles) else math.nan
+
+
+def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """[N] the 64-bit key of each rollout's group, and whether it has one. Whole numbers are names too.
+
+    Raises InvalidRolloutsError where there is not one id a rollout.
+    """
+    keys = np.zeros(rollouts, dtype=np.uint64)
+    names = group_names(group_ids, rollouts)
+    known: dict[str, int] = {}
+    for row, group in enumerate(names):
+        if group is None:
+            continue
+        if group not in known:
+            known[group] = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little")
+        keys[row] = known[group]
+    return keys, np.array([group is not None for group in names], dtype=np.bool_)
+
+
+def _empty_table(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], CompensatedSums]:
+    return np.zeros(keys.size, np.int64), CompensatedSums.zeros(keys.size, len(CLUSTER_COLUMNS))
+
+
+def _add(
+    table: tuple[NDArray[np.int64], CompensatedSums],
+    slots: NDArray[Any],
+    tokens: NDArray[np.int64],
+    sums: CompensatedSums,
+) -> tuple[NDArray[np.int64], CompensatedSums]:
+    """`table` with rows added at `slots`, each slot named once."""
+    all_tokens, all_sums = table
+    all_tokens[slots] += tokens
+    total = CompensatedSums(all_sums.high[slots], all_sums.low[slots]) + sums
+    all_sums.high[slots], all_sums.low[slots] = total.high, total.low
+    return all_tokens, all_sums

@@ -1,0 +1,205 @@
+"""The mergeable statistics of one comparison: everything that its measures and tables are made of.
+
+A shard has its own; a step's are the fold of its shards' in sorted order. Integers are exact; sums are compensated, so
+that any way to split and order the rollouts gives the same numbers (to 1e-12 and better).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foreshock.measures.estimators.comparison_measures import comparison_measures
+from foreshock.measures.passes.inputs import cuts_of, numbers_of, refuse_other_size
+from foreshock.measures.passes.rollout_sums import LARGEST_VALUES, RolloutSums, TokenInputs
+from foreshock.measures.passes.sequences import sequence_sums
+from foreshock.measures.passes.token_pass import sum_rollouts
+from foreshock.measures.statistics import blob
+from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
+from foreshock.measures.statistics.comparison_blob import read_comparison, store_comparison
+from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.measures.statistics.largest import largest_of
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.step_statistics import StepStatistics
+
+__all__ = ["ComparisonStatistics", "StepStatistics", "token_inputs"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparisonStatistics(ComparisonSums):
+    """Statistics of d = log target − log behaviour (π/μ) over the model-generated tokens of some rollouts.
+
+    Tokens where either log-prob is NaN or ±inf are counted and take part in nothing else; a sequence takes part in the
+    measures of sequences with the tokens that are left. Build them with `of`.
+    """
+
+    statistics_version: ClassVar[int] = blob.STATISTICS_VERSION
+
+    @classmethod
+    def of(
+        cls,
+        target: ArrayLike,
+        behaviour: ArrayLike,
+        offsets: ArrayLike,
+        mask: ArrayLike | None = None,
+        group_ids: Iterable[object] | None = None,
+        *,
+        entropy: ArrayLike | None = None,
+        turn: ArrayLike | None = None,
+        lag: ArrayLike | None = None,
+        token_ids: ArrayLike | None = None,
+        advantage: ArrayLike | None = None,
+    ) -> ComparisonStatistics:
+        """The statistics of log π `target` and log μ `behaviour`, both [T], of N rollouts cut at `offsets` [N + 1].
+
+        `mask` [T] is 0 where the model did not sample; `group_ids` [N] name the prompts, by strings or whole numbers
+        (None: a cluster by itself); `entropy` [T] is that of μ in nats; `turn` [T] numbers the turns; `lag` [T] is in
+        weights versions; `advantage` is [T] or [N]. Raises InvalidRolloutsError where sizes or types do not fit.
+        """
+        inputs = token_inputs(
+            target, behaviour, offsets, mask,
+            entropy=entropy, turn=turn, lag=lag, token_ids=token_ids, advantage=advantage,
+        )  # fmt: skip
+        return cls.of_rollout_sums(sum_rollouts(inputs), group_ids)
+
+    @classmethod
+    def of_rollout_sums(cls, rollouts: RolloutSums, group_ids: Iterable[object] | None) -> ComparisonStatistics:
+        """The statistics of rollouts whose own sums are known; `group_ids` [N] name their prompts."""
+        of_sequences, errors, log_weights = sequence_sums(rollouts)
+        measured = rollouts.tokens > 0
+        values = np.concatenate([rollouts.sums[measured], of_sequences], axis=1)
+        low = np.concatenate([np.zeros_like(rollouts.sums[measured]), errors], axis=1)
+        cluster_values = np.stack([rollouts.column(name) for name in CLUSTER_COLUMNS], axis=1)
+        return cls(
+            counts=_counts(rollouts),
+            sums=CompensatedSums.over_first_axis(values, low),
+            extremes=_extremes(rollouts, log_weights),
+            token_weights=rollouts.token_weights,
+            turn_weights=rollouts.turn_weights,
+            sequence_weights=LogWeights.of(log_weights),
+            histogram=rollouts.histogram,
+            tail_counts=rollouts.tail_counts,
+            tail_sums=CompensatedSums(rollouts.tail_sums, np.zeros_like(rollouts.tail_sums)),
+            weight_sums=CompensatedSums(rollouts.weight_sums, np.zeros_like(rollouts.weight_sums)),
+            conditions=rollouts.conditions,
+            token_ids=rollouts.token_ids,
+            largest_d=rollouts.largest_d,
+            largest_minus_d=rollouts.largest_minus_d,
+            clusters=ClusterSums.of(rollouts.tokens, cluster_values, group_ids),
+        )
+
+    def merge(self, other: ComparisonStatistics) -> ComparisonStatistics:
+        """The statistics over the rollouts of both."""
+        return ComparisonStatistics(
+            counts=self.counts + other.counts,
+            sums=self.sums + other.sums,
+            extremes=np.maximum(self.extremes, other.extremes),
+            token_weights=self.token_weights.merge(other.token_weights),
+            turn_weights=self.turn_weights.merge(other.turn_weights),
+            sequence_weights=self.sequence_weights.merge(other.sequence_weights),
+            histogram=self.histogram + other.histogram,
+            tail_counts=self.tail_counts + other.tail_counts,
+            tail_sums=self.tail_sums + other.tail_sums,
+            weight_sums=self.weight_sums + other.weight_sums,
+            conditions={name: table.merge(other.conditions[name]) for name, table in self.conditions.items()},
+            token_ids=self.token_ids.merge(other.token_ids),
+            largest_d=largest_of(self.largest_d, other.largest_d, LARGEST_VALUES),
+            largest_minus_d=largest_of(self.largest_minus_d, other.largest_minus_d, LARGEST_VALUES),
+            clusters=self.clusters.merge(other.clusters),
+        )
+
+    def measures(self) -> dict[str, float]:
+        """Every comparison and sequence measure of the registry by column name; NaN where it is not estimable.
+
+        Those that need a row per rollout (`RolloutSummaries.bootstrap_measures`) are NaN here.
+        """
+        return comparison_measures(self)
+
+    def to_bytes(self) -> bytes:
+        """The statistics as a blob that `from_bytes` reads; of the token ids, the 512 that matter most."""
+        return store_comparison(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ComparisonStatistics:
+        """The statistics of `to_bytes()`. Raises StatisticsError where they are damaged or of another version."""
+        sums = read_comparison(data)
+        return cls(**{field.name: getattr(sums, field.name) for field in dataclasses.fields(sums)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes goes what is stored: exact sums of a whole vocabulary would be a hundred times as large.
+        return type(self).from_bytes, (self.to_bytes(),)
+
+
+def _counts(rollouts: RolloutSums) -> NDArray[np.int64]:
+    counts = {
+        "rollouts": rollouts.tokens.size,
+        "measured_rollouts": int((rollouts.tokens > 0).sum()),
+        "incomplete_rollouts": int((rollouts.tokens < rollouts.generated).sum()),
+        "generated_tokens": int(rollouts.generated.sum()),
+        "tokens": int(rollouts.tokens.sum()),
+        "nonfinite_target": rollouts.nonfinite_target,
+        "nonfinite_behaviour": rollouts.nonfinite_behaviour,
+        "zero_tokens": rollouts.zero_tokens,
+        "entropy_tokens": int(rollouts.entropy_tokens.sum()),
+        "advantage_tokens": int(rollouts.advantage_tokens.sum()),
+        "bad_updates": rollouts.bad_updates,
+        "turns": int(rollouts.turns.sum()),
+    }
+    return np.array([counts[name] for name in COUNTS], dtype=np.int64)
+
+
+def _extremes(rollouts: RolloutSums, log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """EXTREMES, from the rollouts and Σ d of those that were measured."""
+    measured = rollouts.tokens > 0
+    mean_d = log_weights / rollouts.tokens[measured]
+    of_rollouts = (-rollouts.min_d[measured], rollouts.max_d[measured], -mean_d, mean_d)
+    minus_lowest, highest, log_ppl_diff, minus_log_ppl_diff = (
+        float(np.max(values, initial=-math.inf)) for values in of_rollouts
+    )
+    return np.array([minus_lowest, highest, rollouts.max_probability_difference, log_ppl_diff, minus_log_ppl_diff])
+
+
+def token_inputs(
+    target: ArrayLike,
+    behaviour: ArrayLike,
+    offsets: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    entropy: ArrayLike | None = None,
+    turn: ArrayLike | None = None,
+    lag: ArrayLike | None = None,
+    token_ids: ArrayLike | None = None,
+    advantage: ArrayLike | None = None,
+) -> TokenInputs:
+    """The inputs of a comparison as arrays whose types and sizes fit; raises InvalidRolloutsError where they do not.
+
+    `advantage` is [T], or [N] for one number a rollout; where N = T it is [T].
+    """
+    cuts = cuts_of(offsets)
+    given = {"target": target, "behaviour": behaviour, "response_mask": mask, "entropy": entropy}
+    whole = {"turn": turn, "lag": lag, "response_token_ids": token_ids}
+    arrays = {name: numbers_of(name, value) for name, value in given.items() if value is not None}
+    arrays |= {name: numbers_of(name, value, whole=True) for name, value in whole.items() if value is not None}
+    advantages = None if advantage is None else numbers_of("advantage", advantage)
+    if advantages is not None and advantages.shape != (cuts.size - 1,):
+        arrays["advantage"] = advantages
+    for name, array in arrays.items():
+        refuse_other_size(name, array, int(cuts[-1]))
+    return TokenInputs(
+        target=arrays["target"],
+        behaviour=arrays["behaviour"],
+        offsets=cuts,
+        generated=arrays["response_mask"] != 0 if "response_mask" in arrays else None,
+        entropy=arrays.get("entropy"),
+        turn=arrays.get("turn"),
+        lag=arrays.get("lag"),
+        token_ids=arrays.get("response_token_ids"),
+        advantage=advantages,
+    )

@@ -1,0 +1,151 @@
+"""What is summed over the tokens and rollouts of a comparison, and how to read it.
+
+`statistics.py` takes, merges and stores these sums; `comparison_measures.py` makes the measures of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.estimators.intervals import Interval
+from foreshock.measures.passes.rollout_sums import TOKEN_SUMS
+from foreshock.measures.passes.sequences import SEQUENCE_SUMS
+from foreshock.measures.statistics.buckets import BucketSums, BucketTable
+from foreshock.measures.statistics.clusters import ClusterSums
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.thresholds import TAIL_SUMS, level_index
+from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdSums, TokenIdTable
+
+__all__ = ["COUNTS", "EXTREMES", "SUMS", "ComparisonSums"]
+
+COUNTS = (
+    "rollouts",
+    "measured_rollouts",
+    "incomplete_rollouts",
+    "generated_tokens",
+    "tokens",
+    "nonfinite_target",
+    "nonfinite_behaviour",
+    "zero_tokens",
+    "entropy_tokens",
+    "advantage_tokens",
+    "bad_updates",
+    "turns",
+)
+SUMS = TOKEN_SUMS + SEQUENCE_SUMS
+# The largest −d, d and |π − μ| of a token, and the largest mean of −d and of d over a sequence. All of them merge by
+# maximum, and −inf is "none yet".
+EXTREMES = ("minus_min_d", "max_d", "max_probability_difference", "max_log_ppl_diff", "minus_min_log_ppl_diff")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparisonSums:
+    """The sums of d = log target − log behaviour (π/μ) over model-generated tokens with two finite log-probs.
+
+    `counts`, `sums` and `extremes` are in the order of COUNTS, SUMS and EXTREMES. What the other arrays hold, and their
+    shapes, is said in `RolloutSums`.
+    """
+
+    counts: NDArray[np.int64]
+    sums: CompensatedSums
+    extremes: NDArray[np.float64]
+    token_weights: LogWeights
+    turn_weights: LogWeights
+    sequence_weights: LogWeights
+    histogram: NDArray[np.int64]
+    tail_counts: NDArray[np.int64]
+    tail_sums: CompensatedSums
+    weight_sums: CompensatedSums
+    conditions: dict[str, BucketSums]
+    token_ids: TokenIdSums
+    largest_d: NDArray[np.float64]
+    largest_minus_d: NDArray[np.float64]
+    clusters: ClusterSums
+
+    def count(self, name: str) -> int:
+        """One of COUNTS."""
+        return int(self.counts[COUNTS.index(name)])
+
+    def extreme(self, name: str) -> float:
+        """One of EXTREMES; NaN where there are no tokens."""
+        return float(self.extremes[EXTREMES.index(name)]) if self.tokens else math.nan
+
+    def sum(self, name: str) -> float:
+        """One of SUMS, as float64."""
+        return float(self.sums.value[SUMS.index(name)])
+
+    @property
+    def tokens(self) -> int:
+        """Model-generated tokens with two finite log-probs: what every token mean is over."""
+        return self.count("tokens")
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts, those without a measured token included."""
+        return self.count("rollouts")
+
+    @property
+    def nonfinite_target(self) -> int:
+        """Model-generated tokens whose target log-prob is NaN or ±inf."""
+        return self.count("nonfinite_target")
+
+    @property
+    def nonfinite_behaviour(self) -> int:
+        """Model-generated tokens whose behaviour log-prob is NaN or ±inf."""
+        return self.count("nonfinite_behaviour")
+
+    def exact_sum(self, name: str) -> Fraction:
+        """One of SUMS, with all the digits that were kept."""
+        return self.sums.exact(SUMS.index(name))
+
+    def condition_table(self, name: str) -> BucketTable:
+        """The mismatch by one of CONDITIONS; a bucket without tokens has the means NaN."""
+        return self.conditions[name].table(CONDITIONS[name].edges)
+
+    def buckets(self) -> BucketTable:
+        """The mismatch by the token's probability under μ."""
+        return self.condition_table("probability")
+
+    def position_buckets(self) -> BucketTable:
+        """The mismatch by the token's place in the response."""
+        return self.condition_table("position")
+
+    def token_id_table(self, limit: int = KEPT_TOKEN_IDS) -> TokenIdTable:
+        """The mismatch by token id: the `limit` ids with the largest Σ k3."""
+        return self.token_ids.table(limit)
+
+    def tail_count(self, side: int, level: float) -> int:
+        """Tokens with d < −level (BELOW) or d > level (ABOVE), `level` one of TAIL_LEVELS."""
+        return int(self.tail_counts[side, level_index(level)])
+
+    def tail_sum(self, side: int, level: float, name: str) -> float:
+        """One of TAIL_SUMS over those tokens."""
+        return float(self.tail_sums.value[side, level_index(level), TAIL_SUMS.index(name)])
+
+    def interval(self, name: str) -> Interval:
+        """The 95 % interval of a token mean, clustered by prompt group (by rollout where it has none).
+
+        `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
+        """
+        sign, column = (-1.0, "d") if name == "kl" else (1.0, name)
+        mean = self.sum(column) / self.tokens if self.tokens else math.nan
+        found = self.clusters.interval(column, mean, self.tokens)
+        if sign > 0:
+            return found.of_measure(name)
+        return Interval(-found.mean, -found.high, -found.low, found.clusters)
+
+    def tail(self, threshold: float) -> float:
+        """The fraction of tokens with max(ρ, 1/ρ) above any `threshold` > 1, to the width of a histogram bin."""
+        if not self.tokens:
+            return math.nan
+        counts = self.histogram.sum(axis=0)
+        first = int(LOG_RATIO_GRID.bins(np.array([math.log(threshold)]))[0]) + 1
+        return float(counts[first:].sum()) / self.tokens

@@ -1,0 +1,54 @@
+"""What a mismatch may depend on: the fixed buckets of each condition, so that tables of any two batches merge.
+
+Bucket i holds edges[i] ≤ value < edges[i + 1]; the last takes all that is larger, the first all that is smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.statistics.buckets import BUCKET_EDGES, POSITION_EDGES
+
+__all__ = ["CONDITIONS", "Condition"]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition: its name, what its value is, its unit, and the edges of its buckets, one more than buckets."""
+
+    name: str
+    meaning: str
+    unit: str
+    edges: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        """How many buckets there are."""
+        return len(self.edges) - 1
+
+    def buckets(self, values: NDArray[np.floating] | NDArray[np.integer]) -> NDArray[np.int64]:
+        """[T] the bucket of each value, which must not be NaN."""
+        inner = np.array(self.edges[1:-1])
+        return np.searchsorted(inner, np.asarray(values, dtype=np.float64), side="right").astype(np.int64)
+
+
+_ENTROPY_EDGES = (0.0, *(10.0 ** (-6 + half / 2) for half in range(15)), math.inf)
+_LENGTH_EDGES = (*(float(2**power) for power in range(22)), math.inf)
+_TURN_EDGES = (*(float(turn) for turn in range(16)), 16.0, 32.0, 64.0, 128.0, math.inf)
+_LAG_EDGES = (-math.inf, *(float(lag) for lag in range(5)), 5.0, 9.0, 17.0, 33.0, 65.0, math.inf)
+
+CONDITIONS: dict[str, Condition] = {
+    condition.name: condition
+    for condition in (
+        Condition("probability", "the token's probability under μ", "1", BUCKET_EDGES),
+        Condition("position", "the token's place in the response, counted from 0", "tokens", POSITION_EDGES),
+        Condition("turn", "the turn that the token belongs to", "turns", _TURN_EDGES),
+        Condition("length", "how many tokens of the response the model generated", "tokens", _LENGTH_EDGES),
+        Condition("entropy", "the entropy of μ at the token", "nats", _ENTROPY_EDGES),
+        Condition("lag", "trainer weights version − the version that sampled", "versions", _LAG_EDGES),
+    )
+}

@@ -1,0 +1,231 @@
+"""One row a rollout: its sums of d and what was known of it.
+
+Kept beside the statistics, they give what no fold can: sequence-level measures at any threshold, who a correction would
+lose, and intervals clustered by rollout or group.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from foreshock.errors import StatisticsError
+from foreshock.measures.estimators.bootstrap import bootstrap_intervals
+from foreshock.measures.estimators.intervals import Interval, clustered_interval
+from foreshock.measures.passes.rollout_sums import RolloutSums
+from foreshock.measures.registry import BOOTSTRAPPED
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.measures.statistics.step_statistics import truncated_rollouts, turns_of_rollouts
+from foreshock.rollouts.batch import RolloutBatch
+
+__all__ = ["SUMMARY_SCHEMA", "RolloutSummaries"]
+
+SUMMARY_SCHEMA = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("group_id", pa.string()),
+        ("length", pa.int64()),  # model-generated tokens
+        ("n_tokens", pa.int64()),  # of those, with two finite log-probs: what the sums are over
+        ("sum_d", pa.float64()),
+        ("sum_abs_d", pa.float64()),
+        ("sum_d2", pa.float64()),
+        ("sum_ratio", pa.float64()),
+        ("sum_ratio2", pa.float64()),
+        ("sum_ratio_minus_one", pa.float64()),  # Σ(ρ − 1), with the digits that sum_ratio has not near agreement
+        ("sum_k3", pa.float64()),
+        ("sum_chi2", pa.float64()),  # Σ(ρ − 1)²
+        ("sum_reverse_chi2", pa.float64()),  # Σ(1 − ρ)²/ρ
+        ("sum_tv", pa.float64()),  # Σ(1 − ρ)⁺
+        ("sum_abs_probability_difference", pa.float64()),
+        ("sum_log_target", pa.float64()),
+        ("sum_log_behaviour", pa.float64()),
+        ("min_d", pa.float64()),
+        ("max_d", pa.float64()),
+        ("sum_advantage", pa.float64()),  # Σ A over the tokens that have an advantage
+        ("sum_advantage_ratio_minus_one", pa.float64()),  # Σ A·(ρ − 1) over them
+        ("reward", pa.float32()),
+        ("advantage", pa.float64()),  # the mean over generated tokens where it was logged per token
+        ("turns", pa.int64()),
+        ("finish_reason", pa.string()),
+        ("truncated", pa.bool_()),
+        ("lag", pa.float64()),  # the mean over generated tokens
+    ],
+    metadata={"statistics_version": str(STATISTICS_VERSION)},
+)
+
+
+_SUM_OF = {
+    "k3_kl": "sum_k3",
+    "chi2_token": "sum_chi2",
+    "reverse_chi2_token": "sum_reverse_chi2",
+    "tv_token": "sum_tv",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutSummaries:
+    """A table of SUMMARY_SCHEMA. Null where something was not logged; d = log target − log behaviour."""
+
+    table: pa.Table
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rows."""
+        return int(self.table.num_rows)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One column of numbers as an array; NaN for null."""
+        values: NDArray[Any] = self.table.column(name).to_numpy()
+        return values
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, sums: RolloutSums, lag: NDArray[np.integer] | None = None) -> RolloutSummaries:
+        """The rows of a batch whose sums were taken by `sum_rollouts`; `lag` is that of its tokens, where known."""
+        measured = sums.tokens > 0
+        above = sums.column("ratio_minus_one")
+        squares = sums.column("chi2_token") + 2.0 * above + sums.tokens
+        without_advantage = sums.advantage_tokens == 0
+        skew = sums.column("positive_advantage_skew") + sums.column("negative_advantage_skew")
+        truncated, known = truncated_rollouts(batch)
+        nothing = pa.nulls(batch.num_rollouts)
+        columns: dict[str, Any] = {
+            "sample_id": batch.sample_ids,
+            "group_id": batch.group_ids if batch.group_ids is not None else nothing,
+            "length": sums.generated,
+            "n_tokens": sums.tokens,
+            "sum_d": sums.column("d"),
+            "sum_abs_d": sums.column("abs_d"),
+            "sum_d2": sums.column("d2"),
+            "sum_ratio": above + sums.tokens,
+            "sum_ratio2": squares,
+            "sum_ratio_minus_one": above,
+            "sum_k3": sums.column("k3_kl"),
+            "sum_chi2": sums.column("chi2_token"),
+            "sum_reverse_chi2": sums.column("reverse_chi2_token"),
+            "sum_tv": sums.column("tv_token"),
+            "sum_abs_probability_difference": sums.column("abs_probability_difference"),
+            "sum_log_target": sums.column("log_target"),
+            "sum_log_behaviour": sums.column("log_behaviour"),
+            "min_d": pa.array(sums.min_d, mask=~measured),
+            "max_d": pa.array(sums.max_d, mask=~measured),
+            "sum_advantage": pa.array(sums.column("advantage"), mask=without_advantage),
+            "sum_advantage_ratio_minus_one": pa.array(skew, mask=without_advantage),
+            "reward": nothing if batch.reward is None else pa.array(batch.reward, mask=np.isnan(batch.reward)),
+            "advantage": _optional(_advantages(batch)),
+            "turns": nothing if batch.turn is None else _turns(batch, sums),
+            "finish_reason": batch.finish_reasons if batch.finish_reasons is not None else nothing,
+            "truncated": pa.array(truncated, mask=~known),
+            "lag": _optional(None if lag is None else _generated_means(batch, lag), batch.num_rollouts),
+        }
+        arrays = [
+            (value if isinstance(value, pa.Array) else pa.array(value, type=field.type)).cast(field.type)
+            for field, value in ((field, columns[field.name]) for field in SUMMARY_SCHEMA)
+        ]
+        return cls(pa.Table.from_arrays(arrays, schema=SUMMARY_SCHEMA))
+
+    @staticmethod
+    def concat(parts: Iterable[RolloutSummaries]) -> RolloutSummaries:
+        """The rows of all parts, in the order given."""
+        tables = [part.table for part in parts]
+        return RolloutSummaries(pa.concat_tables(tables) if tables else SUMMARY_SCHEMA.empty_table())
+
+    def interval(self, name: str) -> Interval:
+        """The 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
+
+        `name` is one of `kl`, `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`.
+        """
+        sums = -self.column("sum_d") if name == "kl" else self.column(_SUM_OF[name])
+        return clustered_interval(sums, self.column("n_tokens"), self.clusters()).of_measure(name)
+
+    def bootstrap_measures(self) -> dict[str, float]:
+        """The measures of the registry that need a row per rollout, by column: bootstrap intervals by prompt group.
+
+        The same rollouts give the same intervals to the last bit, in whatever order their rows stand: where a few
+        rollouts make the whole mean, a bootstrap shows in its first digits how sums were rounded.
+        """
+        clusters = self.clusters()
+        order = np.lexsort((self._ranks("sample_id"), clusters))
+        sums = np.stack([self.column(_SUM_OF[name])[order] for name in BOOTSTRAPPED], axis=1)
+        intervals = bootstrap_intervals(sums, self.column("n_tokens")[order], clusters[order])
+        measures = {}
+        for name, found in zip(BOOTSTRAPPED, intervals, strict=True):
+            interval = found.of_measure(name)
+            measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
+        return measures
+
+    def clusters(self) -> NDArray[np.int64]:
+        """[N] a number for each rollout's prompt group, in the order of their ids; without one, a number of its own."""
+        grouped = np.asarray(pc.is_valid(self.table.column("group_id")), dtype=np.bool_)
+        # Ids are unique in a shard, but not where those of two shards or ranks were put together.
+        return np.where(grouped, self._ranks("group_id"), self.num_rollouts + self._ranks("sample_id", "first"))
+
+    def _ranks(self, name: str, ties: str = "dense") -> NDArray[np.int64]:
+        """[N] where each row stands among the values of a column; equal ones in the same place or ("first") in turn."""
+        return np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker=ties), dtype=np.int64)
+
+    def to_bytes(self) -> bytes:
+        """The table as an Arrow IPC file, compressed with zstd."""
+        sink = io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, SUMMARY_SCHEMA, options=options) as writer:
+            writer.write_table(self.table)
+        return sink.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RolloutSummaries:
+        """The table of `to_bytes()`. Raises StatisticsError where it is damaged or of another version."""
+        try:
+            table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise StatisticsError(f"these rollout summaries cannot be read: {error}") from error
+        version = (table.schema.metadata or {}).get(b"statistics_version", b"none").decode(errors="replace")
+        if version != str(STATISTICS_VERSION):
+            raise StatisticsError(
+                f"these rollout summaries are of version {version!r} and this release reads {STATISTICS_VERSION}: "
+                "measure them again from their tokens (`foreshock remeasure`)"
+            )
+        if not table.schema.equals(SUMMARY_SCHEMA):
+            raise StatisticsError("these rollout summaries do not have the columns of their version")
+        return cls(table)
+
+
+def _optional(values: NDArray[Any] | None, rows: int = 0) -> pa.Array:
+    if values is None:
+        return pa.nulls(rows)
+    return pa.array(values, mask=np.isnan(values))
+
+
+def _advantages(batch: RolloutBatch) -> NDArray[np.float64]:
+    if batch.advantage is None:
+        return np.full(batch.num_rollouts, np.nan)
+    if not batch.advantage_per_token:
+        return batch.advantage.astype(np.float64)
+    return _generated_means(batch, batch.advantage)
+
+
+def _turns(batch: RolloutBatch, sums: RolloutSums) -> NDArray[np.int64]:
+    """[N] in how many turns the model sampled; where every sampled token was measured, they have been counted."""
+    return sums.turns if np.array_equal(sums.tokens, sums.generated) else turns_of_rollouts(batch)
+
+
+def _generated_means(batch: RolloutBatch, values: NDArray[Any]) -> NDArray[np.float64]:
+    """[N] the mean of [T] values over each rollout's generated tokens; NaN where it has none."""
+    generated = batch.generated
+    filled = np.flatnonzero(batch.response_lengths)
+    if generated.all() and filled.size:
+        means = np.full(batch.num_rollouts, np.nan)
+        means[filled] = np.add.reduceat(values, batch.response_offsets[:-1][filled], dtype=np.float64)
+        means[filled] /= batch.response_lengths[filled]
+        return means
+    rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
+    totals = np.bincount(rows, weights=values[generated].astype(np.float64), minlength=batch.num_rollouts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return totals / batch.generated_lengths

@@ -1,0 +1,257 @@
+"""The mergeable statistics of a step's rollouts themselves: lengths, truncation, rewards, entropy, lag."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.statistics import blob
+from foreshock.measures.statistics.compensated_sums import CompensatedSums, two_product
+from foreshock.measures.statistics.histograms import LENGTH_GRID
+from foreshock.measures.statistics.lengths import LengthStatistics
+from foreshock.rollouts.batch import RolloutBatch
+
+__all__ = ["StepStatistics", "lag_of_tokens", "truncated_rollouts"]
+
+COUNTS = (
+    "tool_tokens",
+    "prompt_tokens",
+    "truncated",
+    "truncation_known",
+    "turns",
+    "turns_known",
+    "rewards",
+    "entropies",
+    "rollout_log_probs",
+    "trainer_log_probs",
+    "lags",
+    "lag_sum",
+    "nonfinite_rollout_log_probs",
+    "nonfinite_trainer_log_probs",
+)
+SUMS = ("reward", "reward_squared", "entropy", "rollout_log_prob", "trainer_log_prob")
+# They merge by maximum; −inf is "none yet".
+EXTREMES = ("minus_min_reward", "max_reward", "max_lag")
+
+_KIND = "step"
+_LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
+    "counts": ("<i8", (len(COUNTS),)),
+    "sums": ("<f8", (2, len(SUMS))),
+    "extremes": ("<f8", (len(EXTREMES),)),
+    "length_moments": ("<i8", (5,)),
+    "length_histogram": ("<i8", (LENGTH_GRID.size,)),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepStatistics:
+    """Statistics of some rollouts of one step. Build them with `of`."""
+
+    statistics_version: ClassVar[int] = blob.STATISTICS_VERSION
+
+    counts: NDArray[np.int64]
+    sums: CompensatedSums
+    extremes: NDArray[np.float64]
+    lengths: LengthStatistics
+
+    @classmethod
+    def of(cls, batch: RolloutBatch) -> StepStatistics:
+        """The statistics of a batch's rollouts."""
+        totals = _Totals()
+        totals.add_rollouts(batch)
+        if batch.reward is not None:
+            totals.add_rewards(batch.reward)
+        for name, values in (
+            ("entropy", batch.entropy),
+            ("rollout_log_prob", batch.rollout_log_probs),
+            ("trainer_log_prob", batch.trainer_log_probs),
+        ):
+            if values is not None:
+                totals.add_tokens(name, batch, values)
+        lag = lag_of_tokens(batch)
+        if lag is not None:
+            totals.add_lag(lag[batch.generated])
+        return cls(
+            np.array([totals.counts[name] for name in COUNTS], dtype=np.int64),
+            CompensatedSums(
+                np.concatenate([totals.sums[name].high for name in SUMS]),
+                np.concatenate([totals.sums[name].low for name in SUMS]),
+            ),
+            np.array([totals.extremes[name] for name in EXTREMES]),
+            LengthStatistics.of(batch.generated_lengths),
+        )
+
+    def merge(self, other: StepStatistics) -> StepStatistics:
+        """The statistics over the rollouts of both."""
+        return StepStatistics(
+            self.counts + other.counts,
+            self.sums + other.sums,
+            np.maximum(self.extremes, other.extremes),
+            self.lengths.merge(other.lengths),
+        )
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts."""
+        return self.lengths.count
+
+    @property
+    def tokens(self) -> int:
+        """Model-generated tokens."""
+        return self.lengths.total
+
+    def measures(self) -> dict[str, float]:
+        """Every step measure of the registry by column name; NaN where it was not logged."""
+        counts = dict(zip(COUNTS, self.counts.tolist(), strict=True))
+        sums = dict(zip(SUMS, self.sums.value.tolist(), strict=True))
+        minus_lowest, highest, max_lag = (value if value > -math.inf else math.nan for value in self.extremes.tolist())
+        lengths = self.lengths
+        return {
+            "num_rollouts": self.rollouts,
+            "num_tokens": self.tokens,
+            "num_tool_tokens": counts["tool_tokens"],
+            "response_length_mean": lengths.mean(),
+            "response_length_std": lengths.standard_deviation(),
+            **{f"response_length_p{percent}": lengths.quantile(percent / 100) for percent in (50, 90, 99)},
+            "response_length_min": lengths.minimum(),
+            "response_length_max": lengths.maximum(),
+            # A prompt has at least one token: where there is none at all, prompts were not logged.
+            "prompt_length_mean": counts["prompt_tokens"] / self.rollouts if counts["prompt_tokens"] else math.nan,
+            "truncated_fraction": _ratio(counts["truncated"], counts["truncation_known"]),
+            "turns_mean": _ratio(counts["turns"], counts["turns_known"]),
+            "reward_mean": _ratio(sums["reward"], counts["rewards"]),
+            "reward_std": self._reward_deviation(counts["rewards"]),
+            "reward_min": -minus_lowest,
+            "reward_max": highest,
+            "entropy_mean": _ratio(sums["entropy"], counts["entropies"]),
+            "rollout_log_prob_mean": _ratio(sums["rollout_log_prob"], counts["rollout_log_probs"]),
+            "trainer_log_prob_mean": _ratio(sums["trainer_log_prob"], counts["trainer_log_probs"]),
+            "lag_mean": _ratio(counts["lag_sum"], counts["lags"]),
+            "lag_max": max_lag,
+            "nonfinite_log_probs": counts["nonfinite_rollout_log_probs"] + counts["nonfinite_trainer_log_probs"],
+        }
+
+    def _reward_deviation(self, count: int) -> float:
+        if count < 2:
+            return math.nan
+        total, square = (self.sums.exact(SUMS.index(name)) for name in ("reward", "reward_squared"))
+        return math.sqrt(max(float((square - total * total / count) / (count - 1)), 0.0))
+
+    def to_bytes(self) -> bytes:
+        """The statistics as a blob that `from_bytes` reads: a JSON header and raw arrays."""
+        return blob.pack(
+            _KIND,
+            {
+                "counts": self.counts,
+                "sums": self.sums.to_array(),
+                "extremes": self.extremes,
+                "length_moments": self.lengths.moments,
+                "length_histogram": self.lengths.histogram,
+            },
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StepStatistics:
+        """The statistics of `to_bytes()`. Raises StatisticsError where they are damaged or of another version."""
+        arrays = blob.unpack(_KIND, data, _LAYOUT)
+        return cls(
+            arrays["counts"],
+            CompensatedSums.from_array(arrays["sums"]),
+            arrays["extremes"],
+            LengthStatistics(arrays["length_moments"], arrays["length_histogram"]),
+        )
+
+
+class _Totals:
+    """COUNTS, SUMS and EXTREMES by name, while they are taken from one batch."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.sums = {name: CompensatedSums.zeros(1) for name in SUMS}
+        self.extremes = dict.fromkeys(EXTREMES, -math.inf)
+
+    def add_rollouts(self, batch: RolloutBatch) -> None:
+        truncated, known = truncated_rollouts(batch)
+        self.counts["tool_tokens"] = batch.num_tokens - int(batch.generated_lengths.sum())
+        self.counts["prompt_tokens"] = int(batch.prompt_offsets[-1])
+        self.counts["truncated"], self.counts["truncation_known"] = int(truncated.sum()), int(known.sum())
+        if batch.turn is not None:
+            self.counts["turns"], self.counts["turns_known"] = int(turns_of_rollouts(batch).sum()), batch.num_rollouts
+
+    def add_rewards(self, reward: NDArray[np.float32]) -> None:
+        rewards = reward[np.isfinite(reward)].astype(np.float64)
+        square, lost = two_product(rewards, rewards)
+        self.counts["rewards"] = rewards.size
+        self.sums["reward"] = CompensatedSums.over_first_axis(rewards[:, None])
+        self.sums["reward_squared"] = CompensatedSums.over_first_axis(square[:, None], lost[:, None])
+        self.extremes["minus_min_reward"] = float(np.max(-rewards, initial=-math.inf))
+        self.extremes["max_reward"] = float(np.max(rewards, initial=-math.inf))
+
+    def add_tokens(self, name: str, batch: RolloutBatch, values: NDArray[np.float32]) -> None:
+        """The finite values of generated tokens; of log-probs, how many were not finite."""
+        finite = np.isfinite(values) & batch.generated
+        plural = "entropies" if name == "entropy" else f"{name}s"
+        self.counts[plural] = int(finite.sum())
+        if name != "entropy":
+            self.counts[f"nonfinite_{plural}"] = int(batch.generated_lengths.sum()) - self.counts[plural]
+        # Rounding to a rollout's own sum first keeps the sum independent of how rollouts were split.
+        of_rollouts = _row_sums(batch, np.where(finite, values, 0.0))
+        self.sums[name] = CompensatedSums.over_first_axis(of_rollouts[:, None])
+
+    def add_lag(self, lag: NDArray[np.integer]) -> None:
+        if lag.size:
+            self.counts["lags"], self.counts["lag_sum"] = lag.size, int(lag.sum())
+            self.extremes["max_lag"] = float(lag.max())
+
+
+def truncated_rollouts(batch: RolloutBatch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """[N] whether a rollout was cut off, and whether that is known.
+
+    It was where its finish reason is `length`, or, without a reason, where it is as long as the batch's cap.
+    """
+    reasons = batch.finish_reasons or [None] * batch.num_rollouts
+    said = np.array([reason is not None for reason in reasons], dtype=np.bool_)
+    truncated = np.array([reason == "length" for reason in reasons], dtype=np.bool_)
+    cap = batch.attributes.length_cap
+    if cap is None:
+        return truncated, said
+    return truncated | (~said & (batch.response_lengths >= cap)), np.ones_like(said)
+
+
+def turns_of_rollouts(batch: RolloutBatch) -> NDArray[np.int64]:
+    """[N] in how many turns the model sampled; needs `turn`."""
+    if batch.turn is None:
+        raise ValueError("the batch has no turns")
+    generated = np.flatnonzero(batch.generated)
+    rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
+    turn = batch.turn[generated]
+    begins = np.ones(turn.size, dtype=np.bool_)
+    begins[1:] = (turn[1:] != turn[:-1]) | (rows[1:] != rows[:-1])
+    return np.bincount(rows[begins], minlength=batch.num_rollouts).astype(np.int64)
+
+
+def lag_of_tokens(batch: RolloutBatch) -> NDArray[np.integer] | None:
+    """[T] trainer weights version − the version that sampled; None where either is not known."""
+    versions, trained = batch.weights_version, batch.attributes.trainer_weights_version
+    if versions is None or trained is None:
+        return None
+    # Of two versions from 0 up the difference fits where they do, in half the memory.
+    fits = 0 <= trained <= np.iinfo(np.int32).max and versions.dtype == np.int32 and versions.min(initial=0) >= 0
+    return np.subtract(trained, versions, dtype=np.int32 if fits else np.int64)
+
+
+def _row_sums(batch: RolloutBatch, values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """[N] the sum of each rollout's values, [T]."""
+    sums = np.zeros(batch.num_rollouts)
+    filled = np.flatnonzero(batch.response_lengths)
+    if filled.size:
+        sums[filled] = np.add.reduceat(values, batch.response_offsets[:-1][filled], dtype=np.float64)
+    return sums
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

@@ -1,0 +1,30 @@
+"""Alembic's environment: migrate over the connection that `service.platform.database.schema` hands in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from alembic import context
+from alembic.autogenerate.api import AutogenContext
+
+from service.platform.database.tables import Base
+from service.platform.database.tables.base import JsonColumn
+
+
+def render_item(kind: str, item: Any, autogenerate: AutogenContext) -> str | Literal[False]:
+    """How a drafted migration spells the type of JSON columns; all others as Alembic does."""
+    if kind == "type" and item is JsonColumn:
+        autogenerate.imports.add("from sqlalchemy.dialects import postgresql")
+        return 'sa.JSON().with_variant(postgresql.JSONB(), "postgresql")'
+    return False
+
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    render_as_batch=True,
+    render_item=render_item,
+    compare_type=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

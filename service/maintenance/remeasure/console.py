@@ -1,0 +1,148 @@
+"""What `foreshock remeasure` does, on the database and the token store that the settings name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from foreshock.commands.progress import Progress
+from foreshock.errors import ConfigurationError
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from service.maintenance.remeasure import repository
+from service.maintenance.remeasure.repository import Choice, StepKey
+from service.maintenance.remeasure.service import StepReport, check_step, remeasure_step
+from service.platform.context import ServiceContext
+from service.platform.database.engine import parse_database_url
+from service.platform.database.schema import current_revision, newest_revision
+from service.platform.database.session import Database
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings, load_settings
+from service.platform.store.tokens import TokenStore
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: a run by id, key or name (None: all), and which of its steps."""
+
+    run: str | None = None
+    attempt: int | None = None
+    step: int | None = None
+    everything: bool = False
+    dry_run: bool = False
+
+
+def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
+    """Measure again what is asked for; 0 where nothing was left as it was, else 1. Raises ConfigurationError.
+
+    `decoders` lets a process that has a pool share it.
+    """
+    with _context(load_settings(), decoders) as context:
+        keys = _chosen(context, request)
+        if not keys:
+            print(f"nothing to do: all statistics are of version {STATISTICS_VERSION}, which this release reads")
+            return 0
+        print(_extent(context, keys), flush=True)
+        if request.dry_run:
+            left = [report for report in map(partial(check_step, context), keys) if report.left is not None]
+            _show(left)
+            print(f"{len(keys) - len(left)} of {len(keys)} steps would be measured again; nothing was changed")
+        else:
+            left = _measure_all(context, keys)
+            print(f"{len(keys) - len(left)} of {len(keys)} steps were measured again")
+    return 1 if left else 0
+
+
+def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepReport]:
+    """Measure the steps again, as many at once as there are decoders; those of which something was left."""
+    progress = Progress("measuring again", len(keys))
+    if not context.decoders.is_warm:
+        context.decoders.warm_up()
+    left: list[StepReport] = []
+    with ThreadPoolExecutor(context.settings.decode_processes) as threads:
+        done = 0
+        try:
+            for report in threads.map(partial(remeasure_step, context), keys):
+                done += 1
+                progress.show(done)
+                if report.left is not None:
+                    left.append(report)
+        except BaseException:
+            # Interrupted: finish the steps that run, begin no other.
+            threads.shutdown(cancel_futures=True)
+            print(f"\nended early, after {done} of {len(keys)} steps: run it again, it goes on there", file=sys.stderr)
+            raise
+    _show(left)
+    return left
+
+
+def _chosen(context: ServiceContext, request: Request) -> list[StepKey]:
+    with context.database.read() as session:
+        run_id = _run_called(session, request.run) if request.run is not None else None
+        keys = repository.steps_to_measure(session, Choice(run_id, request.attempt, request.step, request.everything))
+        if not keys and request.step is not None:
+            everything = Choice(run_id, request.attempt, request.step, everything=True)
+            if not repository.steps_to_measure(session, everything):
+                raise ConfigurationError(f"there is no step {request.step}")
+    return keys
+
+
+def _run_called(session: Session, name: str) -> str:
+    """The id of the one run of this id, key or name; raises ConfigurationError."""
+    runs = repository.runs_called(session, name)
+    if not runs:
+        raise ConfigurationError(f"there is no run {name}")
+    if len(runs) > 1:
+        raise ConfigurationError(f"more than one run is called {name}: {', '.join(run.id for run in runs)}")
+    return runs[0].id
+
+
+def _extent(context: ServiceContext, keys: Sequence[StepKey]) -> str:
+    with context.database.read() as session:
+        extents = [repository.extent_of(session, key) for key in keys]
+    runs, files = len({key[0] for key in keys}), sum(each.shards for each in extents)
+    megabytes = sum(each.file_bytes for each in extents) / 1e6
+    return f"{len(keys)} steps of {runs} runs, {files} token files of {megabytes:,.1f} MB together"
+
+
+def _show(left: Iterable[StepReport]) -> None:
+    for report in left:
+        run_id, attempt, step = report.key
+        print(f"left: run {run_id}, attempt {attempt}, step {step}: {report.left}", file=sys.stderr)
+
+
+@contextmanager
+def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[ServiceContext]:
+    """What measuring needs of a service; raises ConfigurationError where its data is not there or not migrated."""
+    _check_there(settings)
+    database = Database(settings.database_url)
+    decoders = shared or DecoderPool(settings)
+    try:
+        with database.read() as session:
+            has = current_revision(session.connection())
+        if has != newest_revision():
+            raise ConfigurationError(
+                f"the database has revision {has} and this release wants {newest_revision()}: "
+                "start `foreshock serve` of this release, which migrates it, then measure again"
+            )
+        yield ServiceContext(settings, database, TokenStore(settings.store_url), decoders, b"")
+    finally:
+        if shared is None:
+            decoders.close()
+        database.close()
+
+
+def _check_there(settings: Settings) -> None:
+    """Raise ConfigurationError rather than make an empty database or store in the wrong place."""
+    url = parse_database_url(settings.database_url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        raise ConfigurationError(f"there is no database {url.database}: FORESHOCK_DATABASE_URL must be the service's")
+    store = TokenStore.root_of(settings.store_url)
+    if not store.is_dir():
+        raise ConfigurationError(f"there is no token store {store}: FORESHOCK_STORE_URL must be the service's")

@@ -1,0 +1,80 @@
+"""Queries on what there is to measure again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, exists, func, or_, select
+from sqlalchemy.orm import Session
+
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from service.platform.database.tables import MeasurementStatistics, Run, Shard, ShardStatistics, Step
+
+StepKey = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which steps; None: of every run, every attempt, every step. `everything`: also those that are up to date."""
+
+    run_id: str | None = None
+    attempt: int | None = None
+    step: int | None = None
+    everything: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much there is to read of a step."""
+
+    shards: int
+    file_bytes: int
+
+
+def runs_called(session: Session, name: str) -> Sequence[Run]:
+    """The runs of this id, key or name that were not deleted."""
+    called = or_(Run.id == name, Run.key == name, Run.name == name)
+    return session.scalars(select(Run).where(called, Run.deleted_at_us.is_(None)).order_by(Run.created_at_us)).all()
+
+
+def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:
+    """The steps that are meant, in order."""
+    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
+    query = query.where(Run.deleted_at_us.is_(None))
+    for column, wanted in ((Step.run_id, choice.run_id), (Step.attempt, choice.attempt), (Step.step, choice.step)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    if not choice.everything:
+        query = query.where(_of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics))
+    ordered = query.order_by(Run.created_at_us, Step.run_id, Step.attempt, Step.step)
+    return [(run_id, attempt, step) for run_id, attempt, step in session.execute(ordered)]
+
+
+def extent_of(session: Session, key: StepKey) -> Extent:
+    """How many shards a step has, and how large their files are together."""
+    query = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
+    chosen = query.where(Shard.run_id == key[0], Shard.attempt == key[1], Shard.step == key[2])
+    shards, file_bytes = session.execute(chosen).one()
+    return Extent(int(shards), int(file_bytes))
+
+
+def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
+    """The comparisons of a step whose measurement is of another version."""
+    table = MeasurementStatistics
+    query = select(table.comparison).where(
+        table.run_id == key[0],
+        table.attempt == key[1],
+        table.step == key[2],
+        table.statistics_version != STATISTICS_VERSION,
+    )
+    return session.scalars(query.order_by(table.comparison)).all()
+
+
+def _of_another_version(table: type[ShardStatistics] | type[MeasurementStatistics]) -> ColumnElement[bool]:
+    return exists().where(
+        table.run_id == Step.run_id,
+        table.attempt == Step.attempt,
+        table.step == Step.step,
+        table.statistics_version != STATISTICS_VERSION,
+    )

@@ -1,0 +1,154 @@
+"""Measure a stored step again: its shards from their token files, its replayed scores from theirs.
+
+Everything is computed before the transaction that replaces it, one for a step; that transaction checks that nothing
+has arrived since. So it may run beside the service, twice at once, and may be interrupted: each step is as it was or as
+it is measured now. SQLite serialises its transactions with the service's own, which wait for milliseconds.
+
+The same token files give the same statistics. What alerts and advice made of the values when they were new stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from foreshock.errors import ForeshockError
+from service.maintenance.remeasure import repository
+from service.maintenance.remeasure.repository import StepKey
+from service.platform.context import ClosedStepValues, ServiceContext
+from service.platform.problem import ProblemError
+from service.replay.attribution.compute import StepFindings, compute_findings
+from service.replay.attribution.service import ScoredStep, scored_step, store_findings
+from service.runs.lint.service import lint_closed_step
+from service.runs.measurements.folded import FoldedStatistics
+from service.runs.measurements.service import store_measurement
+from service.runs.rollouts import repository as shards
+from service.runs.rollouts.remeasuring import TokenFile, measure_file, replace_shards
+from service.runs.rollouts.shards import ShardPart, StoredShard
+from service.runs.runs.repository import find_and_lock
+from service.runs.steps import repository as steps
+from service.runs.steps.folding import fold_shards
+
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What became of a step; `left` says why something of it stays as it was, None: nothing does."""
+
+    key: StepKey
+    left: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A step as it is stored: the files of its shards in order, and its scores."""
+
+    files: tuple[TokenFile, ...]
+    scored: ScoredStep
+
+    @classmethod
+    def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
+        files = tuple(TokenFile.of(shard) for shard in shards.of_step(session, *key))
+        return cls(files, scored_step(context, session, key))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A step as it is measured now: its shards, their folds, and what its scores give (None: nothing to do)."""
+
+    stored: _Stored
+    shards: tuple[StoredShard, ...]
+    folded: tuple[FoldedStatistics, ...]
+    findings: StepFindings | None
+
+
+def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
+    """Measure a step again and replace what is stored of it; what cannot be measured is left as it is, and said."""
+    try:
+        for _ in range(_TRIES):
+            with context.database.read() as session:
+                stored = _Stored.read(context, session, key)
+            gone = gone_files(context, stored.files)
+            if gone:
+                return StepReport(key, gone)
+            measured, gone = _measure(context, stored)
+            if context.database.write(partial(_replace, context, key, measured)):
+                return StepReport(key, gone or _still_old(context, key))
+        return StepReport(key, "rollouts or scores of it kept arriving: run it again")
+    except OSError as error:
+        return StepReport(key, f"a file of it cannot be read: {error}")
+    except MemoryError:
+        return StepReport(key, "it needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows")
+    except (ForeshockError, ProblemError) as error:
+        return StepReport(key, str(error))
+    except OperationalError as error:
+        return StepReport(key, f"the database did not take it: {error.orig}; run it again")
+
+
+def check_step(context: ServiceContext, key: StepKey) -> StepReport:
+    """What `remeasure_step` would say of the step's files, without measuring anything."""
+    with context.database.read() as session:
+        stored = _Stored.read(context, session, key)
+    return StepReport(key, gone_files(context, stored.files) or _gone_scores(stored.scored))
+
+
+def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | None:
+    """Says in words which token files are not there; None where all are."""
+    gone = [file for file in files if not context.store.path_of(file.name).exists()]
+    if not gone:
+        return None
+    return f"{len(gone)} of its {len(files)} token files are gone, such as {gone[0].name}"
+
+
+def _measure(context: ServiceContext, stored: _Stored) -> tuple[_Measured, str | None]:
+    """The step as it is measured now, and what of its scores is gone."""
+    measured = tuple(measure_file(context, file) for file in stored.files)
+    of_comparison: dict[str, list[ShardPart]] = {}
+    for part in (part for shard in measured for part in shard.parts):
+        of_comparison.setdefault(part.comparison, []).append(part)
+    folded = tuple(fold_shards(name, group) for name, group in sorted(of_comparison.items()))
+    gone = _gone_scores(stored.scored)
+    findings = None
+    if stored.scored.scores and gone is None:
+        findings = context.decoders.run(compute_findings, stored.scored.rollouts, stored.scored.scores)
+    return _Measured(stored, measured, folded, findings), gone
+
+
+def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session: Session) -> bool:
+    """Replace everything in this transaction; False where the step is no longer what was measured."""
+    run = find_and_lock(session, key[0])
+    if run is None or run.deleted_at_us is not None:
+        return True
+    if _Stored.read(context, session, key) != measured.stored:
+        return False
+    numbers = [file.shard for file in measured.stored.files]
+    replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
+    step = steps.find(session, *key)
+    if step is not None and step.closed_at_us is not None:
+        for each in measured.folded:
+            store_measurement(session, *key, each)
+        session.flush()
+        lint_closed_step(session, ClosedStepValues(*key))
+    if measured.findings is not None:
+        store_findings(session, key, measured.stored.scored.version, measured.findings)
+    return True
+
+
+def _gone_scores(scored: ScoredStep) -> str | None:
+    gone: list[Path] = [path for score in scored.scores for path in score.files if not path.exists()]
+    if not gone:
+        return None
+    return f"{len(gone)} files of its replayed scores are gone, such as {gone[0].name}: what was replayed is left"
+
+
+def _still_old(context: ServiceContext, key: StepKey) -> str | None:
+    """Says which comparisons nothing that is stored gives any more."""
+    with context.database.read() as session:
+        old = repository.old_comparisons(session, key)
+    return f"its scores no longer give {', '.join(old)}" if old else None

@@ -1,0 +1,75 @@
+"""What a request works with, made once by `create_app`: settings, database, token store, decoders, step observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, cast
+
+import numpy as np
+from fastapi import Depends, Request
+from numpy.typing import NDArray
+from sqlalchemy.orm import Session
+
+from foreshock.rollouts import RolloutBatch
+from service.platform.database.session import Database
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings
+from service.platform.store.tokens import TokenStore
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStepValues:
+    """A step that has just closed, or whose values changed after it closed.
+
+    `values` are keyed `comparison:measure` (`trainer/rollout:k3_kl`, `rollout:response_length_mean`) and
+    `scalars:name`; what is not estimable is absent.
+    """
+
+    run_id: str
+    attempt: int
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+# Called inside the transaction that closes (or changes) the step; what it writes is committed with it.
+StepObserver = Callable[[Session, ClosedStepValues], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredShard:
+    """A shard of rollouts whose scores are wanted: where it belongs and its rollouts."""
+
+    run_id: str
+    attempt: int
+    step: int
+    batch: RolloutBatch
+
+
+# What probes computed of a shard: scorer → log-probs, [T] as the batch's response tokens, NaN where it was not scored.
+ScoreReader = Callable[[Session, TokenStore, ScoredShard], Mapping[str, NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """The long-lived parts of one service process."""
+
+    settings: Settings
+    database: Database
+    store: TokenStore
+    decoders: DecoderPool
+    session_secret: bytes
+    step_observers: tuple[StepObserver, ...] = ()
+    score_readers: tuple[ScoreReader, ...] = ()
+
+    def replacing(self, **parts: Any) -> ServiceContext:
+        """The same context with some of its parts replaced."""
+        return replace(self, **parts)
+
+
+def context_of(request: Request) -> ServiceContext:
+    """The context of the application that serves this request."""
+    return cast(ServiceContext, request.app.state.context)
+
+
+Context = Annotated[ServiceContext, Depends(context_of)]

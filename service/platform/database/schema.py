@@ -1,0 +1,71 @@
+"""The database's schema: bring it to the newest revision, and tell which one it has.
+
+`python -m service.platform.database.schema draft "what changes"` writes the next migration into `migrations/versions`,
+from the difference between an empty, migrated SQLite database and the tables in `service/platform/database/tables`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from service.platform.database.engine import make_engine
+
+_SERVICE = Path(__file__).parents[2]
+# A wheel carries them inside the package `service`; in a checkout they are at the top of the repository.
+MIGRATIONS = next(path for path in (_SERVICE / "migrations", _SERVICE.parent / "migrations") if path.is_dir())
+# Any number that no other program takes as its PostgreSQL advisory lock.
+_ADVISORY_LOCK = 0x464F5245
+
+
+def upgrade(database_url: str) -> None:
+    """Create or migrate the database to the newest revision; several services may do so at once."""
+    engine = make_engine(database_url)
+    try:
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+            command.upgrade(_configuration(connection), "head")
+    finally:
+        engine.dispose()
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The revision that the database has; None where it was never migrated."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def newest_revision() -> str | None:
+    """The revision that this release wants."""
+    return ScriptDirectory(str(MIGRATIONS)).get_current_head()
+
+
+def _configuration(connection: Connection) -> Config:
+    configuration = Config()
+    configuration.set_main_option("script_location", str(MIGRATIONS))
+    configuration.attributes["connection"] = connection
+    return configuration
+
+
+def _draft(message: str) -> None:
+    number = f"{sum(1 for _ in (MIGRATIONS / 'versions').glob('0*.py')) + 1:04d}"
+    with tempfile.TemporaryDirectory() as folder:
+        engine = make_engine(f"sqlite:///{folder}/draft.db")
+        with engine.begin() as connection:
+            if number != "0001":
+                command.upgrade(_configuration(connection), "head")
+            command.revision(_configuration(connection), message, autogenerate=True, rev_id=number)
+        engine.dispose()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] != "draft":
+        raise SystemExit('usage: python -m service.platform.database.schema draft "what changes"')
+    _draft(sys.argv[2])

@@ -1,0 +1,76 @@
+"""Sessions: `read` gives one to look with, `write` runs a unit of work in a transaction. Nobody else commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from service.platform.database.dialect import is_retryable
+from service.platform.database.engine import make_engine
+from service.platform.database.hooks import run_after_commit
+from service.platform.database.writer import GroupCommitWriter
+
+Result = TypeVar("Result")
+_ATTEMPTS = 5
+
+
+class Database:
+    """One database: PostgreSQL with a transaction for each unit of work, SQLite with one writer and many readers."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._write_engine = make_engine(url)
+        self.is_sqlite = self._write_engine.dialect.name == "sqlite"
+        self._read_engine = make_engine(url, for_writing=False) if self.is_sqlite else self._write_engine
+        self._writer = GroupCommitWriter(self._write_engine) if self.is_sqlite else None
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session to look with; at the end it is rolled back, and what it read stays readable."""
+        with Session(self._read_engine, expire_on_commit=False) as session:
+            try:
+                yield session
+            finally:
+                # A rollback would expire them.
+                session.expunge_all()
+                session.rollback()
+
+    def write(self, work: Callable[[Session], Result]) -> Result:
+        """Run `work(session)` in a transaction and return its result after the commit.
+
+        `work` may run again where PostgreSQL gives up on a deadlock, so it changes nothing but the session.
+        Raises what `work` raises, after rolling back.
+        """
+        if self._writer is not None:
+            return self._writer.run(work)
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._write_directly(work)
+            except OperationalError as error:
+                if attempt == _ATTEMPTS or not is_retryable(error):
+                    raise
+        raise AssertionError("unreachable")
+
+    def ping(self) -> None:
+        """Raise unless the database answers."""
+        with self.read() as session:
+            session.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        """Finish what is being written and close every connection."""
+        if self._writer is not None:
+            self._writer.close()
+        self._write_engine.dispose()
+        self._read_engine.dispose()
+
+    def _write_directly(self, work: Callable[[Session], Result]) -> Result:
+        with Session(self._write_engine, expire_on_commit=False) as session:
+            with session.begin():
+                result = work(session)
+            run_after_commit(session)
+        return result

@@ -1,0 +1,47 @@
+"""Every table. Importing this package fills `Base.metadata`, which the migrations are compared with.
+
+A new table: a module here, an import below, then `python -m service.platform.database.schema draft "what changes"`,
+which writes a migration into `migrations/versions`. A test compares the migrated database with these classes.
+"""
+
+from __future__ import annotations
+
+from service.platform.database.tables.advice import AdviceAcknowledgement, AdviceDecision, TrainerProgress
+from service.platform.database.tables.alerts import Alert, DetectorSnapshot
+from service.platform.database.tables.base import Base
+from service.platform.database.tables.checkpoints import Checkpoint
+from service.platform.database.tables.keys import ApiKey
+from service.platform.database.tables.lint import ShardLint, StepLint
+from service.platform.database.tables.measurements import MeasurementStatistics, measurements
+from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Score, ScoreShard, Worker
+from service.platform.database.tables.rollouts import Shard, ShardStatistics, Step
+from service.platform.database.tables.runs import Attempt, Run
+from service.platform.database.tables.scalars import Scalar
+
+__all__ = [
+    "AdviceAcknowledgement",
+    "AdviceDecision",
+    "Alert",
+    "ApiKey",
+    "Attempt",
+    "Attribution",
+    "Base",
+    "Checkpoint",
+    "DetectorSnapshot",
+    "Lease",
+    "MeasurementStatistics",
+    "Probe",
+    "ProbeJob",
+    "Run",
+    "Scalar",
+    "Score",
+    "ScoreShard",
+    "Shard",
+    "ShardLint",
+    "ShardStatistics",
+    "Step",
+    "StepLint",
+    "TrainerProgress",
+    "Worker",
+    "measurements",
+]

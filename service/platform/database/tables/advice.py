@@ -1,0 +1,51 @@
+"""Advice on the learning rate: the append-only log of decisions, and what trainers say they did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, ForeignKeyConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.platform.database.tables.base import Base
+
+
+class AdviceDecision(Base):
+    """One decision; rows are added, never changed. `decision` holds all of it, the columns what people search by."""
+
+    __tablename__ = "advice_decisions"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    revision: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    attempt: Mapped[int]
+    kind: Mapped[str]
+    effective_from_step: Mapped[int]
+    reason: Mapped[str]
+    author: Mapped[str]
+    made_at_us: Mapped[int]
+    decision: Mapped[dict[str, Any]]
+
+
+class AdviceAcknowledgement(Base):
+    """The learning rate that a trainer says it used at a step, and the revision of the advice it knew."""
+
+    __tablename__ = "advice_acknowledgements"
+    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    revision: Mapped[int]
+    applied_learning_rate: Mapped[float]
+    received_at_us: Mapped[int]
+
+
+class TrainerProgress(Base):
+    """The newest step that a following trainer asked for: it has been told a scale for it."""
+
+    __tablename__ = "trainer_progress"
+    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    polled_step: Mapped[int]

@@ -1,0 +1,41 @@
+"""Curves: one wide table with a column per registered measure, and beside it the folded statistics of each row."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKeyConstraint, String, Table
+from sqlalchemy.orm import Mapped, mapped_column
+
+from foreshock.measures.registry import MEASURES
+from service.platform.database.tables.base import Base
+
+MEASUREMENT_KEY = ("run_id", "attempt", "step", "comparison")
+
+# NULL: not estimable, or not of this kind of comparison.
+measurements = Table(
+    "measurements",
+    Base.metadata,
+    Column("run_id", String, primary_key=True),
+    Column("attempt", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("comparison", String, primary_key=True),
+    *(Column(measure.column, Double) for measure in MEASURES),
+    # Whether only some of the step's rollouts took part, as in a probe of a sample.
+    Column("from_sample", Boolean, nullable=False),
+    Column("computed_at_us", BigInteger, nullable=False),
+    ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+)
+
+
+class MeasurementStatistics(Base):
+    """The folded statistics that a measurement row was computed from; buckets and sequence measures come from them."""
+
+    __tablename__ = "measurement_statistics"
+    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    comparison: Mapped[str] = mapped_column(primary_key=True)
+    statistics_version: Mapped[int]
+    statistics: Mapped[bytes]
+    summaries: Mapped[bytes | None]

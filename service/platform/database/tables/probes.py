@@ -1,0 +1,172 @@
+"""Probes, their jobs and leases, the scores that came of them, and the workers that were seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.platform.database.tables.base import Base, JsonColumn
+
+
+class Probe(Base):
+    """A request to score rollouts of one step. The rollouts and the checkpoint are pinned when it is made.
+
+    `selection` is `[[shard, digest], …]`, the shards whose rollouts are scored; `max_rollouts` set: that many of them.
+    """
+
+    __tablename__ = "probes"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        UniqueConstraint("run_id", "request_digest"),
+        Index(None, "run_id", "created_at_us", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str]
+    attempt: Mapped[int]
+    step: Mapped[int]
+    kind: Mapped[str]
+    request_digest: Mapped[str]
+    scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
+    options: Mapped[dict[str, Any]]
+    accelerator: Mapped[str | None]
+    max_rollouts: Mapped[int | None]
+    checkpoint: Mapped[dict[str, Any]]
+    checkpoint_expires_at_us: Mapped[int | None]
+    selection: Mapped[list[list[Any]]] = mapped_column(JsonColumn)
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    rollout_set_digest: Mapped[str]
+    from_sample: Mapped[bool]
+    created_at_us: Mapped[int]
+
+
+class ProbeJob(Base):
+    """The part of a probe that one engine does. `fencing_token` grows with every lease and is never reused.
+
+    `needs` names its scorers, sorted and joined by commas: a worker must have them all. `reasons` keeps what went wrong
+    in each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
+    """
+
+    __tablename__ = "probe_jobs"
+    __table_args__ = (UniqueConstraint("probe_id", "engine"), Index(None, "state", "queued_at_us", "id"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    probe_id: Mapped[str] = mapped_column(ForeignKey("probes.id"))
+    engine: Mapped[str]
+    scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
+    needs: Mapped[str]
+    accelerator: Mapped[str | None]
+    state: Mapped[str]
+    tries: Mapped[int]
+    fencing_token: Mapped[int]
+    lease_id: Mapped[str | None]
+    lease_expires_at_us: Mapped[int | None]
+    worker: Mapped[str | None]
+    reason: Mapped[str | None]
+    reasons: Mapped[list[str]]
+    queued_at_us: Mapped[int]
+    finished_at_us: Mapped[int | None]
+
+
+class Lease(Base):
+    """One try of a job by one worker; kept after it ended, with its outcome."""
+
+    __tablename__ = "leases"
+    __table_args__ = (UniqueConstraint("job_id", "token"), Index(None, "outcome", "accelerator"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"))
+    token: Mapped[int]
+    project: Mapped[str]
+    worker: Mapped[str]
+    accelerator: Mapped[str]
+    device_name: Mapped[str]
+    granted_at_us: Mapped[int]
+    ended_at_us: Mapped[int | None]
+    outcome: Mapped[str | None]
+    reason: Mapped[str | None]
+
+
+class Worker(Base):
+    """A worker that asked for jobs. `project` is that of its key, empty where the key is bound to none."""
+
+    __tablename__ = "workers"
+
+    project: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    accelerator: Mapped[str]
+    device_name: Mapped[str]
+    scorers: Mapped[list[str]]
+    first_seen_at_us: Mapped[int]
+    last_seen_at_us: Mapped[int]
+
+
+class ScoreShard(Base):
+    """The catalogue of uploaded scores: a row here is an upload's commit point. `file` is relative to the store.
+
+    Shards belong to the try (`token`) that sent them; they count once that try completed its job.
+    """
+
+    __tablename__ = "score_shards"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
+    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    scorer: Mapped[str] = mapped_column(primary_key=True)
+    variant: Mapped[str] = mapped_column(primary_key=True)
+    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+    body_bytes: Mapped[int]
+    file: Mapped[str]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    fingerprint_digest: Mapped[str]
+    fingerprint: Mapped[dict[str, Any]]
+    received_at_us: Mapped[int]
+
+
+class Score(Base):
+    """A finished score: which job and try made it, and so which score shards hold its log-probs."""
+
+    __tablename__ = "scores"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        Index(None, "job_id"),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    rollout_set_digest: Mapped[str] = mapped_column(primary_key=True)
+    scorer: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
+    variant: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[dict[str, Any]]
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"))
+    token: Mapped[int]
+    accelerator: Mapped[str]
+    device_name: Mapped[str]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    from_sample: Mapped[bool]
+    published_at_us: Mapped[int]
+
+
+class Attribution(Base):
+    """Where the mismatch of a step comes from. `stale`: scores arrived since `document` was computed."""
+
+    __tablename__ = "attributions"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        Index(None, "stale", "changed_at_us"),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    stale: Mapped[bool]
+    changed_at_us: Mapped[int]
+    document: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    computed_at_us: Mapped[int | None]

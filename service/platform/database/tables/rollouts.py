@@ -1,0 +1,72 @@
+"""Steps, the catalogue of their shards, and the mergeable statistics of each shard."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKeyConstraint, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.platform.database.tables.base import Base
+
+
+class Step(Base):
+    """All rollouts of one training step in one attempt; `closed_at_us` is set once it is folded."""
+
+    __tablename__ = "steps"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        Index(None, "closed_at_us", "last_shard_at_us"),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    expected_shards: Mapped[int]
+    received_shards: Mapped[int]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    first_shard_at_us: Mapped[int]
+    last_shard_at_us: Mapped[int]
+    closed_at_us: Mapped[int | None]
+
+
+class Shard(Base):
+    """The catalogue: a row here is the commit point of an upload. `file` is relative to the token store."""
+
+    __tablename__ = "shards"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+    body_bytes: Mapped[int]
+    file: Mapped[str]
+    file_bytes: Mapped[int]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    rollout_set_digest: Mapped[str]
+    received_at_us: Mapped[int]
+
+
+class ShardStatistics(Base):
+    """What a shard adds to its step: one row a comparison (`rollout` for lengths, rewards and the like)."""
+
+    __tablename__ = "shard_statistics"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["run_id", "attempt", "step", "shard"],
+            ["shards.run_id", "shards.attempt", "shards.step", "shards.shard"],
+        ),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    comparison: Mapped[str] = mapped_column(primary_key=True)
+    statistics_version: Mapped[int]
+    statistics: Mapped[bytes]
+    summaries: Mapped[bytes | None]

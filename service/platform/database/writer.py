@@ -1,0 +1,104 @@
+"""SQLite's one writer: a thread that runs units of work, each in a savepoint, and commits what has queued up at once.
+
+A caller gets its result after the commit, so what it was told is durable; a unit that raises rolls back alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from service.platform.database.hooks import run_after_commit
+
+Result = TypeVar("Result")
+_LARGEST_BATCH = 64
+
+
+@dataclass(eq=False, slots=True)
+class _Unit:
+    work: Callable[[Session], Any]
+    future: Future[Any] = field(default_factory=Future)
+    result: Any = None
+    error: Exception | None = None
+    session: Session | None = None
+
+    def settle(self) -> None:
+        """Tell the caller; its after-commit hooks first, so that a listener sees what the caller will read."""
+        if self.error is not None:
+            self.future.set_exception(self.error)
+            return
+        if self.session is not None:
+            run_after_commit(self.session)
+        self.future.set_result(self.result)
+
+
+class GroupCommitWriter:
+    """Owns the engine for writing; `run` may be called from any thread but its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="foreshock-writer", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[Session], Result]) -> Result:
+        """Run a unit of work and return its result once it is committed; raises what the unit raised."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a unit of work must not start another one: pass it the session instead")
+        unit = _Unit(work)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the database is closed")
+            self._queue.put(unit)
+        result: Result = unit.future.result()
+        return result
+
+    def close(self) -> None:
+        """Finish what is queued, then stop."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (unit := self._queue.get()) is not None:
+            batch, last = [unit], False
+            while len(batch) < _LARGEST_BATCH and not self._queue.empty():
+                following = self._queue.get()
+                if following is None:
+                    last = True
+                    break
+                batch.append(following)
+            self._commit(batch)
+            if last:
+                return
+
+    def _commit(self, batch: list[_Unit]) -> None:
+        try:
+            with self._engine.begin() as connection:
+                for unit in batch:
+                    self._run_unit(connection, unit)
+        except Exception as error:
+            for unit in batch:
+                unit.error = unit.error or error
+        for unit in batch:
+            unit.settle()
+
+    def _run_unit(self, connection: Connection, unit: _Unit) -> None:
+        session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        try:
+            with session, session.begin():
+                unit.result = unit.work(session)
+            unit.session = session
+        except Exception as error:
+            unit.error = error

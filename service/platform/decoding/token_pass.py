@@ -1,0 +1,84 @@
+"""Which pass over the tokens a decoder process uses: the compiled one, else numpy's, which gives the same numbers.
+
+Compiling takes about half a minute. Numba keeps the machine code on disk, and one process at a time compiles, so that
+only the first start of a release takes that long; a later one loads it in about a second.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreshock.measures.passes import compiled
+from service.platform.settings import Settings
+from service.platform.store.tokens import TokenStore
+
+COMPILED = "compiled"
+_SLOWER = "numpy, several times slower"
+
+_found = f"{_SLOWER}: nothing was prepared"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPassChoice:
+    """Whether to compile, and where compiled code is kept (None: where numba does, beside the package)."""
+
+    compile: bool
+    folder: Path | None
+
+
+def chosen_token_pass(settings: Settings) -> TokenPassChoice:
+    """What the settings say; without a folder it is beside the package, else beside the token store."""
+    folder = None
+    if settings.compiled_folder:
+        folder = Path(settings.compiled_folder).absolute()
+    elif not os.access(_package_folder(), os.W_OK):
+        folder = TokenStore.root_of(settings.store_url).parent / "compiled"
+    return TokenPassChoice(settings.token_pass == COMPILED, folder)
+
+
+def prepare_token_pass(choice: TokenPassChoice) -> None:
+    """Compile the pass, or load what was compiled; where that is not possible numpy's stays, and `token_pass` says why.
+
+    Must come before anything else imports numba.
+    """
+    global _found
+    if not choice.compile:
+        _found = "numpy, as FORESHOCK_TOKEN_PASS says"
+        return
+    if not compiled.available():
+        _found = f"{_SLOWER}: numba is not installed (pip install 'foreshock[fast]')"
+        return
+    try:
+        if choice.folder is not None:
+            # Machine code is run as it is read: nobody else may write it.
+            choice.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.environ["NUMBA_CACHE_DIR"] = str(choice.folder)
+        with _one_at_a_time(choice.folder or _package_folder() / "__pycache__"):
+            # As many decoders as processors work side by side: one thread each.
+            compiled.prepare(threads=1)
+        _found = COMPILED
+    except Exception as error:
+        # Such as a numba that refuses this numpy: slower is better than not at all.
+        _found = f"{_SLOWER}: {type(error).__name__}: {error}"
+
+
+def token_pass() -> str:
+    """Which pass this process uses: COMPILED, or numpy's and why."""
+    return _found
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    with (folder / "compiling.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _package_folder() -> Path:
+    return Path(str(compiled.__file__)).parent

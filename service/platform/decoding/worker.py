@@ -1,0 +1,66 @@
+"""What runs inside a decoder process: its limits, and the alarm around each task."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import connection, parent_process
+from typing import TypeVar
+
+from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass, token_pass
+
+Result = TypeVar("Result")
+
+
+def prepare_process(memory_bytes: int, choice: TokenPassChoice) -> None:
+    """Load what decoding needs, then allow `memory_bytes` of address space on top, and no core dump."""
+    # First of all: what follows may take a minute.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import pyarrow as pa
+
+    import service.runs.rollouts.shards  # noqa: F401  (imports before the limit, so that it bounds the data alone)
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    prepare_token_pass(choice)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit = _address_space_bytes() + memory_bytes
+    with contextlib.suppress(ValueError, OSError):  # a lower hard limit is set already
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def run_with_alarm(seconds: float, task: Callable[[], Result]) -> Result:
+    """Run a task; past `seconds` the process is killed by SIGALRM, whatever native code it is in."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return task()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def wait_a_moment() -> str:
+    """Hold one process for long enough that the next task starts another one; which token pass it uses."""
+    time.sleep(0.05)
+    return token_pass()
+
+
+def _address_space_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,58 @@
+"""Opaque keyset cursors: a page continues after the last row's key, so that rows added meanwhile move nothing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Generic, TypeVar
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+
+from service.platform.problem import ProblemError
+
+Item = TypeVar("Item")
+CursorKey = tuple[str | int, ...]
+
+Limit = Annotated[int, Query(ge=1, le=500, description="items on a page")]
+Cursor = Annotated[str | None, Query(max_length=1024, description="`next_cursor` of the page before")]
+
+
+class InvalidCursor(ProblemError):
+    """A cursor that no list of this kind has given out."""
+
+    status = 422
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list."""
+
+    items: list[Item]
+    next_cursor: str | None = Field(default=None, description="absent on the last page")
+
+
+def encode_cursor(key: CursorKey) -> str:
+    """The cursor that continues after `key`."""
+    return base64.urlsafe_b64encode(json.dumps(list(key)).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
+    """The key inside a cursor; raises InvalidCursor unless its parts have the types in `shape`."""
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        parts = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, RecursionError) as error:
+        raise InvalidCursor("the cursor is not one that this list has given out") from error
+    fits = isinstance(parts, list) and [type(part) for part in parts] == list(shape)
+    if not fits or any(isinstance(part, int) and abs(part) >= 2**63 for part in parts):
+        raise InvalidCursor("the cursor is not one that this list has given out")
+    return tuple(parts)
+
+
+def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey]) -> Page[Item]:
+    """A page from up to `limit` + 1 rows: the extra row only tells that there is a next page."""
+    more = len(rows) > limit
+    kept = list(rows[:limit])
+    return Page(items=kept, next_cursor=encode_cursor(key_of(kept[-1])) if more else None)

@@ -1,0 +1,178 @@
+"""Who may do what: API keys and signed page sessions become a Principal, and `require(scope)` guards an endpoint.
+
+Where no key was ever made the service binds loopback only and every request is an unbound principal with all scopes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from foreshock.clock import now_us
+from service.platform.context import Context, ServiceContext
+from service.platform.keys import repository
+from service.platform.problem import ProblemError
+
+KEY_PREFIX = "fsk_"
+SESSION_COOKIE = "foreshock_session"
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
+
+
+class Scope(StrEnum):
+    """What a key may be used for; `admin` includes the others."""
+
+    INGEST = "ingest"
+    READ = "read"
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+class AuthenticationRequired(ProblemError):
+    """No key, an unknown key, a revoked key, or a session that has ended."""
+
+    status = 401
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+class ScopeMissing(ProblemError):
+    """The key is good, but not for this."""
+
+    status = 403
+
+
+class CrossSiteRefused(ProblemError):
+    """A browser's request that did not come from the service's own pages."""
+
+    status = 403
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks. `project` None: bound to no project; `key_id` None: the service has no keys."""
+
+    key_id: str | None
+    project: str | None
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the scope, or `admin`, was given."""
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+    def sees(self, project: str) -> bool:
+        """Whether runs of this project exist for this principal."""
+        return self.project is None or self.project == project
+
+
+UNRESTRICTED = Principal(None, None, frozenset(Scope))
+
+
+def new_secret() -> str:
+    """A new API key: 256 random bits after the prefix that secret scanners look for."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_secret(secret: str) -> str:
+    """What is stored of a key. The secret has 256 random bits, so a plain SHA-256 cannot be guessed back."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def require(scope: Scope | str) -> Callable[..., Principal]:
+    """The dependency of an endpoint that needs `scope`: `principal: Annotated[Principal, Depends(require("read"))]`."""
+    needed = Scope(scope)
+
+    def principal_with_scope(
+        request: Request,
+        context: Context,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    ) -> Principal:
+        principal = authenticate(context, request, credentials.credentials if credentials else None)
+        if not principal.may(needed):
+            raise ScopeMissing(f"this key lacks the scope `{needed}`")
+        return principal
+
+    return principal_with_scope
+
+
+Reader = Annotated[Principal, Depends(require(Scope.READ))]
+Ingester = Annotated[Principal, Depends(require(Scope.INGEST))]
+Worker = Annotated[Principal, Depends(require(Scope.WORKER))]
+Administrator = Annotated[Principal, Depends(require(Scope.ADMIN))]
+
+
+def authenticate(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
+    """The principal of a request, from its bearer key or its session cookie; raises AuthenticationRequired."""
+    if bearer is not None:
+        return principal_of_secret(context, bearer)
+    cookie = request.cookies.get(SESSION_COOKIE)
+    if cookie is not None:
+        key_id = verify_session(context.session_secret, cookie)
+        if key_id is not None:
+            _refuse_foreign_form(request)
+            return _principal_of_key(context, key_id)
+    with context.database.read() as session:
+        if repository.any_key_was_made(session):
+            raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
+    return UNRESTRICTED
+
+
+def principal_of_secret(context: ServiceContext, secret: str) -> Principal:
+    """The principal of an API key; raises AuthenticationRequired unless it is known and not revoked."""
+    secret_hash = hash_secret(secret)
+    with context.database.read() as session:
+        key = repository.find_by_hash(session, secret_hash)
+        if key is None and not repository.any_key_was_made(session):
+            return UNRESTRICTED
+    if key is None or not hmac.compare_digest(key.secret_hash, secret_hash) or key.revoked_at_us is not None:
+        raise AuthenticationRequired("this API key is unknown or revoked")
+    return Principal(key.id, key.project, frozenset(Scope(scope) for scope in key.scopes))
+
+
+def sign_session(secret: bytes, key_id: str, lifetime_seconds: float) -> str:
+    """A session cookie's value: key id, end in microseconds, and their HMAC-SHA256."""
+    claim = f"{key_id}.{now_us() + int(lifetime_seconds * 1e6)}"
+    return f"{claim}.{_mac(secret, 'session', claim)}"
+
+
+def verify_session(secret: bytes, cookie: str) -> str | None:
+    """The key id in a session cookie; None where it was not signed here or has ended."""
+    claim, _, mac = cookie.rpartition(".")
+    if not hmac.compare_digest(mac.encode(), _mac(secret, "session", claim).encode()):
+        return None
+    key_id, _, ends_at = claim.partition(".")
+    return key_id if now_us() < int(ends_at) else None
+
+
+def form_token(secret: bytes, cookie: str) -> str:
+    """The CSRF token of forms shown in a session; compare with `hmac.compare_digest`."""
+    return _mac(secret, "form", cookie)
+
+
+def _principal_of_key(context: ServiceContext, key_id: str) -> Principal:
+    with context.database.read() as session:
+        key = repository.find(session, key_id)
+    if key is None or key.revoked_at_us is not None:
+        raise AuthenticationRequired("this session has ended: log in again")
+    return Principal(key.id, key.project, frozenset(Scope(scope) for scope in key.scopes))
+
+
+def _refuse_foreign_form(request: Request) -> None:
+    # SameSite=Strict already keeps the cookie at home; this also holds in browsers that ignore it.
+    if request.method in _SAFE_METHODS:
+        return
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise CrossSiteRefused("a session is good for this site's own pages only")
+
+
+def _mac(secret: bytes, purpose: str, text: str) -> str:
+    return hmac.new(secret, f"{purpose}|{text}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,1 @@
+"""What people and Prometheus read: the pages and the exporter."""

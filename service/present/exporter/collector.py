@@ -1,0 +1,183 @@
+"""What one scrape shows: SQL aggregates turned into Prometheus samples. Nothing is counted in memory, so every process
+shows the same, a restart loses nothing, and a finished run drops out by itself."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+from sqlalchemy.orm import Session
+
+from foreshock.early_warning.decisions import Decision, fold
+from foreshock.measures.statistics.buckets import BucketTable
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from service.platform.context import ServiceContext
+from service.platform.database.dialect import database_now_us
+from service.platform.database.tables.probes import Attribution
+from service.present.exporter import families, repository
+from service.present.exporter.families import Family, Samples
+from service.present.exporter.repository import ActiveRun, ComparisonKey
+from service.runs.rollouts.shards import STEP_ROW
+
+# Buckets are exported of the comparison that every run has; of others there are pages and dashboards over SQL.
+BUCKETS_OF = "trainer/rollout"
+_WORKER_SEEN_US = 300_000_000
+_MOST_REMEMBERED_TABLES = 2_000
+
+
+class BucketMemory:
+    """Bucket tables that earlier scrapes read; a blob is read again only when its measurement was computed again."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[ComparisonKey, int], BucketTable] = OrderedDict()
+
+    def get(self, session: Session, key: ComparisonKey, computed_at_us: int) -> BucketTable | None:
+        """The table of a measurement; None where there is none that this release can read."""
+        known = self._tables.get((key, computed_at_us))
+        if known is not None:
+            return known
+        blob = repository.statistics_of(session, key)
+        if blob is None:
+            return None
+        table = ComparisonStatistics.from_bytes(blob).buckets()
+        self._tables[key, computed_at_us] = table
+        while len(self._tables) > _MOST_REMEMBERED_TABLES:
+            self._tables.popitem(last=False)
+        return table
+
+
+class ForeshockCollector:
+    """A Prometheus collector over the service's database; `project` None: the runs of every project."""
+
+    def __init__(self, context: ServiceContext, version: str, buckets: BucketMemory, project: str | None) -> None:
+        self._context = context
+        self._version = version
+        self._buckets = buckets
+        self._project = project
+
+    def describe(self) -> Iterator[Metric]:
+        """The families without samples, so that registering asks no database."""
+        return (family.samples() for family in families.FAMILIES)
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the database once and give every family that has samples."""
+        scrape = _Scrape()
+        with self._context.database.read() as session:
+            scrape.add(families.BUILD_INFO, (self._version,), 1)
+            runs = self._runs(session, scrape)
+            run_ids = [each.run.id for each in runs]
+            if run_ids:
+                self._measurements(session, scrape, run_ids)
+                _attributions(scrape, repository.newest_attributions(session, run_ids).values())
+                for run_id, rule, severity, count in repository.open_alerts(session, run_ids):
+                    scrape.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
+                _advice(session, scrape, runs)
+            self._probes(session, scrape)
+        return iter(scrape.families())
+
+    def _runs(self, session: Session, scrape: _Scrape) -> list[ActiveRun]:
+        limit = self._context.settings.exporter_max_runs
+        states = repository.runs_by_state(session, self._project)
+        for state, count in states.items():
+            scrape.add(families.RUNS, (state,), count)
+        runs = repository.active_runs(session, self._project, limit)
+        scrape.add(families.RUNS_EXPORTED, (), len(runs))
+        scrape.add(families.RUNS_CUT, (), max(0, states.get("running", 0) - len(runs)))
+        steps = repository.newest_closed_steps(session, [each.run.id for each in runs])
+        for each in runs:
+            run = each.run
+            scrape.add(families.RUN_INFO, (run.id, run.project, run.key, run.name or "", run.model or ""), 1)
+            scrape.add(families.ROLLOUTS, (run.id,), each.rollouts)
+            scrape.add(families.TOKENS, (run.id,), each.tokens)
+            if each.last_ingest_us is not None:
+                scrape.add(families.LAST_INGEST, (run.id,), each.last_ingest_us / 1e6)
+            if run.id in steps:
+                scrape.add(families.STEP, (run.id,), steps[run.id][2])
+        return runs
+
+    def _measurements(self, session: Session, scrape: _Scrape, run_ids: list[str]) -> None:
+        keys = repository.newest_comparisons(session, run_ids)
+        columns = [*families.OF_COMPARISONS, *families.OF_STEPS]
+        for key, row in repository.values_of(session, keys, columns).items():
+            run_id, _, _, comparison = key
+            if comparison == STEP_ROW:
+                for column, family in families.OF_STEPS.items():
+                    scrape.add(family, (run_id,), getattr(row, column))
+                continue
+            for column, family in families.OF_COMPARISONS.items():
+                scrape.add(family, (run_id, comparison), getattr(row, column))
+            if comparison == BUCKETS_OF:
+                table = self._buckets.get(session, key, row.computed_at_us)
+                if table is not None:
+                    _bucket_samples(scrape, run_id, table)
+
+    def _probes(self, session: Session, scrape: _Scrape) -> None:
+        now = database_now_us(session)
+        for accelerator, state, count, oldest_us in repository.jobs_by_state(session, self._project):
+            scrape.add(families.JOBS, (accelerator, state), count)
+            if repository.is_waiting(state):
+                scrape.add(families.OLDEST_WAITING, (accelerator,), max(0, now - oldest_us) / 1e6)
+        for accelerator, count in repository.failures_by_accelerator(session, self._project).items():
+            scrape.add(families.JOB_FAILURES, (accelerator,), count)
+        seen = repository.workers_by_accelerator(session, self._project, now - _WORKER_SEEN_US)
+        for accelerator, count in seen.items():
+            scrape.add(families.WORKERS, (accelerator,), count)
+
+
+class _Scrape:
+    """The samples of one scrape, by family."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, Samples] = {}
+
+    def add(self, family: Family, labels: tuple[str, ...], value: float | None) -> None:
+        """Add a sample; what is not known or not finite has none."""
+        if value is None or not math.isfinite(value):
+            return
+        if family.name not in self._samples:
+            self._samples[family.name] = family.samples()
+        self._samples[family.name].add_metric(labels, value)
+
+    def families(self) -> list[Samples]:
+        """The families that have samples, in the order of `families.FAMILIES`."""
+        return [self._samples[family.name] for family in families.FAMILIES if family.name in self._samples]
+
+
+def _bucket_samples(scrape: _Scrape, run_id: str, table: BucketTable) -> None:
+    for index, (low, high) in enumerate(zip(table.edges[:-1], table.edges[1:], strict=True)):
+        labels = (run_id, BUCKETS_OF, f"{low:.3g}-{high:.3g}")
+        scrape.add(families.BUCKET_TOKENS, labels, float(table.tokens[index]))
+        scrape.add(families.BUCKET_K3, labels, float(table.k3_kl[index]))
+
+
+def _attributions(scrape: _Scrape, attributions: Iterable[Attribution]) -> None:
+    for each in attributions:
+        document: dict[str, Any] | None = each.document
+        if document is None:
+            continue
+        scrape.add(families.ATTRIBUTED_STEP, (each.run_id,), each.step)
+        for link in document["links"]:
+            scrape.add(families.LINK_SHARE, (each.run_id, link["name"]), link["share"])
+            scrape.add(families.LINK_K3, (each.run_id, link["name"]), link["k3_kl"])
+
+
+def _advice(session: Session, scrape: _Scrape, runs: list[ActiveRun]) -> None:
+    run_ids = [each.run.id for each in runs]
+    logs = repository.advice_logs(session, run_ids)
+    acknowledged = repository.newest_acknowledgements(session, run_ids)
+    for run in (each.run for each in runs):
+        state = fold([Decision.from_json(decision) for decision in logs.get(run.id, [])])
+        for mode in ("shadow", "apply"):
+            scrape.add(families.ADVICE_MODE, (run.id, mode), 1 if run.advice_mode == mode else 0)
+        scrape.add(families.ADVICE_REVISION, (run.id,), state.revision)
+        scrape.add(families.ADVISED_SCALE, (run.id,), state.scale((run.last_step or 0) + 1))
+        said = acknowledged.get(run.id)
+        if said is None:
+            continue
+        scrape.add(families.ADVICE_ACKNOWLEDGED, (run.id,), said.revision)
+        if run.initial_learning_rate:
+            scale = said.applied_learning_rate / run.initial_learning_rate
+            scrape.add(families.APPLIED_SCALE, (run.id,), scale)

@@ -1,0 +1,195 @@
+"""HTTP: the pages, the parts that are fetched after them, forms, and static files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.exceptions import HTTPException
+
+from service.platform.context import Context, ServiceContext
+from service.platform.pagination import Cursor
+from service.platform.schemas import RunIdentifier, StepPath
+from service.platform.security import AuthenticationRequired, ScopeMissing
+from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, digest_of, media_type_of
+from service.present.pages.policy import PAGE_HEADERS
+from service.present.pages.presenters.corrections import corrections_part
+from service.present.pages.presenters.figures import run_plot, step_plot
+from service.present.pages.presenters.run import run_page
+from service.present.pages.presenters.run_list import runs_page
+from service.present.pages.presenters.step import step_page, worst_tokens
+from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.rendering import figure_response, page_response
+from service.present.pages.sessions import (
+    LONGEST_KEY,
+    AlertAnswerers,
+    Guest,
+    Guests,
+    Operators,
+    PageRoute,
+    local_path,
+    require_form_token,
+    sign_in,
+    sign_out,
+)
+from service.present.pages.view_models import LoginPage
+from service.runs.runs.schemas import RunUpdate
+from service.runs.runs.service import get_run, update_run
+from service.watch.advice.schemas import OperatorDecisionCreate
+from service.watch.advice.service import operate
+from service.watch.alerts.endpoints import AlertIdentifier
+from service.watch.alerts.service import acknowledge, resolve
+
+# Pages are for people: the API's own description has none of them.
+pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+parts = APIRouter(prefix="/pages", include_in_schema=False)
+static = APIRouter(include_in_schema=False)
+ROUTERS = (static, parts, pages)
+
+
+@contextmanager
+def viewing(context: ServiceContext, guest: Guest) -> Iterator[Viewing]:
+    """One look at the database for this guest."""
+    with context.database.read() as session:
+        yield Viewing(context, session, guest.principal)
+
+
+@pages.get("/")
+def show_runs(request: Request, context: Context, guest: Guests, cursor: Cursor = None) -> Response:
+    """The page of runs."""
+    with viewing(context, guest) as look:
+        page = runs_page(look, cursor)
+    return page_response(request, "runs.html", page, guest.visitor)
+
+
+@pages.get("/runs/{run}")
+def show_run(run: RunIdentifier, request: Request, context: Context, guest: Guests) -> Response:
+    """The page of a run."""
+    with viewing(context, guest) as look:
+        page = run_page(look, run)
+    return page_response(request, "run.html", page, guest.visitor)
+
+
+@pages.get("/runs/{run}/steps/{step}")
+def show_step(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
+    """The page of a step."""
+    with viewing(context, guest) as look:
+        page = step_page(look, run, step)
+    return page_response(request, "step.html", page, guest.visitor)
+
+
+@pages.post("/runs/{run}/advice")
+def decide(
+    run: RunIdentifier,
+    context: Context,
+    guest: Operators,
+    kind: Annotated[Literal["hold", "release", "raise", "halve", "apply", "shadow"], Form()],
+) -> Response:
+    """An operator's decision on the learning rate, then back to the run."""
+    if kind == "apply" or kind == "shadow":
+        change = RunUpdate(advice_mode=kind)
+        context.database.write(lambda session: update_run(session, guest.principal, run, change))
+    else:
+        decision = OperatorDecisionCreate(kind=kind, reason=f"An operator said {kind} on the run's page.")
+        context.database.write(lambda session: operate(session, guest.principal, run, decision))
+    return see_other(f"/runs/{run}")
+
+
+@pages.post("/runs/{run}/alerts/{alert}/acknowledge")
+def acknowledge_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, guest: AlertAnswerers) -> Response:
+    """Somebody has seen the alert, then back to the run."""
+    context.database.write(lambda session: acknowledge(session, guest.principal, run, alert))
+    return see_other(f"/runs/{run}")
+
+
+@pages.post("/runs/{run}/alerts/{alert}/resolve")
+def resolve_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, guest: AlertAnswerers) -> Response:
+    """The alert is settled, then back to the run."""
+    context.database.write(lambda session: resolve(session, guest.principal, run, alert))
+    return see_other(f"/runs/{run}")
+
+
+def see_other(address: str) -> Response:
+    """After a form: to a page that can be loaded again."""
+    return RedirectResponse(address, status_code=303, headers=PAGE_HEADERS)
+
+
+@parts.get("/runs/{run}/figures/{name}.json")
+def run_figure(run: RunIdentifier, name: str, request: Request, context: Context, guest: Guests) -> Response:
+    """A figure of a run, as `static/figures.js` draws it."""
+    plot = run_plot(name)
+    with viewing(context, guest) as look:
+        figure = plot.make(look, get_run(look.session, look.principal, run))
+    return figure_response(request, figure)
+
+
+@parts.get("/runs/{run}/steps/{step}/figures/{name}.json")
+def step_figure(
+    run: RunIdentifier, step: StepPath, name: str, request: Request, context: Context, guest: Guests
+) -> Response:
+    """A figure of a step."""
+    plot = step_plot(name)
+    with viewing(context, guest) as look:
+        figure = plot.make(look, get_run(look.session, look.principal, run), step, None)
+    return figure_response(request, figure)
+
+
+@parts.get("/runs/{run}/steps/{step}/tokens")
+def step_tokens(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
+    """The worst tokens of a step, as a piece of HTML."""
+    with viewing(context, guest) as look:
+        part = worst_tokens(look, run, step)
+    return page_response(request, "tokens.html", part, guest.visitor)
+
+
+@parts.get("/runs/{run}/steps/{step}/corrections")
+def step_corrections(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
+    """What corrections would do to a step, and its theory, as a piece of HTML."""
+    with viewing(context, guest) as look:
+        part = corrections_part(look, run, step)
+    return page_response(request, "corrections.html", part, guest.visitor)
+
+
+@pages.get("/login")
+def show_login(request: Request, next_path: Annotated[str, Query(alias="next", max_length=2000)] = "/") -> Response:
+    """The form that takes an API key."""
+    return page_response(request, "login.html", LoginPage(local_path(next_path)), None)
+
+
+@pages.post("/login")
+def log_in(
+    request: Request,
+    context: Context,
+    api_key: Annotated[str, Form(max_length=LONGEST_KEY)],
+    next_path: Annotated[str, Form(alias="next", max_length=2000)] = "/",
+) -> Response:
+    """Exchange an API key for a session. Other sites' forms were refused before this by their Origin."""
+    try:
+        return sign_in(context, request, api_key, next_path)
+    except (AuthenticationRequired, ScopeMissing) as error:
+        page = LoginPage(local_path(next_path), f"{error.detail}.")
+        return page_response(request, "login.html", page, None, status=error.status)
+
+
+@pages.post("/logout")
+def log_out(request: Request, context: Context, csrf_token: Annotated[str, Form(max_length=200)] = "") -> Response:
+    """End the session."""
+    require_form_token(context, request, csrf_token)
+    return sign_out()
+
+
+@static.get("/static/{name}")
+def static_file(name: str, v: str = "") -> Response:
+    """A file of the pages; kept for a year where the address carries its version."""
+    found = assets().get(name)
+    if found is None:
+        raise HTTPException(404, "there is no such file")
+    cache = LONG_CACHE if v == digest_of(name) else REVALIDATE
+    return Response(
+        found.read_bytes(),
+        media_type=media_type_of(name),
+        headers={"Cache-Control": cache, "X-Content-Type-Options": "nosniff"},
+    )

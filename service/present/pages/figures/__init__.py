@@ -1,0 +1,10 @@
+"""The plots of the pages, one file each.
+
+Pure functions from curves to a `Figure`, or to a `Missing` that says in words why there is none.
+"""
+
+from __future__ import annotations
+
+from service.present.pages.figures.specification import Curve, Figure, Missing
+
+__all__ = ["Curve", "Figure", "Missing"]

@@ -1,0 +1,180 @@
+"""Where the mismatch comes from: a waterfall of the chain's links, whose shares of E[d²] add up to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from service.present.pages.figures.mismatch import style_of
+from service.present.pages.figures.specification import INK, MUTED, Figure, Json, Missing
+
+TITLE = "Where the mismatch comes from"
+ROW_HEIGHT = 74
+# Where a cause breaks, so that it fits on a narrow screen.
+LONGEST_LINE = 40
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShare:
+    """A link of the chain, `target/behaviour`: its cause in words, its share E[d_link·d]/E[d²] and an interval."""
+
+    name: str
+    cause: str
+    share: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def short_cause(self) -> str:
+        """The cause up to its colon: what comes after it explains."""
+        return self.cause.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The links of a step from `rollout` to `trainer`, in order, and what has to be said beside them."""
+
+    step: int
+    links: Sequence[LinkShare]
+    notes: Sequence[str] = ()
+
+
+def attribution_figure(chain: Chain | None) -> Figure | Missing:
+    """Bars that begin where the one before ended; a bar to the left is a link that cancels part of another."""
+    if chain is None:
+        return Missing(
+            TITLE,
+            "Nothing has been replayed yet. Announce a checkpoint and ask for a probe; "
+            "a worker then scores the rollouts with every link of the chain.",
+        )
+    known = [link for link in chain.links if link.share is not None]
+    if not known:
+        why = f"The scores of step {chain.step} agree in every token: there is no mismatch to share out."
+        return Missing(TITLE, " ".join([why, *chain.notes]))
+    starts, reached = [], 0.0
+    for link in known:
+        starts.append(reached)
+        reached += link.share or 0.0
+    layout = {
+        "xaxis": {
+            "title": {"text": "share of the mismatch, E[d of the link · d] / E[d²]"},
+            "tickformat": ".0%",
+            "range": _range(known, starts),
+        },
+        # The names stand above their bars, where they fit on a narrow screen too.
+        "yaxis": {"range": [len(known) - 0.6, -0.78], "visible": False},
+        "showlegend": False,
+        "hovermode": False,
+        "shapes": _guides(known, starts),
+        "annotations": [_name(row, link) for row, link in enumerate(known)],
+    }
+    caption = (
+        f"Step {chain.step}. Token by token the links add up to the whole, so the shares add to 100 %; "
+        "a negative share cancels part of another. Whiskers: bootstrap interval over prompt groups."
+    )
+    caption = " ".join([caption, *chain.notes])
+    traces = [_bars(known, starts), *_intervals(known, starts)]
+    return Figure(TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known))
+
+
+def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> Json:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": "share",
+        "y": list(range(len(links))),
+        "x": [link.share for link in links],
+        "base": list(starts),
+        "width": 0.36,
+        "marker": {"color": [style_of(link.name)[0] for link in links]},
+    }
+
+
+def _name(row: int, link: LinkShare) -> Json:
+    words = "<br>".join(wrap(link.short_cause, LONGEST_LINE))
+    return {
+        "xref": "paper",
+        "x": 0,
+        "xanchor": "left",
+        "yref": "y",
+        "y": row - 0.2,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "align": "left",
+        "bgcolor": "var(--card)",
+        "borderpad": 1,
+        "text": f"<b>{percent(link.share)}</b>  {words}",
+        "font": {"color": INK, "size": 12.5},
+    }
+
+
+def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
+    """Where 0 and the whole lie, and what joins each bar to the next."""
+    thin = {"color": MUTED, "width": 1, "dash": "dot"}
+    ends = [
+        {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": thin}
+        for at in (0, 1)
+    ]
+    steps = [
+        {"type": "line", "xref": "x", "yref": "y", "x0": at, "x1": at, "y0": row + 0.18, "y1": row + 0.82, "line": thin}
+        for row, at in enumerate(starts[1:])
+    ]
+    return ends + steps if links else []
+
+
+def percent(share: float | None) -> str:
+    """A share as a person reads it: whole percents, a real minus sign, no negative zero."""
+    if share is None:
+        return "not estimable"
+    text = f"{100 * share:.0f}"
+    return ("0" if text == "-0" else text.replace("-", "−")) + " %"
+
+
+def _intervals(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
+    rows = [
+        (row, start + (link.share or 0.0), start + link.low, start + link.high)
+        for row, (link, start) in enumerate(zip(links, starts, strict=True))
+        if link.low is not None and link.high is not None
+    ]
+    if not rows:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "y": [row for row, _, _, _ in rows],
+            "x": [end for _, end, _, _ in rows],
+            "marker": {"size": 1, "color": INK},
+            "error_x": {
+                "type": "data",
+                "symmetric": False,
+                "color": INK,
+                "thickness": 1.5,
+                "width": 5,
+                "array": [max(high - end, 0.0) for _, end, _, high in rows],
+                "arrayminus": [max(end - low, 0.0) for _, end, low, _ in rows],
+            },
+        }
+    ]
+
+
+def _range(links: Sequence[LinkShare], starts: Sequence[float]) -> list[float]:
+    ends = [
+        start + edge
+        for link, start in zip(links, starts, strict=True)
+        for edge in (0.0, link.share, link.low, link.high)
+        if edge is not None
+    ]
+    low, high = min([0.0, *ends]), max([1.0, *ends])
+    margin = 0.03 * (high - low)
+    return [low - margin, high + margin]
+
+
+def _summary(links: Sequence[LinkShare]) -> str:
+    parts = []
+    for link in links:
+        known = link.low is not None and link.high is not None
+        interval = f", interval {percent(link.low)} to {percent(link.high)}" if known else ""
+        parts.append(f"{link.short_cause} ({link.name}): {percent(link.share)}{interval}.")
+    return " ".join(parts)

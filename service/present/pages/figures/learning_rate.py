@@ -1,0 +1,80 @@
+"""The learning-rate scale: what was advised so far, and what the schedule will do next if nothing else happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.present.pages.figures.specification import MUTED, SERIES, Figure, Json, Missing, step_axis, vertical_marker
+
+TITLE = "Learning-rate scale"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCurve:
+    """The scale as a staircase: (step, scale from that step on), in step order; `now` divides past from plan."""
+
+    stairs: Sequence[tuple[int, float]]
+    now: int
+    end: int
+    shadow: bool
+    acknowledged: Sequence[tuple[int, float]] = ()
+    """(step, applied learning rate ÷ initial learning rate) as the trainer reported it."""
+
+
+def learning_rate_figure(curve: ScaleCurve | None) -> Figure | Missing:
+    """A step curve in [0, 1]: multiply whatever base schedule the trainer has by it."""
+    if curve is None or not curve.stairs:
+        return Missing(TITLE, "No advice yet: the first closed step starts it.")
+    past = [(step, scale) for step, scale in curve.stairs if step <= curve.now]
+    past.append((curve.now, _scale_at(curve.stairs, curve.now)))
+    plan = [(curve.now, past[-1][1]), *((step, scale) for step, scale in curve.stairs if step > curve.now)]
+    plan.append((curve.end, plan[-1][1]))
+    advised = "advised (shadow: the trainer is told 1.0)" if curve.shadow else "advised"
+    traces = [
+        _stairs(past, advised, SERIES[0], "solid"),
+        _stairs(plan, "as planned", SERIES[0], "dot"),
+    ]
+    if curve.acknowledged:
+        traces.append({
+            "type": "scatter", "mode": "markers", "name": "applied, as the trainer reported",
+            "x": [step for step, _ in curve.acknowledged], "y": [scale for _, scale in curve.acknowledged],
+            "marker": {"color": SERIES[1], "symbol": "diamond", "size": 8}, "hovertemplate": "%{y:.3g}",
+        })  # fmt: skip
+    # Where the staircase is not: above it, or below it while it is high.
+    row = 0.12 if past[-1][1] > 0.5 else 1.0
+    shape, label = vertical_marker(curve.now, f"now, {curve.now}", MUTED, row=row, left=curve.now > 0.7 * curve.end)
+    layout = {
+        "xaxis": step_axis(range=[0, curve.end]),
+        "yaxis": {"title": {"text": "scale"}, "range": [0, 1.08], "tickvals": [0, 0.1, 0.25, 0.5, 1], "zeroline": True},
+        "shapes": [shape],
+        "annotations": [label],
+    }
+    return Figure(TITLE, _caption(curve), _summary(curve), traces, layout, height=260)
+
+
+def _scale_at(stairs: Sequence[tuple[int, float]], step: int) -> float:
+    return [scale for at, scale in stairs if at <= step][-1] if stairs and stairs[0][0] <= step else 1.0
+
+
+def _stairs(points: Sequence[tuple[int, float]], name: str, colour: str, dash: str) -> Json:
+    return {
+        "type": "scatter", "mode": "lines", "name": name, "x": [step for step, _ in points],
+        "y": [scale for _, scale in points], "line": {"shape": "hv", "color": colour, "width": 2.5, "dash": dash},
+        "hovertemplate": "%{y:.3g}",
+    }  # fmt: skip
+
+
+def _caption(curve: ScaleCurve) -> str:
+    told = (
+        "In shadow the trainer is told 1.0; this is what it would be told."
+        if curve.shadow
+        else "The trainer is told this."
+    )
+    return f"Multiplies whatever schedule the trainer already has. {told}"
+
+
+def _summary(curve: ScaleCurve) -> str:
+    coming = [(step, scale) for step, scale in curve.stairs if step > curve.now]
+    plan = f" Next change: {coming[0][1]:.3g} from step {coming[0][0]}." if coming else " No change is planned."
+    return f"Scale {_scale_at(curve.stairs, curve.now):.3g} at step {curve.now}.{plan}"

@@ -1,0 +1,164 @@
+"""k3 per token of every comparison over steps, on a log axis, in front of the healthy, look and bad ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from service.present.pages.figures.specification import (
+    BAD,
+    BAD_BAND,
+    HEALTHY,
+    HEALTHY_BAND,
+    LOOK,
+    LOOK_BAND,
+    SERIES,
+    Curve,
+    Figure,
+    Json,
+    Missing,
+    line,
+    scientific,
+    step_axis,
+)
+
+TITLE = "Mismatch per token (k3)"
+
+# Token mean at lag 0 of a dense bfloat16 model; a mixture of experts lives ten times higher.
+LOOK_ABOVE = 1e-3
+BAD_ABOVE = 1e-2
+LOWEST_SHOWN = 3e-6
+HIGHEST_SHOWN = 3e-2
+MANY_DECADES = 1e7
+# Longer curves are shown as they are, thin, and as their running median.
+SMOOTHED_ABOVE = 60
+MEDIAN_WINDOW = 9
+
+# The same comparison has the same colour and dash on every page.
+COMPARISON_STYLES: dict[str, tuple[str, str]] = {
+    "trainer/rollout": (SERIES[0], "solid"),
+    "vllm.prefill/rollout": (SERIES[1], "dot"),
+    "torch.trainer/vllm.prefill": (SERIES[2], "dash"),
+    "trainer/torch.trainer": (SERIES[3], "dashdot"),
+    "torch.float32/vllm.prefill": (SERIES[4], "longdash"),
+    "torch.float32/torch.trainer": (SERIES[5], "longdashdot"),
+}
+
+
+def style_of(comparison: str) -> tuple[str, str]:
+    """(colour, dash) of a comparison's line."""
+    known = COMPARISON_STYLES.get(comparison)
+    return known or (SERIES[5], "dot")
+
+
+def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
+    """The mismatch over steps. `curves`: k3_kl by comparison, an estimate of KL(behaviour‖target) in nats per token."""
+    there = [name for name in sorted(curves, key=known_first) if curves[name]]
+    drawn = {name: curves[name] for name in shown_comparisons(there)}
+    if not drawn:
+        return Missing(
+            TITLE,
+            "No step has log-probs of two scorers yet. "
+            "Log trainer_log_probs beside rollout_log_probs, or probe a step that has a checkpoint.",
+        )
+    positive = [value for curve in drawn.values() for _, value in curve.points() if value > 0]
+    low = min([*positive, LOWEST_SHOWN * 2]) / 2
+    high = max([*positive, HIGHEST_SHOWN / 2]) * 2
+    traces = [trace for name, curve in drawn.items() for trace in _traces(name, curve)]
+    layout = {
+        "xaxis": step_axis(),
+        "yaxis": {
+            "title": {"text": "k3, nats per token"},
+            "type": "log",
+            "range": [math.log10(low), math.log10(high)],
+            "dtick": 1 if high / low < MANY_DECADES else 2,
+            "exponentformat": "power",
+        },
+        "shapes": _bands(low, high),
+        "annotations": _band_names(high),
+    }
+    return Figure(TITLE, _caption(drawn), _summary(drawn), traces, layout, height=380)
+
+
+def shown_comparisons(names: Sequence[str]) -> list[str]:
+    """The whole, its links and the float32 branch; only where a run has none of them, all that it has."""
+    return [name for name in names if name in COMPARISON_STYLES] or list(names)
+
+
+def known_first(comparison: str) -> tuple[int, str]:
+    """Sorts comparisons in the order of reading: the whole, its links, side branches, then the rest by name."""
+    order = list(COMPARISON_STYLES)
+    return (order.index(comparison) if comparison in order else len(order), comparison)
+
+
+def _traces(name: str, curve: Curve) -> list[Json]:
+    colour, dash = style_of(name)
+    # One click in the legend away, so that the chain itself can be read.
+    hidden: Json = {"visible": "legendonly"} if name.startswith("torch.float32/") else {}
+    # A log axis cannot show 0: the caption counts those steps.
+    visible = Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
+    if len(visible.points()) <= SMOOTHED_ABOVE:
+        return [line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
+    each = line(visible, name, colour, line={"width": 1}, hovertemplate="%{y:.2e}", opacity=0.4)
+    smooth = line(running_median(visible), name, colour, line={"dash": dash}, hoverinfo="skip", legendgroup=name)
+    return [{**each, "showlegend": False, "legendgroup": name}, smooth]
+
+
+def running_median(curve: Curve) -> Curve:
+    """The median of `MEDIAN_WINDOW` neighbouring points, centred; fewer at the ends."""
+    points = curve.points()
+    reach = MEDIAN_WINDOW // 2
+    smooth = [median(value for _, value in points[max(at - reach, 0) : at + reach + 1]) for at in range(len(points))]
+    return Curve([step for step, _ in points], smooth)
+
+
+def _bands(low: float, high: float) -> list[Json]:
+    edges = ((low, LOOK_ABOVE, HEALTHY_BAND), (LOOK_ABOVE, BAD_ABOVE, LOOK_BAND), (BAD_ABOVE, high, BAD_BAND))
+    return [
+        {
+            "type": "rect", "layer": "below", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": bottom, "y1": top,
+            "fillcolor": colour, "line": {"width": 0},
+        }
+        for bottom, top, colour in edges
+    ]  # fmt: skip
+
+
+def _band_names(high: float) -> list[Json]:
+    tops = ((LOOK_ABOVE, "healthy", HEALTHY), (BAD_ABOVE, "look", LOOK), (high, "bad", BAD))
+    return [
+        {
+            "xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": math.log10(top), "yanchor": "top",
+            "text": text, "showarrow": False, "font": {"color": colour, "size": 12},
+        }
+        for top, text, colour in tops
+    ]  # fmt: skip
+
+
+def _caption(curves: Mapping[str, Curve]) -> str:
+    zeros = [
+        f"{name} is exactly 0 at {count} of {len(points)} steps, which a log axis cannot show"
+        for name, curve in curves.items()
+        if (points := curve.points()) and (count := sum(value == 0 for _, value in points))
+    ]
+    bands = (
+        "Estimate of KL(behaviour‖target), mean over tokens, named target/behaviour. "
+        "Bands: a dense bfloat16 model at lag 0 (look above 1e-3, bad above 1e-2); "
+        "a mixture of experts sits about ten times higher."
+    )
+    smoothed = any(len(curve.points()) > SMOOTHED_ABOVE for curve in curves.values())
+    lines = [f"Thin: every step; thick: running median of {MEDIAN_WINDOW} steps."] if smoothed else []
+    return " ".join([bands, *lines, *(f"{zero}." for zero in zeros)])
+
+
+def _summary(curves: Mapping[str, Curve]) -> str:
+    sentences = []
+    for name, curve in curves.items():
+        values = [value for _, value in curve.points()]
+        last = curve.last()
+        if last is not None:
+            sentences.append(
+                f"{name}: {scientific(last[1])} at step {last[0]}, between {scientific(min(values))} and "
+                f"{scientific(max(values))} over {len(values)} steps."
+            )
+    return " ".join(sentences)

@@ -1,0 +1,102 @@
+"""Numbers, times and states as a person reads them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+from service.present.pages.figures.attribution import percent
+from service.present.pages.figures.mismatch import BAD_ABOVE, LOOK_ABOVE
+from service.present.pages.figures.specification import scientific
+from service.present.pages.view_models import Label, Moment, Tone, Value
+
+DASH = "–"
+
+OUT_OF_DATE = (
+    "Another release measured some of this, with statistics that this one cannot read. The curves are as they were; "
+    "what is made from statistics comes back with foreshock remeasure."
+)
+
+RUN_STATES: dict[str, Label] = {
+    "running": Label("running", "good", live=True),
+    "finished": Label("finished"),
+    "failed": Label("failed", "bad"),
+}
+PROBE_STATES: dict[str, Label] = {
+    "queued": Label("queued"),
+    "running": Label("running", "good", live=True),
+    "done": Label("done", "good"),
+    "failed": Label("failed", "bad"),
+    "skipped": Label("skipped", "look"),
+}
+PHASES: dict[str, str] = {
+    "warming": "warming: no baseline yet",
+    "watching": "watching: no surge so far",
+    "decaying": "decaying after a surge",
+    "floor": "on the floor",
+    "held": "held by an operator",
+}
+MODES: dict[str, Label] = {
+    "shadow": Label("shadow: only shown"),
+    "apply": Label("apply: the trainer follows", "good"),
+}
+TONES: dict[str, Tone] = {"info": "", "look": "look", "bad": "bad"}
+
+
+def label_of(state: str, known: dict[str, Label]) -> Label:
+    """The badge of a state; a state that this page does not know is shown as it is."""
+    return known.get(state, Label(state))
+
+
+def number(value: float | None) -> str:
+    """A measure to three digits, a dash where it is missing or not estimable, words where float64 cannot hold it."""
+    if value is None or math.isnan(value):
+        return DASH
+    if math.isinf(value):
+        return "too large" if value > 0 else "−too large"
+    text = scientific(value)
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def scale_in_words(scale: float) -> str:
+    """What a scale of the learning rate means: `a quarter of the learning rate`."""
+    known = {1.0: "the full learning rate", 0.5: "half the learning rate", 0.25: "a quarter of the learning rate"}
+    return known.get(scale, f"{scale:.3g} of the learning rate")
+
+
+def share_in_words(share: float | None, low: float | None, high: float | None) -> str:
+    """A share with its interval: `67 % (50 % to 80 %)`."""
+    if share is None or not math.isfinite(share):
+        return "not estimable"
+    if low is None or high is None:
+        return percent(share)
+    return f"{percent(share)} ({percent(low)} to {percent(high)})"
+
+
+def count(value: int | None) -> str:
+    """Digits in groups of three, separated by a thin space."""
+    return DASH if value is None else f"{value:,}".replace(",", "\u2009")
+
+
+def moment(at_us: int | None) -> Moment | None:
+    """UTC microseconds as a time; None stays None."""
+    if at_us is None:
+        return None
+    at = datetime.fromtimestamp(at_us // 1_000_000, tz=UTC)
+    return Moment(at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M UTC"))
+
+
+def mismatch_value(value: float | None) -> Value:
+    """k3 with the tone of the published ranges for dense models at lag 0."""
+    if value is None or math.isnan(value):
+        return Value(DASH)
+    tone: Tone = "bad" if value > BAD_ABOVE else "look" if value > LOOK_ABOVE else ""
+    return Value(number(value), tone)
+
+
+def alerts_label(severities: list[str]) -> Label:
+    """How many alerts are open, in the tone of the worst."""
+    if not severities:
+        return Label("none", "good")
+    tone: Tone = "bad" if "bad" in severities else "look" if "look" in severities else ""
+    return Label(f"{len(severities)} open", tone)

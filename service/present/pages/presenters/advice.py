@@ -1,0 +1,141 @@
+"""The advice as the run's page shows it: the panel, the curve of the scale, the marker of the surge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreshock.early_warning.schedule import DECAY_FLOOR, LengthDecaySchedule, scale_at
+from service.platform.database.tables import Run
+from service.present.pages.figures.learning_rate import ScaleCurve
+from service.present.pages.formatting import MODES, PHASES, number, scale_in_words
+from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.view_models import Action, AdvicePanel
+from service.watch.advice.schemas import AdviceRead
+from service.watch.advice.service import newest_acknowledgement, read_advice
+
+HOLD = Action("hold", "Hold", "Freeze the scale where it is until it is released")
+RELEASE = Action("release", "Release", "Let the schedule go on from here")
+HALVE = Action("halve", "Halve now", "Halve the scale once, from the next step on")
+RAISE = Action("raise", "Raise once", "Take one halving back, from the next step on")
+APPLY = Action("apply", "Let the trainer follow", "Tell the trainer the advised scale")
+SHADOW = Action("shadow", "Only show it", "Tell the trainer 1.0 and only show the advice")
+
+# A plan without an end is drawn this far beyond now.
+SHORTEST_OUTLOOK = 20
+BOUNDARIES_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The scale of any step, by the rule that trainers' clients evaluate too."""
+
+    schedule: LengthDecaySchedule | None
+    halvings: tuple[int, ...]
+
+    @classmethod
+    def of(cls, advice: AdviceRead) -> Scale:
+        schedule = advice.schedule and LengthDecaySchedule.from_json(advice.schedule.model_dump())
+        return cls(schedule or None, tuple(advice.rule_halvings))
+
+    def at(self, step: int) -> float:
+        return scale_at(self.schedule, self.halvings, step)
+
+    def stairs(self, end: int) -> list[tuple[int, float]]:
+        """(step, scale from it on) up to `end`, beginning at step 0."""
+        boundaries = self.schedule.boundaries_until(end) if self.schedule is not None else ()
+        steps = sorted({0, *self.halvings, *boundaries})
+        stairs: list[tuple[int, float]] = []
+        for step in steps:
+            scale = self.at(step)
+            if not stairs or stairs[-1][1] != scale:
+                stairs.append((step, scale))
+        return stairs
+
+    def outlook(self, now: int) -> int:
+        """The step up to which a plot is worth drawing."""
+        if self.schedule is None or self.at(now) <= self.schedule.floor:
+            return now + max(SHORTEST_OUTLOOK, now // 10)
+        return now + BOUNDARIES_AHEAD * self.schedule.decay_period
+
+
+def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
+    """The advice at the step after the newest closed one."""
+    return read_advice(viewing.session, viewing.principal, run_id, None).advice
+
+
+def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
+    """The panel; None before the first closed step."""
+    advice = advice_of(viewing, run.id)
+    if advice.observed_step is None:
+        return None
+    return AdvicePanel(
+        scale=number(advice.advised_scale),
+        mode=MODES[advice.mode],
+        headline=_headline(advice),
+        reason=advice.reason,
+        phase=PHASES[advice.phase],
+        schedule=_schedule(advice),
+        next_decay_step="none planned" if advice.next_decay_step is None else str(advice.next_decay_step),
+        observed_step=str(advice.observed_step),
+        revision=str(advice.revision),
+        applied=_applied(viewing, run.id),
+        actions=_actions(advice),
+    )
+
+
+def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
+    """The staircase of the scale; None before the first closed step."""
+    advice = advice_of(viewing, run.id)
+    if advice.observed_step is None:
+        return None
+    scale, now = Scale.of(advice), advice.observed_step
+    end = scale.outlook(now)
+    applied = newest_acknowledgement(viewing.session, run.id)
+    acknowledged = []
+    if applied is not None and run.initial_learning_rate:
+        acknowledged.append((applied.step, applied.applied_learning_rate / run.initial_learning_rate))
+    return ScaleCurve(scale.stairs(end), now, end, advice.mode == "shadow", acknowledged)
+
+
+def surge_step(viewing: Viewing, run_id: str) -> int | None:
+    """The step of the surge that the advice stands on."""
+    schedule = advice_of(viewing, run_id).schedule
+    return schedule.surge_step if schedule is not None else None
+
+
+def advice_in_words(advice: AdviceRead) -> str | None:
+    """One cell of the list of runs."""
+    if advice.observed_step is None:
+        return None
+    shadow = ", shadow" if advice.mode == "shadow" else ""
+    return f"× {number(advice.advised_scale)}{shadow}"
+
+
+def _headline(advice: AdviceRead) -> str:
+    told = scale_in_words(advice.advised_scale)
+    if advice.mode == "shadow" and advice.advised_scale < 1:
+        return f"Advised: {told}. The trainer is told 1.0 (shadow)."
+    return f"Advised: {told}."
+
+
+def _schedule(advice: AdviceRead) -> str:
+    if advice.schedule is None:
+        return "none: no length surge so far" if not advice.rule_halvings else "none; halved by rules"
+    rule = f"× {advice.schedule.factor:g} every {advice.schedule.decay_period} steps"
+    return f"{rule} (surge at {advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
+
+
+def _applied(viewing: Viewing, run_id: str) -> str | None:
+    applied = newest_acknowledgement(viewing.session, run_id)
+    return None if applied is None else f"{number(applied.applied_learning_rate)} at step {applied.step}"
+
+
+def _actions(advice: AdviceRead) -> list[Action]:
+    """What an operator can usefully do now; the service refuses what would change nothing."""
+    floor = advice.schedule.floor if advice.schedule is not None else DECAY_FLOOR
+    actions = [RELEASE if advice.phase == "held" else HOLD]
+    if advice.advised_scale > floor:
+        actions.append(HALVE)
+    if advice.advised_scale < 1:
+        actions.append(RAISE)
+    return [*actions, APPLY if advice.mode == "shadow" else SHADOW]

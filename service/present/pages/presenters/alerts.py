@@ -1,0 +1,34 @@
+"""Standing alerts as cards."""
+
+from __future__ import annotations
+
+from service.present.pages.formatting import TONES, number
+from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.view_models import AlertCard
+from service.watch.alerts.schemas import AlertRead, AlertState
+from service.watch.alerts.service import list_alerts
+
+MOST_ALERTS = 50
+
+
+def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertCard]:
+    """Open and acknowledged alerts, the newest step first, the bad ones before the others."""
+    states: tuple[AlertState, ...] = ("open", "acknowledged")
+    found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
+    order = {"bad": 0, "look": 1, "info": 2}
+    return [_card(run_id, alert) for alert in sorted(found, key=lambda each: order[each.severity])]
+
+
+def _card(run_id: str, alert: AlertRead) -> AlertCard:
+    return AlertCard(
+        address=f"/runs/{run_id}/alerts/{alert.id}",
+        rule=alert.rule.replace("_", " "),
+        severity=alert.severity,
+        tone=TONES[alert.severity],
+        state=alert.state,
+        step=alert.step,
+        step_address=f"/runs/{run_id}/steps/{alert.step}",
+        measured=f"{number(alert.value)}, threshold {number(alert.threshold)}",
+        why=alert.why,
+        what_to_do=alert.what_to_do,
+    )

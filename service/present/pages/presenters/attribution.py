@@ -1,0 +1,80 @@
+"""The attribution of a step as its figure and its table take it."""
+
+from __future__ import annotations
+
+from service.present.pages.figures.attribution import Chain, LinkShare
+from service.present.pages.formatting import number, share_in_words
+from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.view_models import LinkRow
+from service.replay.attribution.schemas import AttributionRead, SideBranchRead
+from service.replay.attribution.service import AttributionNotFound, newest_replayed_steps, read_attribution
+
+# A step whose probe is not complete has replayed scores and no attribution: look a little further back.
+STEPS_TRIED = 5
+MUCH_CANCELLATION = 1.2
+
+
+def newest_chain(viewing: Viewing, run_id: str) -> Chain | None:
+    """The chain of the newest step that has one."""
+    for step in newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
+        chain = chain_of_step(viewing, run_id, step, None)
+        if chain is not None:
+            return chain
+    return None
+
+
+def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | None:
+    """The chain of a step; None where nothing was replayed."""
+    read = attribution_of(viewing, run_id, step, attempt)
+    if read is None:
+        return None
+    links = [LinkShare(link.name, link.cause, link.share, link.share_low, link.share_high) for link in read.links]
+    return Chain(step, links, notes_of(read))
+
+
+def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRead | None:
+    """The attribution of a step; None where nothing was replayed."""
+    try:
+        return read_attribution(viewing.context, viewing.principal, run_id, step, attempt)
+    except AttributionNotFound:
+        return None
+
+
+def link_rows(read: AttributionRead | None) -> list[LinkRow]:
+    """The links, then the whole, as rows of a table."""
+    if read is None:
+        return []
+    return [
+        LinkRow(
+            link.name,
+            link.cause,
+            number(link.k3_kl),
+            number(link.excess_k3_kl),
+            number(link.mean_d),
+            number(link.max_abs_d),
+            share_in_words(link.share, link.share_low, link.share_high),
+        )
+        for link in (*read.links, read.whole)
+    ]
+
+
+def notes_of(read: AttributionRead) -> list[str]:
+    """What a reader has to know of this attribution beside its numbers."""
+    notes = []
+    if read.missing:
+        notes.append(f"Not scored, so that the links beside it are one: {', '.join(read.missing)}.")
+    if read.from_sample:
+        notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
+    if read.cancellation is not None and read.cancellation > MUCH_CANCELLATION:
+        notes.append(f"Links cancel each other: Σ E[d of a link²] is {number(read.cancellation)} times E[d²].")
+    if read.side_branch is not None:
+        notes.append(_nearer_to_float32(read.side_branch))
+    return [note for note in notes if note]
+
+
+def _nearer_to_float32(branch: SideBranchRead) -> str:
+    if branch.nearer is None:
+        return ""
+    if branch.nearer == "equal":
+        return "Engine and trainer are equally near to a float32 pass."
+    return f"Nearer to a float32 pass: {branch.nearer}."

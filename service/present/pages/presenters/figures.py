@@ -1,0 +1,237 @@
+"""The figures of a run and of a step: which there are, in the order of reading, and what each is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from service.platform.database.tables import Run
+from service.platform.problem import ProblemError
+from service.present.pages.figures import Curve, Figure, Missing, attribution, buckets, learning_rate, lengths, mismatch
+from service.present.pages.figures.panels import Panel, panels_figure
+from service.present.pages.presenters.advice import scale_curve, surge_step
+from service.present.pages.presenters.attribution import chain_of_step, newest_chain
+from service.present.pages.presenters.curves import STEP_ROW, curves_of, scalar_curves
+from service.present.pages.presenters.measures import PARETO_BAD, PARETO_FAR, PARETO_LOOK
+from service.present.pages.presenters.viewing import Viewing
+from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_statistics
+
+WHOLE = "trainer/rollout"
+SIGNALS_TITLE = "Training signals"
+TAILS_TITLE = "Tails and effective sample size"
+
+# The names that trainers give to the same thing.
+GRADIENT_NORMS = ("grad_norm", "actor/grad_norm", "train/grad_norm")
+ENTROPIES = ("entropy", "actor/entropy", "actor/entropy_loss")
+REWARDS = ("reward", "critic/rewards/mean", "train/reward")
+
+
+class FigureNotFound(ProblemError):
+    """There is no figure of this name."""
+
+    status = 404
+
+
+RunFigure = Callable[[Viewing, Run], Figure | Missing]
+StepFigure = Callable[[Viewing, Run, int, int | None], Figure | Missing]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlot:
+    """A figure of a run's page."""
+
+    title: str
+    make: RunFigure
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlot:
+    """A figure of a step's page; `make` takes the step and its attempt.
+
+    `choices`: the figures, itself first, that a reader chooses from in its place, each with a word for it.
+    """
+
+    title: str
+    make: StepFigure
+    wide: bool = False
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+
+def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """k3 of every comparison over steps."""
+    found = curves_of(viewing, run.id, ("k3_kl",))
+    return mismatch.mismatch_figure({name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW})
+
+
+def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Response lengths over steps, with the surge that the advice stands on."""
+    names = ("response_length_mean", "response_length_p50", "response_length_p90", "response_length_max")
+    found = curves_of(viewing, run.id, names, (STEP_ROW,)).get(STEP_ROW, {})
+    mean, median, ninetieth, longest = (found.get(name, Curve((), ())) for name in names)
+    surge = surge_step(viewing, run.id)
+    return lengths.length_figure(lengths.LengthCurves(mean, median, ninetieth, longest, surge, run.length_cap))
+
+
+def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """The advised scale over steps, past and planned."""
+    return learning_rate.learning_rate_figure(scale_curve(viewing, run))
+
+
+def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Reward, entropy and gradient norm: measured from the rollouts where they carry them, else as the trainer says."""
+    measured = curves_of(viewing, run.id, ("reward_mean", "entropy_mean"), (STEP_ROW,)).get(STEP_ROW, {})
+    reported = scalar_curves(viewing, run.id, (*GRADIENT_NORMS, *ENTROPIES, *REWARDS))
+    panels = (
+        Panel("reward", measured.get("reward_mean") or _first(reported, REWARDS)),
+        Panel("entropy, nats per token", measured.get("entropy_mean") or _first(reported, ENTROPIES)),
+        Panel("gradient norm", _first(reported, GRADIENT_NORMS), logarithmic=True),
+    )
+    missing = (
+        "This run logs no reward, entropy or gradient norm. Client.log_scalars(step, {'grad_norm': …}) sends them."
+    )
+    caption = "Reward and entropy of the rollouts; gradient norm as the trainer reports it."
+    return panels_figure(SIGNALS_TITLE, caption, panels, why_missing=missing)
+
+
+def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """How heavy the tail of the ratios is, and what it leaves of the sample, for trainer/rollout."""
+    names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token", "max_d")
+    found = curves_of(viewing, run.id, names, (WHOLE,)).get(WHOLE, {})
+    tail, asymmetry, shape, difference, ess, largest = (found.get(name, Curve((), ())) for name in names)
+    # Where no ratio reaches e, a heavy shape harms no mean.
+    matters = any(value >= PARETO_FAR for _, value in largest.points())
+    panels = (
+        Panel("F(2): tokens off by more than a factor of 2", tail, look_above=0.01, bad_above=0.1),
+        Panel("where it leans: π ≪ μ above 0, π ≫ μ below", asymmetry),
+        Panel(
+            "k̂, the shape of the tail of π/μ",
+            shape,
+            look_above=PARETO_LOOK if matters else None,
+            bad_above=PARETO_BAD if matters else None,
+        ),
+        Panel("mean |Δ probability|", difference, look_above=0.01),
+        Panel("effective sample size of the token weights", ess),
+    )
+    caption = (
+        f"{WHOLE}. F(2) is healthy below 0.01 and dangerous above 0.1; mean |Δ probability| needs a look above 0.01. "
+        f"{'Where ratios reach e and' if matters else 'No ratio of this run reaches e; where they do and'} k̂ is above "
+        f"{PARETO_BAD}, means of ratios and effective sizes cannot be trusted."
+    )
+    missing = f"No step has {WHOLE} yet: log trainer_log_probs beside rollout_log_probs."
+    return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)
+
+
+def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Probability buckets of the newest closed step."""
+    newest = curves_of(viewing, run.id, ("k3_kl",), (WHOLE,)).get(WHOLE, {}).get("k3_kl")
+    last = newest.last() if newest else None
+    if last is None:
+        return buckets.bucket_figure(None)
+    return buckets_of_step("probability", viewing, run, last[0], None)
+
+
+def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+    """trainer/rollout at a step, by one of the conditions."""
+    statistics = _statistics(viewing, run, step, attempt)
+    if isinstance(statistics, str):
+        return Missing(buckets.BY[by].title, statistics)
+    table = statistics.condition_table(by)
+    columns = buckets.BucketColumns(
+        comparison=WHOLE,
+        step=step,
+        edges=table.edges.tolist(),
+        tokens=table.tokens.tolist(),
+        mean_abs_d=table.mean_abs_d.tolist(),
+        max_abs_d=table.max_abs_d.tolist(),
+        by=by,
+    )
+    return buckets.bucket_figure(columns)
+
+
+def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+    """trainer/rollout at a step, by token id."""
+    statistics = _statistics(viewing, run, step, attempt)
+    if isinstance(statistics, str):
+        return Missing(buckets.TOKEN_ID_TITLE, statistics)
+    table = statistics.token_id_table(buckets.MOST_TOKEN_IDS)
+    columns = buckets.TokenIdColumns(
+        comparison=WHOLE,
+        step=step,
+        token_ids=table.token_ids.tolist(),
+        tokens=table.tokens.tolist(),
+        k3_sum=table.k3_sum.tolist(),
+        k3_sum_missing=table.k3_sum_missing.tolist(),
+    )
+    return buckets.token_id_figure(columns)
+
+
+def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> ComparisonStatistics | str:
+    """The statistics of trainer/rollout at a step, or why there are none, in a sentence."""
+    try:
+        return read_statistics(viewing.session, viewing.principal, run.id, step, attempt, WHOLE)
+    except (MeasurementNotFound, StatisticsOutOfDate) as error:
+        return f"{error.detail}."
+
+
+def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+    """Where the mismatch comes from at the newest step that was replayed."""
+    return attribution.attribution_figure(newest_chain(viewing, run.id))
+
+
+def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
+    """Where the mismatch comes from at a step."""
+    return attribution.attribution_figure(chain_of_step(viewing, run.id, step, attempt))
+
+
+RUN_PLOTS: Mapping[str, RunPlot] = {
+    "mismatch": RunPlot(mismatch.TITLE, mismatch_of_run, wide=True),
+    "length": RunPlot(lengths.TITLE, lengths_of_run),
+    "learning-rate": RunPlot(learning_rate.TITLE, learning_rate_of_run),
+    "attribution": RunPlot(attribution.TITLE, attribution_of_run),
+    "buckets": RunPlot(buckets.TITLE, buckets_of_run),
+    "signals": RunPlot(SIGNALS_TITLE, signals_of_run),
+    "tails": RunPlot(TAILS_TITLE, tails_of_run),
+}
+STEP_PLOTS: Mapping[str, StepPlot] = {
+    "attribution": StepPlot(attribution.TITLE, attribution_of_step),
+    "buckets": StepPlot(
+        buckets.TITLE,
+        partial(buckets_of_step, "probability"),
+        choices={
+            "buckets": buckets.BY["probability"].choice,
+            **{f"buckets-{name}": by.choice for name, by in buckets.BY.items() if name != "probability"},
+            "buckets-token-id": "token id",
+        },
+    ),
+}
+# What stands in the place of another figure once a reader has chosen it.
+CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
+    **{
+        f"buckets-{name}": StepPlot(by.title, partial(buckets_of_step, name))
+        for name, by in buckets.BY.items()
+        if name != "probability"
+    },
+    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, token_ids_of_step),
+}
+
+
+def run_plot(name: str) -> RunPlot:
+    """The plot of this name; raises FigureNotFound."""
+    if name not in RUN_PLOTS:
+        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(RUN_PLOTS)}")
+    return RUN_PLOTS[name]
+
+
+def step_plot(name: str) -> StepPlot:
+    """The plot of this name; raises FigureNotFound."""
+    known = {**STEP_PLOTS, **CHOSEN_STEP_PLOTS}
+    if name not in known:
+        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(known)}")
+    return known[name]
+
+
+def _first(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
+    return next((curves[name] for name in names if curves.get(name)), Curve((), ()))

@@ -1,0 +1,117 @@
+"""The measures of a step as its tables show them: the ones to look at first, then groups to open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from foreshock.measures.registry import measure_named
+from service.present.pages.formatting import count, mismatch_value, number
+from service.present.pages.view_models import MeasureGroup, MeasureRow, Tone, Value
+
+Values = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    title: str
+    measures: tuple[str, ...]
+    not_logged: str = ""
+
+
+# In the order of reading; the API has the rest.
+GROUPS = (
+    _Group(
+        "",
+        (
+            "k3_kl", "kl", "mean_ratio", "mean_abs_d", "max_abs_d", "chi2_token", "reverse_chi2_token", "tv_token",
+            "tail(2)", "tail_asymmetry(ln2)", "pareto_k", "ess_token", "ess_seq", "ess_seq_predicted",
+            "rollout_probs_diff_mean", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
+        ),
+    ),
+    _Group(
+        "Distribution and tails of d",
+        (
+            "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "min_d", "max_d", "tail_below(ln2)",
+            "tail_above(ln2)", "tail_below(1)", "tail_above(1)", "tail_asymmetry(1)", "tail_below(3)", "tail_above(3)",
+            "tail_asymmetry(3)", "pareto_k_inverse", "pinsker_tv_bound", "zero_fraction",
+        ),
+    ),
+    _Group(
+        "With advantages",
+        (
+            "advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative",
+            "bad_update_fraction",
+        ),
+        "These rollouts carry no advantages: the column advantage holds them, for each rollout or each token.",
+    ),
+    _Group(
+        "Of whole turns and sequences",
+        (
+            "ess_turn", "geo_ratio", "log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_min", "log_ppl_diff_max",
+            "sequence_log_ppl_abs_diff", "verl_chi2_seq", "k3_kl_seq_mean", "training_ppl", "rollout_ppl", "ppl_ratio",
+        ),
+    ),
+    _Group(
+        "Against entropy",
+        ("k3_kl_per_entropy", "surprisal_z"),
+        "These rollouts carry no entropies of the behaviour score: the column entropy holds them.",
+    ),
+    _Group(
+        "As other tools report it",
+        (
+            "token_mult_prob_error", "rollout_probs_diff_max", "rollout_probs_diff_std",
+            "rollout_actor_probs_pearson_corr", "verl_chi2_token", "k2_kl",
+        ),
+    ),
+)  # fmt: skip
+
+# k̂ says something of means and effective sizes once ratios reach e: the measure that tells, and from where on.
+PARETO_LOOK, PARETO_BAD, PARETO_FAR = 0.5, 0.7, 1.0
+_PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
+
+
+def measure_groups(values: Mapping[str, Values], comparisons: Sequence[str]) -> list[MeasureGroup]:
+    """The tables of these comparisons; a group of which nothing is known says what would have to be logged."""
+    return [_group(group, [values[comparison] for comparison in comparisons]) for group in GROUPS]
+
+
+def _group(group: _Group, columns: Sequence[Values]) -> MeasureGroup:
+    names = [measure_named(name).column for name in group.measures]
+    known = any(column.get(name) is not None for column in columns for name in names)
+    if group.not_logged and not known:
+        return MeasureGroup(group.title, (), group.not_logged)
+    return MeasureGroup(group.title, [_row(name, columns) for name in group.measures])
+
+
+def _row(name: str, columns: Sequence[Values]) -> MeasureRow:
+    measure = measure_named(name)
+    meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
+    return MeasureRow(measure.name, meaning, [_with_interval(measure.column, values) for values in columns])
+
+
+def _with_interval(column: str, values: Values) -> Value:
+    """The value with the bootstrap's interval, or where there is none with Student's."""
+    value = replace(measure_value(column, values.get(column)), **_pareto_tone(column, values))
+    for kind in ("_bootstrap", ""):
+        low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
+        if low is not None and high is not None:
+            return replace(value, interval=f"{number(low)} to {number(high)}")
+    return value
+
+
+def measure_value(column: str, value: float | None) -> Value:
+    """A measure's value as text, k3 with the tone of its range."""
+    if column == "k3_kl":
+        return mismatch_value(value)
+    if measure_named(column).column_type == "integer":
+        return Value(count(None if value is None else int(value)))
+    return Value(number(value))
+
+
+def _pareto_tone(column: str, values: Values) -> dict[str, Tone]:
+    shape, reach = values.get(column), values.get(_PARETO_REACH.get(column, ""))
+    if shape is None or reach is None or not math.isfinite(shape) or abs(reach) < PARETO_FAR:
+        return {}
+    return {"tone": "bad" if shape > PARETO_BAD else "look" if shape > PARETO_LOOK else ""}

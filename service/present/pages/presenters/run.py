@@ -1,0 +1,72 @@
+"""The page of a run: what it is, what is advised, what fired, its figures and its probes."""
+
+from __future__ import annotations
+
+from service.platform.database.tables import Run
+from service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
+from service.present.pages.presenters.advice import advice_panel
+from service.present.pages.presenters.alerts import standing_alerts
+from service.present.pages.presenters.figures import RUN_PLOTS
+from service.present.pages.presenters.lint import lint_of_run
+from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.view_models import Plot, ProbeRow, RunPage
+from service.replay.leases.transitions import JobState
+from service.replay.probes.schemas import ProbeRead
+from service.replay.probes.service import list_probes
+from service.runs.attempts.service import list_attempts
+from service.runs.measurements.repository import has_another_version
+from service.runs.runs.service import get_run
+
+MOST_PROBES = 20
+UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
+
+
+def run_page(viewing: Viewing, run_id: str) -> RunPage:
+    """The page of a run; raises RunNotFound or RunDeleted."""
+    run = get_run(viewing.session, viewing.principal, run_id)
+    probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
+    return RunPage(
+        id=run.id,
+        address=f"/runs/{run.id}",
+        name=run.name or run.key,
+        project=run.project,
+        state=label_of(run.state, RUN_STATES),
+        # A finished run still changes while workers replay it.
+        live=run.state == "running" or any(probe.state in UNFINISHED for probe in probes),
+        model=run.model,
+        trainer=run.trainer,
+        engine=run.engine,
+        hardware=run.hardware,
+        initial_learning_rate=None if run.initial_learning_rate is None else number(run.initial_learning_rate),
+        attempt=_newest_attempt(viewing, run),
+        last_step=run.last_step,
+        last_step_address=f"/runs/{run.id}/steps/{run.last_step}",
+        started=moment(run.created_at_us),
+        out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id) else None,
+        lint=lint_of_run(viewing, run_id, run.last_step),
+        advice=advice_panel(viewing, run),
+        alerts=standing_alerts(viewing, run_id),
+        figures=[
+            Plot(name, plot.title, f"/pages/runs/{run.id}/figures/{name}.json", plot.wide)
+            for name, plot in RUN_PLOTS.items()
+        ],
+        probes=[_probe(run, probe) for probe in probes],
+    )
+
+
+def _newest_attempt(viewing: Viewing, run: Run) -> int | None:
+    attempts = list_attempts(viewing.session, viewing.principal, run.id)
+    return attempts[-1].attempt if attempts else None
+
+
+def _probe(run: Run, probe: ProbeRead) -> ProbeRow:
+    workers = {job.worker for job in probe.jobs if job.worker}
+    return ProbeRow(
+        step=probe.step,
+        step_address=f"/runs/{run.id}/steps/{probe.step}",
+        state=label_of(probe.state, PROBE_STATES),
+        kind=probe.kind,
+        scorers=[f"{asked.scorer} {asked.variant}".strip() for asked in probe.scorers],
+        worker=", ".join(sorted(workers)) or None,
+        reason=probe.reason,
+    )

@@ -1,0 +1,119 @@
+"""The page of a step: its measures by comparison, its rollouts, its neighbours, its worst tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from foreshock.measures.registry import STEP_MEASURES
+from service.present.pages.figures.mismatch import known_first, shown_comparisons
+from service.present.pages.formatting import OUT_OF_DATE, count, number
+from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of
+from service.present.pages.presenters.curves import STEP_ROW
+from service.present.pages.presenters.figures import STEP_PLOTS, WHOLE, StepPlot
+from service.present.pages.presenters.lint import lint_of_step
+from service.present.pages.presenters.measures import measure_groups, measure_value
+from service.present.pages.presenters.step_list import neighbourhood
+from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, StepPage, TokenRow, TokensPart
+from service.runs.measurements.repository import Curves, has_another_version
+from service.runs.measurements.service import CurveQuery, MeasurementNotFound, read_curves
+from service.runs.measurements.tokens import TokenQuestion, read_tokens
+from service.runs.runs.service import get_run
+from service.runs.steps.schemas import StepRead
+
+IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
+WORST_TOKENS = 20
+
+
+def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
+    """The page of a step as it survives; raises RunNotFound, RunDeleted, StepNotFound."""
+    run = get_run(viewing.session, viewing.principal, run_id)
+    around = neighbourhood(viewing, run_id, number_of_step)
+    step = around.step
+    query = CurveQuery(from_step=step.step, to_step=step.step)
+    table = read_curves(viewing.session, viewing.principal, run_id, query)
+    values = _values(table)
+    comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
+    attribution = attribution_of(viewing, run_id, step.step, None)
+    parts = f"/pages/runs/{run_id}/steps/{step.step}"
+    return StepPage(
+        run_name=run.name or run.key,
+        run_address=f"/runs/{run_id}",
+        project=run.project,
+        step=step.step,
+        attempt=step.attempt,
+        state=_state(step),
+        live=run.state == "running",
+        rollouts=count(step.rollouts),
+        tokens=count(step.tokens),
+        shards=f"{step.shards} of {step.expected_shards}",
+        earlier=around.earlier,
+        earlier_address=_address(run_id, around.earlier),
+        later=around.later,
+        later_address=_address(run_id, around.later),
+        out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id, step.attempt, step.step) else None,
+        lint=lint_of_step(viewing, run_id, step.step, step.attempt),
+        comparisons=comparisons,
+        sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
+        measures=measure_groups(values, comparisons),
+        step_measures=_of_rollouts(values.get(STEP_ROW, {})),
+        figures=[_plot(parts, name, plot) for name, plot in STEP_PLOTS.items()],
+        links=link_rows(attribution),
+        links_notes=notes_of(attribution) if attribution is not None else (),
+        tokens_address=f"{parts}/tokens",
+        corrections_address=f"{parts}/corrections",
+    )
+
+
+def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
+    """The tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
+    question = TokenQuestion(run_id, step, None, WHOLE, WORST_TOKENS, None)
+    try:
+        found = read_tokens(viewing.context, viewing.principal, question)
+    except MeasurementNotFound as error:
+        return TokensPart(WHOLE, (), (), f"{error.detail}.")
+    rows = [
+        TokenRow(
+            item.sample_id,
+            item.position,
+            item.token_id,
+            number(item.d),
+            [number(item.log_probs.get(scorer)) for scorer in found.scorers],
+        )
+        for item in found.items
+    ]
+    return TokensPart(WHOLE, found.scorers, rows, "The step has no token with two finite log-probs.")
+
+
+def _plot(parts: str, name: str, plot: StepPlot) -> Plot:
+    choices = [Choice(text, f"{parts}/figures/{each}.json") for each, text in plot.choices.items()]
+    return Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide, choices)
+
+
+def _values(table: Curves) -> dict[str, dict[str, float | None]]:
+    return {
+        comparison: dict(zip(table.measures, row, strict=True))
+        for (_, _, comparison), row in zip(table.keys, table.values, strict=True)
+    }
+
+
+def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
+    shown = []
+    for measure in STEP_MEASURES:
+        if measure.name in IN_THE_HEADER:
+            continue
+        value = values.get(measure.column)
+        if value is not None:
+            shown.append(StepMeasure(measure.name.replace("_", " "), measure_value(measure.column, value).text))
+    return shown
+
+
+def _address(run_id: str, step: int | None) -> str | None:
+    return None if step is None else f"/runs/{run_id}/steps/{step}"
+
+
+def _state(step: StepRead) -> Label:
+    if step.closed:
+        missing = step.expected_shards - step.shards
+        return Label("closed", "good") if missing <= 0 else Label(f"closed without {missing} shards", "look")
+    return Label("waiting for shards", live=True)

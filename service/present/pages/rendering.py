@@ -1,0 +1,57 @@
+"""Templates to responses: escaping always on, unknown names are errors, an ETag on what can be asked for again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cache
+from importlib.metadata import version
+
+from fastapi import Request, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from service.platform.etag import matches
+from service.present.pages.assets import PLOTLY, REVALIDATE, address_of
+from service.present.pages.figures import Figure, Missing
+from service.present.pages.policy import PAGE_HEADERS
+from service.present.pages.view_models import Visitor
+
+
+@cache
+def templates() -> Environment:
+    """The one template environment; every value is escaped unless a template of this package says otherwise."""
+    environment = Environment(
+        loader=PackageLoader("service.present.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["code"] = with_code
+    environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
+    return environment
+
+
+def with_code(text: str) -> Markup:
+    """The text escaped, what stands between backticks as code; a backtick without a partner stays."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def page_response(
+    request: Request, template: str, page: object, visitor: Visitor | None, *, status: int = 200
+) -> Response:
+    """The page as HTML; 304 where the browser already has exactly this."""
+    text = templates().get_template(template).render(page=page, visitor=visitor)
+    return _tagged(request, text.encode(), "text/html; charset=utf-8", status)
+
+
+def figure_response(request: Request, figure: Figure | Missing) -> Response:
+    """A figure's specification as JSON; 304 where the browser has drawn exactly this."""
+    body = json.dumps(figure.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _tagged(request, body.encode(), "application/json", 200)
+
+
+def _tagged(request: Request, body: bytes, media_type: str, status: int) -> Response:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {**PAGE_HEADERS, "ETag": tag, "Cache-Control": f"private, {REVALIDATE}"}
+    if status == 200 and matches(request.headers.get("if-none-match"), tag):
+        return Response(status_code=304, headers=headers)
+    return Response(body, status_code=status, media_type=media_type, headers=headers)

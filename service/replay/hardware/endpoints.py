@@ -1,0 +1,19 @@
+"""HTTP: hardware."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service.platform.context import Context
+from service.platform.security import Reader
+from service.replay.hardware import service
+from service.replay.hardware.schemas import HardwareRead
+
+router = APIRouter(prefix="/v1", tags=["hardware"])
+
+
+@router.get("/hardware")
+def read_hardware(context: Context, principal: Reader) -> HardwareRead:
+    """Workers that were seen, and per accelerator what waits, what runs and what was scored."""
+    with context.database.read() as session:
+        return service.read_hardware(session, principal)

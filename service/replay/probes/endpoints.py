@@ -1,0 +1,59 @@
+"""HTTP: probes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response, status
+
+from service.platform.context import Context
+from service.platform.pagination import Cursor, Limit, Page
+from service.platform.schemas import LARGEST_STEP, RunIdentifier
+from service.platform.security import Ingester, Reader
+from service.replay.probes import service
+from service.replay.probes.schemas import ProbeCreate, ProbeRead
+
+router = APIRouter(prefix="/v1", tags=["probes"])
+ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
+
+
+@router.post(
+    "/runs/{run}/probes",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": ProbeRead, "description": "An equal request was made before"}},
+)
+def create_probe(
+    run: RunIdentifier, body: ProbeCreate, context: Context, principal: Ingester, response: Response
+) -> ProbeRead:
+    """Ask for a step's rollouts to be scored again, by workers; the equal request gives the same probe."""
+    probe, created = service.create_probe(context, principal, run, body)
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return probe
+
+
+@router.get("/runs/{run}/probes")
+def list_probes(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP)] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[ProbeRead]:
+    """A run's probes, newest first."""
+    with context.database.read() as session:
+        return service.list_probes(session, principal, run, step, cursor, limit)
+
+
+@router.get("/probes/{probe}")
+def read_probe(probe: ProbeIdentifier, context: Context, principal: Reader) -> ProbeRead:
+    """One probe with the state of its jobs and the reasons of what went wrong."""
+    with context.database.read() as session:
+        return service.read_probe(session, principal, probe)
+
+
+@router.post("/probes/{probe}/retry")
+def retry_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRead:
+    """Try the failed and skipped jobs of an ended probe again, for example once the weights are back."""
+    return context.database.write(lambda session: service.retry_probe(session, principal, probe))

@@ -1,0 +1,36 @@
+"""HTTP: attempts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response, status
+
+from service.platform.context import Context
+from service.platform.pagination import Page
+from service.platform.schemas import RunIdentifier
+from service.platform.security import Ingester, Reader
+from service.runs.attempts import service
+from service.runs.attempts.schemas import AttemptCreate, AttemptRead
+
+router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
+
+
+@router.post(
+    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRead, "description": "It existed"}}
+)
+def create_attempt(
+    run: RunIdentifier, body: AttemptCreate, context: Context, principal: Ingester, response: Response
+) -> AttemptRead:
+    """Get or create the attempt of this key: 201 where it is new. A step survives in the newest one that holds it."""
+    attempt, created = context.database.write(
+        lambda session: service.get_or_create_attempt(session, principal, run, body)
+    )
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return AttemptRead.model_validate(attempt)
+
+
+@router.get("")
+def list_attempts(run: RunIdentifier, context: Context, principal: Reader) -> Page[AttemptRead]:
+    """Every attempt of a run, in order."""
+    with context.database.read() as session:
+        return Page(items=service.list_attempts(session, principal, run))

@@ -1,0 +1,31 @@
+"""Queries on attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.platform.database.tables import Attempt
+
+
+def find(session: Session, run_id: str, attempt: int) -> Attempt | None:
+    """The attempt with this number."""
+    return session.get(Attempt, (run_id, attempt))
+
+
+def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
+    """The attempt with this client key."""
+    return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.key == key))
+
+
+def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
+    """Every attempt of a run, in order."""
+    return session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.attempt)).all()
+
+
+def next_number(session: Session, run_id: str) -> int:
+    """The number that the run's next attempt gets."""
+    newest = session.scalar(select(func.max(Attempt.attempt)).where(Attempt.run_id == run_id))
+    return 1 + (newest or 0)

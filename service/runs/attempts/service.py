@@ -1,0 +1,76 @@
+"""Attempts: get or create by the client's key; find the one that a step survives in."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from service.platform.database.dialect import insert_if_absent
+from service.platform.database.tables import Attempt
+from service.platform.problem import ProblemError
+from service.platform.security import Principal
+from service.runs.attempts import repository
+from service.runs.attempts.active_attempts import surviving_attempt
+from service.runs.attempts.schemas import AttemptCreate, AttemptRead
+from service.runs.runs.service import get_run, lock_run
+from service.watch.alerts.replay_detectors import begin_attempt
+
+
+class AttemptNotFound(ProblemError):
+    """The run has no such attempt."""
+
+    status = 404
+
+
+class AttemptConflict(ProblemError):
+    """An attempt of that key exists and begins at another step."""
+
+    status = 409
+
+
+def get_or_create_attempt(
+    session: Session, principal: Principal, run_id: str, body: AttemptCreate
+) -> tuple[Attempt, bool]:
+    """The attempt of this key, and whether it is new; raises AttemptConflict where `resume_step` differs."""
+    lock_run(session, principal, run_id)
+    row = {
+        "run_id": run_id,
+        "attempt": repository.next_number(session, run_id),
+        "created_at_us": now_us(),
+        **body.model_dump(),
+    }
+    created = insert_if_absent(session, Attempt, row)
+    attempt = repository.find_by_key(session, run_id, body.key)
+    assert attempt is not None
+    if attempt.resume_step != body.resume_step:
+        raise AttemptConflict(
+            f"the attempt {body.key!r} resumes at step {attempt.resume_step}, not {body.resume_step}: "
+            "give each resume its own key"
+        )
+    if created and attempt.attempt > 1:
+        begin_attempt(session, run_id, attempt.attempt, attempt.resume_step)
+    return attempt, created
+
+
+def list_attempts(session: Session, principal: Principal, run_id: str) -> list[AttemptRead]:
+    """Every attempt of a run, in order."""
+    get_run(session, principal, run_id)
+    return [AttemptRead.model_validate(attempt) for attempt in repository.of_run(session, run_id)]
+
+
+def require_attempt(session: Session, run_id: str, attempt: int) -> Attempt:
+    """The attempt; raises AttemptNotFound."""
+    found = repository.find(session, run_id, attempt)
+    if found is None:
+        raise AttemptNotFound(f"the run has no attempt {attempt}: create it with POST /v1/runs/{run_id}/attempts")
+    return found
+
+
+def attempt_of_step(session: Session, run_id: str, step: int, attempt: int | None) -> int:
+    """The attempt asked for, else the one that the step survives in; raises AttemptNotFound."""
+    if attempt is not None:
+        return require_attempt(session, run_id, attempt).attempt
+    surviving = surviving_attempt(repository.of_run(session, run_id), step)
+    if surviving is None:
+        raise AttemptNotFound(f"no attempt of the run holds step {step}")
+    return surviving

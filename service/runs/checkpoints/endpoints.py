@@ -1,0 +1,46 @@
+"""HTTP: checkpoints."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response, status
+
+from service.platform.context import Context
+from service.platform.pagination import Cursor, Limit, Page
+from service.platform.schemas import AttemptQuery, RunIdentifier, StepPath
+from service.platform.security import Ingester, Reader
+from service.runs.checkpoints import service
+from service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
+
+router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
+
+
+@router.put(
+    "/{step}",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": CheckpointRead, "description": "It was announced before; the newer words hold"}},
+)
+def put_checkpoint(
+    run: RunIdentifier,
+    step: StepPath,
+    body: CheckpointPut,
+    context: Context,
+    principal: Ingester,
+    response: Response,
+    attempt: AttemptQuery = 1,
+) -> CheckpointRead:
+    """Announce the weights that sampled a step."""
+    checkpoint, created = context.database.write(
+        lambda session: service.announce_checkpoint(session, principal, run, attempt, step, body)
+    )
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return checkpoint
+
+
+@router.get("")
+def list_checkpoints(
+    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
+) -> Page[CheckpointRead]:
+    """Announced checkpoints, by step."""
+    with context.database.read() as session:
+        return service.list_checkpoints(session, principal, run, cursor, limit)

@@ -1,0 +1,40 @@
+"""Checkpoints: announced by the run, found by probes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from service.platform.security import Principal
+from service.runs.attempts.service import require_attempt
+from service.runs.checkpoints import repository
+from service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
+from service.runs.runs.service import get_run, lock_run
+
+
+def announce_checkpoint(
+    session: Session, principal: Principal, run_id: str, attempt: int, step: int, body: CheckpointPut
+) -> tuple[CheckpointRead, bool]:
+    """Store where the weights of a step are; announced again, the newer words hold. Also whether it is new."""
+    lock_run(session, principal, run_id)
+    require_attempt(session, run_id, attempt)
+    row = {"run_id": run_id, "attempt": attempt, "step": step, "announced_at_us": now_us(), **body.model_dump()}
+    created = repository.put(session, row)
+    return CheckpointRead.model_validate(row), created
+
+
+def list_checkpoints(
+    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
+) -> Page[CheckpointRead]:
+    """One page of a run's checkpoints, by step."""
+    get_run(session, principal, run_id)
+    after = cast("tuple[int, int]", decode_cursor(cursor, (int, int))) if cursor is not None else (-1, -1)
+    rows = repository.page_of_run(session, run_id, after, limit + 1)
+    return page_of([CheckpointRead.model_validate(row) for row in rows], limit, _key_of)
+
+
+def _key_of(checkpoint: CheckpointRead) -> CursorKey:
+    return (checkpoint.step, checkpoint.attempt)

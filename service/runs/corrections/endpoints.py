@@ -1,0 +1,40 @@
+"""HTTP: corrections."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from service.platform.context import Context
+from service.platform.schemas import Name, RunIdentifier, StepPath, SurvivingOrAttempt
+from service.platform.security import Reader
+from service.runs.corrections import service
+from service.runs.corrections.schemas import CorrectionsRead
+from service.runs.measurements.endpoints import Comparison
+
+router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
+
+
+@router.get("/corrections")
+def read_corrections(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    comparison: Comparison = "trainer/rollout",
+    correction: Annotated[list[Name] | None, Query(max_length=50, description="absent: all")] = None,
+    threshold: Annotated[
+        list[Name] | None,
+        Query(
+            max_length=50,
+            description="`2`, or `0.5_5` for two bounds; of one correction; absent: the thresholds in use",
+        ),
+    ] = None,
+    attempt: SurvivingOrAttempt = None,
+) -> CorrectionsRead:
+    """What corrections of the mismatch would do to this step: what they keep, lose and distort. Nothing is applied."""
+    question = service.CorrectionQuestion(run, step, attempt, comparison, correction or (), threshold or ())
+    with context.database.read() as session:
+        evaluated = service.evaluate_corrections(session, principal, question)
+    return CorrectionsRead.of(evaluated)

@@ -1,0 +1,148 @@
+"""What evaluated corrections look like over HTTP."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from foreshock.corrections import Casualties, Evaluation, Population, Threshold
+from service.runs.corrections.service import EvaluatedCorrections
+
+TOO_LARGE = "a value too large for a float64 is null"
+
+
+class PopulationRead(BaseModel):
+    """Some sequences, and the means of what was logged of them."""
+
+    sequences: int
+    reward_mean: float | None
+    advantage_mean: float | None
+    length_mean: float | None = Field(description="model-generated tokens")
+    turns_mean: float | None
+    lag_mean: float | None = Field(description="weights versions")
+
+    @classmethod
+    def of(cls, population: Population) -> PopulationRead:
+        """From the library's."""
+        return cls(
+            sequences=population.sequences,
+            reward_mean=_finite(population.reward),
+            advantage_mean=_finite(population.advantage),
+            length_mean=_finite(population.length),
+            turns_mean=_finite(population.turns),
+            lag_mean=_finite(population.lag),
+        )
+
+
+class CasualtiesRead(BaseModel):
+    """Who would be lost (or truncated), against the rest."""
+
+    touched: PopulationRead = Field(description="sequences that the threshold touches: of tokens, at least one")
+    untouched: PopulationRead
+    groups: int = Field(description="prompt groups of two or more sequences")
+    groups_touched: float | None = Field(description="the share of groups that a sequence is touched of")
+    groups_emptied: float | None = Field(description="the share of groups that every sequence is touched of")
+
+    @classmethod
+    def of(cls, casualties: Casualties) -> CasualtiesRead:
+        """From the library's."""
+        return cls(
+            touched=PopulationRead.of(casualties.touched),
+            untouched=PopulationRead.of(casualties.untouched),
+            groups=casualties.groups,
+            groups_touched=_finite(casualties.groups_touched),
+            groups_emptied=_finite(casualties.groups_emptied),
+        )
+
+
+class CorrectionRead(BaseModel):
+    """What one correction would do at one threshold; null where it is not estimable."""
+
+    correction: str
+    title: str
+    formula: str = Field(description="the weight w that it gives")
+    level: Literal["token", "sequence"] = Field(description="what w belongs to, and what means are over")
+    effect: Literal["none", "truncated", "lost"] = Field(description="what happens beyond the threshold")
+    source: str
+    threshold: str | None = Field(description="as asked for, completed: `2`, or `lower_upper`")
+    threshold_used: str | None = Field(description="that the figures are for: the nearest that was counted")
+    exact: bool = Field(description="whether the two are the same")
+    kept_tokens: float | None = Field(description="fraction")
+    kept_sequences: float | None = Field(description="fraction; a sequence is kept where no token of it is lost")
+    touched_tokens: float | None = Field(description="fraction whose weight the threshold changes")
+    weight_mean: float | None = Field(description="E w")
+    weight_variance: float | None = Field(description="zeros of what is lost included")
+    ess: float | None = Field(description="(Σw)²/(N Σw²), a fraction of all, unclamped")
+    distortion: float | None = Field(description="E|w − ρ| at the correction's level")
+    uncorrected_distortion: float | None = Field(description="E|1 − ρ| there")
+    token_distortion: float | None = Field(description="E|w − ρ| over tokens; null for weights of whole sequences")
+    advantage_distortion: float | None = Field(description="E[(w − ρ)·A]")
+    casualties: CasualtiesRead
+    not_estimable: str | None = Field(description="why there are no figures")
+    notes: list[str]
+
+    @classmethod
+    def of(cls, found: Evaluation) -> CorrectionRead:
+        """From the library's."""
+        figures = {
+            "kept_tokens": found.kept_tokens,
+            "kept_sequences": found.kept_sequences,
+            "touched_tokens": found.touched_tokens,
+            "weight_mean": found.weights.mean,
+            "weight_variance": found.weights.variance,
+            "ess": found.weights.effective_fraction,
+            "distortion": found.distortion,
+            "uncorrected_distortion": found.uncorrected_distortion,
+            "token_distortion": found.token_distortion,
+            "advantage_distortion": found.advantage_distortion,
+        }
+        too_large = [TOO_LARGE] if any(math.isinf(value) for value in figures.values()) else []
+        return cls(
+            correction=found.correction.name,
+            title=found.correction.title,
+            formula=found.correction.formula,
+            level=found.correction.level,
+            effect=found.correction.effect,
+            source=found.correction.source,
+            threshold=_text(found.asked),
+            threshold_used=_text(found.used),
+            exact=found.is_exact,
+            **{name: _finite(value) for name, value in figures.items()},
+            casualties=CasualtiesRead.of(found.casualties),
+            not_estimable=found.not_estimable,
+            notes=[*found.notes, *too_large],
+        )
+
+
+class CorrectionsRead(BaseModel):
+    """What corrections would do to a step, by correction and threshold."""
+
+    comparison: str
+    step: int
+    attempt: int
+    tokens: int = Field(description="model-generated tokens with two finite log-probs")
+    rollouts: int = Field(description="of the step, those without such a token included")
+    items: list[CorrectionRead]
+
+    @classmethod
+    def of(cls, evaluated: EvaluatedCorrections) -> CorrectionsRead:
+        """From what was evaluated."""
+        pair = evaluated.pair
+        return cls(
+            comparison=pair.comparison,
+            step=pair.step,
+            attempt=pair.attempt,
+            tokens=pair.statistics.tokens,
+            rollouts=pair.statistics.rollouts,
+            items=[CorrectionRead.of(evaluation) for evaluation in evaluated.evaluations],
+        )
+
+
+def _text(threshold: Threshold) -> str | None:
+    return None if threshold == Threshold() else str(threshold)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

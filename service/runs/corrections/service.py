@@ -1,0 +1,84 @@
+"""Corrections, evaluated from the statistics and rollout summaries that a closed step has stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold, correction_named
+from foreshock.errors import InvalidArgumentError
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from service.platform.problem import InvalidRequest
+from service.platform.security import Principal
+from service.runs.measurements.service import stored_statistics
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionQuestion:
+    """Which corrections, at which thresholds: none named means all, at the thresholds in use."""
+
+    run_id: str
+    step: int
+    attempt: int | None
+    comparison: str
+    corrections: Sequence[str] = ()
+    thresholds: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    """What is stored of one comparison of a step."""
+
+    comparison: str
+    step: int
+    attempt: int
+    statistics: ComparisonStatistics
+    summaries: RolloutSummaries
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedCorrections:
+    """The evaluations, and what they are of."""
+
+    pair: MeasuredPair
+    evaluations: tuple[Evaluation, ...]
+
+
+def read_pair(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> MeasuredPair:
+    """Statistics and summaries of a comparison at a step; raises MeasurementNotFound, StatisticsOutOfDate."""
+    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
+    assert found.summaries is not None, "every comparison of two scores has summaries"
+    return MeasuredPair(
+        comparison,
+        step,
+        found.attempt,
+        ComparisonStatistics.from_bytes(found.statistics),
+        RolloutSummaries.from_bytes(found.summaries),
+    )
+
+
+def evaluate_corrections(session: Session, principal: Principal, question: CorrectionQuestion) -> EvaluatedCorrections:
+    """What the corrections would do; raises InvalidRequest naming what makes no sense, and as `read_pair`."""
+    try:
+        asked = list(_asked(question))
+    except InvalidArgumentError as error:
+        raise InvalidRequest(f"query.{error.argument}: {error.message}") from error
+    pair = read_pair(session, principal, question.run_id, question.step, question.attempt, question.comparison)
+    evaluator = Evaluator(pair.statistics, pair.summaries)
+    return EvaluatedCorrections(pair, tuple(evaluator.evaluate(name, threshold) for name, threshold in asked))
+
+
+def _asked(question: CorrectionQuestion) -> Iterator[tuple[str, Threshold | None]]:
+    """Names and thresholds to evaluate; a correction without one in use comes once, to say why it cannot be."""
+    if question.thresholds and len(question.corrections) != 1:
+        raise InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
+    for name in question.corrections or CORRECTIONS:
+        correction = correction_named(name)
+        named = tuple(correction.threshold(text) for text in question.thresholds)
+        for threshold in named or correction.usual or (None,):
+            yield name, threshold

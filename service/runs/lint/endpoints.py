@@ -1,0 +1,31 @@
+"""HTTP: the lint of a step and of a run."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service.platform.context import Context
+from service.platform.schemas import RunIdentifier, StepPath, SurvivingOrAttempt
+from service.platform.security import Reader
+from service.runs.lint import service
+from service.runs.lint.schemas import RunLintRead, StepLintRead
+
+router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
+
+
+@router.get("/lint")
+def read_run_lint(
+    run: RunIdentifier, context: Context, principal: Reader, attempt: SurvivingOrAttempt = None
+) -> RunLintRead:
+    """Which warnings the run's closed steps have, with the first and the newest step of each."""
+    with context.database.read() as session:
+        return service.read_run(session, principal, run, attempt)
+
+
+@router.get("/steps/{step}/lint")
+def read_step_lint(
+    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: SurvivingOrAttempt = None
+) -> StepLintRead:
+    """Are this step's log-probs what they are taken for? Named warnings with evidence, and what was not checked."""
+    with context.database.read() as session:
+        return service.read_step(session, principal, run, step, attempt)

@@ -1,0 +1,102 @@
+"""Queries on the evidence of shards and the verdicts on steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, insert, select
+from sqlalchemy.orm import Session
+
+from service.platform.database.dialect import upsert
+from service.platform.database.tables import Attempt, ShardLint, StepLint
+from service.runs.attempts.active_attempts import survives
+
+STEP_KEY = ("run_id", "attempt", "step")
+SHARD_KEY = (*STEP_KEY, "shard")
+
+
+@dataclass(frozen=True, slots=True)
+class WarnedStep:
+    """A step that the lint warned of: the severity of each warning by its name."""
+
+    step: int
+    warnings: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSums:
+    """What adds up over the checked steps of a run. `square_excess` is Σ (surprisal − entropy)² over steps."""
+
+    steps: int
+    clean_steps: int
+    tested_steps: int
+    tokens: int
+    surprisal: float
+    entropy: float
+    variance: float
+    largest: float
+    square_excess: float
+
+
+def add(session: Session, row: dict[str, Any]) -> None:
+    """Add the evidence of a shard."""
+    session.execute(insert(ShardLint), [row])
+
+
+def replace(session: Session, row: dict[str, Any]) -> None:
+    """Put the evidence of a shard in the place of an older one, if there is one."""
+    upsert(session, ShardLint, [row], SHARD_KEY)
+
+
+def of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[ShardLint]:
+    """The evidence of a step's shards, in order."""
+    query = select(ShardLint).where(ShardLint.run_id == run_id, ShardLint.attempt == attempt, ShardLint.step == step)
+    return session.scalars(query.order_by(ShardLint.shard)).all()
+
+
+def put_verdict(session: Session, row: dict[str, Any]) -> None:
+    """Store the verdict on a step, or overwrite an older one."""
+    upsert(session, StepLint, [row], STEP_KEY)
+
+
+def verdict_of(session: Session, run_id: str, attempt: int, step: int) -> StepLint | None:
+    """The verdict on a step."""
+    return session.get(StepLint, (run_id, attempt, step))
+
+
+def warned_steps(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> list[WarnedStep]:
+    """The steps with warnings, in order: those that survive, or those of one attempt."""
+    query = (
+        select(StepLint.step, StepLint.warnings)
+        .where(StepLint.run_id == run_id, StepLint.severity.is_not(None), _chosen(attempts, attempt))
+        .order_by(StepLint.step)
+    )
+    return [WarnedStep(step, warnings) for step, warnings in session.execute(query)]
+
+
+def run_sums(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> RunSums:
+    """The sums over the steps that survive, or over those of one attempt."""
+    excess = StepLint.surprisal - StepLint.entropy
+    query = select(
+        func.count(),
+        func.count().filter(StepLint.severity.is_(None)),
+        func.count().filter(StepLint.surprisal_tokens > 0),
+        func.coalesce(func.sum(StepLint.surprisal_tokens), 0),
+        func.sum(StepLint.surprisal),
+        func.sum(StepLint.entropy),
+        func.sum(StepLint.surprisal_variance),
+        func.max(StepLint.largest_surprisal),
+        func.sum(excess * excess),
+    ).where(StepLint.run_id == run_id, _chosen(attempts, attempt))
+    steps, clean, tested, tokens, *sums = session.execute(query).one()
+    numbers = [math.nan if value is None else float(value) for value in sums]
+    return RunSums(int(steps), int(clean), int(tested), int(tokens), *numbers)
+
+
+def _chosen(attempts: Sequence[Attempt], attempt: int | None) -> ColumnElement[bool]:
+    if attempt is not None:
+        return StepLint.attempt == attempt
+    return survives(attempts, StepLint.attempt, StepLint.step)

@@ -1,0 +1,179 @@
+"""The lint of what is stored: evidence comes with each shard, a verdict with each closed step; steps make a run's."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, cast
+
+from sqlalchemy.orm import Session
+
+from foreshock.errors import StatisticsError
+from foreshock.lint import CHECKS, CheckResult, LintEvidence, LintWarning, judge
+from foreshock.lint.findings import Finding, NotChecked
+from foreshock.lint.judge_sampling import SurprisalSums, sums_for_run, surprisal_outcome
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from service.platform.context import ClosedStepValues
+from service.platform.database.tables import ShardLint
+from service.platform.problem import ProblemError
+from service.platform.security import Principal
+from service.runs.attempts.repository import of_run
+from service.runs.attempts.service import attempt_of_step, require_attempt
+from service.runs.lint import repository
+from service.runs.lint.repository import RunSums, WarnedStep
+from service.runs.lint.schemas import CheckRead, RunLintRead, RunWarningRead, Severity, StepLintRead, WarningRead
+from service.runs.rollouts.shards import LintPart
+from service.runs.runs.service import get_run
+
+_logger = logging.getLogger(__name__)
+_SURPRISAL = "raw_log_probs"
+
+
+class LintNotFound(ProblemError):
+    """The step was not checked: it has no shard, or only shards from before there was a lint."""
+
+    status = 404
+
+
+def evidence_row(step: tuple[str, int, int], shard: int, part: LintPart) -> dict[str, Any]:
+    """The row of the evidence of a shard of a step (run, attempt, step)."""
+    run_id, attempt, number = step
+    return {
+        "run_id": run_id,
+        "attempt": attempt,
+        "step": number,
+        "shard": shard,
+        "statistics_version": STATISTICS_VERSION,
+        "evidence": part.evidence,
+        "examples": part.examples,
+    }
+
+
+def lint_closed_step(session: Session, closed: ClosedStepValues) -> None:
+    """Judge a step that has closed or changed, inside that transaction; what cannot be read is left out, and said."""
+    shards = repository.of_step(session, closed.run_id, closed.attempt, closed.step)
+    verdict, evidence = _judge(closed.step, closed.attempt, shards)
+    if verdict is None or evidence is None:
+        return
+    sums = sums_for_run(evidence)
+    # Damaged log-probs can overflow; a step of them has no part in the sums over the run.
+    counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
+    # Nor has one whose entropies are those of π: the test is of μ.
+    counts = counts and all(warning.name != "entropy_of_trainer" for warning in verdict.warnings)
+    repository.put_verdict(
+        session,
+        {
+            "run_id": closed.run_id,
+            "attempt": closed.attempt,
+            "step": closed.step,
+            "severity": _worst(verdict),
+            "warnings": {warning.name: warning.severity for warning in verdict.warnings},
+            "report": verdict.to_json(),
+            "surprisal_tokens": sums.tokens if counts else 0,
+            "surprisal": sums.surprisal if counts else 0.0,
+            "entropy": sums.entropy if counts else 0.0,
+            "surprisal_variance": sums.variance if counts else 0.0,
+            "largest_surprisal": sums.largest if counts else 0.0,
+        },
+    )
+
+
+def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepLintRead:
+    """The verdict on a step; of one that has not closed, on the shards that are there. Raises LintNotFound."""
+    get_run(session, principal, run_id)
+    chosen = attempt_of_step(session, run_id, step, attempt)
+    stored = repository.verdict_of(session, run_id, chosen, step)
+    if stored is not None:
+        return StepLintRead.model_validate(stored.report)
+    verdict, _ = _judge(step, chosen, repository.of_step(session, run_id, chosen, step))
+    if verdict is None:
+        raise LintNotFound(f"step {step} of attempt {chosen} was not checked: no shard of it has evidence of the lint")
+    return verdict
+
+
+def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRead:
+    """The lint of a run: of the steps that survive, or of one attempt."""
+    get_run(session, principal, run_id)
+    if attempt is not None:
+        require_attempt(session, run_id, attempt)
+    attempts = of_run(session, run_id)
+    sums = repository.run_sums(session, run_id, attempts, attempt)
+    warnings = _by_name(repository.warned_steps(session, run_id, attempts, attempt))
+    whole, check = _whole_run(sums)
+    seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
+    return RunLintRead(
+        checked_steps=sums.steps,
+        clean_steps=sums.clean_steps,
+        warnings=warnings,
+        whole_run=None if seen_in_steps else whole,
+        whole_run_check=check,
+    )
+
+
+def _judge(step: int, attempt: int, shards: Sequence[ShardLint]) -> tuple[StepLintRead | None, LintEvidence | None]:
+    """The verdict on these shards' evidence together; None where none of it can be read."""
+    parts = []
+    for shard in shards:
+        try:
+            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
+        except StatisticsError as error:
+            _logger.warning("evidence of shard %s of step %s cannot be read: %s", shard.shard, step, error)
+    if not parts:
+        return None, None
+    evidence = reduce(LintEvidence.merge, parts)
+    return StepLintRead.of(step, attempt, len(parts), judge(evidence)), evidence
+
+
+def _worst(verdict: StepLintRead) -> str | None:
+    return verdict.warnings[0].severity if verdict.warnings else None
+
+
+def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
+    """The warnings of all steps by name, each as severe as at its worst step."""
+    found: dict[str, list[WarnedStep]] = {}
+    for step in steps:
+        for name in step.warnings:
+            found.setdefault(name, []).append(step)
+    warnings = [
+        RunWarningRead(
+            name=name,
+            severity=cast(Severity, min(step.warnings[name] for step in having)),
+            title=CHECKS[name].title if name in CHECKS else name,
+            steps=len(having),
+            first_step=having[0].step,
+            newest_step=having[-1].step,
+        )
+        for name, having in found.items()
+    ]
+    return sorted(warnings, key=lambda each: (each.severity, -each.newest_step, each.name))
+
+
+def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:
+    """The surprisal test over all steps, which are independent parts of one martingale."""
+    if not sums.steps:
+        return None, None
+    excess = sums.surprisal - sums.entropy
+    tested = surprisal_outcome(
+        SurprisalSums(
+            tokens=sums.tokens,
+            surprisal=sums.surprisal,
+            entropy=sums.entropy,
+            variance=sums.variance,
+            largest=sums.largest,
+            clusters=sums.tested_steps,
+            z=excess / math.sqrt(sums.square_excess) if sums.square_excess > 0 else math.nan,
+            unit="steps",
+        )
+    )
+    check = CHECKS[_SURPRISAL]
+    if isinstance(tested, Finding):
+        evidence = {name: value for name, value in tested.evidence.items() if math.isfinite(value)}
+        warning = LintWarning(
+            check.name, tested.severity, check.title, tested.seen, evidence, (), check.effect, check.remedy
+        )
+        return WarningRead.of(warning), CheckRead.of(CheckResult(check.name, check.title, "warned"))
+    if isinstance(tested, NotChecked):
+        return None, CheckRead.of(CheckResult(check.name, check.title, "not checked", tested.why))
+    return None, CheckRead.of(CheckResult(check.name, check.title, "clean", tested.why))

@@ -1,0 +1,108 @@
+"""HTTP: measures, measurements, buckets and tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+
+from foreshock.measures.registry import MEASURES
+from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
+from service.platform.context import Context
+from service.platform.guards import PARQUET_MEDIA_TYPE
+from service.platform.pagination import Page
+from service.platform.schemas import (
+    LARGEST_STEP,
+    FromStep,
+    Name,
+    RunIdentifier,
+    StepPath,
+    SurvivingOrAttempt,
+    ToStep,
+)
+from service.platform.security import Reader
+from service.runs.measurements import service, tokens
+from service.runs.measurements.formats import CSV_MEDIA_TYPE, choose_format, render
+from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead, TokensRead
+from service.runs.measurements.tables import buckets_read, token_ids_read
+
+router = APIRouter(prefix="/v1", tags=["measurements"])
+
+By = Literal["probability", "position", "turn", "length", "entropy", "lag", "token_id"]
+Comparison = Annotated[Name, Query(description="`target/behaviour`")]
+_OTHER_FORMATS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            CSV_MEDIA_TYPE: {"schema": {"type": "string"}},
+            PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
+        }
+    }
+}
+
+
+@router.get("/measures")
+def list_measures(_: Reader) -> Page[MeasureRead]:
+    """Every measure there is."""
+    return Page(items=[MeasureRead.model_validate(measure) for measure in MEASURES])
+
+
+@router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=_OTHER_FORMATS)
+def read_measurements(
+    run: RunIdentifier,
+    request: Request,
+    context: Context,
+    principal: Reader,
+    comparison: Annotated[list[Name] | None, Query(max_length=100, description="absent: all")] = None,
+    measure: Annotated[list[Name] | None, Query(max_length=200, description="absent: all")] = None,
+    from_step: FromStep = 0,
+    to_step: ToStep = LARGEST_STEP,
+    attempt: SurvivingOrAttempt = None,
+    max_points: Annotated[
+        int | None, Query(ge=2, le=1_000_000, description="rows a comparison, keeping the extremes of each measure")
+    ] = None,
+) -> Response:
+    """Curves over steps, by column: JSON, CSV or Parquet, by Accept."""
+    media_type = choose_format(request.headers.get("accept", "*/*"))
+    query = service.CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
+    with context.database.read() as session:
+        curves = service.read_curves(session, principal, run, query)
+    return render(curves, media_type)
+
+
+@router.get("/runs/{run}/steps/{step}/buckets")
+def read_buckets(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    comparison: Comparison = "trainer/rollout",
+    by: Annotated[By, Query(description="what the mismatch may depend on")] = "probability",
+    limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="token ids, at most")] = KEPT_TOKEN_IDS,
+    attempt: SurvivingOrAttempt = None,
+) -> BucketsRead | TokenIdsRead:
+    """Where the mismatch sits: by the token's probability under the behaviour score, or by another condition.
+
+    Buckets without tokens are there too; where all are empty, the rollouts do not say what was asked for.
+    """
+    with context.database.read() as session:
+        statistics = service.read_statistics(session, principal, run, step, attempt, comparison)
+    if by == "token_id":
+        return token_ids_read(statistics.token_id_table(limit))
+    return buckets_read(CONDITIONS[by], statistics.condition_table(by))
+
+
+@router.get("/runs/{run}/steps/{step}/tokens")
+def read_tokens(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    comparison: Comparison = "trainer/rollout",
+    worst: Annotated[int, Query(ge=1, le=1000, description="how many tokens, by |d|")] = 20,
+    sample_id: Annotated[str | None, Query(max_length=1024, description="instead: all tokens of this rollout")] = None,
+    attempt: SurvivingOrAttempt = None,
+) -> TokensRead:
+    """The worst tokens of a step, or one rollout token by token, with each scorer's log-prob."""
+    question = tokens.TokenQuestion(run, step, attempt, comparison, worst, sample_id)
+    return tokens.read_tokens(context, principal, question)

@@ -1,0 +1,167 @@
+"""Single tokens, from the store: the worst of a step, or one rollout from its first token to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from sqlalchemy.orm import Session
+
+from foreshock.rollouts import RolloutBatch, decode_rollouts
+from service.platform.context import ScoredShard, ServiceContext
+from service.platform.database.tables import Shard
+from service.platform.decoding.limits import stored_limits
+from service.platform.problem import InvalidRequest, ProblemError
+from service.platform.security import Principal
+from service.runs.attempts.service import attempt_of_step
+from service.runs.measurements.schemas import TokenRow, TokensRead
+from service.runs.measurements.service import MeasurementNotFound
+from service.runs.rollouts.repository import of_step
+from service.runs.runs.service import get_run
+
+Scores = Mapping[str, NDArray[np.float32]]
+
+
+class RolloutNotFound(ProblemError):
+    """The step holds no rollout of that sample id."""
+
+    status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class TokenQuestion:
+    """Which tokens: the `worst` of a step by |d|, or, where `sample_id` is given, all of that rollout."""
+
+    run_id: str
+    step: int
+    attempt: int | None
+    comparison: str
+    worst: int
+    sample_id: str | None
+
+
+def read_tokens(context: ServiceContext, principal: Principal, question: TokenQuestion) -> TokensRead:
+    """The tokens asked for; raises RolloutNotFound, and MeasurementNotFound where nothing gave one of the scores."""
+    target, _, behaviour = question.comparison.partition("/")
+    if not target or not behaviour:
+        raise InvalidRequest("query.comparison: must be target/behaviour, such as trainer/rollout")
+    with context.database.read() as session:
+        get_run(session, principal, question.run_id)
+        attempt = attempt_of_step(session, question.run_id, question.step, question.attempt)
+        shards = of_step(session, question.run_id, attempt, question.step)
+        parts = _read_shards(context, session, shards, question.sample_id)
+        found = _Findings(target, behaviour)
+        for shard, batch, scores in parts:
+            found.take(shard, batch, scores, question)
+    if question.sample_id is not None and found.rollout is None:
+        raise RolloutNotFound(f"step {question.step} of attempt {attempt} has no rollout {question.sample_id!r}")
+    if not found.compared and question.sample_id is None:
+        raise MeasurementNotFound(f"step {question.step} of attempt {attempt} has no {question.comparison}")
+    return TokensRead(
+        comparison=question.comparison,
+        step=question.step,
+        attempt=attempt,
+        sample_id=question.sample_id,
+        prompt_token_ids=found.prompt,
+        scorers=sorted(found.scorers),
+        items=found.rows(),
+    )
+
+
+class _Findings:
+    """What was found in the shards looked at so far."""
+
+    def __init__(self, target: str, behaviour: str) -> None:
+        self._target, self._behaviour = target, behaviour
+        self._worst: list[tuple[float, TokenRow]] = []
+        self.scorers: set[str] = set()
+        self.compared = False
+        self.rollout: list[TokenRow] | None = None
+        self.prompt: list[int] | None = None
+
+    def take(self, shard: int, batch: RolloutBatch, scores: Scores, question: TokenQuestion) -> None:
+        """Look at one shard."""
+        self.scorers |= scores.keys()
+        d = self._difference(scores, batch.num_tokens)
+        if question.sample_id is not None:
+            row = batch.sample_ids.index(question.sample_id)
+            start, end = (int(position) for position in batch.response_offsets[row : row + 2])
+            self.rollout = [_token(shard, batch, scores, d, row, position) for position in range(start, end)]
+            first, last = (int(position) for position in batch.prompt_offsets[row : row + 2])
+            self.prompt = batch.prompt_token_ids[first:last].tolist()
+            return
+        sizes = np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0)
+        for position in _largest(sizes, question.worst):
+            row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
+            token = _token(shard, batch, scores, d, row, position)
+            self._worst.append((float(sizes[position]), token))
+        # A stable sort: among equals the earlier shard and position stay first.
+        self._worst = sorted(self._worst, key=lambda each: -each[0])[: question.worst]
+
+    def rows(self) -> list[TokenRow]:
+        """The tokens to show, in order of response or of falling |d|."""
+        if self.rollout is not None:
+            return self.rollout
+        return [token for _, token in self._worst]
+
+    def _difference(self, scores: Scores, tokens: int) -> NDArray[np.float64]:
+        if self._target not in scores or self._behaviour not in scores:
+            return np.full(tokens, np.nan)
+        self.compared = True
+        with np.errstate(invalid="ignore"):
+            return scores[self._target].astype(np.float64) - scores[self._behaviour].astype(np.float64)
+
+
+def _read_shards(
+    context: ServiceContext, session: Session, shards: Sequence[Shard], sample_id: str | None
+) -> Iterator[tuple[int, RolloutBatch, Scores]]:
+    """The shards with all their scores, one at a time; only the one that holds `sample_id`, where that is given."""
+    for shard in shards:
+        path = context.store.path_of(shard.file)
+        if sample_id is not None:
+            names = pq.read_table(path, columns=["sample_id"]).column("sample_id").to_pylist()
+            if sample_id not in names:
+                continue
+        batch = decode_rollouts(path.read_bytes(), stored_limits())
+        key = ScoredShard(shard.run_id, shard.attempt, shard.step, batch)
+        scores: dict[str, NDArray[np.float32]] = {}
+        if batch.rollout_log_probs is not None:
+            scores["rollout"] = batch.rollout_log_probs
+        if batch.trainer_log_probs is not None:
+            scores["trainer"] = batch.trainer_log_probs
+        for read_scores in context.score_readers:
+            scores |= read_scores(session, context.store, key)
+        yield shard.shard, batch, scores
+        if sample_id is not None:
+            return
+
+
+def _largest(sizes: NDArray[np.float64], most: int) -> list[int]:
+    """Where the `most` largest sizes that are not negative are, the largest first, the earlier first among equals."""
+    at_least = np.partition(sizes, -most)[-most] if most < sizes.size else 0.0
+    # Many equal to the smallest that counts may be here; a stable sort keeps the first of them.
+    candidates = np.flatnonzero(sizes >= max(at_least, 0.0))
+    order = np.argsort(-sizes[candidates], kind="stable")[:most]
+    return [int(position) for position in candidates[order]]
+
+
+def _token(
+    shard: int, batch: RolloutBatch, scores: Scores, d: NDArray[np.float64], row: int, position: int
+) -> TokenRow:
+    return TokenRow(
+        sample_id=batch.sample_ids[row],
+        shard=shard,
+        position=position - int(batch.response_offsets[row]),
+        token_id=int(batch.response_token_ids[position]),
+        generated=batch.response_mask is None or bool(batch.response_mask[position]),
+        d=_finite(d[position]),
+        log_probs={name: _finite(values[position]) for name, values in sorted(scores.items())},
+    )
+
+
+def _finite(value: np.floating[Any]) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""Runs: one training job each."""

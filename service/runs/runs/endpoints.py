@@ -1,0 +1,58 @@
+"""HTTP: runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response, status
+
+from service.platform.context import Context
+from service.platform.pagination import Cursor, Limit, Page
+from service.platform.schemas import RunIdentifier
+from service.platform.security import Administrator, Ingester, Reader
+from service.runs.runs import service
+from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+
+@router.post("", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRead, "description": "It existed"}})
+def create_run(body: RunCreate, context: Context, principal: Ingester, response: Response) -> RunRead:
+    """Get or create the run of (project, key): 201 where it is new, 200 with the run as it is otherwise."""
+    run, created = context.database.write(lambda session: service.get_or_create_run(session, principal, body))
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return RunRead.model_validate(run)
+
+
+@router.get("")
+def list_runs(
+    context: Context,
+    principal: Reader,
+    project: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[RunRead]:
+    """Runs, newest first."""
+    with context.database.read() as session:
+        return service.list_runs(session, principal, project, cursor, limit)
+
+
+@router.get("/{run}")
+def read_run(run: RunIdentifier, context: Context, principal: Reader) -> RunRead:
+    """One run."""
+    with context.database.read() as session:
+        return RunRead.model_validate(service.get_run(session, principal, run))
+
+
+@router.patch("/{run}")
+def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: Ingester) -> RunRead:
+    """Change a run's state, name or advice mode."""
+    changed = context.database.write(lambda session: service.update_run(session, principal, run, body))
+    return RunRead.model_validate(changed)
+
+
+@router.delete("/{run}", status_code=status.HTTP_204_NO_CONTENT)
+def delete_run(run: RunIdentifier, context: Context, principal: Administrator) -> None:
+    """Delete a run; later calls that name it, late uploads included, are told 410."""
+    context.database.write(lambda session: service.delete_run(session, principal, run))

@@ -1,0 +1,42 @@
+"""Queries on runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select, tuple_, update
+from sqlalchemy.orm import Session
+
+from service.platform.database.tables import Run
+
+
+def find(session: Session, run_id: str) -> Run | None:
+    """The run with this id, deleted ones included."""
+    return session.get(Run, run_id)
+
+
+def find_and_lock(session: Session, run_id: str) -> Run | None:
+    """The run as it is now; other transactions that lock it wait until this one ends."""
+    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
+    return session.scalar(query.execution_options(populate_existing=True))
+
+
+def find_by_key(session: Session, project: str, key: str) -> Run | None:
+    """The run with this project and client key, deleted ones included."""
+    return session.scalar(select(Run).where(Run.project == project, Run.key == key))
+
+
+def newest_first(session: Session, project: str | None, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
+    """Up to `limit` runs that are not deleted, newest first, older than `after` (created_at_us, id)."""
+    query = select(Run).where(Run.deleted_at_us.is_(None))
+    if project is not None:
+        query = query.where(Run.project == project)
+    if after is not None:
+        query = query.where(tuple_(Run.created_at_us, Run.id) < after)
+    return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit)).all()
+
+
+def note_step(session: Session, run_id: str, step: int) -> None:
+    """Raise the run's newest step to `step`."""
+    behind = Run.last_step.is_(None) | (Run.last_step < step)
+    session.execute(update(Run).where(Run.id == run_id, behind).values(last_step=step))

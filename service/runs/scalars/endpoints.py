@@ -1,0 +1,55 @@
+"""HTTP: scalars."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, status
+
+from service.platform.context import Context
+from service.platform.schemas import (
+    LARGEST_STEP,
+    AttemptQuery,
+    FromStep,
+    Name,
+    RunIdentifier,
+    StepPath,
+    SurvivingOrAttempt,
+    ToStep,
+)
+from service.platform.security import Ingester, Reader
+from service.runs.scalars import service
+from service.runs.scalars.schemas import ScalarsPut, ScalarsRead
+
+router = APIRouter(prefix="/v1/runs/{run}", tags=["scalars"])
+
+
+@router.put("/steps/{step}/scalars", status_code=status.HTTP_204_NO_CONTENT)
+def put_scalars(
+    run: RunIdentifier,
+    step: StepPath,
+    body: ScalarsPut,
+    context: Context,
+    principal: Ingester,
+    attempt: AttemptQuery = 1,
+) -> None:
+    """Store a source's values for a step; the same again changes nothing."""
+    context.database.write(
+        lambda session: service.put_scalars(session, context.step_observers, principal, run, attempt, step, body)
+    )
+
+
+@router.get("/scalars")
+def read_scalars(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    source: Annotated[list[Name] | None, Query(max_length=100)] = None,
+    name: Annotated[list[Name] | None, Query(max_length=1000)] = None,
+    attempt: SurvivingOrAttempt = None,
+    from_step: FromStep = 0,
+    to_step: ToStep = LARGEST_STEP,
+) -> ScalarsRead:
+    """Scalars by column, ordered by name, source and step."""
+    with context.database.read() as session:
+        return service.read_scalars(session, principal, run, source or [], name or [], attempt, (from_step, to_step))

@@ -1,0 +1,32 @@
+"""What scalars look like over HTTP."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from service.platform.schemas import Name
+
+
+class ScalarsPut(BaseModel):
+    """Values of one source for one step; sent again, they overwrite; other names of that source stay."""
+
+    source: Name = "trainer"
+    values: dict[Name, float | None] = Field(
+        min_length=1, max_length=1000, description="null: the source computed it, and it was no finite number"
+    )
+
+
+class ScalarColumns(BaseModel):
+    """Equally long lists."""
+
+    step: list[int] = Field(default_factory=list)
+    attempt: list[int] = Field(default_factory=list)
+    source: list[str] = Field(default_factory=list)
+    name: list[str] = Field(default_factory=list)
+    value: list[float | None] = Field(default_factory=list)
+
+
+class ScalarsRead(BaseModel):
+    """Scalars by column, ordered by name, source and step."""
+
+    columns: ScalarColumns

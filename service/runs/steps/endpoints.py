@@ -1,0 +1,28 @@
+"""HTTP: steps."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service.platform.context import Context
+from service.platform.pagination import Cursor, Limit, Page
+from service.platform.schemas import RunIdentifier, SurvivingOrAttempt
+from service.platform.security import Reader
+from service.runs.steps import service
+from service.runs.steps.schemas import StepRead
+
+router = APIRouter(prefix="/v1/runs/{run}/steps", tags=["steps"])
+
+
+@router.get("")
+def list_steps(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    attempt: SurvivingOrAttempt = None,
+    cursor: Cursor = None,
+    limit: Limit = 200,
+) -> Page[StepRead]:
+    """Steps in order."""
+    with context.database.read() as session:
+        return service.list_steps(session, principal, run, attempt, cursor, limit)

@@ -1,0 +1,43 @@
+"""Fold the statistics of a step's shards: always in sorted order, so that the result does not know who came first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Protocol
+
+from foreshock.measures.comparison import Comparison
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, StepStatistics
+from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from service.runs.measurements.folded import FoldedStatistics
+from service.runs.rollouts.shards import STEP_ROW
+
+
+class Part(Protocol):
+    """What a shard adds to one comparison: a row of the database, or what a decoder has just measured."""
+
+    @property
+    def statistics(self) -> bytes:
+        """Mergeable statistics."""
+
+    @property
+    def summaries(self) -> bytes | None:
+        """A row a rollout; None where it is no comparison of two scores."""
+
+
+def fold_shards(comparison: str, shards: Sequence[Part]) -> FoldedStatistics:
+    """The fold of one comparison's shards, which are given in sorted order; StatisticsError where versions mix."""
+    if comparison == STEP_ROW:
+        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(shard.statistics) for shard in shards))
+        return FoldedStatistics(comparison, step.measures(), step.statistics_version, step.to_bytes(), None)
+    pair = reduce(ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(shard.statistics) for shard in shards))
+    summaries = RolloutSummaries.concat(
+        [RolloutSummaries.from_bytes(shard.summaries) for shard in shards if shard.summaries is not None]
+    )
+    return FoldedStatistics(
+        comparison,
+        Comparison(pair, summaries).measures(),
+        pair.statistics_version,
+        pair.to_bytes(),
+        summaries.to_bytes(),
+    )

@@ -1,0 +1,44 @@
+"""HTTP: theory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from service.platform.context import Context
+from service.platform.schemas import RunIdentifier, StepPath, SurvivingOrAttempt
+from service.platform.security import Reader
+from service.runs.measurements.endpoints import Comparison
+from service.runs.theory import service
+from service.runs.theory.schemas import TheoryRead
+
+router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])
+
+
+@router.get("/theory")
+def read_theory(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    comparison: Comparison = "trainer/rollout",
+    delta_max: Annotated[
+        float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
+    ] = None,
+    gradient_bound: Annotated[
+        float | None, Query(ge=0.0, allow_inf_nan=False, description="B: a bound of the norm of ∇log π of one token")
+    ] = None,
+    attempt: SurvivingOrAttempt = None,
+) -> TheoryRead:
+    """Bounds on the bias of this step's gradient, and what its noise costs at η and at η/2.
+
+    The noise needs the step's scalars `grad_norm_micro_batch` (the root mean square of the norms of micro-batches of
+    `micro_batch_prompts` prompts), `grad_norm_batch` (that of all `batch_prompts`), both before clipping. η is the
+    scalar `learning_rate` or `lr`, else what the trainer acknowledged to have applied at this step or last before it,
+    else the run's initial learning rate.
+    """
+    question = service.TheoryQuestion(run, step, attempt, comparison, delta_max, gradient_bound)
+    with context.database.read() as session:
+        found = service.find_theory(session, principal, question)
+    return TheoryRead.of(found)

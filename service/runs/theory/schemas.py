@@ -1,0 +1,177 @@
+"""What theory looks like over HTTP; null where it is not estimable or too large for a float64."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import BaseModel, Field
+
+from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
+from service.runs.corrections.schemas import TOO_LARGE
+from service.runs.theory.service import FoundTheory
+
+
+class BiasRead(BaseModel):
+    """‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
+
+    per_unit: float | None = Field(description="of B; null where no rollout has a reward")
+    low: float | None = Field(description="of the 95 % interval, clustered by prompt group")
+    high: float | None = Field(description="its other end")
+    trivial: float | None = Field(
+        description="2·T·max|R| with the mean length T, which no two policies with sequences that long exceed"
+    )
+    sequences: int = Field(description="with a reward")
+    mean_length: float | None = Field(description="measured tokens")
+    longest: int = Field(description="measured tokens")
+    largest_reward: float | None = Field(description="max|R|")
+    notes: list[str]
+
+    @classmethod
+    def of(cls, bound: BiasBound) -> BiasRead:
+        """From the library's."""
+        return cls(
+            per_unit=_finite(bound.per_unit),
+            low=_finite(bound.low),
+            high=_finite(bound.high),
+            trivial=_finite(bound.trivial),
+            sequences=bound.sequences,
+            mean_length=_finite(bound.mean_length),
+            longest=bound.longest,
+            largest_reward=_finite(bound.largest_reward),
+            notes=[*bound.notes, *([TOO_LARGE] if math.isinf(bound.per_unit) else [])],
+        )
+
+
+class HorizonRead(BaseModel):
+    """2·Δmax·T², for B = 1 and |R| ≤ 1, T the longest sequence: with exact Δmax only."""
+
+    value: float | None
+    trivial: float = Field(description="2·T")
+    vacuous: bool = Field(description="Δmax·T ≥ 1: no better than the trivial bound")
+    delta_max: float | None
+    not_estimable: str | None
+
+    @classmethod
+    def of(cls, bound: HorizonBound, delta_max: float | None) -> HorizonRead:
+        """From the library's."""
+        return cls(
+            value=_finite(bound.value),
+            trivial=bound.trivial,
+            vacuous=bound.vacuous,
+            delta_max=delta_max,
+            not_estimable=bound.not_estimable,
+        )
+
+
+class PinskerRead(BaseModel):
+    """D_TV ≤ ½√χ², of the token mean of χ²(π‖μ): where the logged μ is the law that sampled and covers π."""
+
+    bound: float | None
+    tv_token: float | None = Field(description="the estimate of D_TV itself, which needs no such cover")
+    notes: list[str] = Field(description="where the estimate exceeds the bound: why")
+
+
+class SequenceChi2Read(BaseModel):
+    """(1 + χ²)^T: what E ρ_seq² would be if tokens were independent and all as the mean. An extrapolation, no bound."""
+
+    value: float | None = Field(description="null where it is too large for a float64: then read log10")
+    log10: float | None
+    chi2_token: float | None
+    length: float = Field(description="mean, in tokens")
+    kind: str = "independent-token extrapolation"
+
+    @classmethod
+    def of(cls, found: SequenceChi2) -> SequenceChi2Read:
+        """From the library's."""
+        return cls(
+            value=_finite(found.value),
+            log10=_finite(found.log10),
+            chi2_token=_finite(found.chi2_token),
+            length=found.length,
+        )
+
+
+class GradientRead(BaseModel):
+    """V̂ = (‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); estimates may be negative by chance and are not clamped."""
+
+    variance: float | None = Field(description="of the gradient of one prompt")
+    of_batch: float | None = Field(description="V̂/B")
+    signal: float | None = Field(description="‖E g‖²")
+    batch_prompts_for_parity: float | None = Field(description="V̂/signal, the simple noise scale")
+    notes: list[str]
+
+    @classmethod
+    def of(cls, noise: GradientNoise) -> GradientRead:
+        """From the library's."""
+        return cls(
+            variance=_finite(noise.variance),
+            of_batch=_finite(noise.of_batch),
+            signal=_finite(noise.signal),
+            batch_prompts_for_parity=_finite(noise.batch_prompts_for_parity),
+            notes=list(noise.notes),
+        )
+
+
+class StepNoiseRead(BaseModel):
+    """(η²/2)·[Var + ‖Bias‖²] of the SGA lemma, for L = 1: halving η quarters it."""
+
+    at_learning_rate: float | None = Field(description="at η")
+    at_half: float | None = Field(description="at η/2")
+    bias_norm: float | None = Field(description="‖Bias‖ as it was counted; 0: the part of the variance alone")
+
+    @classmethod
+    def of(cls, noise: StepNoise) -> StepNoiseRead:
+        """From the library's."""
+        return cls(
+            at_learning_rate=_finite(noise.at_learning_rate),
+            at_half=_finite(noise.at_half),
+            bias_norm=_finite(noise.bias_norm),
+        )
+
+
+class TheoryRead(BaseModel):
+    """What the bounds of the papers come to at this step."""
+
+    comparison: str
+    step: int
+    attempt: int
+    bias: BiasRead
+    horizon: HorizonRead
+    pinsker: PinskerRead
+    sequence_chi2: SequenceChi2Read | None
+    gradient: GradientRead | None
+    gradient_missing: str | None = Field(description="why there is no gradient noise")
+    learning_rate: float | None = Field(description="η")
+    learning_rate_source: str | None
+    step_noise: StepNoiseRead | None
+    step_noise_with_bias: StepNoiseRead | None = Field(
+        description="where `gradient_bound` was named and the bias is estimable"
+    )
+
+    @classmethod
+    def of(cls, found: FoundTheory) -> TheoryRead:
+        """From what was found."""
+        theory = found.theory
+        return cls(
+            comparison=found.pair.comparison,
+            step=found.pair.step,
+            attempt=found.pair.attempt,
+            bias=BiasRead.of(theory.bias),
+            horizon=HorizonRead.of(theory.horizon, found.delta_max),
+            pinsker=PinskerRead(
+                bound=_finite(theory.pinsker), tv_token=_finite(theory.tv_token), notes=list(theory.pinsker_notes)
+            ),
+            sequence_chi2=None if theory.sequence_chi2 is None else SequenceChi2Read.of(theory.sequence_chi2),
+            gradient=None if theory.gradient is None else GradientRead.of(theory.gradient),
+            gradient_missing=found.gradient_missing,
+            learning_rate=found.learning_rate,
+            learning_rate_source=found.learning_rate_source,
+            step_noise=None if theory.step_noise is None else StepNoiseRead.of(theory.step_noise),
+            step_noise_with_bias=(
+                None if theory.step_noise_with_bias is None else StepNoiseRead.of(theory.step_noise_with_bias)
+            ),
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

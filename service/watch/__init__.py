@@ -1,0 +1,1 @@
+"""Early warning: detectors over closed steps, alerts, and the learning-rate advice."""

@@ -1,0 +1,89 @@
+"""Queries on decisions, acknowledgements and how far trainers are."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from foreshock.early_warning.decisions import Decision
+from service.platform.database.dialect import upsert
+from service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, DetectorSnapshot, TrainerProgress
+
+
+def log_of(session: Session, run_id: str) -> list[Decision]:
+    """The run's decisions in order of revision."""
+    query = select(AdviceDecision.decision).where(AdviceDecision.run_id == run_id).order_by(AdviceDecision.revision)
+    return [Decision.from_json(decision) for decision in session.scalars(query)]
+
+
+def append(session: Session, run_id: str, decision: Decision) -> None:
+    """Add a decision; the revision is the primary key, so no two can have the same."""
+    row = {
+        "run_id": run_id,
+        "revision": decision.revision,
+        "attempt": decision.attempt,
+        "kind": decision.kind,
+        "effective_from_step": decision.effective_from_step,
+        "reason": decision.reason,
+        "author": decision.author,
+        "made_at_us": decision.at_us,
+        "decision": decision.to_json(),
+    }
+    session.execute(insert(AdviceDecision), [row])
+
+
+def newest_version(session: Session, run_id: str) -> tuple[int, int]:
+    """(attempt, revision) of the newest decision, as `fold` has them; (1, 0) before there is one."""
+    query = select(AdviceDecision.attempt, AdviceDecision.revision).where(AdviceDecision.run_id == run_id)
+    row = session.execute(query.order_by(AdviceDecision.revision.desc()).limit(1)).first()
+    return (1, 0) if row is None else (row[0], row[1])
+
+
+def trainer_step(session: Session, run_id: str, attempt: int) -> int:
+    """The newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
+    acknowledged = select(func.max(AdviceAcknowledgement.step)).where(
+        AdviceAcknowledgement.run_id == run_id, AdviceAcknowledgement.attempt == attempt
+    )
+    polled = polled_step(session, run_id, attempt)
+    known = session.scalar(acknowledged)
+    return max(polled, -1 if known is None else known)
+
+
+def polled_step(session: Session, run_id: str, attempt: int) -> int:
+    """The newest step that a following trainer asked for; −1 before any."""
+    progress = session.get(TrainerProgress, (run_id, attempt))
+    return -1 if progress is None else progress.polled_step
+
+
+def put_polled_step(session: Session, run_id: str, attempt: int, step: int) -> None:
+    """Note how far a following trainer is."""
+    row = {"run_id": run_id, "attempt": attempt, "polled_step": step}
+    upsert(session, TrainerProgress, [row], ("run_id", "attempt"))
+
+
+def put_acknowledgement(session: Session, row: dict[str, object]) -> None:
+    """Note what learning rate was used at a step; said again, it overwrites."""
+    upsert(session, AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
+
+
+def newest_acknowledgement(session: Session, run_id: str) -> AdviceAcknowledgement | None:
+    """What the newest attempt's trainer said last."""
+    query = select(AdviceAcknowledgement).where(AdviceAcknowledgement.run_id == run_id)
+    ordered = query.order_by(AdviceAcknowledgement.attempt.desc(), AdviceAcknowledgement.step.desc())
+    return session.scalar(ordered.limit(1))
+
+
+def acknowledgement_at(session: Session, run_id: str, attempt: int, step: int) -> AdviceAcknowledgement | None:
+    """What the attempt's trainer said at this step, or last before it."""
+    query = select(AdviceAcknowledgement).where(
+        AdviceAcknowledgement.run_id == run_id,
+        AdviceAcknowledgement.attempt == attempt,
+        AdviceAcknowledgement.step <= step,
+    )
+    return session.scalar(query.order_by(AdviceAcknowledgement.step.desc()).limit(1))
+
+
+def newest_snapshot(session: Session, run_id: str) -> DetectorSnapshot | None:
+    """The detectors' newest state; begin_attempt drops those of superseded steps."""
+    query = select(DetectorSnapshot).where(DetectorSnapshot.run_id == run_id)
+    return session.scalar(query.order_by(DetectorSnapshot.step.desc()).limit(1))

@@ -1,0 +1,89 @@
+"""What advice looks like over HTTP."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.platform.schemas import AttemptNumber, Name, Step
+
+
+class ScheduleRead(BaseModel):
+    """The halving rule: halve at the multiples of `decay_period` from `effective_from_step` on, before any pause."""
+
+    surge_step: int
+    decay_period: int
+    factor: float
+    floor: float
+    effective_from_step: int = Field(description="boundaries before it are not caught up")
+    paused_from_step: int | None = Field(description="the first step that a hold freezes; null while not held")
+
+
+class AdviceAlertRead(BaseModel):
+    """An open alert, as a trainer is told of it."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    rule: str
+    step: int
+    severity: Literal["info", "look", "bad"]
+    value: float
+    threshold: float
+    why: str
+    what_to_do: str
+
+
+class AdviceRead(BaseModel):
+    """The whole state: `scale(step) = max(floor, factor^(schedule's halvings + rule_halvings up to step))`.
+
+    It is absolute, so that a lost, late or repeated answer cannot compound. `scale` multiplies the base learning rate
+    at the step asked for; in shadow it is 1.0 and `advised_scale` says what it would be.
+    """
+
+    attempt: int
+    revision: int = Field(description="never decreases")
+    scale: float
+    advised_scale: float
+    schedule: ScheduleRead | None
+    rule_halvings: list[int] = Field(description="steps of explicit halvings, besides the schedule's")
+    phase: Literal["warming", "watching", "decaying", "floor", "held"]
+    mode: Literal["shadow", "apply"]
+    next_decay_step: int | None
+    step: int | None = Field(description="the step that was asked for")
+    observed_step: int | None = Field(description="the newest closed step")
+    stale: bool = Field(description="the newest closed step lies far behind the step asked for")
+    reason: str
+    alerts: list[AdviceAlertRead]
+    want_weights_at_step: int | None = Field(description="a step whose weights would be worth saving for a probe")
+
+
+class AcknowledgementCreate(BaseModel):
+    """What a trainer did: the learning rate it used at a step, and the newest revision that it knew."""
+
+    revision: int = Field(ge=0, lt=2**63)
+    step: Step
+    applied_lr: float = Field(ge=0, allow_inf_nan=False)
+    attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
+
+
+class OperatorDecisionCreate(BaseModel):
+    """An operator's decision and why."""
+
+    kind: Literal["hold", "release", "raise", "halve"]
+    reason: Name
+
+
+class DecisionRead(BaseModel):
+    """One entry of the log of decisions."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    revision: int
+    attempt: int
+    kind: Literal["surge", "retract", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
+    effective_from_step: int
+    reason: str
+    author: Literal["detector", "operator", "trainer"]
+    made_at_us: int

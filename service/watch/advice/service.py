@@ -1,0 +1,192 @@
+"""Advice: read it, wait for news of it, acknowledge it, decide as an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock.early_warning.decisions import (
+    AdviceConflictError,
+    AdviceState,
+    Mode,
+    OperatorKind,
+    decide_as_operator,
+    fold,
+)
+from foreshock.early_warning.detectors import WarningState
+from service.platform.database.tables import AdviceAcknowledgement, Alert, Run
+from service.platform.etag import etag_of
+from service.platform.problem import ProblemError
+from service.platform.security import Principal
+from service.runs.attempts.repository import find as find_attempt
+from service.runs.attempts.service import require_attempt
+from service.runs.runs.service import get_run, lock_run
+from service.watch.advice import repository
+from service.watch.advice.decision_log import observation_of
+from service.watch.advice.schemas import (
+    AcknowledgementCreate,
+    AdviceAlertRead,
+    AdviceRead,
+    DecisionRead,
+    OperatorDecisionCreate,
+    ScheduleRead,
+)
+from service.watch.advice.waking import wake_after_commit
+from service.watch.alerts import repository as alerts
+
+STALE_AFTER_STEPS = 10
+"""A trainer asks one or two steps ahead of what it has logged; ten are a service that hears nothing."""
+
+WANT_WEIGHTS_EVERY = 50
+WANT_WEIGHTS_EVERY_IN_ALARM = 10
+"""Steps between the weights that a probe would like to have, in quiet times and while a bad alert is open."""
+
+
+class AdviceConflict(ProblemError):
+    """An operator's decision that would change nothing, or an acknowledgement of advice that was never given."""
+
+    status = 409
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Advice and the entity tag of the versions that it depends on."""
+
+    etag: str
+    advice: AdviceRead
+
+
+def read_advice(session: Session, principal: Principal, run_id: str, step: int | None) -> Answer:
+    """The advice at `step`; without one at the step after the newest closed one."""
+    run = get_run(session, principal, run_id)
+    state = fold(repository.log_of(session, run_id))
+    detectors = _detectors(session, run_id)
+    opened = list(alerts.in_state(session, run_id, "open"))
+    return Answer(
+        etag=etag_of(state.attempt, state.revision, alerts.version(session, run_id)),
+        advice=_advice(run, state, detectors, opened, step),
+    )
+
+
+def read_etag(session: Session, principal: Principal, run_id: str) -> str:
+    """The entity tag alone, for who waits; raises RunDeleted once the run is deleted."""
+    get_run(session, principal, run_id)
+    return etag_of(*repository.newest_version(session, run_id), alerts.version(session, run_id))
+
+
+def note_poll(session: Session, principal: Principal, run_id: str, step: int) -> None:
+    """Note that a following trainer is told the scale of `step`: no later decision may change it."""
+    lock_run(session, principal, run_id)
+    attempt, _ = repository.newest_version(session, run_id)
+    if find_attempt(session, run_id, attempt) is None:
+        # The feed may ask between the registration of the run and that of its attempt.
+        return
+    if step > repository.polled_step(session, run_id, attempt):
+        repository.put_polled_step(session, run_id, attempt, step)
+
+
+def is_news(session: Session, run_id: str, step: int) -> bool:
+    """Whether a poll for `step` would move what `note_poll` notes."""
+    attempt, _ = repository.newest_version(session, run_id)
+    return step > repository.polled_step(session, run_id, attempt)
+
+
+def acknowledge(session: Session, principal: Principal, run_id: str, body: AcknowledgementCreate) -> None:
+    """Note what a trainer did; raises AdviceConflict for a revision that was never given."""
+    get_run(session, principal, run_id)
+    newest_attempt, newest_revision = repository.newest_version(session, run_id)
+    if body.revision > newest_revision:
+        raise AdviceConflict(f"revision {body.revision} was never given: the newest is {newest_revision}")
+    attempt = body.attempt if body.attempt is not None else newest_attempt
+    require_attempt(session, run_id, attempt)
+    row = {
+        "run_id": run_id,
+        "attempt": attempt,
+        "step": body.step,
+        "revision": body.revision,
+        "applied_learning_rate": body.applied_lr,
+        "received_at_us": now_us(),
+    }
+    repository.put_acknowledgement(session, row)
+
+
+def newest_acknowledgement(session: Session, run_id: str) -> AdviceAcknowledgement | None:
+    """What the newest attempt's trainer said last; None before anything."""
+    return repository.newest_acknowledgement(session, run_id)
+
+
+def operate(session: Session, principal: Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
+    """Add an operator's decision; raises AdviceConflict where it would change nothing."""
+    lock_run(session, principal, run_id)
+    kind: OperatorKind = body.kind
+    try:
+        decision = decide_as_operator(
+            repository.log_of(session, run_id), kind, observation_of(session, run_id), body.reason
+        )
+    except AdviceConflictError as error:
+        raise AdviceConflict(str(error)) from error
+    repository.append(session, run_id, decision)
+    session.flush()
+    wake_after_commit(session, run_id)
+    return read_advice(session, principal, run_id, None).advice
+
+
+def list_decisions(session: Session, principal: Principal, run_id: str) -> list[DecisionRead]:
+    """The log of decisions, oldest first."""
+    get_run(session, principal, run_id)
+    return [
+        DecisionRead(
+            revision=decision.revision,
+            attempt=decision.attempt,
+            kind=decision.kind,
+            effective_from_step=decision.effective_from_step,
+            reason=decision.reason,
+            author=decision.author,
+            made_at_us=decision.at_us,
+        )
+        for decision in repository.log_of(session, run_id)
+    ]
+
+
+def _detectors(session: Session, run_id: str) -> WarningState:
+    snapshot = repository.newest_snapshot(session, run_id)
+    return WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
+
+
+def _advice(run: Run, state: AdviceState, detectors: WarningState, opened: list[Alert], step: int | None) -> AdviceRead:
+    observed = detectors.step
+    asked = step if step is not None else 0 if observed is None else observed + 1
+    mode: Mode = "apply" if run.advice_mode == "apply" else "shadow"
+    advised = state.scale(asked)
+    return AdviceRead(
+        attempt=state.attempt,
+        revision=state.revision,
+        scale=advised if mode == "apply" else 1.0,
+        advised_scale=advised,
+        schedule=ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
+        rule_halvings=list(state.halvings),
+        phase=state.phase(asked, detectors.warming),
+        mode=mode,
+        next_decay_step=state.next_decay_step(asked),
+        step=step,
+        observed_step=observed,
+        stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
+        reason=state.reason or _reason(detectors),
+        alerts=[AdviceAlertRead.model_validate(alert) for alert in opened],
+        want_weights_at_step=_wanted(run, asked, opened),
+    )
+
+
+def _reason(detectors: WarningState) -> str:
+    if detectors.warming:
+        return "There are too few steps for a baseline yet."
+    return "No length surge and no rule that lowers the learning rate so far."
+
+
+def _wanted(run: Run, step: int, opened: list[Alert]) -> int | None:
+    if run.state != "running":
+        return None
+    every = WANT_WEIGHTS_EVERY_IN_ALARM if any(alert.severity == "bad" for alert in opened) else WANT_WEIGHTS_EVERY
+    return (step // every + 1) * every

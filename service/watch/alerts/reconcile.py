@@ -1,0 +1,116 @@
+"""Events become alerts: new ones open, cleared ones resolve, and those that a replay no longer fires are retracted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock.early_warning.events import Event
+from service.platform.database.tables import Alert, Attempt
+from service.platform.identifiers import new_identifier
+from service.watch.alerts import repository
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the detectors said of all surviving closed steps from `from_step` on, with the attempt of each event."""
+
+    run_id: str
+    attempts: Sequence[Attempt]
+    from_step: int
+    events: Sequence[tuple[Event, int]]
+
+
+def match(session: Session, replay: Replay) -> bool:
+    """Bring the run's alerts in line with a replay; whether anything changed. The run is locked."""
+    fired = {(event.rule, event.step): (event, attempt) for event, attempt in replay.events if event.change == "fired"}
+    cleared = {(event.rule, event.fired_step): event.step for event, _ in replay.events if event.change == "cleared"}
+    known = {
+        (alert.rule, alert.step): alert
+        for alert in repository.surviving_touching(session, replay.run_id, replay.attempts, replay.from_step)
+    }
+    for rule, step in cleared:
+        # It may have fired before the replay's first step.
+        if (rule, step) not in known and (rule, step) not in fired:
+            alert = repository.standing(session, replay.run_id, replay.attempts, rule, step)
+            if alert is not None:
+                known[rule, step] = alert
+    version = repository.version(session, replay.run_id)
+    changed = False
+    for key in sorted(known.keys() | fired.keys(), key=lambda each: (each[1], each[0])):
+        changes = _changes(known.get(key), fired.get(key), cleared.get(key), replay.from_step)
+        if not changes:
+            continue
+        changed = True
+        version += 1
+        stamp = {"version": version, "changed_at_us": now_us(), "changed_by": "detector"}
+        if key in known:
+            _set(known[key], changes | stamp)
+        else:
+            _add(session, replay.run_id, changes | stamp)
+    session.flush()
+    return changed
+
+
+def close_superseded(session: Session, run_id: str, attempts: Sequence[Attempt]) -> bool:
+    """Resolve what stands on steps that a rewind has superseded; whether there was any. The run is locked."""
+    alerts = repository.superseded(session, run_id, attempts)
+    version = repository.version(session, run_id)
+    for number, alert in enumerate(alerts, start=1):
+        stamp = {"version": version + number, "changed_at_us": now_us(), "changed_by": "rewind"}
+        _set(alert, {"state": "resolved", **stamp})
+    session.flush()
+    return bool(alerts)
+
+
+def _changes(
+    alert: Alert | None, fired: tuple[Event, int] | None, cleared_step: int | None, from_step: int
+) -> dict[str, Any]:
+    """The columns that change; empty where nothing does."""
+    if alert is None:
+        assert fired is not None
+        state = "open" if cleared_step is None else "resolved"
+        return {**_columns(*fired), "cleared_step": cleared_step, "state": state}
+    if fired is None and alert.step >= from_step:
+        return {} if alert.state == "retracted" else {"state": "retracted", "cleared_step": None}
+    wanted = {"cleared_step": cleared_step, "state": _state(alert, cleared_step)}
+    if fired is not None:
+        wanted |= _columns(*fired)
+    return {name: value for name, value in wanted.items() if getattr(alert, name) != value}
+
+
+def _state(alert: Alert, cleared_step: int | None) -> str:
+    if alert.state == "retracted":
+        return "open" if cleared_step is None else "resolved"
+    if cleared_step is not None:
+        return "resolved"
+    # What a person resolved stays resolved; what only the detector did opens again when it did not clear after all.
+    return "open" if alert.state == "resolved" and alert.changed_by == "detector" else alert.state
+
+
+def _columns(event: Event, attempt: int) -> dict[str, Any]:
+    return {
+        "attempt": attempt,
+        "rule": event.rule,
+        "step": event.step,
+        "severity": event.severity,
+        "value": event.value,
+        "threshold": event.threshold,
+        "why": event.why,
+        "what_to_do": event.what_to_do,
+        "moves_learning_rate": event.moves_learning_rate,
+        "evidence": dict(event.evidence),
+    }
+
+
+def _set(alert: Alert, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(alert, name, value)
+
+
+def _add(session: Session, run_id: str, values: dict[str, Any]) -> None:
+    session.add(Alert(id=new_identifier("alert"), run_id=run_id, opened_at_us=now_us(), **values))

@@ -1,0 +1,84 @@
+"""Alerts as people meet them: list, acknowledge, resolve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from service.platform.database.tables import Alert
+from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from service.platform.problem import ProblemError
+from service.platform.security import Principal
+from service.runs.runs.service import get_run, lock_run
+from service.watch.advice.waking import wake_after_commit
+from service.watch.alerts import repository
+from service.watch.alerts.schemas import AlertRead, AlertState
+
+
+class AlertNotFound(ProblemError):
+    """The run has no such alert."""
+
+    status = 404
+
+
+class AlertConflict(ProblemError):
+    """The alert is past the state that was asked for."""
+
+    status = 409
+
+
+def list_alerts(
+    session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
+) -> Page[AlertRead]:
+    """One page of a run's alerts, newest step first."""
+    get_run(session, principal, run_id)
+    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+    rows = repository.newest_first(session, run_id, states, after, limit + 1)
+    return page_of([AlertRead.model_validate(row) for row in rows], limit, _key_of)
+
+
+def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
+    """The run's open alerts, newest step first."""
+    return repository.in_state(session, run_id, "open")
+
+
+def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
+    """Say that a person has seen the alert; raises AlertConflict where it is settled already."""
+    alert = _locked(session, principal, run_id, alert_id)
+    if alert.state in ("resolved", "retracted"):
+        raise AlertConflict(f"the alert is {alert.state} already")
+    return _change(session, alert, "acknowledged")
+
+
+def resolve(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
+    """Settle the alert; raises AlertConflict where it was retracted."""
+    alert = _locked(session, principal, run_id, alert_id)
+    if alert.state == "retracted":
+        raise AlertConflict("the alert was retracted: with later data it never fired")
+    return _change(session, alert, "resolved")
+
+
+def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
+    lock_run(session, principal, run_id)
+    alert = repository.find(session, run_id, alert_id)
+    if alert is None:
+        raise AlertNotFound(f"the run has no alert {alert_id}")
+    return alert
+
+
+def _change(session: Session, alert: Alert, state: AlertState) -> Alert:
+    if alert.state != state:
+        alert.version = repository.version(session, alert.run_id) + 1
+        alert.state = state
+        alert.changed_by = "operator"
+        alert.changed_at_us = now_us()
+        session.flush()
+        wake_after_commit(session, alert.run_id)
+    return alert
+
+
+def _key_of(alert: AlertRead) -> CursorKey:
+    return (alert.step, alert.id)

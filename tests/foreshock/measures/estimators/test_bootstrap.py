@@ -1,0 +1,177 @@
+"""The bootstrap by prompt group: it covers skewed means, is the same every time, and says where it cannot know."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from foreshock.measures.estimators import bootstrap
+from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS, bootstrap_interval, bootstrap_intervals
+from foreshock.measures.estimators.intervals import clustered_interval
+
+Batch = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def batch(seed: int, groups: int = 24, of_each: int = 4) -> Batch:
+    """Sums, tokens and groups of rollouts whose values are skewed and alike within a group."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(5, 50, groups * of_each)
+    of_groups = np.repeat(random.lognormal(0.0, 0.7, groups), of_each)
+    return random.gamma(tokens * 0.2, 5.0) * of_groups, tokens, np.repeat(np.arange(groups), of_each)
+
+
+def drawn_one_by_one(sums: NDArray[np.float64], tokens: NDArray[np.int64], resamples: int) -> tuple[float, float]:
+    """The bootstrap-t of a ratio mean, resample by resample."""
+    random = np.random.default_rng(7)
+    mean = sums.sum() / tokens.sum()
+
+    def error(s: NDArray[np.float64], t: NDArray[np.int64]) -> float:
+        return float(np.sqrt(np.square(s - s.sum() / t.sum() * t).sum()) / t.sum())
+
+    studentised = []
+    for _ in range(resamples):
+        drawn = random.integers(0, tokens.size, tokens.size)
+        s, t = sums[drawn], tokens[drawn]
+        studentised.append((s.sum() / t.sum() - mean) / error(s, t))
+    low, high = np.quantile(studentised, [0.975, 0.025], method="weibull")
+    return mean - low * error(sums, tokens), mean - high * error(sums, tokens)
+
+
+def test_it_is_the_bootstrap_t_of_clusters() -> None:
+    sums, tokens, groups = batch(0)
+    found = bootstrap_interval(sums, tokens, groups, resamples=20_000)
+    of_groups = np.bincount(groups, weights=sums), np.bincount(groups, weights=tokens).astype(np.int64)
+    low, high = drawn_one_by_one(*of_groups, resamples=20_000)
+    assert found.mean == pytest.approx(sums.sum() / tokens.sum(), rel=1e-12)
+    assert found.clusters == 24
+    assert found.low == pytest.approx(low, rel=0.02)
+    assert found.high == pytest.approx(high, rel=0.02)
+
+
+def test_it_covers_a_skewed_mean_better_than_students_t() -> None:
+    random = np.random.default_rng(1)
+    held = {"bootstrap": 0, "t": 0}
+    tokens = np.full(24, 10)
+    truth = math.exp(0.5)
+    for _ in range(1000):
+        sums = random.lognormal(0.0, 1.0, 24) * 10
+        for name, found in (
+            ("bootstrap", bootstrap_interval(sums, tokens, resamples=399)),
+            ("t", clustered_interval(sums, tokens)),
+        ):
+            held[name] += found.low <= truth <= found.high
+    assert held["bootstrap"] > 910
+    assert held["bootstrap"] > held["t"] + 20
+
+
+def test_it_reaches_further_up_where_values_are_skewed() -> None:
+    sums, tokens, groups = batch(3, groups=40)
+    found = bootstrap_interval(sums, tokens, groups)
+    assert found.high - found.mean > 1.3 * (found.mean - found.low) > 0
+
+
+def test_with_many_even_groups_it_is_students_interval() -> None:
+    random = np.random.default_rng(4)
+    tokens = random.integers(90, 110, 1000)
+    sums = random.normal(0.5, 0.1, 1000) * tokens
+    found, exact = bootstrap_interval(sums, tokens, resamples=4000), clustered_interval(sums, tokens)
+    assert found.low == pytest.approx(exact.low, abs=0.1 * (exact.high - exact.low))
+    assert found.high == pytest.approx(exact.high, abs=0.1 * (exact.high - exact.low))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**20), scale=st.floats(1e-12, 1e12))
+def test_a_common_factor_scales_the_interval(seed: int, scale: float) -> None:
+    sums, tokens, groups = batch(seed)
+    one, other = bootstrap_interval(sums, tokens, groups), bootstrap_interval(sums * scale, tokens, groups)
+    assert other.low == pytest.approx(one.low * scale, rel=1e-6)
+    assert other.high == pytest.approx(one.high * scale, rel=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**20))
+def test_columns_together_are_columns_alone_and_the_order_of_rollouts_in_groups_is_nothing(seed: int) -> None:
+    sums, tokens, groups = batch(seed)
+    table = np.stack([sums, np.square(sums), -sums], axis=1)
+    together = bootstrap_intervals(table, tokens, groups)
+    order = np.random.default_rng(seed).permutation(tokens.size)
+    for column, found in zip(table.T, together, strict=True):
+        alone = bootstrap_interval(column[order], tokens[order], groups[order])
+        assert found.low == pytest.approx(alone.low, rel=1e-9)
+        assert found.high == pytest.approx(alone.high, rel=1e-9)
+    assert together[2].low == pytest.approx(-together[0].high, rel=1e-9)
+
+
+def test_the_same_input_gives_the_same_interval_and_another_seed_nearly_so() -> None:
+    sums, tokens, groups = batch(5)
+    found = bootstrap_interval(sums, tokens, groups)
+    assert found == bootstrap_interval(sums, tokens, groups)
+    other = bootstrap_interval(sums, tokens, groups, seed=99)
+    assert other.low != found.low
+    assert other.low == pytest.approx(found.low, rel=0.05)
+
+
+def test_resamples_taken_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums, tokens, groups = batch(6)
+    whole = bootstrap_interval(sums, tokens, groups)
+    monkeypatch.setattr(bootstrap, "_DRAWS_AT_ONCE", 100)
+    assert bootstrap_interval(sums, tokens, groups) == pytest.approx(whole)
+
+
+def test_very_many_clusters_are_put_together_and_keep_their_error() -> None:
+    random = np.random.default_rng(8)
+    tokens = random.integers(50, 150, 50_000)
+    sums = random.gamma(2.0, 0.5, 50_000) * tokens
+    found, exact = bootstrap_interval(sums, tokens), clustered_interval(sums, tokens)
+    assert found.clusters == 50_000
+    assert found.high - found.low == pytest.approx(exact.high - exact.low, rel=0.1)
+
+
+def test_it_says_so_where_it_cannot_know() -> None:
+    sums, tokens, _ = batch(9, groups=LEAST_CLUSTERS, of_each=1)
+    assert bootstrap_interval(sums, tokens).low < bootstrap_interval(sums, tokens).high
+    few = bootstrap_interval(sums[1:], tokens[1:])
+    assert math.isfinite(few.mean)
+    assert math.isnan(few.low)
+    assert math.isnan(few.high)
+    nothing = bootstrap_interval(np.zeros(3), np.zeros(3, np.int64))
+    assert math.isnan(nothing.mean)
+    assert nothing.clusters == 0
+
+
+def test_a_sum_that_overflowed_spoils_its_own_column_only() -> None:
+    sums, tokens, groups = batch(10)
+    spoilt = sums.copy()
+    spoilt[3] = math.inf
+    first, second = bootstrap_intervals(np.stack([sums, spoilt], axis=1), tokens, groups)
+    alone = bootstrap_interval(sums, tokens, groups)
+    assert (first.low, first.high) == pytest.approx((alone.low, alone.high), rel=1e-9)
+    assert math.isnan(second.low)
+    assert math.isnan(second.high)
+
+
+def test_groups_that_agree_wholly_have_an_interval_of_no_width() -> None:
+    found = bootstrap_interval(np.full(20, 6.0), np.full(20, 3))
+    assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
+
+
+def test_one_rollout_that_makes_the_whole_mean_has_no_interval() -> None:
+    sums, tokens, _ = batch(12)
+    sums[5] *= 1e12
+    found = bootstrap_interval(sums, tokens)
+    assert math.isfinite(found.mean)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    sums[5] /= 1e9
+    assert math.isfinite(bootstrap_interval(sums, tokens).high)
+
+
+def test_rollouts_without_tokens_take_no_part() -> None:
+    sums, tokens, groups = batch(11)
+    more = np.append(sums, 0.0), np.append(tokens, 0), np.append(groups, 999)
+    assert bootstrap_interval(*more) == bootstrap_interval(sums, tokens, groups)

@@ -1,0 +1,58 @@
+"""Intervals: Student's t as in the tables, coverage as promised, and wider where rollouts of a prompt agree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from foreshock.measures.estimators.intervals import Interval, clustered_interval, student_t_quantile
+
+
+@pytest.mark.parametrize(
+    ("degrees", "table"),
+    [
+        (1, 12.706205),
+        (2, 4.302653),
+        (5, 2.570582),
+        (10, 2.228139),
+        (30, 2.042272),
+        (120, 1.979930),
+        (100_000, 1.959988),
+    ],
+)
+def test_student_t_is_that_of_the_tables(degrees: int, table: float) -> None:
+    assert student_t_quantile(0.975, degrees) == pytest.approx(table, rel=1e-6)
+
+
+def test_ninety_five_percent_of_intervals_hold_the_truth() -> None:
+    generator = np.random.default_rng(0)
+    held = 0
+    for _ in range(2000):
+        tokens = generator.integers(5, 50, 48)
+        of_groups = np.repeat(generator.normal(1.0, 0.5, 12), 4)
+        sums = generator.normal(of_groups * tokens, np.sqrt(tokens))
+        found = clustered_interval(sums, tokens, np.repeat(np.arange(12), 4))
+        held += found.low <= 1.0 <= found.high
+    assert 0.92 < held / 2000 < 0.97
+
+
+def test_clusters_that_agree_within_make_wider_intervals() -> None:
+    generator = np.random.default_rng(0)
+    tokens = np.full(80, 20)
+    sums = np.repeat(generator.normal(0, 1, 10), 8) * tokens
+    alone = clustered_interval(sums, tokens)
+    grouped = clustered_interval(sums, tokens, np.repeat(np.arange(10), 8))
+    assert grouped.mean == pytest.approx(alone.mean, rel=1e-12)
+    assert grouped.high - grouped.low > 2 * (alone.high - alone.low)
+
+
+def test_one_cluster_has_no_interval_and_none_has_no_mean() -> None:
+    one = clustered_interval(np.array([2.0, 4.0]), np.array([2, 2]), np.array([7, 7]))
+    assert one.mean == 1.5
+    assert math.isnan(one.low)
+    assert one.clusters == 1
+    none = clustered_interval(np.zeros(2), np.zeros(2, int))
+    assert math.isnan(none.mean)
+    assert isinstance(none, Interval)

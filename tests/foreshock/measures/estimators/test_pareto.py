@@ -1,0 +1,178 @@
+"""The tail's shape: known ones are found again, whatever the scale, and k̂ says "not estimable" rather than nonsense."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from foreshock.measures.estimators.pareto import LEAST_TAIL, pareto_shape, tail_size
+
+Float64 = NDArray[np.float64]
+
+
+def falling(values: Float64) -> Float64:
+    return np.sort(values)[::-1]
+
+
+def pareto_logs(shape: float, count: int, seed: int = 0) -> Float64:
+    """Logarithms of a generalised Pareto sample with σ = 1, falling."""
+    uniform = np.random.default_rng(seed).random(count)
+    sample = -np.log(uniform) if shape == 0.0 else np.expm1(-shape * np.log(uniform)) / shape
+    return falling(np.log(sample))
+
+
+def by_maximum_likelihood(values: Float64) -> float:
+    """The shape at the highest point of the likelihood over a grid of (k, σ); `values` lie above the threshold."""
+    values = values / values.mean()
+    best, at = -math.inf, math.nan
+    for shape in np.linspace(-1.0, 2.5, 351):
+        for scale in np.geomspace(0.1, 10, 150) * max(1.0 - shape, 0.05):
+            inner = 1.0 + shape * values / scale
+            if inner.min() <= 0.0:
+                continue
+            fall = values.sum() / scale if shape == 0.0 else (1.0 + 1.0 / shape) * np.log(inner).sum()
+            likelihood = -values.size * math.log(scale) - fall
+            if likelihood > best:
+                best, at = likelihood, float(shape)
+    return at
+
+
+def by_the_papers_formulas(values: Float64) -> float:
+    """Zhang and Stephens' estimate and the weak prior of PSIS on plain numbers; `values` lie above the threshold."""
+    values = np.sort(values)
+    size = len(values)
+    points = 30 + int(math.sqrt(size))
+    quartile = values[int(size / 4 + 0.5) - 1]
+    theta = [1 / values[-1] + (1 - math.sqrt(points / (j - 0.5))) / (3 * quartile) for j in range(1, points + 1)]
+    shape = [np.log1p(-t * values).mean() for t in theta]
+    profile = [size * (math.log(-t / k) - k - 1) for t, k in zip(theta, shape, strict=True)]
+    weight = [math.exp(one - max(profile)) for one in profile]
+    mean = sum(t * w for t, w in zip(theta, weight, strict=True)) / sum(weight)
+    return float((size * np.log1p(-mean * values).mean() + 10 * 0.5) / (size + 10))
+
+
+@pytest.mark.parametrize("shape", [-0.4, -0.1, 0.0, 0.2, 0.5, 0.8, 1.5])
+@pytest.mark.parametrize(("count", "kept"), [(20_000, 20_000), (1_000_000, 1024)])
+def test_the_shape_of_a_pareto_tail_is_found(shape: float, count: int, kept: int) -> None:
+    found = pareto_shape(pareto_logs(shape, count)[:kept], count)
+    tail = min(tail_size(count), kept - 1)
+    # The estimate's asymptotic error is (1 + k)/√n, and the prior draws it to one half by (½ − k)·10/(n + 10).
+    drawn = (tail * shape + 5.0) / (tail + 10)
+    assert found == pytest.approx(drawn, abs=3.5 * (1.0 + shape) / math.sqrt(tail))
+
+
+@pytest.mark.parametrize(("degrees", "shape"), [(2.0, 0.5), (4.0, 0.25), (1.0, 1.0)])
+def test_students_t_has_the_shape_of_one_over_its_degrees(degrees: float, shape: float) -> None:
+    sample = np.abs(np.random.default_rng(1).standard_t(degrees, 400_000))
+    assert pareto_shape(falling(np.log(sample))[:1024], sample.size) == pytest.approx(shape, abs=0.12)
+
+
+def test_exponential_and_uniform_weights_have_no_heavy_tail() -> None:
+    random = np.random.default_rng(2)
+    exponential = falling(np.log(random.exponential(1.0, 100_000)))
+    uniform = falling(np.log(random.random(100_000)))
+    assert pareto_shape(exponential, exponential.size) == pytest.approx(0.0, abs=0.12)
+    assert pareto_shape(uniform, uniform.size) == pytest.approx(-1.0, abs=0.15)
+
+
+def test_log_ratios_with_exponential_tails_have_a_pareto_weight() -> None:
+    # P(d > t) = e^(−t/k): ρ = e^d has the shape k.
+    for shape in (0.1, 0.4, 0.9):
+        d = falling(np.random.default_rng(3).exponential(shape, 300_000))
+        assert pareto_shape(d[:1024], d.size) == pytest.approx(shape, abs=3.5 * (1 + shape) / 32)
+
+
+@pytest.mark.parametrize(("shape", "seed"), [(-0.3, 0), (0.0, 1), (0.3, 2), (0.7, 3), (1.2, 4)])
+def test_it_lies_where_the_likelihood_is_largest(shape: float, seed: int) -> None:
+    logs = pareto_logs(shape, 15_000, seed)
+    size = tail_size(logs.size)
+    values = np.exp(logs[:size]) - math.exp(logs[size])
+    found = pareto_shape(logs, logs.size)
+    without_prior = (found * (size + 10) - 5.0) / size
+    assert without_prior == pytest.approx(by_maximum_likelihood(values), abs=0.04)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.integers(-50, 200).map(lambda percent: percent / 100),
+    count=st.integers(40, 3000),
+    seed=st.integers(0, 2**20),
+)
+def test_it_is_the_papers_estimate(shape: float, count: int, seed: int) -> None:
+    logs = pareto_logs(shape, count, seed)
+    size = tail_size(count)
+    if not size >= LEAST_TAIL or not logs[0] > logs[size - 1]:
+        return
+    direct = by_the_papers_formulas(np.exp(logs[:size]) - math.exp(logs[size]))
+    assert pareto_shape(logs, count) == pytest.approx(direct, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    factor=st.floats(-1e5, 1e5),
+    shape=st.integers(-50, 300).map(lambda percent: percent / 100),
+    seed=st.integers(0, 2**20),
+)
+def test_a_common_factor_changes_nothing_and_never_overflows(factor: float, shape: float, seed: int) -> None:
+    logs = pareto_logs(shape, 2000, seed)
+    expected = pareto_shape(logs, logs.size)
+    assert pareto_shape(logs + factor, logs.size) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_weights_a_thousand_orders_apart_still_have_a_shape() -> None:
+    d = falling(np.random.default_rng(4).exponential(800.0, 50_000))
+    # So far out the grid of θ, made for shapes below a few, is coarse.
+    assert 500.0 < pareto_shape(d, d.size) < 1000.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(0, 30_000), max_size=6), seed=st.integers(0, 2**20))
+def test_the_largest_of_shards_merged_give_what_the_whole_sample_gives(cuts: list[int], seed: int) -> None:
+    d = np.random.default_rng(seed).standard_t(3.0, 30_000) * 0.1
+    kept = 1024
+    merged = np.zeros(0)
+    for part in np.split(d, sorted(cuts)):
+        merged = falling(np.concatenate([merged, falling(part)[:kept]]))[:kept]
+    assert pareto_shape(merged, d.size) == pareto_shape(falling(d), d.size)
+
+
+def test_ties_and_rounded_log_probs_change_little() -> None:
+    random = np.random.default_rng(5)
+    d = random.standard_t(3.0, 200_000) * 0.05
+    exact = pareto_shape(falling(d)[:1024], d.size)
+    # d as a difference of float32 log-probs, and on a grid so coarse that most of the tail is tied.
+    behaviour = -random.exponential(2.0, d.size)
+    rounded = (behaviour + d).astype(np.float32).astype(np.float64) - behaviour.astype(np.float32).astype(np.float64)
+    assert pareto_shape(falling(rounded)[:1024], d.size) == pytest.approx(exact, abs=1e-3)
+    coarse = np.round(d, 3)
+    assert len(np.unique(falling(coarse)[:1024])) < 600
+    assert pareto_shape(falling(coarse)[:1024], d.size) == pytest.approx(exact, abs=0.03)
+
+
+def test_it_says_so_where_it_cannot_be_estimated() -> None:
+    logs = pareto_logs(0.3, 1000)
+    assert math.isnan(pareto_shape(logs[:0], 0))
+    assert math.isnan(pareto_shape(logs[:LEAST_TAIL], 1000))
+    assert math.isfinite(pareto_shape(logs[: LEAST_TAIL + 1], 1000))
+    assert math.isnan(pareto_shape(falling(logs[:20]), 20))
+    assert math.isnan(pareto_shape(np.zeros(1000), 1000))
+    two_values = np.concatenate([np.ones(50), np.zeros(950)])
+    assert math.isnan(pareto_shape(two_values, two_values.size))
+    for broken in (math.inf, math.nan):
+        assert math.isnan(pareto_shape(np.concatenate([[broken], logs[:-1]]), 1000))
+
+
+def test_weights_of_zero_below_the_tail_do_no_harm() -> None:
+    logs = pareto_logs(0.3, 1000)
+    with_zeros = np.concatenate([logs[:60], np.full(940, -math.inf)])
+    assert math.isfinite(pareto_shape(with_zeros, 1000))
+
+
+def test_more_values_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="in all"):
+        pareto_shape(np.zeros(5), 4)

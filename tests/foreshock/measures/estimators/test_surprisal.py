@@ -1,0 +1,124 @@
+"""The surprisal test: a standard normal where the logged μ sampled, for few groups too, and how soon it sees more.
+
+The policy is a softmax over 48 tokens whose entropies spread as a language model's do, from nearly sure to wide open.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
+from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+
+Float64 = NDArray[np.float64]
+
+VOCABULARY = 48
+
+
+def log_probs(seed: int, states: int) -> Float64:
+    """[states, VOCABULARY] log-probs: logits of normal noise whose size differs by state."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(size=(states, VOCABULARY)) * random.uniform(1.5, 5.0, (states, 1))
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def entropies(law: Float64) -> Float64:
+    return -(np.exp(law) * law).sum(axis=1)
+
+
+def tempered(law: Float64, temperature: float) -> Float64:
+    scaled = law / temperature
+    return scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+
+
+def truncated(law: Float64, top_p: float) -> Float64:
+    """The law over the fewest likeliest tokens that have `top_p` together, −inf elsewhere."""
+    order = np.argsort(-law, axis=1)
+    ranked = np.take_along_axis(np.exp(law), order, axis=1)
+    kept_ranked = ranked.cumsum(axis=1) - ranked < top_p
+    kept = np.zeros(law.shape, dtype=np.bool_)
+    np.put_along_axis(kept, order, kept_ranked, axis=1)
+    remaining = np.where(kept, np.exp(law), 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(remaining / remaining.sum(axis=1, keepdims=True))
+
+
+def tokens_until_five(law: Float64, sampled_from: Float64) -> float:
+    """After how many independent tokens the raw log-probs' surprisal is five standard deviations off, on average."""
+    probabilities = np.exp(sampled_from)
+    surprisal = -law - entropies(law)[:, None]
+    mean = (probabilities * surprisal).sum(axis=1).mean()
+    square = (probabilities * np.square(surprisal)).sum(axis=1).mean()
+    return float(25.0 * square / mean**2)
+
+
+@pytest.mark.parametrize("groups", [5, 12, 40])
+def test_it_is_about_standard_normal_where_the_logged_law_sampled(groups: int) -> None:
+    law = log_probs(0, 400)
+    random = np.random.default_rng(groups)
+    steps, batches, rollouts = 20, 800, 4
+    column = CLUSTER_COLUMNS.index("surprisal")
+    names = [f"g{row // rollouts}" for row in range(groups * rollouts)]
+    # Every group has states of its own, so its rollouts are alike in how sure the policy is.
+    states = np.repeat(random.integers(0, 400, (batches, groups, 1, steps)), rollouts, axis=2)
+    cumulative = np.exp(law).cumsum(axis=1)
+    tokens = (random.random((*states.shape, 1)) > cumulative[states]).sum(axis=-1).clip(max=VOCABULARY - 1)
+    surprisals = (-law[states, tokens] - entropies(law)[states]).sum(axis=-1).reshape(batches, -1)
+    scores = []
+    for of_rollouts in surprisals:
+        sums = np.zeros((of_rollouts.size, len(CLUSTER_COLUMNS)))
+        sums[:, column] = of_rollouts
+        clusters = ClusterSums.of(np.full(of_rollouts.size, steps), sums, names)
+        scores.append(clusters.standardised("surprisal", float(of_rollouts.sum())))
+    found = np.array(scores)
+    assert abs(found.mean()) < 0.15
+    assert found.std() == pytest.approx(1.0, abs=0.08)
+    # With few groups it errs to the safe side: far scores are rarer than a normal's.
+    beyond = np.mean(np.abs(found) > 1.96)
+    assert beyond < 0.075
+    assert beyond > 0.025 or groups < 12
+    assert np.abs(found).max() <= math.sqrt(groups)
+
+
+def test_of_few_groups_it_cannot_be_large_however_wrong_the_law() -> None:
+    found = ComparisonStatistics.of(
+        np.full(40, -9.0), np.full(40, -9.0), np.arange(0, 41, 10), entropy=np.full(40, 0.1)
+    ).measures()
+    assert found["surprisal_z"] == pytest.approx(math.sqrt(4))
+
+
+def test_truncation_shows_after_hundreds_of_tokens_and_a_mild_temperature_after_thousands() -> None:
+    law = log_probs(1, 4000)
+    top_p = tokens_until_five(law, truncated(law, 0.9))
+    temperature = tokens_until_five(law, tempered(law, 0.8))
+    mild = tokens_until_five(law, tempered(law, 0.95))
+    # On a real model: 213, 111 and 2,579.
+    assert 213 / 3 < top_p < 213 * 3
+    assert 111 / 3 < temperature < 111 * 3
+    assert 2579 / 3 < mild < 2579 * 3
+    # The shift is first order in 1 − temperature: a quarter of it needs about sixteen times the tokens.
+    assert mild / temperature == pytest.approx(20.0, rel=0.4)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("top-p 0.9", 4000), ("temperature 0.8", 4000)])
+def test_only_the_surprisal_tells_a_raw_law_from_the_one_that_sampled(name: str, tokens: int) -> None:
+    law = log_probs(2, tokens)
+    sampled_from = truncated(law, 0.9) if name == "top-p 0.9" else tempered(law, 0.8)
+    random = np.random.default_rng(3)
+    chosen = np.argmax(sampled_from + random.gumbel(size=law.shape), axis=1)
+    every = np.arange(tokens)
+    offsets = np.arange(0, tokens + 1, 10)
+    raw, processed = law[every, chosen], sampled_from[every, chosen]
+    of_raw = ComparisonStatistics.of(raw, raw, offsets, entropy=entropies(law)).measures()
+    assert of_raw["mean_ratio"] == 1.0
+    assert of_raw["surprisal_z"] < -5.0
+    # π is untruncated; with the μ that sampled the ratios tell what the raw one hides.
+    of_processed = ComparisonStatistics.of(raw, processed, offsets).measures()
+    assert of_processed["rms_d"] > 0.05
+    if name == "top-p 0.9":
+        assert of_processed["mean_ratio"] == pytest.approx(0.9, abs=0.05)
+        assert of_processed["kl"] == pytest.approx(-math.log(of_processed["mean_ratio"]), abs=0.02)

@@ -1,0 +1,83 @@
+"""The reference pass: it leaves its input alone, needs little memory, and does not care how it is cut into chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from foreshock.measures.passes import numpy_pass
+from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
+from foreshock.measures.passes.rollout_sums import TOKEN_SUMS, RolloutSums, TokenInputs
+from foreshock.rollouts.ragged import offsets_of_lengths
+from tests.foreshock.batches import random_log_probs
+
+
+def inputs_of(lengths: list[int], seed: int = 0) -> TokenInputs:
+    """Every column there is, in the types in which it comes from a batch."""
+    generator = np.random.default_rng(seed)
+    offsets = offsets_of_lengths(lengths)
+    tokens = int(offsets[-1])
+    target, behaviour = random_log_probs(generator, tokens, 1e-6, 3.0)
+    return TokenInputs(
+        target,
+        behaviour,
+        offsets,
+        generated=generator.random(tokens) > 0.1,
+        entropy=generator.exponential(1.0, tokens).astype(np.float32),
+        turn=(np.arange(tokens) // 300).astype(np.int16),
+        lag=np.repeat(generator.integers(0, 3, len(lengths)), lengths),
+        token_ids=generator.integers(0, 150_000, tokens).astype(np.int32),
+        advantage=generator.normal(size=tokens).astype(np.float32),
+    )
+
+
+def columns(inputs: TokenInputs) -> list[np.ndarray]:
+    values = [getattr(inputs, field.name) for field in dataclasses.fields(inputs)]
+    return [value for value in values if value is not None]
+
+
+def test_the_input_is_left_as_it_was() -> None:
+    inputs = inputs_of([100, 0, 50_000, 7])
+    before = [column.copy() for column in columns(inputs)]
+    for column in columns(inputs):
+        column.setflags(write=False)
+    sum_rollouts_numpy(inputs)
+    for column, copy in zip(columns(inputs), before, strict=True):
+        np.testing.assert_array_equal(column, copy)
+
+
+def test_it_needs_no_more_memory_than_twice_its_input() -> None:
+    inputs = inputs_of([3000] * 400)
+    tracemalloc.start()
+    try:
+        sum_rollouts_numpy(inputs)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * sum(column.nbytes for column in columns(inputs))
+
+
+@pytest.mark.parametrize("chunk", [1, 700, 1 << 20])
+def test_rollouts_have_the_same_sums_in_whatever_chunk_they_are(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of([40, 0, 1000, 3, 0, 600, 0])
+    usual = sum_rollouts_numpy(inputs)
+    monkeypatch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
+    found = sum_rollouts_numpy(inputs)
+    for name in ("tokens", "generated", "min_d", "max_d", "entropy_tokens", "advantage_tokens", "turns", "histogram"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(usual, name))
+    np.testing.assert_allclose(found.sums, usual.sums, rtol=1e-14, atol=0.0)
+    np.testing.assert_array_equal(found.largest_d, usual.largest_d)
+    np.testing.assert_allclose(found.tail_sums, usual.tail_sums, rtol=1e-14, atol=0.0)
+
+
+def test_nothing_gives_nothing() -> None:
+    for rollouts in (0, 3):
+        found, empty = sum_rollouts_numpy(inputs_of([0] * rollouts)), RolloutSums.empty(rollouts)
+        assert found.sums.shape == (rollouts, len(TOKEN_SUMS))
+        assert not found.sums.any()
+        np.testing.assert_array_equal(found.tokens, empty.tokens)
+        np.testing.assert_array_equal(found.min_d, empty.min_d)
+        assert found.largest_d.size == found.token_ids.ids.size == 0

@@ -1,0 +1,108 @@
+"""Statistics survive as bytes; damage, another kind and another version are refused in plain words."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from foreshock.errors import StatisticsError
+from foreshock.measures import ComparisonStatistics, RolloutSummaries, StepStatistics, measure_step
+from foreshock.measures.statistics import blob
+from tests.foreshock.batches import random_batch
+
+MEASUREMENT = measure_step(random_batch(0, largest=30.0))
+COMPARISON = MEASUREMENT.comparisons["trainer/rollout"]
+
+
+def same(one: dict[str, float], two: dict[str, float]) -> bool:
+    return np.array_equal(list(one.values()), list(two.values()), equal_nan=True) and one.keys() == two.keys()
+
+
+def test_statistics_survive_as_bytes() -> None:
+    for statistics in (COMPARISON.statistics, MEASUREMENT.step):
+        again = type(statistics).from_bytes(statistics.to_bytes())
+        assert again.to_bytes() == statistics.to_bytes()
+        assert same(again.measures(), statistics.measures())
+    again = ComparisonStatistics.from_bytes(COMPARISON.statistics.to_bytes())
+    assert again.merge(again).tokens == 2 * COMPARISON.statistics.tokens
+    assert again.buckets().columns() == COMPARISON.statistics.buckets().columns()
+
+
+def test_a_blob_is_small() -> None:
+    assert len(COMPARISON.statistics.to_bytes()) < 16_000
+    large = measure_step(random_batch(0, 400, 400)).comparisons["trainer/rollout"]
+    # Most of it are the 512 token ids, the largest values and the sums on a grid, which do not grow any further.
+    assert len(large.statistics.to_bytes()) < 80_000
+    assert len(MEASUREMENT.step.to_bytes()) < 2_000
+
+
+def test_no_damage_goes_unnoticed() -> None:
+    generator = random.Random(0)
+    for reader, data in (
+        (ComparisonStatistics, COMPARISON.statistics.to_bytes()),
+        (StepStatistics, MEASUREMENT.step.to_bytes()),
+    ):
+        for _ in range(400):
+            damaged = bytearray(data)
+            position = generator.randrange(len(damaged))
+            damaged[position] ^= 1 << generator.randrange(8)
+            try:
+                again = reader.from_bytes(bytes(damaged))
+            except StatisticsError:
+                continue
+            # A flipped bit that decompresses to the same bytes has changed nothing.
+            assert again.to_bytes() == data
+        for length in range(0, len(data), 97):
+            with pytest.raises(StatisticsError):
+                reader.from_bytes(data[:length])
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(StatisticsError, match="'step' and not 'comparison'"):
+        ComparisonStatistics.from_bytes(MEASUREMENT.step.to_bytes())
+    with pytest.raises(StatisticsError, match="not a blob"):
+        StepStatistics.from_bytes(b"pickle?")
+
+
+def test_another_version_is_refused_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = COMPARISON.statistics.to_bytes()
+    monkeypatch.setattr(blob, "STATISTICS_VERSION", 3)
+    with pytest.raises(StatisticsError, match=r"version 2 and this release reads 3.*remeasure"):
+        ComparisonStatistics.from_bytes(data)
+
+
+def test_a_header_cannot_ask_for_more_memory_than_its_arrays() -> None:
+    layout = {"values": ("<f8", (None,))}
+    data = blob.pack("test", {"values": np.zeros(10)})
+    assert blob.unpack("test", data, layout)["values"].tolist() == [0.0] * 10
+    for size in ("1000000000000", "9", "-1", "1.5", "true", '"a"'):
+        with pytest.raises(StatisticsError):
+            blob.unpack("test", _with_size(data, size), layout)
+    bomb = _with_size(blob.pack("test", {"values": np.zeros(10_000_000)}), "10")
+    with pytest.raises(StatisticsError, match="as much as its header says"):
+        blob.unpack("test", bomb, layout)
+
+
+def _with_size(data: bytes, size: str) -> bytes:
+    length = int.from_bytes(data[4:8], "little")
+    header = data[8 : 8 + length]
+    begin, end = header.index(b'"<f8",[') + 7, header.index(b"]]")
+    header = header[:begin] + size.encode() + header[end:]
+    return data[:4] + len(header).to_bytes(4, "little") + header + data[8 + length :]
+
+
+def test_summaries_survive_as_bytes_and_refuse_what_is_not_theirs() -> None:
+    data = COMPARISON.summaries.to_bytes()
+    assert RolloutSummaries.from_bytes(data).table.equals(COMPARISON.summaries.table)
+    with pytest.raises(StatisticsError, match="cannot be read"):
+        RolloutSummaries.from_bytes(b"ARROW1")
+    for metadata, says in (({"statistics_version": "1"}, "version '1'"), ({}, "version 'none'")):
+        sink = pa.BufferOutputStream()
+        table = COMPARISON.summaries.table.replace_schema_metadata(metadata)
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        with pytest.raises(StatisticsError, match=says):
+            RolloutSummaries.from_bytes(bytes(sink.getvalue()))

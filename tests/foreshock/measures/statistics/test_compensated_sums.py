@@ -1,0 +1,111 @@
+"""Compensated sums lose nothing that a float64 could show."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.measures.statistics.compensated_sums import (
+    CompensatedSums,
+    summable_parts,
+    sums_of_cells,
+    sums_of_runs,
+    two_product,
+    two_sum,
+)
+
+reasonable = st.floats(-1e150, 1e150, allow_nan=False).filter(lambda value: value == 0 or abs(value) > 1e-150)
+
+
+@settings(deadline=None)
+@given(st.lists(reasonable, min_size=1, max_size=60))
+def test_a_sum_is_as_good_as_an_exact_one(values: list[float]) -> None:
+    found = float(CompensatedSums.over_first_axis(np.array(values)).value)
+    scale = math.fsum(abs(value) for value in values)
+    assert found == pytest.approx(math.fsum(values), rel=1e-15, abs=scale * 1e-29)
+
+
+@settings(deadline=None)
+@given(st.lists(reasonable, min_size=1, max_size=60), st.integers(0, 60), st.randoms(use_true_random=False))
+def test_parts_in_any_order_sum_to_the_same(values: list[float], cut: int, order: object) -> None:
+    order.shuffle(values)  # type: ignore[attr-defined]
+    parts = CompensatedSums.over_first_axis(np.array(values[:cut])) + CompensatedSums.over_first_axis(
+        np.array(values[cut:])
+    )
+    scale = math.fsum(abs(value) for value in values)
+    assert float(parts.value) == pytest.approx(math.fsum(values), rel=1e-15, abs=scale * 1e-29)
+
+
+def test_what_plain_summing_loses_is_kept() -> None:
+    values = np.array([1e16, 1.0, -1e16, 1.0])
+    assert float(CompensatedSums.over_first_axis(values).value) == 2.0
+    assert float(np.cumsum(values)[-1]) != 2.0
+
+
+@settings(deadline=None)
+@given(reasonable, reasonable)
+def test_two_sum_is_exact(a: float, b: float) -> None:
+    total, lost = two_sum(np.array(a), np.array(b))
+    assert Fraction(float(total)) + Fraction(float(lost)) == Fraction(a) + Fraction(b)
+
+
+@settings(deadline=None)
+@given(st.floats(-1e60, 1e60), st.floats(1e-60, 1e60))
+def test_two_product_is_exact(a: float, b: float) -> None:
+    if a and abs(a) < 1e-60:
+        a = 1.0
+    total, lost = two_product(np.array(a), np.array(b))
+    assert Fraction(float(total)) + Fraction(float(lost)) == Fraction(a) * Fraction(b)
+
+
+def test_an_infinite_term_makes_the_sum_infinite_and_not_nan() -> None:
+    sums = CompensatedSums.over_first_axis(np.array([[1.0, 2.0], [math.inf, 2.0], [math.inf, 2.0]]))
+    assert (sums + sums).value.tolist() == [math.inf, 12.0]
+
+
+def test_the_sum_of_nothing_is_zero() -> None:
+    assert CompensatedSums.over_first_axis(np.zeros((0, 3))).value.tolist() == [0.0] * 3
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=200),
+    st.integers(1, 5),
+    st.integers(0, 10_000),
+)
+def test_sums_of_cells_and_runs_are_as_good_as_exact_ones(values: list[float], size: int, seed: int) -> None:
+    array = np.array(values)
+    high, low = summable_parts(array)
+    for value, of_high, of_low in zip(values, high.tolist(), low.tolist(), strict=True):
+        assert Fraction(of_high) + Fraction(of_low) == Fraction(value)
+    assert Fraction(float(high.sum())) == sum(map(Fraction, high.tolist())), "high parts add up exactly"
+    cells = np.random.default_rng(seed).integers(0, size, array.size)
+    starts = np.unique(np.concatenate([[0], np.random.default_rng(seed).integers(0, array.size, size)]))
+    members = [array[cells == cell] for cell in range(size)]
+    of_cells = CompensatedSums.of_columns([sums_of_cells(cells, (high, low), size)])
+    of_runs = CompensatedSums.of_columns([sums_of_runs(starts, (high, low))])
+    largest = float(np.abs(array).max())
+    for found, parts in ((of_cells, members), (of_runs, np.split(array, starts[1:]))):
+        for index, part in enumerate(parts):
+            error = Fraction(float(found.high[index, 0])) + Fraction(float(found.low[index, 0]))
+            error -= sum(map(Fraction, part.tolist()))
+            scale = math.fsum(abs(value) for value in part.tolist())
+            # The low parts are added plainly: they are at most about n · 2^-52 of the largest value.
+            assert abs(error) <= Fraction(min(scale * 1e-13, largest * 1e-27)) + Fraction(scale) / 2**104
+
+
+@pytest.mark.parametrize("odd", [[math.inf, 1.0], [-math.inf, 1.0], [1.7e308, 1.7e308, -1.7e308]])
+def test_values_that_cannot_be_split_are_added_plainly(odd: list[float]) -> None:
+    high, low = summable_parts(np.array(odd))
+    assert not high.any()
+    assert low.tolist() == odd
+
+
+def test_nothing_has_no_parts() -> None:
+    high, low = summable_parts(np.zeros(0))
+    assert high.size == low.size == 0

@@ -1,0 +1,146 @@
+"""Conditional tables, tails and weights on a grid equal a direct evaluation, whatever was masked or not finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.measures import ComparisonStatistics, compare
+from foreshock.measures.passes.rollout_sums import LARGEST_VALUES
+from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
+from foreshock.rollouts import RolloutBatch
+from tests.foreshock.batches import random_batch
+from tests.foreshock.measures.broken_batches import broken_batch
+from tests.foreshock.measures.direct import Sequence, measured_sequences
+from tests.foreshock.measures.direct_tables import (
+    DirectSums,
+    direct_condition,
+    direct_tails,
+    direct_token_ids,
+    tail_terms,
+)
+
+SIZES = st.sampled_from([(1e-6, 1e-4), (1e-6, 1.0), (1e-3, 3.0), (1e-6, 30.0), (5.0, 30.0)])
+
+
+def measured(batch: RolloutBatch) -> tuple[ComparisonStatistics, Sequence]:
+    """The library's statistics, and the tokens for a direct evaluation."""
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    sequences, _ = measured_sequences(batch)
+    statistics = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
+    return statistics, [token for sequence in sequences for token in sequence]
+
+
+def assert_sums(found: np.ndarray, wanted: list[float], absolute: list[float]) -> None:
+    """Equal to 1e-12 of the sum of absolute values: no digit is promised where terms cancel."""
+    for value, exact, scale in zip(found.tolist(), wanted, absolute, strict=True):
+        assert value == pytest.approx(exact, rel=1e-12, abs=1e-12 * scale)
+
+
+def absolute_of(sums: DirectSums) -> list[float]:
+    return [sums.sums[0], sums.sums[0], sums.sums[2], sums.sums[3]]
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
+def test_every_table_is_what_its_tokens_say(seed: int, rollouts: int, sizes: tuple[float, float]) -> None:
+    statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
+    for name, buckets in statistics.conditions.items():
+        wanted = direct_condition(name, tokens)
+        assert buckets.tokens.tolist() == [bucket.tokens for bucket in wanted], name
+        assert buckets.max_abs_d.tolist() == [bucket.largest for bucket in wanted], name
+        for sums, bucket in zip(buckets.sums.value, wanted, strict=True):
+            assert_sums(sums, bucket.sums, absolute_of(bucket))
+    of_ids = direct_token_ids(tokens)
+    assert statistics.token_ids.ids.tolist() == list(of_ids)
+    assert statistics.token_ids.tokens.tolist() == [sums.tokens for sums in of_ids.values()]
+    for sums, wanted_id in zip(statistics.token_ids.sums.value, of_ids.values(), strict=True):
+        distance, d, k3, _ = wanted_id.sums
+        assert_sums(sums, [d, distance, k3], [distance, distance, k3])
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
+def test_tails_weights_and_largest_values_are_what_the_tokens_say(
+    seed: int, rollouts: int, sizes: tuple[float, float]
+) -> None:
+    statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
+    counts, sums, absolute = direct_tails(tokens)
+    assert statistics.tail_counts.tolist() == counts
+    for side, level in np.ndindex(statistics.tail_counts.shape):
+        assert_sums(statistics.tail_sums.value[side, level], sums[side][level], absolute[side][level])
+    d = [token.d for token in tokens]
+    assert statistics.largest_d.tolist() == sorted(d, reverse=True)[:LARGEST_VALUES]
+    assert statistics.largest_minus_d.tolist() == sorted((-value for value in d), reverse=True)[:LARGEST_VALUES]
+    assert statistics.histogram.sum() + statistics.count("zero_tokens") == len(tokens)
+    for side in (0, 1):
+        in_side = [token for token in tokens if (token.d > 0) == bool(side)]
+        for index in range(WEIGHT_GRID.size):
+            low, high = WEIGHT_GRID.lower_edge(index), WEIGHT_GRID.upper_edge(index)
+            terms = [tail_terms(token) for token in in_side if low <= abs(token.d) < high]
+            found = statistics.weight_sums.value[side, index]
+            columns = list(zip(*terms, strict=True)) if terms else [()] * 4
+            assert_sums(found, [math.fsum(c) for c in columns], [math.fsum(map(abs, c)) for c in columns])
+
+
+def test_the_grid_of_weights_is_a_coarser_grid_of_differences() -> None:
+    values = np.concatenate([[0.0], np.logspace(-10, 3, 5000), WEIGHT_GRID.edges()[:-1], LOG_RATIO_GRID.edges()[:-1]])
+    fine = LOG_RATIO_GRID.bins(values)
+    np.testing.assert_array_equal(WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine), WEIGHT_GRID.bins(values))
+    assert set(WEIGHT_GRID.edges().tolist()) <= set(LOG_RATIO_GRID.edges().tolist())
+
+
+@pytest.mark.parametrize("name", sorted(CONDITIONS))
+def test_edges_rise_and_every_value_has_a_bucket(name: str) -> None:
+    condition = CONDITIONS[name]
+    assert (np.diff(condition.edges) > 0).all()
+    assert condition.meaning
+    assert condition.unit
+    inner = np.array(condition.edges[1:-1])
+    assert condition.buckets(inner).tolist() == list(range(1, condition.size))
+    assert condition.buckets(np.nextafter(inner, -math.inf)).tolist() == list(range(condition.size - 1))
+    assert condition.buckets(np.array([-1e30, 1e30])).tolist() == [0, condition.size - 1]
+
+
+def test_positions_and_lengths_go_to_128k_and_beyond() -> None:
+    for name in ("position", "length"):
+        assert CONDITIONS[name].edges[-2] > 131_072
+
+
+def test_what_was_not_logged_has_no_table() -> None:
+    """Entropies are those of the logged μ: another behaviour has none; lags need the trainer's version."""
+    batch = random_batch(0)
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    other = compare(batch, batch.rollout_log_probs, batch.trainer_log_probs).statistics
+    assert other.conditions["entropy"].tokens.sum() == 0
+    assert other.conditions["lag"].tokens.sum() == other.tokens > 0
+    bare = dataclasses.replace(batch, weights_version=None, turn=None, entropy=None, advantage=None)
+    statistics = compare(bare, batch.trainer_log_probs, batch.rollout_log_probs).statistics
+    for name in ("lag", "turn", "entropy"):
+        assert statistics.conditions[name].tokens.sum() == 0
+        assert np.isnan(statistics.condition_table(name).k3_kl).all()
+    assert statistics.conditions["length"].tokens.sum() == statistics.tokens
+    assert (statistics.tail_sums.value[..., 2:] == 0).all()
+    assert math.isnan(statistics.measures()["advantage_skew"])
+
+
+def test_an_infinite_ratio_does_not_meet_an_advantage_of_zero() -> None:
+    statistics = ComparisonStatistics.of(
+        [-1.0, -1.0, -1.0], [-1001.0, -1001.0, -1.5], [0, 1, 2, 3], advantage=[0.0, 1.0, 0.0], turn=[0, 0, 0]
+    )
+    found = statistics.measures()
+    assert found["advantage_skew_positive"] == math.inf
+    assert found["advantage_skew_negative"] == 0.0
+    assert found["advantage_d_cov"] == pytest.approx(2000 / 9 * 1.5 - 2000.5 / 9, rel=1e-12)
+    assert not np.isnan(statistics.tail_sums.value).any()
+    assert not np.isnan(statistics.weight_sums.value).any()
+    again = ComparisonStatistics.from_bytes(statistics.to_bytes())
+    assert again.merge(statistics).measures()["advantage_skew_positive"] == math.inf

@@ -1,0 +1,238 @@
+"""However rollouts are split into shards and in whatever order shards are merged, a step is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.errors import StatisticsError
+from foreshock.measures import (
+    Comparison,
+    ComparisonStatistics,
+    RolloutSummaries,
+    StepStatistics,
+    fold,
+    measure_step,
+)
+from foreshock.measures.passes import numpy_pass
+from foreshock.measures.statistics.comparison_sums import SUMS
+from foreshock.rollouts import RolloutBatch
+from tests.foreshock.batches import random_batch
+
+
+def assert_alike(one: dict[str, float], two: dict[str, float], relative: float) -> None:
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        if name.endswith(("_low", "_high")) and "_bootstrap_" not in name:
+            # Residuals are squares of small differences: what an interval needs, not what a sum can promise.
+            assert value == pytest.approx(two[name], rel=1e-7, nan_ok=True), name
+        else:
+            assert value == pytest.approx(two[name], rel=relative, abs=0.0, nan_ok=True), name
+
+
+def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, largest: ComparisonStatistics) -> None:
+    """Integers and extremes are identical, sums equal to 1e-12.
+
+    Where advantages of both signs cancel, that is 1e-12 of the sum of absolute values, which `largest` has: statistics
+    of the same rollouts with |A| for A.
+    """
+    for name in ("counts", "histogram", "extremes", "tail_counts", "largest_d", "largest_minus_d"):
+        np.testing.assert_array_equal(getattr(merged, name), getattr(alone, name), err_msg=name)
+    np.testing.assert_allclose(merged.sums.value, alone.sums.value, rtol=1e-12, atol=0.0)
+    for name in ("tail_sums", "weight_sums"):
+        found, wanted, scale = (getattr(part, name).value for part in (merged, alone, largest))
+        assert (np.abs(found - wanted) <= 1e-12 * np.abs(scale)).all(), name
+    for condition, table in alone.conditions.items():
+        found = merged.conditions[condition]
+        np.testing.assert_array_equal(found.tokens, table.tokens)
+        np.testing.assert_array_equal(found.max_abs_d, table.max_abs_d)
+        np.testing.assert_allclose(found.sums.value, table.sums.value, rtol=1e-12, atol=0.0)
+    np.testing.assert_array_equal(merged.token_ids.ids, alone.token_ids.ids)
+    np.testing.assert_array_equal(merged.token_ids.tokens, alone.token_ids.tokens)
+    np.testing.assert_allclose(merged.token_ids.sums.value, alone.token_ids.sums.value, rtol=1e-12, atol=0.0)
+    np.testing.assert_array_equal(merged.clusters.keys, alone.clusters.keys)
+    np.testing.assert_array_equal(merged.clusters.tokens, alone.clusters.tokens)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 1000),
+    cuts=st.lists(st.integers(1, 29), max_size=6, unique=True).map(sorted),
+    order=st.randoms(use_true_random=False),
+    largest=st.sampled_from([1e-4, 1.0, 30.0]),
+    chunk=st.sampled_from([16, 200, numpy_pass.CHUNK_TOKENS]),
+)
+def test_any_split_in_any_order_gives_the_same_numbers(
+    seed: int, cuts: list[int], order: object, largest: float, chunk: int
+) -> None:
+    batch = random_batch(seed, 30, 50, 1e-6, largest)
+    assert batch.advantage is not None
+    whole = measure_step(batch)
+    rows = np.random.default_rng(seed).permutation(30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
+        shards = [measure_step(batch.select(part)) for part in np.split(rows, cuts)]
+    order.shuffle(shards)  # type: ignore[attr-defined]
+    comparisons = [shard.comparisons["trainer/rollout"] for shard in shards]
+    merged, alone = fold(part.statistics for part in comparisons), whole.comparisons["trainer/rollout"]
+    absolute = measure_step(dataclasses.replace(batch, advantage=np.abs(batch.advantage)))
+    assert_same_sums(merged, alone.statistics, absolute.comparisons["trainer/rollout"].statistics)
+    summaries = RolloutSummaries.concat(part.summaries for part in comparisons)
+    assert_alike(Comparison(merged, summaries).measures(), alone.measures(), 1e-12)
+    assert_alike(fold(shard.step for shard in shards).measures(), whole.step.measures(), 1e-12)
+
+
+def times(statistics: ComparisonStatistics, number: int) -> ComparisonStatistics:
+    """The statistics of so many copies of the same rollouts, by doubling."""
+    half = statistics if number == 1 else times(statistics, number // 2)
+    doubled = half if number == 1 else half.merge(half)
+    return doubled.merge(statistics) if number > 1 and number % 2 else doubled
+
+
+def test_a_billion_tokens_lose_no_accuracy() -> None:
+    """Three shards of very different size of mismatch, so often that 10⁹ tokens are merged, against exact numbers."""
+    shards = [
+        measure_step(random_batch(seed, 40, 60, 1e-6, largest)).comparisons["trainer/rollout"].statistics
+        for seed, largest in enumerate((1e-5, 1.0, 30.0))
+    ]
+    copies = [900_001, 400_003, 70_007]
+    merged = fold(times(shard, number) for shard, number in zip(shards, copies, strict=True))
+    assert merged.tokens == sum(shard.tokens * number for shard, number in zip(shards, copies, strict=True)) > 10**9
+    for one in range(len(SUMS)):
+        exact = sum((shard.sums.exact(one) * number for shard, number in zip(shards, copies, strict=True)), Fraction(0))
+        found = merged.sums.exact(one)
+        assert abs(found - exact) <= Fraction(1, 10**20) * abs(exact), SUMS[one]
+    for name, table in merged.conditions.items():
+        flat = [part.conditions[name].sums for part in shards]
+        for index in np.ndindex(table.sums.high.shape):
+            parts = [Fraction(float(part.high[index])) + Fraction(float(part.low[index])) for part in flat]
+            exact = sum((part * number for part, number in zip(parts, copies, strict=True)), Fraction(0))
+            assert float(table.sums.value[index]) == pytest.approx(float(exact), rel=1e-15, abs=0.0), name
+    counts = sum(shard.histogram * number for shard, number in zip(shards, copies, strict=True))
+    np.testing.assert_array_equal(merged.histogram, counts)
+    measures = merged.measures()
+    for name, column in (("k3_kl", "k3_kl"), ("chi2_token", "chi2_token"), ("mean_abs_d", "abs_d")):
+        assert measures[name] == pytest.approx(float(merged.exact_sum(column) / merged.tokens), rel=1e-15)
+    weights = [merged.token_weights, *(shard.token_weights for shard in shards)]
+    total, *parts = (weight.scaled_sum * math.exp(weight.largest - weights[0].largest) for weight in weights)
+    assert total == pytest.approx(math.fsum(p * n for p, n in zip(parts, copies, strict=True)), rel=1e-13)
+
+
+def test_merging_pairwise_is_merging_in_a_row() -> None:
+    shards = [measure_step(random_batch(seed)).comparisons["trainer/rollout"].statistics for seed in range(4)]
+    in_pairs = shards[0].merge(shards[1]).merge(shards[2].merge(shards[3]))
+    assert_alike(in_pairs.measures(), fold(shards).measures(), 1e-12)
+
+
+def test_the_same_fold_gives_the_same_bytes() -> None:
+    shards = [measure_step(random_batch(seed)).comparisons["trainer/rollout"].statistics for seed in range(5)]
+    again = [ComparisonStatistics.from_bytes(shard.to_bytes()) for shard in shards]
+    assert fold(shards).to_bytes() == fold(again).to_bytes()
+
+
+def test_a_group_cut_by_shards_is_one_cluster() -> None:
+    batch = random_batch(0, 8)
+    shards = [measure_step(batch.select([row])).comparisons["trainer/rollout"].statistics for row in range(8)]
+    assert fold(shards).clusters.count == 2
+
+
+def test_nothing_cannot_be_folded() -> None:
+    with pytest.raises(StatisticsError, match="nothing to fold"):
+        fold([])
+
+
+def test_summaries_are_put_together_in_order() -> None:
+    batch = random_batch(0, 10)
+    whole = measure_step(batch).comparisons["trainer/rollout"].summaries
+    parts = [
+        measure_step(batch.select(rows)).comparisons["trainer/rollout"].summaries for rows in (range(4), range(4, 10))
+    ]
+    assert RolloutSummaries.concat(parts).table.equals(whole.table)
+    assert RolloutSummaries.concat([]).num_rollouts == 0
+
+
+def non_finite_batch() -> tuple[RolloutBatch, RolloutBatch]:
+    """A batch with broken log-probs, and the same batch without the tokens that have them."""
+    good = [[-1.0, -0.5], [-0.25, -2.0, -0.125]]
+    broken = RolloutBatch.from_lists(
+        ["a", "b", "c"],
+        [[1]] * 3,
+        [[1, 2, 3, 4], [1, 2, 3, 4], [1]],
+        rollout_log_probs=[[-1.0, math.nan, -0.5, -1.0], [*good[1], -1.0], [-1.0]],
+        trainer_log_probs=[[-1.1, -1.0, -0.4, math.inf], [-0.2, -2.5, -0.125, -math.inf], [math.nan]],
+    )
+    clean = RolloutBatch.from_lists(
+        ["a", "b"],
+        [[1]] * 2,
+        [[1, 3], [1, 2, 3]],
+        rollout_log_probs=good,
+        trainer_log_probs=[[-1.1, -0.4], [-0.2, -2.5, -0.125]],
+    )
+    return broken, clean
+
+
+def test_non_finite_log_probs_are_counted_and_kept_out_of_every_mean() -> None:
+    broken, clean = (measure_step(batch).comparisons["trainer/rollout"].statistics for batch in non_finite_batch())
+    found, wanted = broken.measures(), clean.measures()
+    counted = {"nonfinite_target": 3, "nonfinite_behaviour": 1, "incomplete_rollouts": 3, "rollouts": 3}
+    assert {name: found.pop(name) for name in counted} == counted
+    for name in counted:
+        wanted.pop(name)
+    assert_alike(found, wanted, 1e-15)
+    assert measure_step(non_finite_batch()[0]).step.measures()["nonfinite_log_probs"] == 4
+    assert broken.buckets().tokens.sum() == broken.histogram.sum() + broken.count("zero_tokens") == 5
+
+
+def test_a_step_without_a_measured_token_has_no_values() -> None:
+    batch = RolloutBatch.from_lists(
+        ["a", "b"], [[1]] * 2, [[1], []], rollout_log_probs=[[math.nan], []], trainer_log_probs=[[-1.0], []]
+    )
+    statistics = measure_step(batch).comparisons["trainer/rollout"].statistics
+    counts = {"tokens", "rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"}
+    found = statistics.measures()
+    assert all(math.isnan(value) for name, value in found.items() if name not in counts), found
+    assert_alike(ComparisonStatistics.from_bytes(statistics.to_bytes()).measures(), found, 0.0)
+    full = measure_step(random_batch(1)).comparisons["trainer/rollout"].statistics
+    unmoved = counts - {"tokens"}
+    merged, alone = full.merge(statistics).measures(), full.measures()
+    assert_alike(
+        {name: value for name, value in merged.items() if name not in unmoved},
+        {name: value for name, value in alone.items() if name not in unmoved},
+        0.0,
+    )
+
+
+def test_differences_beyond_the_range_of_exp_are_infinite_and_never_nan() -> None:
+    """A trainer that fills masked logits with −1e9 must not poison what does not depend on it."""
+    batch = RolloutBatch.from_lists(
+        ["a", "b"], [[1]] * 2, [[1, 2], [3]],
+        rollout_log_probs=[[-0.5, -1e9], [-0.25]], trainer_log_probs=[[-1e9, -0.5], [-0.25]],
+    )  # fmt: skip
+    found = measure_step(batch).comparisons["trainer/rollout"].statistics.measures()
+    assert found["k3_kl"] == math.inf
+    assert found["reverse_chi2_token"] == math.inf
+    assert found["tv_token"] == pytest.approx(1 / 3)
+    assert found["ess_token"] == pytest.approx(1 / 3)
+    assert found["tail_10"] == pytest.approx(2 / 3)
+    assert found["max_abs_d"] == pytest.approx(1e9)
+    assert math.isnan(found["ess_seq"])
+    assert math.isnan(found["k3_kl_low"])
+    assert measure_step(batch).step.merge(measure_step(batch).step).tokens == 6
+
+
+@pytest.mark.parametrize("kind", [ComparisonStatistics, StepStatistics])
+def test_merging_does_not_change_its_parts(kind: type) -> None:
+    one, two = measure_step(random_batch(1)), measure_step(random_batch(2))
+    pair = (one.step, two.step)
+    if kind is ComparisonStatistics:
+        pair = tuple(part.comparisons["trainer/rollout"].statistics for part in (one, two))  # type: ignore[assignment]
+    before = [part.to_bytes() for part in pair]
+    functools.reduce(kind.merge, pair)
+    assert [part.to_bytes() for part in pair] == before

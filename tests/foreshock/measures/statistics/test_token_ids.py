@@ -1,0 +1,184 @@
+"""Sums by token id: any order of merging gives the same, and what a cut leaves out is bounded."""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.measures import ComparisonStatistics, compare
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdSums, TokenIdTotals
+from tests.foreshock.batches import random_batch
+
+Columns = tuple[np.ndarray, list[np.ndarray]]
+
+
+def random_columns(seed: int, tokens: int, vocabulary: int) -> Columns:
+    """Token ids and d, |d|, k3 of tokens, of which few matter much."""
+    generator = np.random.default_rng(seed)
+    d = generator.standard_t(2, tokens) * np.exp(generator.uniform(-10, 0, tokens))
+    return generator.zipf(1.2, tokens) % vocabulary, [d, np.abs(d), np.maximum(np.expm1(d) - d, 0)]
+
+
+def parts_of(columns: Columns, cuts: list[int]) -> list[TokenIdSums]:
+    ids, values = columns
+    pieces = zip(np.split(ids, cuts), *(np.split(column, cuts) for column in values), strict=True)
+    return [TokenIdSums.of(of_ids, list(of_values)) for of_ids, *of_values in pieces]
+
+
+def exact_k3(columns: Columns) -> dict[int, Fraction]:
+    ids, (_, _, k3) = columns
+    totals: dict[int, Fraction] = {}
+    for token_id, value in zip(ids.tolist(), k3.tolist(), strict=True):
+        totals[token_id] = totals.get(token_id, Fraction(0)) + Fraction(value)
+    return totals
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    seed=st.integers(0, 100_000),
+    cuts=st.lists(st.integers(0, 400), max_size=6).map(sorted),
+    vocabulary=st.sampled_from([1, 20, 10**6, 2**31]),
+    order=st.randoms(use_true_random=False),
+)
+def test_any_split_in_any_order_gives_the_same_sums(seed: int, cuts: list[int], vocabulary: int, order: object) -> None:
+    columns = random_columns(seed, 400, vocabulary)
+    (whole,) = parts_of(columns, [])
+    parts = parts_of(columns, cuts)
+    order.shuffle(parts)  # type: ignore[attr-defined]
+    merged = functools.reduce(TokenIdSums.merge, parts, TokenIdSums.empty())
+    np.testing.assert_array_equal(merged.ids, whole.ids)
+    np.testing.assert_array_equal(merged.tokens, whole.tokens)
+    np.testing.assert_allclose(merged.sums.value, whole.sums.value, rtol=1e-15, atol=0.0)
+    assert merged.bound == 0.0
+    assert not merged.missing().any()
+    exact = exact_k3(columns)
+    assert whole.ids.tolist() == sorted(exact)
+    for token_id, value in zip(whole.ids.tolist(), whole.sums.value[:, 2].tolist(), strict=True):
+        assert value == pytest.approx(float(exact[token_id]), rel=1e-15)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 100_000),
+    cuts=st.lists(st.integers(0, 400), max_size=6).map(sorted),
+    limits=st.lists(st.integers(1, 30), min_size=7, max_size=7),
+    order=st.randoms(use_true_random=False),
+)
+def test_the_true_sum_of_every_id_lies_within_its_bound(
+    seed: int, cuts: list[int], limits: list[int], order: object
+) -> None:
+    """Parts are cut before they are merged, and now and then in between, as shards and steps are when stored."""
+    columns = random_columns(seed, 400, 60)
+    parts = [part.kept(limit) for part, limit in zip(parts_of(columns, cuts), limits, strict=False)]
+    order.shuffle(parts)  # type: ignore[attr-defined]
+    merged = TokenIdSums.empty()
+    for part, limit in zip(parts, limits, strict=False):
+        merged = merged.merge(part)
+        if limit > 20:
+            merged = merged.kept(limit)
+    missing = dict(zip(merged.ids.tolist(), merged.missing().tolist(), strict=True))
+    sums = dict(zip(merged.ids.tolist(), merged.sums.value[:, 2].tolist(), strict=True))
+    np.testing.assert_allclose(merged.missing(), merged.bound - merged.covered, rtol=0.0, atol=1e-12)
+    for token_id, value in exact_k3(columns).items():
+        low = sums.get(token_id, 0.0)
+        high = low + missing.get(token_id, merged.bound)
+        assert low * (1 - 1e-12) <= float(value) <= high * (1 + 1e-12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 100_000), order=st.randoms(use_true_random=False))
+def test_merging_cut_parts_in_any_order_gives_the_same(seed: int, order: object) -> None:
+    parts = [part.kept(8) for part in parts_of(random_columns(seed, 400, 60), [50, 100, 200, 350])]
+    one = functools.reduce(TokenIdSums.merge, parts)
+    order.shuffle(parts)  # type: ignore[attr-defined]
+    two = functools.reduce(TokenIdSums.merge, parts)
+    np.testing.assert_array_equal(one.ids, two.ids)
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_allclose(one.sums.value, two.sums.value, rtol=1e-12)
+    np.testing.assert_allclose(one.covered, two.covered, rtol=1e-12)
+    assert one.bound == pytest.approx(two.bound, rel=1e-12)
+
+
+def test_the_ids_that_matter_most_are_kept_and_the_bound_is_no_larger_than_it_must_be() -> None:
+    ids = np.arange(100)
+    k3 = np.random.default_rng(0).permutation(100) + 1.0
+    whole = TokenIdSums.of(ids, [k3, k3, k3])
+    kept = whole.kept(10)
+    assert sorted(kept.sums.value[:, 2].tolist()) == [float(value) for value in range(91, 101)]
+    assert kept.bound == 90.0
+    assert not kept.missing().any(), "what was kept is known exactly"
+    assert kept.kept(10) is kept
+    assert whole.kept(100) is whole
+    other = TokenIdSums.of(np.array([int(kept.ids[0]), 1000]), [np.ones(2)] * 3)
+    merged = kept.merge(other)
+    known = dict(zip(merged.ids.tolist(), merged.missing().tolist(), strict=True))
+    assert known[int(kept.ids[0])] == 0.0
+    assert known[1000] == 90.0, "the cut part may have had as much of it"
+
+
+def test_a_table_begins_with_the_largest_sums() -> None:
+    columns = random_columns(3, 5000, 1000)
+    (sums,) = parts_of(columns, [])
+    table = sums.table(20)
+    exact = exact_k3(columns)
+    largest = sorted(exact, key=lambda token_id: -exact[token_id])[:20]
+    assert table.token_ids.tolist() == largest
+    assert table.k3_sum.tolist() == pytest.approx([float(exact[token_id]) for token_id in largest], rel=1e-15)
+    np.testing.assert_allclose(table.k3_kl * table.tokens, table.k3_sum, rtol=1e-15)
+    assert table.k3_sum_unnamed == 0.0
+    of_first = columns[0] == largest[0]
+    assert table.tokens[0] == of_first.sum()
+    assert table.mean_d[0] == pytest.approx(columns[1][0][of_first].mean(), rel=1e-12)
+    assert table.mean_abs_d[0] == pytest.approx(columns[1][1][of_first].mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 10**9])
+def test_totals_of_chunks_are_the_sums_of_the_whole(vocabulary: int) -> None:
+    """A small vocabulary is summed in a dense table, a large one in parts."""
+    ids, values = random_columns(4, 20_000, vocabulary)
+    totals = TokenIdTotals.for_ids(ids)
+    for chunk in np.array_split(np.arange(ids.size), 37):
+        totals.add(ids[chunk], [column[chunk] for column in values])
+    found, whole = totals.sums(), TokenIdSums.of(ids, values)
+    assert (totals.dense_size > 0) == (vocabulary == 50)
+    np.testing.assert_array_equal(found.ids, whole.ids)
+    np.testing.assert_array_equal(found.tokens, whole.tokens)
+    np.testing.assert_allclose(found.sums.value, whole.sums.value, rtol=1e-14)
+
+
+def test_ids_too_large_to_be_sorted_together_with_their_places() -> None:
+    ids = np.array([2**61, 3, 2**61, 0])
+    found = TokenIdSums.of(ids, [np.arange(4.0)] * 3)
+    assert found.ids.tolist() == [0, 3, 2**61]
+    assert found.sums.value[:, 0].tolist() == [3.0, 1.0, 2.0]
+
+
+def test_infinite_sums_leave_bounds_that_are_infinite_and_not_nan() -> None:
+    k3 = np.array([math.inf, math.inf, 1.0])
+    cut = TokenIdSums.of(np.arange(3), [np.ones(3), np.ones(3), k3]).kept(1)
+    assert cut.bound == math.inf
+    assert not np.isnan(cut.merge(cut).missing()).any()
+    assert cut.merge(cut).kept(1).bound == math.inf
+
+
+def test_what_is_stored_is_cut_and_what_is_in_memory_is_not() -> None:
+    batch = random_batch(0, 60, 60)
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    batch.response_token_ids[:] = np.arange(batch.num_tokens)
+    statistics = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
+    assert statistics.token_ids.ids.size == statistics.tokens > KEPT_TOKEN_IDS
+    stored = ComparisonStatistics.from_bytes(statistics.to_bytes())
+    assert stored.token_ids.ids.size == KEPT_TOKEN_IDS
+    cut_off = sorted(statistics.token_ids.sums.value[:, 2].tolist())[-KEPT_TOKEN_IDS - 1]
+    assert stored.token_ids.bound == stored.token_id_table().k3_sum_unnamed == cut_off
+    table = statistics.token_id_table(5)
+    assert stored.token_id_table(5).token_ids.tolist() == table.token_ids.tolist()
+    assert isinstance(stored.token_ids.sums, CompensatedSums)

@@ -1,0 +1,82 @@
+"""A database as another release left it: statistics of version 1, made by the release that had it, in `version_1.json`.
+
+They are of two shards of one step, `shards()`. Put those with the service of today, then call `make_old`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from foreshock.rollouts import RolloutBatch
+from service.platform.database.session import Database
+from service.platform.database.tables import MeasurementStatistics, ShardLint, ShardStatistics, StepLint, measurements
+from tests.service.sending import Sender, make_batch
+
+_RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text())
+VERSION = 1
+
+
+def shards() -> list[RolloutBatch]:
+    """The rollouts that the recorded statistics are of."""
+    return [make_batch(_RECORDED["rollouts_a_shard"], seed=seed) for seed in _RECORDED["seeds"]]
+
+
+def put_step(sender: Sender, step: int, numbers: Sequence[int] = (0, 1)) -> None:
+    """Upload these of the two shards of a step."""
+    for shard in numbers:
+        sender.put_shard(step, shards()[shard], shard, 2).raise_for_status()
+
+
+def make_old(database: Database, sender: Sender, step: int, numbers: Sequence[int] = (0, 1)) -> None:
+    """Put the recorded statistics in the place of the step's own: of these shards, and of the fold where there is one.
+
+    A measure that the other release did not have is NULL, here `rms_d`; nor had it a lint.
+    """
+    database.write(lambda session: _make_old(session, (sender.run, sender.attempt, step), numbers))
+
+
+def _make_old(session: Session, key: tuple[str, int, int], numbers: Sequence[int]) -> None:
+    chosen = dict(zip(("run_id", "attempt", "step"), key, strict=True))
+    session.execute(delete(ShardStatistics).filter_by(**chosen).where(ShardStatistics.shard.in_(numbers)))
+    session.execute(delete(ShardLint).filter_by(**chosen).where(ShardLint.shard.in_(numbers)))
+    session.execute(delete(StepLint).filter_by(**chosen))
+    for each in _RECORDED["shards"]:
+        if each["shard"] in numbers:
+            session.add(ShardStatistics(**chosen, shard=each["shard"], **_columns(each)))
+    for each in _RECORDED["folded"]:
+        stored = session.get(MeasurementStatistics, (*key, each["comparison"]))
+        if stored is not None:
+            for name, value in _columns(each).items():
+                setattr(stored, name, value)
+    table = measurements.c
+    of_step = (table.run_id == key[0]) & (table.attempt == key[1]) & (table.step == key[2])
+    session.execute(update(measurements).where(of_step).values(rms_d=None))
+
+
+def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "comparison": recorded["comparison"],
+        "statistics_version": VERSION,
+        "statistics": base64.b64decode(recorded["statistics"]),
+        "summaries": None if recorded["summaries"] is None else base64.b64decode(recorded["summaries"]),
+    }
+
+
+def stored_bytes(database: Database) -> dict[tuple[Any, ...], tuple[int, bytes, bytes | None]]:
+    """All statistics that are stored: key → version, statistics, summaries."""
+    found = {}
+    with database.read() as session:
+        for part in session.scalars(select(ShardStatistics)):
+            key: tuple[Any, ...] = (part.run_id, part.attempt, part.step, part.comparison, part.shard)
+            found[key] = (part.statistics_version, part.statistics, part.summaries)
+        for whole in session.scalars(select(MeasurementStatistics)):
+            key = (whole.run_id, whole.attempt, whole.step, whole.comparison)
+            found[key] = (whole.statistics_version, whole.statistics, whole.summaries)
+    return found

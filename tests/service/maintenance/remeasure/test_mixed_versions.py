@@ -1,0 +1,146 @@
+"""A database with statistics of another release: the service goes on, says what it cannot show, closes its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import select
+
+from foreshock.commands.main import main
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from service.maintenance.remeasure.service import remeasure_step
+from service.platform.context import ServiceContext
+from service.platform.database.session import Database
+from service.platform.database.tables import Shard
+from service.runs.steps.service import close_overdue_steps
+from tests.service.maintenance.remeasure.old_release import VERSION, make_old, put_step, stored_bytes
+from tests.service.sending import Sender, start_run
+from tests.service.server import RunningServer
+
+
+def close_now(context: ServiceContext) -> int:
+    """Close what is open, as the sweeper does once the grace time is over."""
+    return close_overdue_steps(
+        context.replacing(settings=context.settings.model_copy(update={"step_grace_seconds": -1.0}))
+    )
+
+
+def columns(sender: Sender) -> dict[str, list[object]]:
+    """The measurements of the run."""
+    found: dict[str, list[object]] = sender.get("measurements").json()["columns"]
+    return found
+
+
+def lose_tokens(app: FastAPI, beside: Database, run: str, shard: int) -> None:
+    """Delete a shard's token file."""
+    with beside.read() as session:
+        name = session.scalars(select(Shard.file).where(Shard.run_id == run, Shard.shard == shard)).one()
+    Path(app.state.context.store.path_of(name)).unlink()
+
+
+def test_a_step_that_was_open_during_the_upgrade_closes_with_all_its_rollouts(
+    http: httpx.Client, beside: Database
+) -> None:
+    sender, twin = start_run(http), start_run(http, "twin")
+    put_step(sender, 3, [0])
+    make_old(beside, sender, 3, [0])
+    put_step(sender, 3, [1])
+    put_step(twin, 3)
+    assert columns(sender) == columns(twin)
+    assert sender.get("steps/3/lint").json() == twin.get("steps/3/lint").json()
+    assert {version for version, _, _ in stored_bytes(beside).values()} == {STATISTICS_VERSION}
+
+
+def test_the_sweeper_closes_a_step_of_another_release(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+    sender, twin = start_run(http), start_run(http, "twin")
+    for each in (sender, twin):
+        put_step(each, 3, [0])
+    make_old(beside, sender, 3, [0])
+    assert close_now(app.state.context) == 2
+    assert columns(sender) == columns(twin)
+
+
+def test_a_step_whose_old_tokens_are_gone_closes_with_the_rest_and_says_so(
+    http: httpx.Client, app: FastAPI, beside: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, twin = start_run(http), start_run(http, "twin")
+    put_step(sender, 3, [0])
+    make_old(beside, sender, 3, [0])
+    lose_tokens(app, beside, sender.run, 0)
+    put_step(sender, 3, [1])
+    put_step(twin, 3, [1])
+    assert sender.get("steps").json()["items"][0]["closed"] is True
+    assert close_now(app.state.context) == 1
+    found, whole = columns(sender), columns(twin)
+    assert found.pop("from_sample") == [True, True]
+    assert whole.pop("from_sample") == [False, False]
+    assert found == whole
+    assert "foreshock remeasure" in caplog.text
+
+
+def test_a_step_of_which_nothing_can_be_measured_closes_all_the_same(
+    http: httpx.Client, app: FastAPI, beside: Database
+) -> None:
+    sender = start_run(http)
+    put_step(sender, 3, [0])
+    make_old(beside, sender, 3, [0])
+    lose_tokens(app, beside, sender.run, 0)
+    assert close_now(app.state.context) == 1
+    assert sender.get("steps").json()["items"][0]["closed"] is True
+    assert columns(sender)["step"] == []
+    assert sender.get("steps/3/buckets").status_code == 404
+
+
+def test_what_was_folded_of_all_is_not_replaced_by_a_part(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+    sender = start_run(http)
+    put_step(sender, 3, [0])
+    assert close_now(app.state.context) == 1
+    before = columns(sender)
+    make_old(beside, sender, 3, [0])
+    lose_tokens(app, beside, sender.run, 0)
+    put_step(sender, 3, [1])
+    assert columns(sender)["num_rollouts"] == before["num_rollouts"]
+
+
+def test_what_needs_the_statistics_says_what_to_run_and_the_curves_stay(
+    http: httpx.Client, app: FastAPI, beside: Database
+) -> None:
+    sender = start_run(http)
+    put_step(sender, 3)
+    k3 = columns(sender)["k3_kl"]
+    make_old(beside, sender, 3)
+    refused = sender.get("steps/3/buckets")
+    assert (refused.status_code, refused.headers["content-type"]) == (409, "application/problem+json")
+    problem = refused.json()
+    assert problem["type"] == "urn:foreshock:problem:statistics-out-of-date"
+    assert f"version {VERSION}" in problem["detail"]
+    assert "`foreshock remeasure`" in problem["detail"]
+    assert columns(sender)["k3_kl"] == k3
+
+    figure = http.get(f"/pages/runs/{sender.run}/steps/3/figures/buckets.json").json()
+    assert "`foreshock remeasure`" in figure["missing"]
+    for page in (f"/runs/{sender.run}/steps/3", f"/runs/{sender.run}"):
+        assert "foreshock remeasure" in http.get(page).raise_for_status().text
+    metrics = http.get("/metrics").raise_for_status().text
+    assert "foreshock_k3_kl_nats{" in metrics
+    assert "foreshock_bucket_tokens{" not in metrics
+
+    assert remeasure_step(app.state.context, (sender.run, 1, 3)).left is None
+    assert sender.get("steps/3/buckets").status_code == 200
+    assert "foreshock remeasure" not in http.get(f"/runs/{sender.run}/steps/3").text
+    assert "foreshock_bucket_tokens{" in http.get("/metrics").text
+
+
+def test_the_report_says_so_and_shows_the_rest(
+    http: httpx.Client, server: RunningServer, beside: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = start_run(http)
+    put_step(sender, 3)
+    make_old(beside, sender, 3)
+    assert main(["report", "a-run", "--url", server.url]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "run `foreshock remeasure`" in text
+    assert "Mismatch, trainer/rollout" in text

@@ -1,0 +1,278 @@
+"""`foreshock remeasure` makes of another release's database what this release would have stored, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import select
+
+from foreshock.errors import ConfigurationError
+from service.maintenance.remeasure.console import Request, remeasure
+from service.maintenance.remeasure.service import StepReport, remeasure_step
+from service.platform.context import ServiceContext
+from service.platform.database.session import Database
+from service.platform.database.tables import Shard
+from service.platform.settings import Settings
+from service.runs.rollouts.shards import measure_stored
+from service.runs.steps.service import close_overdue_steps
+from tests.service.maintenance.remeasure.old_release import make_old, put_step, stored_bytes
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import list_files
+from tests.service.working import announce_checkpoint, ask_for_probe, work_off
+
+Command = Callable[[Request], int]
+
+
+def values(sender: Sender) -> Any:
+    """Every measurement of the run, by column."""
+    return sender.get("measurements").raise_for_status().json()["columns"]
+
+
+def file_of(database: Database, settings: Settings, step: int, shard: int = 0) -> Path:
+    """The token file of a shard."""
+    with database.read() as session:
+        name = session.scalars(select(Shard.file).where(Shard.step == step, Shard.shard == shard)).one()
+    return Path(settings.store_url) / name
+
+
+class Meanwhile:
+    """Decoders beside which something else happens, once, while they measure."""
+
+    def __init__(self, context: ServiceContext, event: Callable[[], object]) -> None:
+        self._decoders = context.decoders
+        self._event: Callable[[], object] | None = event
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run it, then let the other thing happen."""
+        result = self._decoders.run(function, *arguments)
+        if function is measure_stored and self._event is not None:
+            event, self._event = self._event, None
+            event()
+        return result
+
+
+def test_old_statistics_become_what_this_release_stores(
+    http: httpx.Client, beside: Database, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = start_run(http)
+    for step in (3, 4):
+        put_step(sender, step)
+    measured, stored, lint = values(sender), stored_bytes(beside), sender.get("steps/3/lint").json()
+    make_old(beside, sender, 3)
+    assert values(sender) != measured
+    assert sender.get("steps/3/lint").status_code == 404
+    old = stored_bytes(beside)
+    assert old.keys() == stored.keys()
+    assert sum(old[key] != stored[key] for key in stored) == 6
+
+    assert command(Request(dry_run=True)) == 0
+    assert "1 of 1 steps would be measured again" in capsys.readouterr().out
+    assert values(sender) != measured
+
+    assert command(Request()) == 0
+    assert "1 of 1 steps were measured again" in capsys.readouterr().out
+    assert values(sender) == measured
+    assert stored_bytes(beside) == stored
+    assert sender.get("steps/3/lint").json() == lint
+    assert command(Request()) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    # The same token files give the same statistics, however often.
+    assert command(Request(everything=True)) == 0
+    assert "2 of 2 steps" in capsys.readouterr().out
+    assert stored_bytes(beside) == stored
+
+
+def test_scored_comparisons_and_their_attribution_are_measured_again(
+    http: httpx.Client, app: FastAPI, beside: Database
+) -> None:
+    sender = start_run(http)
+    put_step(sender, 3)
+    announce_checkpoint(sender, 3)
+    ask_for_probe(sender, 3, ("vllm.prefill", "torch.trainer")).raise_for_status()
+    assert work_off(http) > 0
+    measured, stored = values(sender), stored_bytes(beside)
+    attribution = sender.get("steps/3/attribution").json()
+    make_old(beside, sender, 3)
+    assert remeasure_step(app.state.context, (sender.run, 1, 3)) == StepReport((sender.run, 1, 3))
+    assert values(sender) == measured
+    assert stored_bytes(beside) == stored
+    again = sender.get("steps/3/attribution").json()
+    assert again.pop("computed_at_us") > attribution.pop("computed_at_us")
+    assert again == attribution
+
+
+def test_what_is_gone_is_said_and_left(
+    http: httpx.Client, beside: Database, settings: Settings, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = start_run(http)
+    for step in (3, 4, 5):
+        put_step(sender, step)
+    announce_checkpoint(sender, 5)
+    ask_for_probe(sender, 5).raise_for_status()
+    work_off(http)
+    stored = stored_bytes(beside)
+    for step in (3, 4, 5):
+        make_old(beside, sender, step)
+    old = stored_bytes(beside)
+    file_of(beside, settings, 4, shard=1).unlink()
+    for name in list_files(settings):
+        if "/scores/" in name:
+            (Path(settings.store_url) / name).unlink()
+
+    assert command(Request(dry_run=True)) == 1
+    said = capsys.readouterr()
+    assert "1 of 3 steps would be measured again" in said.out
+    assert command(Request(run="a-run")) == 1
+    said = capsys.readouterr()
+    assert "1 of 3 steps were measured again" in said.out
+    assert f"left: run {sender.run}, attempt 1, step 4: 1 of its 2 token files are gone" in said.err
+    assert "step 5: " in said.err
+    assert "replayed scores are gone" in said.err
+    now = stored_bytes(beside)
+    assert {key: blob for key, blob in now.items() if key[2] == 4} == {
+        key: blob for key, blob in old.items() if key[2] == 4
+    }
+    # What needs no score of step 5 is measured again; what was replayed stays.
+    assert {key: blob for key, blob in now.items() if key[2] != 4} == {
+        key: blob for key, blob in stored.items() if key[2] != 4
+    }
+
+
+def test_a_file_that_does_not_hold_what_was_uploaded_is_named_and_left(
+    http: httpx.Client, beside: Database, settings: Settings, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = start_run(http)
+    for step in (3, 4, 5, 6):
+        put_step(sender, step)
+        make_old(beside, sender, step)
+    old = stored_bytes(beside)
+    another, damaged, empty = (file_of(beside, settings, step, shard=1) for step in (3, 4, 5))
+    # A backup that was put back in the wrong place, a disk that lost the end of a file, and one that lost all of it.
+    another.write_bytes(file_of(beside, settings, 3, shard=0).read_bytes())
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    empty.write_bytes(b"")
+    assert command(Request()) == 1
+    said = capsys.readouterr()
+    assert "1 of 4 steps were measured again" in said.out
+    for step, file, why in ((3, another, "holds other"), (4, damaged, "is damaged"), (5, empty, "is damaged")):
+        (line,) = [line for line in said.err.splitlines() if f"step {step}:" in line]
+        assert str(file.relative_to(settings.store_url)) in line
+        assert why in line
+    now = stored_bytes(beside)
+    assert {key for key in old if old[key] != now[key]} <= {key for key in old if key[2] == 6}
+
+
+def test_a_shard_that_arrives_meanwhile_is_not_lost(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+    sender, twin = start_run(http), start_run(http, "twin")
+    put_step(sender, 3, [0])
+    make_old(beside, sender, 3, [0])
+    context: ServiceContext = app.state.context
+    slow = context.replacing(decoders=Meanwhile(context, lambda: put_step(sender, 3, [1])))
+    assert remeasure_step(slow, (sender.run, 1, 3)).left is None
+    put_step(twin, 3)
+    assert values(sender) == values(twin)
+
+
+def test_a_run_that_is_deleted_meanwhile_is_let_be(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+    sender = start_run(http)
+    put_step(sender, 3)
+    make_old(beside, sender, 3)
+    old = stored_bytes(beside)
+    context: ServiceContext = app.state.context
+    slow = context.replacing(decoders=Meanwhile(context, lambda: http.delete(f"/v1/runs/{sender.run}")))
+    remeasure_step(slow, (sender.run, 1, 3))
+    assert stored_bytes(beside) == old
+
+
+def test_uploads_go_on_while_steps_are_measured_again(http: httpx.Client, beside: Database, command: Command) -> None:
+    sender = start_run(http)
+    for step in range(6):
+        put_step(sender, step)
+    stored, measured = stored_bytes(beside), values(sender)
+    for step in range(6):
+        make_old(beside, sender, step)
+    with ThreadPoolExecutor(1) as threads:
+        remeasured = threads.submit(command, Request())
+        sent = 0
+        while not remeasured.done() or sent == 0:
+            sender.put_shard(100 + sent, make_batch(seed=sent)).raise_for_status()
+            sent += 1
+    assert remeasured.result() == 0
+    assert {key: blob for key, blob in stored_bytes(beside).items() if key[2] < 100} == stored
+    columns = values(sender)
+    assert [step for step in columns["step"] if step >= 100] == 2 * list(range(100, 100 + sent))
+    assert sender.get("measurements", to_step=5).json()["columns"] == measured
+
+
+def test_an_interrupted_one_goes_on_where_it_was(
+    http: httpx.Client, app: FastAPI, beside: Database, command: Command, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sender = start_run(http)
+    for step in range(4):
+        put_step(sender, step)
+    stored = stored_bytes(beside)
+    for step in range(4):
+        make_old(beside, sender, step)
+
+    def interrupted(context: ServiceContext, key: tuple[str, int, int]) -> StepReport:
+        if key[2] == 2:
+            raise KeyboardInterrupt
+        return remeasure_step(context, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("service.maintenance.remeasure.console.remeasure_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            command(Request())
+    assert "of 4 steps: run it again, it goes on there" in capsys.readouterr().err
+    assert command(Request()) == 0
+    assert "4 of 4" not in capsys.readouterr().out
+    assert stored_bytes(beside) == stored
+
+
+def test_only_what_was_asked_for_is_measured_again(
+    http: httpx.Client, beside: Database, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = start_run(http, "first"), start_run(http, "second", name="The second")
+    for sender in (first, second):
+        for step in (3, 4):
+            put_step(sender, step)
+            make_old(beside, sender, step)
+    for request, steps in ((Request("The second", step=3), 1), (Request(first.run), 2), (Request(attempt=1), 1)):
+        assert command(request) == 0
+        assert f"{steps} of {steps} steps were" in capsys.readouterr().out
+    with pytest.raises(ConfigurationError, match="there is no run third"):
+        command(Request("third"))
+    with pytest.raises(ConfigurationError, match="there is no step 5"):
+        command(Request(step=5))
+
+
+def test_data_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_DATABASE_URL", f"sqlite:///{tmp_path}/no.db")
+    monkeypatch.setenv("FORESHOCK_STORE_URL", f"{tmp_path}/no-tokens")
+    with pytest.raises(ConfigurationError, match="there is no database"):
+        remeasure(Request())
+    (tmp_path / "no.db").touch()
+    with pytest.raises(ConfigurationError, match="there is no token store"):
+        remeasure(Request())
+    (tmp_path / "no-tokens").mkdir()
+    with pytest.raises(ConfigurationError, match="has revision None"):
+        remeasure(Request())
+
+
+def test_a_step_that_is_open_stays_open_and_closes_later(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+    sender, twin = start_run(http), start_run(http, "twin")
+    for each in (sender, twin):
+        put_step(each, 3, [0])
+    make_old(beside, sender, 3, [0])
+    assert remeasure_step(app.state.context, (sender.run, 1, 3)).left is None
+    assert values(sender)["step"] == []
+    settings = app.state.context.settings.model_copy(update={"step_grace_seconds": -1.0})
+    assert close_overdue_steps(app.state.context.replacing(settings=settings)) == 2
+    assert values(sender) == values(twin)

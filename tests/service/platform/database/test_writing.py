@@ -1,0 +1,134 @@
+"""Units of work: their result is durable when it is returned, one that fails rolls back alone, many run at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from sqlalchemy import event, func, select
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from service.platform.database.dialect import database_now_us, insert_if_absent, upsert
+from service.platform.database.hooks import after_commit
+from service.platform.database.session import Database
+from service.platform.database.tables import ApiKey
+
+
+def add_key(session: Session, name: str, *, fail: bool = False) -> str:
+    """Insert a row; with `fail`, raise afterwards."""
+    row = {
+        "id": f"key_{name}", "name": name, "project": None, "scopes": ["read"], "secret_hash": name,
+        "created_at_us": 1, "revoked_at_us": None,
+    }  # fmt: skip
+    assert insert_if_absent(session, ApiKey, row)
+    if fail:
+        raise ValueError(f"{name} fails")
+    return name
+
+
+def names(database: Database) -> set[str]:
+    """The names of all keys."""
+    with database.read() as session:
+        return set(session.scalars(select(ApiKey.name)))
+
+
+def test_what_write_returned_can_be_read(database: Database) -> None:
+    assert database.write(lambda session: add_key(session, "one")) == "one"
+    assert names(database) == {"one"}
+
+
+def test_a_unit_that_raises_rolls_back_alone(database: Database) -> None:
+    def attempt(number: int) -> bool:
+        try:
+            database.write(lambda session: add_key(session, f"key {number}", fail=number % 3 == 0))
+        except ValueError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        stored = list(threads.map(attempt, range(60)))
+    assert stored == [number % 3 != 0 for number in range(60)]
+    assert names(database) == {f"key {number}" for number in range(60) if number % 3 != 0}
+
+
+def test_an_error_of_the_database_rolls_back_alone(database: Database) -> None:
+    def broken(session: Session) -> None:
+        add_key(session, "lost")
+        session.execute(select(func.no_such_function()))
+
+    with pytest.raises(Exception, match="no_such_function"):
+        database.write(broken)
+    database.write(lambda session: add_key(session, "kept"))
+    assert names(database) == {"kept"}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_units_that_wait_for_the_writer_share_one_commit(database: Database) -> None:
+    commits = 0
+
+    def count(_: object) -> None:
+        nonlocal commits
+        commits += 1
+
+    event.listen(database._write_engine, "commit", count)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(session: Session) -> str:
+        entered.set()
+        leave.wait(timeout=30)
+        return add_key(session, "first")
+
+    with ThreadPoolExecutor(11) as threads:
+        first = threads.submit(database.write, hold)
+        assert entered.wait(timeout=30)
+        units = [partial(add_key, name=f"waits {number}") for number in range(10)]
+        futures = [first, *(threads.submit(database.write, unit) for unit in units)]
+        writer = database._writer
+        assert writer is not None
+        while writer._queue.qsize() < 10:
+            pass
+        leave.set()
+        for future in futures:
+            future.result(timeout=30)
+    assert commits == 2
+    assert len(names(database)) == 11
+
+
+def test_hooks_run_after_the_commit_and_not_after_a_rollback(database: Database) -> None:
+    seen: list[set[str]] = []
+
+    def work(session: Session, *, fail: bool) -> None:
+        after_commit(session, lambda: seen.append(names(database)))
+        add_key(session, "failed" if fail else "committed", fail=fail)
+
+    database.write(lambda session: work(session, fail=False))
+    with pytest.raises(ValueError, match="fails"):
+        database.write(lambda session: work(session, fail=True))
+    assert seen == [{"committed"}]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_unit_inside_a_unit_is_refused_rather_than_waited_for(database: Database) -> None:
+    with pytest.raises(RuntimeError, match="must not start another"):
+        database.write(lambda _: database.write(lambda session: add_key(session, "inner")))
+
+
+def test_upsert_overwrites_what_has_the_same_key(database: Database) -> None:
+    rows = [
+        {"id": f"key_{n}", "name": "old", "project": None, "scopes": [], "secret_hash": str(n), "created_at_us": n}
+        for n in range(3)
+    ]
+    database.write(lambda session: upsert(session, ApiKey, rows, ["id"]))
+    newer = [row | {"name": "new"} for row in rows[1:]]
+    database.write(lambda session: upsert(session, ApiKey, newer, ["id"]))
+    with database.read() as session:
+        found = {row.id: row.name for row in session.execute(select(ApiKey.id, ApiKey.name))}
+    assert found == {"key_0": "old", "key_1": "new", "key_2": "new"}
+
+
+def test_the_databases_time_is_this_machines_time_here(database: Database) -> None:
+    with database.read() as session:
+        assert abs(database_now_us(session) - now_us()) < 5_000_000

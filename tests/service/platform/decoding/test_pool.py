@@ -1,0 +1,139 @@
+"""The pool of decoders survives what kills a decoder, and says what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from foreshock.errors import InvalidRolloutsError
+from service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
+from service.platform.settings import Settings
+
+_MEBIBYTE = 1 << 20
+
+
+def own_process() -> int:
+    """Which process runs this."""
+    return os.getpid()
+
+
+def die() -> None:
+    """As the out-of-memory killer does it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allocate(size: int) -> int:
+    """Take memory."""
+    return len(bytearray(size))
+
+
+def complain() -> None:
+    """Raise an error with fields."""
+    raise InvalidRolloutsError("is wrong", row=3, column="reward")
+
+
+def wait_for_file(path: Path) -> None:
+    """Go on once the file is there."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def hang(seconds: float) -> None:
+    """Never come back in time."""
+    time.sleep(seconds)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[DecoderPool]:
+    """Two decoders with little memory and little time."""
+    pool = DecoderPool(
+        Settings(
+            decode_processes=2, decode_memory_bytes=512 * _MEBIBYTE, decode_timeout_seconds=2.0, decode_queue=4,
+            decode_recycle_after=1000, token_pass="numpy",
+        )
+    )  # fmt: skip
+    pool.warm_up()
+    yield pool
+    pool.close()
+
+
+def test_tasks_run_in_other_processes(pool: DecoderPool) -> None:
+    assert pool.is_warm
+    assert pool.run(own_process) != os.getpid()
+
+
+def test_an_error_keeps_its_fields(pool: DecoderPool) -> None:
+    with pytest.raises(InvalidRolloutsError) as caught:
+        pool.run(complain)
+    assert (caught.value.row, caught.value.column) == (3, "reward")
+
+
+def test_a_killed_decoder_is_a_problem_and_the_pool_goes_on(pool: DecoderPool) -> None:
+    with pytest.raises(DecoderDied) as caught:
+        pool.run(die)
+    assert caught.value.status == 503
+    assert pool.run(own_process) != os.getpid()
+
+
+def test_others_are_not_harmed_by_the_body_that_kills(pool: DecoderPool) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        killer = threads.submit(pool.run, die)
+        others = [threads.submit(pool.run, allocate, 1000) for _ in range(2)]
+        with pytest.raises(DecoderDied):
+            killer.result()
+        answers = [other.exception() for other in others]
+    # One that was in the same pool at both deaths is told to try again; none is lost without a word.
+    assert all(answer is None or isinstance(answer, DecoderDied) for answer in answers)
+
+
+def test_memory_beyond_the_limit_is_refused_inside_the_decoder(pool: DecoderPool) -> None:
+    assert pool.run(allocate, 64 * _MEBIBYTE) == 64 * _MEBIBYTE
+    with pytest.raises(MemoryError):
+        pool.run(allocate, 4096 * _MEBIBYTE)
+
+
+@pytest.mark.slow
+def test_a_task_that_hangs_is_ended(pool: DecoderPool) -> None:
+    started = time.monotonic()
+    with pytest.raises(DecoderDied):
+        pool.run(hang, 600.0)
+    assert time.monotonic() - started < 60
+    assert pool.run(own_process) != os.getpid()
+
+
+def test_more_than_the_queue_holds_is_told_to_come_back(tmp_path: Path) -> None:
+    pool = DecoderPool(Settings(decode_processes=1, decode_queue=4, token_pass="numpy"))
+    may_end = tmp_path / "may end"
+
+    def run() -> str:
+        try:
+            pool.run(wait_for_file, may_end)
+        except DecodersBusy as error:
+            # All others have their places by now, and keep them until this one was told.
+            may_end.touch()
+            return f"busy, retry after {error.headers['Retry-After']}"
+        return "done"
+
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            answers = [threads.submit(run) for _ in range(6)]
+            outcomes = sorted(answer.result() for answer in answers)
+    finally:
+        may_end.touch()
+        pool.close()
+    assert outcomes == ["busy, retry after 1"] + ["done"] * 5
+
+
+def test_decoders_are_replaced_after_so_many_tasks() -> None:
+    pool = DecoderPool(Settings(decode_processes=1, decode_recycle_after=2, token_pass="numpy"))
+    try:
+        processes = [pool.run(own_process) for _ in range(4)]
+    finally:
+        pool.close()
+    assert processes[0] == processes[1] != processes[2] == processes[3]

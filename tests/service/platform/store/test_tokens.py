@@ -1,0 +1,65 @@
+"""The token store: files appear whole or not at all, and only inside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from foreshock.errors import ConfigurationError
+from service.platform.store.tokens import TokenStore, shard_file_name
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TokenStore:
+    """An empty store."""
+    return TokenStore(str(tmp_path / "tokens"))
+
+
+def test_a_published_file_has_its_name_and_the_temporary_one_is_gone(store: TokenStore) -> None:
+    temporary = store.temporary_file()
+    temporary.write_bytes(b"tokens")
+    name = shard_file_name("run_1", 1, 20, 3, "sha256:" + "a" * 64)
+    assert not store.path_of(name).exists()
+    store.publish(temporary, name)
+    assert store.path_of(name).read_bytes() == b"tokens"
+    assert not temporary.exists()
+    assert name.startswith("run_1/0001/000000020/00003-aaaaaaaaaaaaaaaa-")
+
+
+def test_two_uploads_of_one_body_have_two_names() -> None:
+    names = {shard_file_name("run_1", 1, 20, 3, "sha256:" + "a" * 64) for _ in range(2)}
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/passwd", "a/../b"])
+def test_a_name_that_leaves_the_store_is_refused(store: TokenStore, name: str) -> None:
+    with pytest.raises(ValueError, match="not inside"):
+        store.path_of(name)
+    with pytest.raises(ValueError, match="not inside"):
+        store.remove(name)
+
+
+def test_only_stale_temporary_files_are_swept(store: TokenStore) -> None:
+    fresh, stale = store.temporary_file(), store.temporary_file()
+    os.utime(stale, (0, 0))
+    assert store.remove_stale_temporaries() == 1
+    assert fresh.exists()
+    assert not stale.exists()
+
+
+def test_removing_what_is_not_there_is_no_error(store: TokenStore) -> None:
+    store.remove("run_1/0001/gone.parquet")
+
+
+def test_a_store_that_cannot_be_written_says_so(store: TokenStore) -> None:
+    store.check_writable()
+    (store.root / "temporary").rmdir()
+    with pytest.raises(OSError, match="No such file"):
+        store.check_writable()
+
+
+def test_a_place_that_is_no_folder_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="FORESHOCK_STORE_URL"):
+        TokenStore("s3://bucket/prefix")

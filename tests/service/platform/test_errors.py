@@ -1,0 +1,145 @@
+"""Every error over every route is a problem document, and the OpenAPI document says so."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from openapi_spec_validator import validate
+
+from service.app import create_app
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings
+from tests.service.sending import start_run
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+# What no route can make sense of, for any parameter in a path.
+_BAD_VALUES = ("no-such-thing", "-1", "99999999999999999999", "%00", "run_00000000000000000000000000")
+_METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
+
+
+def api_routes(app: FastAPI) -> list[APIRoute]:
+    """The routes of the API; pages answer people, in HTML."""
+    return [route for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/v1")]
+
+
+def assert_problem(answer: httpx.Response, where: str) -> None:
+    """The shape that every error has."""
+    assert answer.headers["content-type"] == "application/problem+json", f"{where}: {answer.text[:200]}"
+    document: dict[str, Any] = answer.json()
+    assert document["status"] == answer.status_code, where
+    assert document["type"].startswith("urn:foreshock:problem:"), where
+    assert document["title"], where
+    assert document["detail"], where
+    assert set(document) <= {"type", "title", "status", "detail", "row", "column", "errors"}, where
+
+
+@pytest.mark.slow
+def test_bad_paths_queries_and_bodies_are_problems_on_every_route(app: FastAPI, http: httpx.Client) -> None:
+    asked = 0
+    for route in api_routes(app):
+        for method in sorted(route.methods):
+            for value in _BAD_VALUES:
+                path = "/".join(value if part.startswith("{") else part for part in route.path.split("/"))
+                for content, media_type in (
+                    (b"{", "application/json"),
+                    (b'{"a": [1', "application/vnd.apache.parquet"),
+                ):
+                    query = {
+                        "cursor": "?",
+                        "limit": "0",
+                        "attempt": "x",
+                        "from_step": "-5",
+                        "wait": "soon",
+                        "scorer": "",
+                    }
+                    answer = http.request(
+                        method, path, params=query, content=content, headers={"Content-Type": media_type}
+                    )
+                    if answer.status_code >= 400:
+                        assert_problem(answer, f"{method} {path}")
+                        assert answer.status_code < 500, f"{method} {path}: {answer.text}"
+                        asked += 1
+                    else:
+                        assert "{" not in route.path, f"{method} {path} took {value!r}"
+    assert asked > 100
+
+
+def test_bodies_that_are_json_but_wrong_are_problems(app: FastAPI, http: httpx.Client) -> None:
+    sender = start_run(http)
+    wrong: tuple[Any, ...] = (
+        [],
+        "text",
+        7,
+        None,
+        {"unknown": {"deep": [1]}},
+        {"key": "\x00", "step": -1, "values": []},
+    )
+    for route in api_routes(app):
+        path = route.path.replace("{run}", sender.run).replace("{step}", "0").replace("{shard}", "0")
+        for method in sorted(route.methods & {"PUT", "POST", "PATCH"}):
+            for body in wrong:
+                answer = http.request(
+                    method, path, content=json.dumps(body), headers={"Content-Type": "application/json"}
+                )
+                if answer.status_code >= 400:
+                    assert_problem(answer, f"{method} {path} {body}")
+                    assert answer.status_code < 500, f"{method} {path}: {answer.text}"
+
+
+def test_paths_and_methods_that_are_not_there_are_problems(app: FastAPI, http: httpx.Client) -> None:
+    assert_problem(http.get("/v1/no/such/path"), "unknown path")
+    for route in api_routes(app):
+        for method in set(_METHODS) - {"GET"}:
+            others = {name for each in api_routes(app) if each.path == route.path for name in each.methods}
+            if method not in others:
+                answer = http.request(method, route.path.replace("{", "").replace("}", ""))
+                assert answer.status_code in (404, 405, 422)
+                assert_problem(answer, f"{method} {route.path}")
+
+
+def test_a_fault_of_the_service_is_a_problem_without_its_cause(settings: Settings, decoders: DecoderPool) -> None:
+    app = create_app(settings, decoders)
+
+    @app.get("/v1/broken")
+    def broken() -> None:
+        raise RuntimeError("a secret cause")
+
+    from fastapi.testclient import TestClient
+
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        answer = client.get("/v1/broken")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_the_openapi_document_is_valid_and_tells_the_truth_about_errors(app: FastAPI, http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    validate(document)
+    assert "HTTPValidationError" not in json.dumps(document)
+    for route in api_routes(app):
+        for method in route.methods:
+            responses = document["paths"][route.path][method.lower()]["responses"]
+            content = responses["default"]["content"]
+            assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+
+
+def test_the_documentation_and_the_health_pages_are_there(http: httpx.Client) -> None:
+    page = http.get("/docs")
+    assert page.status_code == 200
+    assets = re.findall(r"(?:src|href)=\"([^\"]+)\"", page.text)
+    assert assets
+    # Nothing from elsewhere: clusters often reach no CDN.
+    assert {http.get(asset).status_code for asset in assets if asset.startswith("/")} == {200}
+    assert all(asset.startswith("/") for asset in assets), assets
+    assert http.get("/livez").json() == {"status": "alive"}
+    ready = http.get("/readyz")
+    assert (ready.status_code, ready.json()["ready"]) == (200, True)
+    assert set(ready.json()["checks"].values()) == {"ok"}

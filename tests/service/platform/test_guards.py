@@ -1,0 +1,58 @@
+"""Requests for other hosts, from other sites' pages or with hidden sizes are refused before anything is done."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from service.platform.settings import Settings
+from tests.service.stored import count_rows
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""])
+def test_a_host_that_is_not_allowed_is_refused(http: httpx.Client, host: str) -> None:
+    answer = http.get("/v1/runs", headers={"Host": host})
+    assert answer.status_code == 400
+    if host:
+        assert answer.json()["type"] == "urn:foreshock:problem:host-not-allowed"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8765", "127.0.0.1:1", "[::1]:8765"])
+def test_loopback_names_are_allowed(http: httpx.Client, host: str) -> None:
+    assert http.get("/v1/runs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+def test_writes_from_other_sites_pages_are_refused(
+    http: httpx.Client, settings: Settings, headers: dict[str, str]
+) -> None:
+    answer = http.post("/v1/runs", json={"key": "planted"}, headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["type"] == "urn:foreshock:problem:cross-site-refused"
+    assert count_rows(settings).get("runs") is None
+
+
+def test_writes_from_the_services_own_pages_are_allowed(http: httpx.Client) -> None:
+    headers = {"Origin": str(http.base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
+    assert http.post("/v1/runs", json={"key": "mine"}, headers=headers).status_code == 201
+
+
+def test_a_compressed_body_is_refused(http: httpx.Client) -> None:
+    answer = http.post("/v1/runs", content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/livez", "/metrics", "/v1/runs", "/static/page.js", "/v1/runs/run_none", "/v1/leases"]
+)
+def test_head_answers_as_get_does_without_the_body(http: httpx.Client, path: str) -> None:
+    wanted, answer = http.get(path), http.head(path)
+    assert answer.status_code == wanted.status_code
+    assert answer.headers["content-type"] == wanted.headers["content-type"]
+    assert answer.headers["content-length"] == wanted.headers["content-length"]
+    assert answer.content == b""
+    assert http.get("/livez").status_code == 200, "the connection is still good"

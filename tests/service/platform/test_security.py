@@ -1,0 +1,175 @@
+"""Keys: without one a service that had one answers nothing; a key does what its scopes and its project allow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from foreshock.errors import ConfigurationError
+from service.platform.database.session import Database
+from service.platform.database.tables import ApiKey
+from service.platform.keys.service import create_key, revoke_key
+from service.platform.security import (
+    SESSION_COOKIE,
+    Scope,
+    form_token,
+    hash_secret,
+    new_secret,
+    sign_session,
+    verify_session,
+)
+from service.platform.settings import Settings, is_loopback, load_settings
+from service.serving import check_processes, prepare_keys
+
+MakeKey = Callable[..., str]
+
+
+@pytest.fixture
+def make_key(database: Database) -> MakeKey:
+    """Make a key and return its secret."""
+
+    def make(*scopes: Scope, project: str | None = None) -> str:
+        secret = new_secret()
+        database.write(lambda session: create_key(session, secret, "test", project, scopes))
+        return secret
+
+    return make
+
+
+def bearer(secret: str) -> dict[str, str]:
+    """The header that carries a key."""
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_with_no_key_made_everything_is_open(http: httpx.Client) -> None:
+    assert http.post("/v1/runs", json={"key": "open"}).status_code == 201
+
+
+def test_once_a_key_was_made_requests_need_one(http: httpx.Client, make_key: MakeKey) -> None:
+    secret = make_key(Scope.READ)
+    answers = [http.get("/v1/runs"), http.get("/v1/runs", headers=bearer(new_secret()))]
+    for answer in answers:
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert http.get("/v1/runs", headers=bearer(secret)).status_code == 200
+
+
+def test_a_scope_allows_its_own_and_nothing_else(http: httpx.Client, make_key: MakeKey) -> None:
+    reader, writer, admin = make_key(Scope.READ), make_key(Scope.INGEST), make_key(Scope.ADMIN)
+    assert http.post("/v1/runs", json={"key": "r"}, headers=bearer(reader)).status_code == 403
+    run = http.post("/v1/runs", json={"key": "r"}, headers=bearer(writer)).json()["id"]
+    assert http.get("/v1/runs", headers=bearer(writer)).status_code == 403
+    assert http.delete(f"/v1/runs/{run}", headers=bearer(writer)).status_code == 403
+    assert http.delete(f"/v1/runs/{run}", headers=bearer(admin)).status_code == 204
+
+
+def test_a_key_of_a_project_sees_no_other(http: httpx.Client, make_key: MakeKey) -> None:
+    ours = make_key(Scope.READ, Scope.INGEST, project="ours")
+    theirs = make_key(Scope.READ, Scope.INGEST, project="theirs")
+    run = http.post("/v1/runs", json={"key": "r", "project": "ours"}, headers=bearer(ours)).json()["id"]
+    assert http.post("/v1/runs", json={"key": "r", "project": "ours"}, headers=bearer(theirs)).status_code == 403
+    assert http.get(f"/v1/runs/{run}", headers=bearer(ours)).status_code == 200
+    assert http.get(f"/v1/runs/{run}", headers=bearer(theirs)).status_code == 404
+    assert http.get("/v1/runs", headers=bearer(theirs)).json()["items"] == []
+    assert http.get("/v1/runs", params={"project": "ours"}, headers=bearer(theirs)).json()["items"] == []
+
+
+def test_a_revoked_key_is_refused_and_does_not_open_the_service(
+    http: httpx.Client, make_key: MakeKey, database: Database
+) -> None:
+    secret = make_key(Scope.ADMIN)
+    with database.read() as session:
+        key_id = session.query(ApiKey).one().id
+    assert database.write(lambda session: revoke_key(session, key_id))
+    assert http.get("/v1/runs", headers=bearer(secret)).status_code == 401
+    assert http.get("/v1/runs").status_code == 401
+
+
+def test_only_the_hash_of_a_key_is_stored(database: Database, make_key: MakeKey) -> None:
+    secret = make_key(Scope.READ)
+    with database.read() as session:
+        stored = session.query(ApiKey).one()
+    assert stored.secret_hash == hash_secret(secret)
+    assert secret not in repr(vars(stored))
+
+
+def test_a_session_is_good_until_it_ends_and_only_as_signed() -> None:
+    secret = b"s" * 32
+    cookie = sign_session(secret, "key_1", 60)
+    assert verify_session(secret, cookie) == "key_1"
+    assert verify_session(b"t" * 32, cookie) is None
+    assert verify_session(secret, cookie.replace("key_1", "key_2")) is None
+    assert verify_session(secret, "") is None
+    short = sign_session(secret, "key_1", 0.001)
+    time.sleep(0.01)
+    assert verify_session(secret, short) is None
+    assert form_token(secret, cookie) != form_token(secret, short)
+
+
+def test_a_session_cookie_stands_for_its_key_on_the_services_own_pages(
+    app: FastAPI, http: httpx.Client, make_key: MakeKey, database: Database
+) -> None:
+    make_key(Scope.ADMIN)
+    with database.read() as session:
+        key_id = session.query(ApiKey).one().id
+    forged = {"Cookie": f"{SESSION_COOKIE}={sign_session(b'another', key_id, 60)}"}
+    signed = {"Cookie": f"{SESSION_COOKIE}={sign_session(app.state.context.session_secret, key_id, 60)}"}
+    assert http.get("/v1/runs", headers=forged).status_code == 401
+    assert http.get("/v1/runs", headers=signed).status_code == 200
+    assert http.post("/v1/runs", json={"key": "a"}, headers=signed).status_code == 201
+    for site in ("same-site", "cross-site"):
+        answer = http.post("/v1/runs", json={"key": "b"}, headers=signed | {"Sec-Fetch-Site": site})
+        assert answer.status_code == 403
+    database.write(lambda session: revoke_key(session, key_id))
+    assert http.get("/v1/runs", headers=signed).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("box", False)],
+)
+def test_which_addresses_are_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_an_open_port_without_a_key_is_refused(settings: Settings, make_key: MakeKey) -> None:
+    wide = settings.model_copy(update={"host": "0.0.0.0"})
+    prepare_keys(settings)
+    with pytest.raises(ConfigurationError, match="foreshock keys create"):
+        prepare_keys(wide)
+    make_key(Scope.READ)
+    prepare_keys(wide)
+
+
+def test_a_bootstrap_key_is_an_admin_key_made_once(settings: Settings, http: httpx.Client) -> None:
+    secret = "a bootstrap key of a container"
+    wide = Settings(**(settings.model_dump() | {"host": "0.0.0.0", "bootstrap_key": secret}))
+    prepare_keys(wide)
+    prepare_keys(wide)
+    assert http.get("/v1/runs", headers=bearer(secret)).status_code == 200
+    assert http.get("/v1/runs").status_code == 401
+    assert secret not in str(wide.printable())
+    assert wide.printable()["FORESHOCK_BOOTSTRAP_KEY"] == "********"
+
+
+def test_several_processes_need_postgresql() -> None:
+    check_processes(Settings(processes=4, database_url="postgresql://user:pass@host/name"))
+    with pytest.raises(ConfigurationError, match="PostgreSQL"):
+        check_processes(Settings(processes=4))
+
+
+def test_settings_print_without_their_secrets() -> None:
+    shown = Settings(database_url="postgresql://user:hidden@host/name", session_secret="s" * 24).printable()
+    assert "hidden" not in str(shown)
+    assert "s" * 24 not in str(shown)
+
+
+def test_a_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_PORT", "ninety")
+    with pytest.raises(ConfigurationError, match="FORESHOCK_PORT"):
+        load_settings()

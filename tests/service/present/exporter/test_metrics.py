@@ -1,0 +1,265 @@
+"""/metrics: what it shows, what drops out, what is cut, and that no label grows without bound."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
+
+from service.platform.database.session import Database
+from service.platform.settings import Settings
+from service.present.exporter.families import FAMILIES, exposed_names
+from service.present.exporter.repository import newest_comparisons, values_of
+from tests.service.sending import make_batch, start_run
+from tests.service.working import announce_checkpoint, ask_for_probe, take_lease, work_off
+
+PROMETHEUS = Path(__file__).parents[3] / "dashboards" / "prometheus"
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+BOUNDED = {
+    "run", "comparison", "bucket", "link", "accelerator", "rule", "severity", "state", "mode", "version",
+    "project", "key", "name", "model",
+}  # fmt: skip
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """At most two exported runs."""
+    return settings.model_copy(update={"exporter_max_runs": 2})
+
+
+def scrape(http: httpx.Client) -> Samples:
+    """Every sample by name and labels."""
+    text = http.get("/metrics").raise_for_status().text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
+    """One sample's value."""
+    return samples.get((metric, frozenset(labels.items())))
+
+
+def test_a_running_run_is_shown_with_what_was_measured(http: httpx.Client) -> None:
+    run = start_run(http, "shown", name="a name", model="a model", initial_learning_rate=1e-5)
+    for step in (1, 2):
+        run.put_shard(step, make_batch(6, seed=step)).raise_for_status()
+    samples = scrape(http)
+    assert value(samples, "foreshock_step", run=run.run) == 2
+    assert value(samples, "foreshock_ingested_rollouts_total", run=run.run) == 12
+    last = value(samples, "foreshock_last_ingest_timestamp_seconds", run=run.run)
+    assert last is not None
+    assert last == pytest.approx(http.get(f"/v1/runs/{run.run}").json()["created_at_us"] / 1e6, abs=60)
+    info = {"run": run.run, "project": "default", "key": "shown", "name": "a name", "model": "a model"}
+    assert value(samples, "foreshock_run_info", **info) == 1
+
+    columns = run.get("measurements", comparison="trainer/rollout", measure="k3_kl").json()["columns"]
+    assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="trainer/rollout") == columns["k3_kl"][-1]
+    lengths = run.get("measurements", comparison="rollout", measure="response_length_mean").json()["columns"]
+    assert value(samples, "foreshock_response_length_mean_tokens", run=run.run) == lengths["response_length_mean"][-1]
+    assert value(samples, "foreshock_advice_mode", run=run.run, mode="shadow") == 1
+    assert value(samples, "foreshock_learning_rate_advised_scale", run=run.run) == 1
+
+
+def test_buckets_add_up_to_the_tokens_of_the_step(http: httpx.Client) -> None:
+    run = start_run(http)
+    batch = make_batch(8)
+    run.put_shard(1, batch).raise_for_status()
+    samples = scrape(http)
+    buckets = {labels: each for (name, labels), each in samples.items() if name == "foreshock_bucket_tokens"}
+    assert sum(buckets.values()) == batch.num_tokens
+    k3 = {labels: each for (name, labels), each in samples.items() if name == "foreshock_bucket_k3_kl_nats"}
+    whole = value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="trainer/rollout")
+    total = sum(k3[labels] * count for labels, count in buckets.items() if count) / batch.num_tokens
+    assert total == pytest.approx(whole, rel=1e-9)
+    # The second scrape reads the tables from memory; a late shard is seen all the same.
+    run.put_shard(2, make_batch(3, seed=9)).raise_for_status()
+    later = scrape(http)
+    assert sum(each for (name, _), each in later.items() if name == "foreshock_bucket_tokens") != batch.num_tokens
+
+
+def test_finished_and_deleted_runs_drop_out(http: httpx.Client) -> None:
+    finished, deleted = start_run(http, "finished"), start_run(http, "deleted")
+    for run in (finished, deleted):
+        run.put_shard(1, make_batch(2)).raise_for_status()
+    assert value(scrape(http), "foreshock_step", run=finished.run) == 1
+    http.patch(f"/v1/runs/{finished.run}", json={"state": "finished"}).raise_for_status()
+    http.delete(f"/v1/runs/{deleted.run}").raise_for_status()
+    samples = scrape(http)
+    assert not [labels for _, labels in samples if "run" in dict(labels)]
+    assert value(samples, "foreshock_runs", state="finished") == 1
+    assert value(samples, "foreshock_exporter_runs_exported") == 0
+
+
+def test_runs_beyond_the_limit_are_cut_and_counted(http: httpx.Client) -> None:
+    runs = [start_run(http, f"run-{number}") for number in range(4)]
+    for run in (runs[0], runs[3]):
+        run.put_shard(1, make_batch(2)).raise_for_status()
+    samples = scrape(http)
+    assert value(samples, "foreshock_exporter_runs_exported") == 2
+    assert value(samples, "foreshock_exporter_runs_cut") == 2
+    # Those with the newest data are kept.
+    assert {dict(labels)["run"] for name, labels in samples if name == "foreshock_step"} == {
+        runs[0].run,
+        runs[3].run,
+    }
+
+
+def test_probes_their_links_and_workers_are_shown(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(6)).raise_for_status()
+    announce_checkpoint(run, 1)
+    ask_for_probe(run, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status()
+    waiting = scrape(http)
+    assert value(waiting, "foreshock_probe_jobs", accelerator="any", state="queued") == 2
+    oldest = value(waiting, "foreshock_probe_job_oldest_waiting_seconds", accelerator="any")
+    assert oldest is not None
+    assert 0 <= oldest < 60
+    take_lease(http).fail("retry").raise_for_status()
+    assert work_off(http) == 2
+    samples = scrape(http)
+    assert value(samples, "foreshock_probe_jobs", accelerator="any", state="done") == 2
+    assert value(samples, "foreshock_probe_job_failures_total", accelerator="cpu") == 1
+    assert value(samples, "foreshock_workers", accelerator="cpu") == 1
+    assert value(samples, "foreshock_attributed_step", run=run.run) == 1
+    shares = [each for (name, _), each in samples.items() if name == "foreshock_link_share_ratio"]
+    assert len(shares) == 3
+    assert sum(shares) == pytest.approx(1, abs=1e-12)
+    assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="vllm.prefill/rollout") is not None
+
+
+def test_each_comparison_is_shown_of_the_newest_step_that_has_it(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in (1, 2, 3):
+        run.put_shard(step, make_batch(6, seed=step)).raise_for_status()
+    announce_checkpoint(run, 1)
+    ask_for_probe(run, 1, ["vllm.prefill", "torch.trainer"]).raise_for_status()
+    assert work_off(http) == 2
+    resumed = run.new_attempt("resumed", 3)
+    resumed.put_shard(3, make_batch(6, seed=9, trainer_log_probs=None)).raise_for_status()
+
+    samples = scrape(http)
+    k3 = run.get("measurements", attempt=1, measure="k3_kl").json()["columns"]
+    known = {(step, name): value for step, name, value in zip(k3["step"], k3["comparison"], k3["k3_kl"], strict=True)}
+    for step, name in ((3, "trainer/rollout"), (1, "vllm.prefill/rollout"), (1, "trainer/torch.trainer")):
+        assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison=name) == known[step, name]
+    lengths = resumed.get("measurements", attempt=2, measure="response_length_mean").json()["columns"]
+    shown = value(samples, "foreshock_response_length_mean_tokens", run=run.run)
+    assert [shown] == lengths["response_length_mean"]
+    assert value(samples, "foreshock_step", run=run.run) == 3
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_scrape_reads_the_measurements_of_every_step(http: httpx.Client, database: Database) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(6)).raise_for_status()
+    announce_checkpoint(run, 1)
+    ask_for_probe(run, 1).raise_for_status()
+    work_off(http)
+    with database.read() as session:
+        asked: list[tuple[str, Any]] = []
+        connection = session.connection()
+        event.listen(connection, "before_cursor_execute", lambda *call: asked.append((call[2], call[3])))
+        keys = newest_comparisons(session, [run.run])
+        assert len(values_of(session, keys, ["k3_kl"])) == len(keys) > 2
+        plans = [
+            row.detail
+            for query, values in list(asked)
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
+        ]
+    of_measurements = [plan for plan in plans if "measurements" in plan]
+    assert of_measurements
+    assert all("(run_id=? AND attempt=?" in plan for plan in of_measurements), of_measurements
+
+
+def test_values_that_are_not_finite_are_counted_and_never_shown(http: httpx.Client) -> None:
+    run = start_run(http)
+    batch = make_batch(2)
+    assert batch.rollout_log_probs is not None
+    spoiled = batch.rollout_log_probs.copy()
+    spoiled[0] = np.nan
+    run.put_shard(1, make_batch(2, rollout_log_probs=spoiled)).raise_for_status()
+    samples = scrape(http)
+    assert value(samples, "foreshock_nonfinite_log_probs", run=run.run) == 1
+    assert np.isfinite(list(samples.values())).all()
+
+
+def test_a_trainer_that_follows_is_told_from_one_that_does_not(http: httpx.Client) -> None:
+    run = start_run(http, initial_learning_rate=1e-5)
+    run.put_shard(1, make_batch(2)).raise_for_status()
+    assert value(scrape(http), "foreshock_advice_acknowledged_revision", run=run.run) is None
+    acknowledged = {"revision": 0, "step": 2, "applied_lr": 5e-6}
+    http.post(f"/v1/runs/{run.run}/lr-advice/ack", json=acknowledged).raise_for_status()
+    samples = scrape(http)
+    assert value(samples, "foreshock_advice_acknowledged_revision", run=run.run) == 0
+    assert value(samples, "foreshock_learning_rate_applied_scale", run=run.run) == pytest.approx(0.5)
+
+
+def test_labels_are_bounded_and_names_follow_the_rules() -> None:
+    assert {label for family in FAMILIES for label in family.labels} <= BOUNDED
+    assert all(family.name.startswith("foreshock_") for family in FAMILIES)
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_every_metric_that_a_rule_asks_for_exists() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "rules.yml").read_text())
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    recorded = {rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule}
+    asked = {
+        word
+        for expression in expressions
+        for word in expression.replace("(", " ").replace("{", " ").replace("[", " ").replace(")", " ").split()
+        if word.startswith("foreshock_") or ":foreshock_" in word
+    }
+    assert asked
+    assert asked <= exposed_names() | recorded
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+def test_both_formats_are_given(http: httpx.Client, accept: str) -> None:
+    answer = http.get("/metrics", headers={"Accept": accept})
+    assert answer.headers["content-type"].startswith(accept)
+    assert answer.text.endswith("# EOF\n") == (accept == "application/openmetrics-text")
+
+
+def test_promtool_finds_nothing_to_complain_about(http: httpx.Client, promtool: str) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(4)).raise_for_status()
+    text = http.get("/metrics").text
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_rules_hold_their_own_unit_tests(promtool: str) -> None:
+    done = subprocess.run(
+        [promtool, "test", "rules", str(PROMETHEUS / "rules_test.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_unit_test() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "rules.yml").read_text())
+    tests = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule}
+    fired = {case["alertname"] for test in tests["tests"] for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == alerts
+
+
+def test_the_scrape_configuration_is_valid(promtool: str, tmp_path: Path) -> None:
+    shutil.copy(PROMETHEUS / "rules.yml", tmp_path)
+    shutil.copy(PROMETHEUS / "prometheus.yml", tmp_path)
+    checked = subprocess.run(
+        [promtool, "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,301 @@
+"""Figures say what the curves say, and say in words what they cannot draw."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.present.pages.figures import Curve, Figure, Missing
+from service.present.pages.figures.attribution import Chain, LinkShare, attribution_figure
+from service.present.pages.figures.buckets import BY, BucketColumns, TokenIdColumns, bucket_figure, token_id_figure
+from service.present.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
+from service.present.pages.figures.lengths import LengthCurves, length_figure
+from service.present.pages.figures.mismatch import BAD_ABOVE, LOOK_ABOVE, MEDIAN_WINDOW, mismatch_figure, running_median
+from service.present.pages.figures.panels import Panel, panels_figure
+from service.present.pages.figures.specification import scientific
+
+EMPTY = Curve((), ())
+
+
+def drawn(figure: Figure | Missing) -> Figure:
+    assert isinstance(figure, Figure), figure
+    json.dumps(figure.to_json(), allow_nan=False)
+    return figure
+
+
+def trace_named(figure: Figure, name: str) -> dict[str, Any]:
+    (found,) = [trace for trace in figure.traces if trace.get("name") == name and trace.get("showlegend", True)]
+    return found
+
+
+class TestMismatch:
+    def test_nothing_measured_is_said_in_words(self) -> None:
+        for curves in ({}, {"trainer/rollout": EMPTY}, {"trainer/rollout": Curve([1, 2], [None, math.nan])}):
+            figure = mismatch_figure(curves)
+            assert isinstance(figure, Missing)
+            assert "trainer_log_probs" in figure.why
+
+    def test_the_bands_are_the_published_ranges_and_cover_the_plot(self) -> None:
+        figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2], [1e-5, 2e-5])}))
+        bands = [(shape["y0"], shape["y1"]) for shape in figure.layout["shapes"]]
+        low, high = (10**edge for edge in figure.layout["yaxis"]["range"])
+        assert [bottom for bottom, _ in bands] == [pytest.approx(low), LOOK_ABOVE, BAD_ABOVE]
+        assert [top for _, top in bands] == [LOOK_ABOVE, BAD_ABOVE, pytest.approx(high)]
+        assert figure.layout["yaxis"]["type"] == "log"
+
+    @given(st.lists(st.floats(1e-12, 1e3), min_size=1, max_size=30))
+    def test_every_positive_value_lies_inside_the_axis(self, values: list[float]) -> None:
+        figure = drawn(mismatch_figure({"trainer/rollout": Curve(range(len(values)), values)}))
+        low, high = figure.layout["yaxis"]["range"]
+        assert all(low < math.log10(value) < high for value in values)
+
+    def test_zeros_are_not_drawn_on_the_log_axis_but_counted_in_the_caption(self) -> None:
+        figure = drawn(
+            mismatch_figure(
+                {
+                    "trainer/rollout": Curve([1, 2, 3], [1e-5, 0.0, 2e-5]),
+                    "vllm.prefill/rollout": Curve([1, 3], [0.0, 0.0]),
+                }
+            )
+        )
+        assert trace_named(figure, "trainer/rollout")["y"] == [1e-5, None, 2e-5]
+        assert trace_named(figure, "vllm.prefill/rollout")["y"] == [None, None]
+        assert "trainer/rollout is exactly 0 at 1 of 3 steps" in figure.caption
+        assert "vllm.prefill/rollout is exactly 0 at 2 of 2 steps" in figure.caption
+
+    def test_a_long_curve_is_shown_as_it_is_and_as_its_running_median(self) -> None:
+        values = [1e-5] * 100
+        values[50] = 1e-3
+        figure = drawn(mismatch_figure({"trainer/rollout": Curve(range(100), values)}))
+        each, smooth = figure.traces
+        assert each["y"][50] == 1e-3
+        assert smooth["y"][50] == 1e-5
+        assert f"running median of {MEDIAN_WINDOW} steps" in figure.caption
+
+    def test_a_comparison_keeps_its_colour_whatever_else_is_there(self) -> None:
+        alone = drawn(mismatch_figure({"torch.trainer/vllm.prefill": Curve([1], [1e-5])}))
+        among = drawn(
+            mismatch_figure({"trainer/rollout": Curve([1], [1e-5]), "torch.trainer/vllm.prefill": Curve([1], [1e-5])})
+        )
+        name = "torch.trainer/vllm.prefill"
+        assert trace_named(alone, name)["line"]["color"] == trace_named(among, name)["line"]["color"]
+
+    def test_the_summary_gives_the_newest_value_and_the_extremes(self) -> None:
+        figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2, 3], [4e-5, 1e-5, 2e-5])}))
+        assert figure.summary == "trainer/rollout: 2e-5 at step 3, between 1e-5 and 4e-5 over 3 steps."
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+    def test_a_running_median_stays_between_the_extremes(self, values: list[float]) -> None:
+        smooth = running_median(Curve(range(len(values)), values))
+        assert len(smooth.values) == len(values)
+        assert all(min(values) <= value <= max(values) for value in smooth.values if value is not None)
+
+
+class TestLengths:
+    CURVE = Curve([1, 2, 3], [10.0, 12.0, 30.0])
+
+    def test_the_band_the_mean_the_longest_and_the_surge_are_drawn(self) -> None:
+        longest = Curve([1, 2, 3], [40.0, 41.0, 64.0])
+        curves = LengthCurves(self.CURVE, self.CURVE, longest, longest, surge_step=3, length_cap=64)
+        figure = drawn(length_figure(curves))
+        assert trace_named(figure, "mean")["y"] == [10.0, 12.0, 30.0]
+        assert trace_named(figure, "median to 90th percentile")["fill"] == "tonexty"
+        assert [shape["x0"] for shape in figure.layout["shapes"] if shape["yref"] == "paper"] == [3]
+        texts = [annotation["text"] for annotation in figure.layout["annotations"]]
+        assert texts == ["surge at 3", "length cap 64"]
+
+    def test_a_cap_far_away_does_not_press_the_curve_flat(self) -> None:
+        figure = drawn(length_figure(LengthCurves(self.CURVE, EMPTY, EMPTY, EMPTY, length_cap=32768)))
+        assert figure.layout["shapes"] == []
+        assert "No surge so far" in figure.caption
+
+    def test_no_rollouts_is_said_in_words(self) -> None:
+        assert isinstance(length_figure(LengthCurves(EMPTY, EMPTY, EMPTY, EMPTY)), Missing)
+
+
+class TestLearningRate:
+    STAIRS = ((0, 1.0), (198, 0.5), (396, 0.25), (594, 0.125), (792, 0.1))
+
+    def test_the_past_is_solid_and_the_plan_is_dotted(self) -> None:
+        figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=False)))
+        past, plan = figure.traces
+        assert list(zip(past["x"], past["y"], strict=True)) == [(0, 1.0), (198, 0.5), (240, 0.5)]
+        assert list(zip(plan["x"], plan["y"], strict=True)) == [
+            (240, 0.5), (396, 0.25), (594, 0.125), (792, 0.1), (900, 0.1),
+        ]  # fmt: skip
+        assert plan["line"]["dash"] == "dot"
+        assert figure.summary == "Scale 0.5 at step 240. Next change: 0.25 from step 396."
+
+    def test_shadow_is_said(self) -> None:
+        figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=True)))
+        assert "the trainer is told 1.0" in figure.caption
+
+    def test_no_advice_is_said_in_words(self) -> None:
+        assert isinstance(learning_rate_figure(None), Missing)
+
+
+class TestPanels:
+    def test_a_panel_without_values_is_left_out_and_named(self) -> None:
+        panels = [Panel("reward", Curve([1, 2], [0.1, 0.2])), Panel("entropy", Curve([1], [None]))]
+        figure = drawn(panels_figure("Signals", "As logged.", panels, why_missing="none"))
+        assert [trace["name"] for trace in figure.traces] == ["reward"]
+        assert figure.caption == "As logged. Not logged by this run: entropy."
+
+    def test_nothing_at_all_is_said_in_words(self) -> None:
+        figure = panels_figure("Signals", "", [Panel("reward", EMPTY)], why_missing="This run logs nothing.")
+        assert figure == Missing("Signals", "This run logs nothing.")
+
+    def test_rows_do_not_overlap_and_share_the_step_axis(self) -> None:
+        panels = [Panel(str(number), Curve([1, 2], [1.0, 2.0])) for number in range(4)]
+        figure = drawn(panels_figure("Signals", "", panels, why_missing=""))
+        axes = ["yaxis", "yaxis2", "yaxis3", "yaxis4"]
+        domains = sorted(tuple(figure.layout[axis]["domain"]) for axis in axes)
+        assert domains[0][0] == pytest.approx(0.0)
+        assert domains[-1][1] == 1.0
+        assert all(below[1] < above[0] for below, above in pairwise(domains))
+        assert figure.layout["xaxis"]["anchor"] == "y4"
+
+    @pytest.mark.parametrize(("largest", "shown"), [(0.15, [0.01, 0.1]), (0.005, [0.01]), (0.0001, [])])
+    def test_a_threshold_is_drawn_where_the_curve_comes_near_it(self, largest: float, shown: list[float]) -> None:
+        panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), look_above=0.01, bad_above=0.1)
+        figure = drawn(panels_figure("Tails", "", [panel], why_missing=""))
+        assert [shape["y0"] for shape in figure.layout["shapes"]] == shown
+
+
+class TestBuckets:
+    COLUMNS = BucketColumns(
+        comparison="trainer/rollout",
+        step=7,
+        edges=[0.0, 1e-8, 1e-4, 0.1, 1.0],
+        tokens=[0, 3, 0, 500],
+        mean_abs_d=[math.nan, 0.2, math.nan, 0.0],
+        max_abs_d=[math.nan, 0.4, math.nan, 0.0],
+    )
+
+    def test_empty_buckets_at_the_ends_are_left_out_and_inside_they_stay(self) -> None:
+        figure = drawn(bucket_figure(self.COLUMNS))
+        assert trace_named(figure, "tokens")["x"] == ["1e-8–1e-4", "1e-4–0.1", "0.1–1"]
+        assert trace_named(figure, "tokens")["y"] == [3, None, 500]
+        assert trace_named(figure, "mean |d|")["y"] == [0.2, None, None]
+
+    def test_the_summary_names_the_worst_bucket(self) -> None:
+        assert drawn(bucket_figure(self.COLUMNS)).summary == (
+            "Mean |d| is largest, 0.2, where the probability is 1e-8–1e-4 (3 of 503 tokens)."
+        )
+
+    def test_the_axis_names_the_behaviour(self) -> None:
+        title = drawn(bucket_figure(self.COLUMNS)).layout["xaxis"]["title"]["text"]
+        assert title == "probability under rollout"
+
+    def test_no_step_is_said_in_words(self) -> None:
+        assert isinstance(bucket_figure(None), Missing)
+
+    @pytest.mark.parametrize(
+        ("tokens", "dtick"), [([1, 2, 3], 1), ([1, 2000, 3], 2), ([1, 3_000_000, 20], 3), ([0, 7, 0], 1)]
+    )
+    def test_an_axis_over_many_decades_has_no_more_labels_than_it_has_room_for(
+        self, tokens: list[int], dtick: int
+    ) -> None:
+        columns = BucketColumns(
+            "trainer/rollout", 7, [0.0, 0.1, 0.2, 1.0], tokens, [0.1] * 3, [1e300, math.inf, 1e-300]
+        )
+        layout = drawn(bucket_figure(columns)).layout
+        assert layout["yaxis2"]["dtick"] == dtick
+        assert layout["yaxis"]["dtick"] >= 1
+
+    @pytest.mark.parametrize(
+        ("by", "edges", "names"),
+        [
+            ("position", [0.0, 1.0, 3.0, 7.0], ["0", "1–2", "3–6"]),
+            ("lag", [-math.inf, 0.0, 1.0, math.inf], ["< 0", "0", "≥ 1"]),
+            ("entropy", [0.0, 1e-6, 10.0, math.inf], ["< 1e-6", "1e-6–10", "≥ 10"]),
+        ],
+    )
+    def test_buckets_of_counts_name_whole_numbers(self, by: str, edges: list[float], names: list[str]) -> None:
+        columns = BucketColumns("trainer/rollout", 7, edges, [1, 2, 3], [0.1, 0.2, 0.3], [1.0, 1.0, 1.0], by)
+        figure = drawn(bucket_figure(columns))
+        assert trace_named(figure, "tokens")["x"] == names
+        assert figure.title == f"Mismatch by {BY[by].choice}"
+        assert figure.summary.endswith(f"is {names[2]} (3 of 6 tokens).")
+
+    @pytest.mark.parametrize("by", list(BY))
+    def test_what_was_not_logged_is_said_in_words(self, by: str) -> None:
+        figure = bucket_figure(BucketColumns("trainer/rollout", 7, [0.0, 1.0], [0], [math.nan], [math.nan], by))
+        assert isinstance(figure, Missing)
+        assert figure.why.endswith(".")
+
+    def test_token_ids_with_mismatch_are_drawn_with_what_may_be_missing(self) -> None:
+        columns = TokenIdColumns("trainer/rollout", 7, [151643, 9, 4], [2, 100, 50], [3.0, 0.5, 0.0], [0.0, 0.25, 0.0])
+        figure = drawn(token_id_figure(columns))
+        bars = trace_named(figure, "Σ k3")
+        assert (bars["x"], bars["y"]) == (["151643", "9"], [3.0, 0.5])
+        assert bars["error_y"]["array"] == [0.0, 0.25]
+        assert "Token id 151643 has the largest Σ k3, 3 nats in 2 tokens" in figure.summary
+        nothing = TokenIdColumns("trainer/rollout", 7, [4], [50], [0.0], [0.0])
+        assert isinstance(token_id_figure(nothing), Missing)
+
+
+class TestAttribution:
+    LINKS = (
+        LinkShare("vllm.prefill/rollout", "decode against prefill", 0.0, 0.0, 0.0),
+        LinkShare("torch.trainer/vllm.prefill", "engine against trainer numerics", 1.04, 0.9, 1.1),
+        LinkShare("trainer/torch.trainer", "not reproduced", -0.04, None, None),
+    )
+
+    def test_each_bar_begins_where_the_one_before_ended_and_the_last_ends_at_the_whole(self) -> None:
+        figure = drawn(attribution_figure(Chain(7, self.LINKS)))
+        bars = figure.traces[0]
+        ends = [base + share for base, share in zip(bars["base"], bars["x"], strict=True)]
+        assert bars["base"] == [0.0, *ends[:-1]]
+        assert ends[-1] == pytest.approx(1.0)
+
+    def test_whiskers_are_the_interval_around_the_bars_end(self) -> None:
+        errors = drawn(attribution_figure(Chain(7, self.LINKS))).traces[1]
+        assert errors["y"] == [0, 1]
+        assert errors["error_x"]["array"] == pytest.approx([0.0, 0.06])
+        assert errors["error_x"]["arrayminus"] == pytest.approx([0.0, 0.14])
+
+    def test_a_negative_share_is_shown_as_such_and_inside_the_axis(self) -> None:
+        figure = drawn(attribution_figure(Chain(7, (LinkShare("a/b", "one", -0.5, None, None),))))
+        assert "−50 %" in figure.layout["annotations"][0]["text"]
+        assert figure.layout["xaxis"]["range"][0] < -0.5
+
+    def test_the_summary_and_the_notes_say_it_in_words(self) -> None:
+        figure = drawn(attribution_figure(Chain(7, self.LINKS, ("Over 64 of 128 rollouts.",))))
+        assert "engine against trainer numerics (torch.trainer/vllm.prefill): 104 %, interval 90 % to 110 %." in (
+            figure.summary
+        )
+        assert figure.caption.endswith("Over 64 of 128 rollouts.")
+
+    def test_nothing_replayed_and_nothing_to_share_out_are_different_words(self) -> None:
+        nothing = attribution_figure(None)
+        agreement = attribution_figure(Chain(7, (LinkShare("a/b", "one", None, None, None),)))
+        assert isinstance(nothing, Missing)
+        assert isinstance(agreement, Missing)
+        assert "probe" in nothing.why
+        assert "agree in every token" in agreement.why
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (1.2e-05, "1.2e-5"), (1e-08, "1e-8"), (0.0012, "0.0012"), (-3e-7, "-3e-7"),
+        (999.4, "999"), (999.6, "1000"), (3008.6, "3009"), (-12345.2, "-12345"), (123456.0, "1.23e5"),
+        (1.0, "1"), (0.99997512, "0.999975"), (1.00031, "1.00031"), (0.9951, "0.9951"), (0.9949, "0.995"),
+        (1 + 1e-9, "1"), (-0.9999, "-1"),
+    ],
+)  # fmt: skip
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert scientific(value) == text
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_a_value_that_is_not_finite_never_reaches_the_browser(value: float) -> None:
+    figure = Figure("t", "c", "s", [{"y": [value, {"z": (value,)}]}], {"range": [value]})
+    json.dumps(figure.to_json(), allow_nan=False)

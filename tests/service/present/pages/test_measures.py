@@ -1,0 +1,85 @@
+"""The measures of a step in groups: known names, intervals, tones, and words where nothing was logged."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from foreshock.measures.registry import measure_named
+from service.present.pages.presenters.measures import GROUPS, Values, measure_groups
+from service.present.pages.view_models import MeasureGroup, Value
+from tests.service.present.pages.conftest import Site
+
+WHOLE = "trainer/rollout"
+
+
+def value_of(name: str, values: Values) -> Value:
+    """How one measure of one comparison is shown."""
+    rows = {row.name: row for group in measure_groups({WHOLE: values}, [WHOLE]) for row in group.rows}
+    (value,) = rows[name].values
+    return value
+
+
+def group_called(title: str, values: Values) -> MeasureGroup:
+    """One of the groups."""
+    (found,) = [group for group in measure_groups({WHOLE: values}, [WHOLE]) if group.title == title]
+    return found
+
+
+def test_every_measure_is_registered_and_shown_once() -> None:
+    names = [name for group in GROUPS for name in group.measures]
+    assert len(set(names)) == len(names)
+    assert all(measure_named(name).name == name for name in names)
+
+
+def test_the_interval_is_the_bootstraps_where_there_is_one() -> None:
+    students = {"k3_kl": 1e-4, "k3_kl_low": 5e-5, "k3_kl_high": 1.5e-4}
+    assert value_of("k3_kl", students).interval == "5e-5 to 1.5e-4"
+    both = {**students, "k3_kl_bootstrap_low": 6e-5, "k3_kl_bootstrap_high": 2e-4}
+    assert value_of("k3_kl", both).interval == "6e-5 to 2e-4"
+    assert value_of("k3_kl", {"k3_kl": 1e-4}).interval is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "tone"),
+    [
+        ("pareto_k", {"pareto_k": 0.8, "max_d": 2.0}, "bad"),
+        ("pareto_k", {"pareto_k": 0.6, "max_d": 2.0}, "look"),
+        ("pareto_k", {"pareto_k": 0.4, "max_d": 2.0}, ""),
+        # Where no ratio reaches e, a heavy shape harms no mean.
+        ("pareto_k", {"pareto_k": 0.8, "max_d": 0.2}, ""),
+        ("pareto_k", {"pareto_k": None, "max_d": 2.0}, ""),
+        ("pareto_k_inverse", {"pareto_k_inverse": 0.8, "min_d": -3.0}, "bad"),
+        ("k3_kl", {"k3_kl": 0.02}, "bad"),
+    ],
+)
+def test_a_tone_is_of_a_published_range(name: str, values: Values, tone: str) -> None:
+    assert value_of(name, values).tone == tone
+
+
+def test_what_float64_cannot_hold_is_not_shown_as_not_estimable() -> None:
+    assert value_of("chi2_token", {"chi2_token": math.inf}).text == "too large"
+    assert value_of("tail_asymmetry(1)", {"tail_asymmetry_1": -math.inf}).text == "−too large"
+    assert value_of("k3_kl", {"k3_kl": math.inf}) == Value("too large", "bad")
+    assert value_of("chi2_token", {"chi2_token": None}).text == "–"
+
+
+def test_agreement_close_to_1_is_told_from_1() -> None:
+    assert value_of("ess_token", {"ess_token": 0.999975}).text == "0.999975"
+    assert value_of("mean_ratio", {"mean_ratio": 1.0}).text == "1"
+
+
+def test_a_group_of_which_nothing_was_logged_says_what_to_log() -> None:
+    without = group_called("With advantages", {"k3_kl": 1e-4})
+    assert (list(without.rows), without.missing.endswith(".")) == ([], True)
+    assert "advantage" in without.missing
+    having = group_called("With advantages", {"advantage_d_cov": 1e-4})
+    assert (having.missing, len(having.rows)) == ("", 5)
+
+
+def test_the_page_shows_the_groups_to_open(site: Site) -> None:
+    page = site.http.get(f"{site.run.address}/steps/5").raise_for_status().text
+    for words in ("tail_asymmetry(ln2)", "pareto_k", "ess_seq_predicted", "These rollouts carry no advantages"):
+        assert words in page
+    assert page.count("<details><summary>") >= len(GROUPS) - 1

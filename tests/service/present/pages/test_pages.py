@@ -1,0 +1,405 @@
+"""The pages over HTTP: what they show, what they say when there is nothing, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+
+from service.platform.database.session import Database
+from service.platform.keys.service import create_key
+from service.platform.security import SESSION_COOKIE, Scope, new_secret
+from service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
+from service.present.pages.rendering import with_code
+from tests.service.present.pages.conftest import SentRun, Site, replay, send_run
+
+PLOTS_OF_A_RUN = {
+    "mismatch": "Estimate of KL",
+    "length": "before any filtering",
+    "learning-rate": "Multiplies",
+    "buckets": "trainer/rollout at step 12",
+    "signals": "gradient norm",
+    "tails": "F(2)",
+}
+
+
+def test_an_empty_service_says_how_a_run_begins(http: httpx.Client) -> None:
+    page = http.get("/").raise_for_status().text
+    assert "No run yet" in page
+    assert "foreshock.Client" in page
+
+
+def test_the_list_shows_runs_with_their_mismatch_and_their_advice(site: Site) -> None:
+    page = site.http.get("/").raise_for_status().text
+    assert f'href="{site.run.address}"' in page
+    assert site.run.name in page
+    assert re.search(r'data-column="k3 trainer/rollout" class="number">[\d.]+e-5<', page)
+    assert "× 1, shadow" in page
+
+
+def test_the_list_goes_on_where_it_ended(http: httpx.Client) -> None:
+    for number in range(27):
+        http.post("/v1/runs", json={"key": f"run {number:02}"}).raise_for_status()
+    first = http.get("/").text
+    (older,) = re.findall(r'href="(/\?cursor=[^"]+)"', first)
+    second = http.get(older).raise_for_status().text
+    names = re.findall(r">(run \d\d)</a>", first), re.findall(r">(run \d\d)</a>", second)
+    assert (len(names[0]), len(names[1])) == (25, 2)
+    assert not set(names[0]) & set(names[1])
+    assert "?cursor=" not in second
+
+
+def test_a_run_shows_its_facts_its_advice_and_a_place_for_every_plot(site: Site) -> None:
+    page = site.http.get(site.run.address).raise_for_status().text
+    for text in (site.run.name, "a trainer", "1e-4", "running", "Seen up to step", "shadow: only shown"):
+        assert text in page, text
+    addresses = re.findall(r'data-figure="([^"]+)"', page)
+    assert addresses == [f"/pages/runs/{site.run.id}/figures/{name}.json" for name in RUN_PLOTS]
+    assert "No probe was asked for" in page
+
+
+@pytest.mark.parametrize(("name", "caption"), PLOTS_OF_A_RUN.items())
+def test_a_plot_of_a_run_has_traces_a_caption_and_a_summary(site: Site, name: str, caption: str) -> None:
+    figure = site.http.get(f"/pages/runs/{site.run.id}/figures/{name}.json").raise_for_status().json()
+    assert "missing" not in figure, figure
+    assert figure["data"]
+    assert caption in figure["caption"]
+    assert figure["summary"]
+
+
+def test_the_plotted_mismatch_is_the_measured_one(site: Site) -> None:
+    measured = site.http.get(f"/v1/runs/{site.run.id}/measurements", params={"measure": "k3_kl"}).json()["columns"]
+    whole = [
+        (step, value)
+        for step, comparison, value in zip(measured["step"], measured["comparison"], measured["k3_kl"], strict=True)
+        if comparison == "trainer/rollout"
+    ]
+    (trace,) = site.http.get(f"/pages/runs/{site.run.id}/figures/mismatch.json").json()["data"]
+    assert list(zip(trace["x"], trace["y"], strict=True)) == whole
+
+
+def test_what_was_not_replayed_is_said_in_words(site: Site) -> None:
+    figure = site.http.get(f"/pages/runs/{site.run.id}/figures/attribution.json").json()
+    assert "Nothing has been replayed yet" in figure["missing"]
+    assert "data" not in figure
+
+
+def test_a_replayed_run_shows_where_its_mismatch_comes_from(site: Site) -> None:
+    read = site.http.get(f"/v1/runs/{site.replayed.id}/steps/3/attribution").raise_for_status().json()
+    figure = site.http.get(f"/pages/runs/{site.replayed.id}/figures/attribution.json").json()
+    assert figure["data"][0]["x"] == [link["share"] for link in read["links"]]
+    assert "Step 3." in figure["caption"]
+    assert "vllm.decode" in figure["caption"], "what was not scored is said"
+    assert "Nearer to a float32 pass" in figure["caption"]
+    page = site.http.get(f"{site.replayed.address}/steps/3").text
+    for link in [*read["links"], read["whole"]]:
+        assert f'<td data-column="Cause">{link["cause"]}</td>' in page
+
+
+def test_probes_are_listed_with_their_state_their_scorers_and_their_worker(site: Site) -> None:
+    page = site.http.get(site.replayed.address).text
+    assert "torch.float32, torch.trainer, vllm.prefill" in page
+    assert '<span class="badge good">done</span>' in page
+    assert '<td data-column="Worker">w1</td>' in page
+
+
+def test_a_run_without_a_step_says_so_everywhere(http: httpx.Client) -> None:
+    run = http.post("/v1/runs", json={"key": "new"}).json()["id"]
+    page = http.get(f"/runs/{run}").raise_for_status().text
+    assert "none yet" in page
+    assert "No advice yet" in page
+    for name in RUN_PLOTS:
+        assert http.get(f"/pages/runs/{run}/figures/{name}.json").json()["missing"].endswith(".")
+
+
+def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
+    page = site.http.get(f"{site.run.address}/steps/5").raise_for_status().text
+    assert re.search(
+        r'<th scope="row">k3_kl</th>.*?[\d.]+e-5<br><span class="interval">[\d.]+e-5 to [\d.]+e-5<', page, re.DOTALL
+    )
+    assert "KL(μ‖π), never negative" in page
+    assert f'href="{site.run.address}/steps/4" rel="prev"' in page
+    assert f'href="{site.run.address}/steps/6" rel="next"' in page
+    assert re.findall(r'data-figure="[^"]+/([a-z-]+)\.json"', page) == list(STEP_PLOTS)
+    assert "Nothing was replayed of this step" in page
+    assert 'id="tokens-title"' in page
+    corrections, tokens_address = re.findall(r'data-fragment="([^"]+)"', page)
+    assert corrections.endswith("/corrections")
+    tokens = site.http.get(tokens_address).raise_for_status().text
+    assert tokens.count('<th scope="row">') == 20
+    assert "<html" not in tokens
+
+
+def test_the_first_and_the_last_step_have_one_neighbour(site: Site) -> None:
+    assert "first step" in site.http.get(f"{site.run.address}/steps/1").text
+    assert "last step" in site.http.get(f"{site.run.address}/steps/12").text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/runs/run_nowhere", 404, "there is no run run_nowhere"),
+        ("/runs/{run}/steps/99", 404, "the run has no rollouts of step 99"),
+        ("/?cursor=nonsense", 422, "the cursor is not one that this list has given out"),
+    ],
+)
+def test_an_error_of_a_page_is_a_page(site: Site, path: str, status: int, words: str) -> None:
+    answer = site.http.get(path.format(run=site.run.id))
+    assert answer.status_code == status
+    assert answer.headers["content-type"].startswith("text/html")
+    assert words in answer.text
+
+
+def test_an_error_of_a_figure_is_a_problem(site: Site) -> None:
+    answer = site.http.get(f"/pages/runs/{site.run.id}/figures/nonsense.json")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "mismatch" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_heavy_shape_is_marked_bad_only_in_a_run_whose_ratios_reach_e(http: httpx.Client) -> None:
+    near, far = (send_run(http, f"noise {noise}", steps=1, noise=noise) for noise in (0.01, 2.0))
+    figures = [http.get(f"/pages{run.address}/figures/tails.json").json() for run in (near, far)]
+    colours = [[shape["line"]["color"] for shape in figure["layout"]["shapes"]] for figure in figures]
+    assert "No ratio of this run reaches e" in figures[0]["caption"]
+    assert "No ratio" not in figures[1]["caption"]
+    assert colours[1].count("var(--bad)") > colours[0].count("var(--bad)")
+
+
+def test_words_between_backticks_are_code_and_markup_in_them_is_inert() -> None:
+    assert with_code("look whether `entropy` is") == "look whether <code>entropy</code> is"
+    assert with_code("a ` alone") == "a ` alone"
+    assert with_code("`<script>` & <b>") == "<code>&lt;script&gt;</code> &amp; &lt;b&gt;"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_where_a_mismatch_comes_from_is_of_the_newest_replayed_step_that_survives(
+    http: httpx.Client, own_run: SentRun
+) -> None:
+    figure = f"/pages{own_run.address}/figures/attribution.json"
+    replay(http, own_run, 1)
+    replay(http, own_run, 2)
+    assert http.get(figure).json()["caption"].startswith("Step 2.")
+    http.post(f"/v1{own_run.address}/attempts", json={"key": "again", "resume_step": 2}).raise_for_status()
+    assert http.get(figure).json()["caption"].startswith("Step 1.")
+
+
+def test_a_deleted_run_says_that_it_was_deleted(http: httpx.Client, own_run: SentRun) -> None:
+    http.delete(f"/v1/runs/{own_run.id}").raise_for_status()
+    answer = http.get(own_run.address)
+    assert answer.status_code == 410
+    assert "was deleted" in answer.text
+    assert own_run.name not in http.get("/").text
+
+
+def test_a_browser_that_has_the_page_is_told_so(site: Site) -> None:
+    for path in ("/", site.run.address, f"/pages/runs/{site.run.id}/figures/mismatch.json"):
+        first = site.http.get(path).raise_for_status()
+        again = site.http.get(path, headers={"If-None-Match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b""), path
+        assert again.headers["cache-control"] == "private, no-cache"
+
+
+def test_new_data_changes_the_tag(http: httpx.Client) -> None:
+    run = send_run(http, "growing", steps=3)
+    path = f"/pages/runs/{run.id}/figures/mismatch.json"
+    before = http.get(path).headers["etag"]
+    send_run(http, "growing", steps=4)
+    assert http.get(path, headers={"If-None-Match": before}).status_code == 200
+
+
+def test_names_are_text_and_never_markup(site: Site) -> None:
+    for path in ("/", site.hostile.address, f"{site.hostile.address}/steps/1"):
+        page = site.http.get(path).raise_for_status().text
+        assert "<script>window" not in page
+        assert "<img" not in page
+        assert "&lt;script&gt;window.hacked=1&lt;/script&gt;" in page
+        assert "{{7*7}}" in page, "a name is no template"
+
+
+def test_every_page_forbids_inline_scripts_and_other_sites(site: Site) -> None:
+    for path in ("/", site.run.address, f"{site.run.address}/steps/1", "/login", "/runs/run_nowhere"):
+        answer = site.http.get(path)
+        policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == "'self'"
+        assert "unsafe" not in policy["style-src-elem"]
+        assert policy["frame-ancestors"] == "'none'"
+        assert_nothing_inline(answer.text)
+
+
+class Inventory(HTMLParser):
+    """Every element of a page with its attributes, as a browser would see them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+
+def assert_nothing_inline(page: str) -> None:
+    for tag, attributes in Inventory(page).elements:
+        assert tag not in ("style", "img", "iframe", "object", "base")
+        assert tag != "script" or str(attributes.get("src")).startswith("/static/")
+        for name, value in attributes.items():
+            assert name != "style"
+            assert not name.startswith("on"), name
+            if name in ("src", "href", "action"):
+                assert re.match(r"/(?!/)|#", str(value)), f"{tag} {name} leads away: {value}"
+
+
+class TestStaticFiles:
+    def test_plotly_is_the_installed_packages_own_and_may_be_kept(self, site: Site) -> None:
+        (address,) = re.findall(r'src="(/static/plotly\.min\.js\?v=[^"]+)"', site.http.get(site.run.address).text)
+        answer = site.http.get(address).raise_for_status()
+        assert b"plotly.js v" in answer.content[:200]
+        assert answer.headers["content-type"].startswith("text/javascript")
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+
+    def test_an_address_without_its_version_is_asked_for_again(self, site: Site) -> None:
+        http = site.http
+        assert http.get("/static/figures.js").headers["cache-control"] == "no-cache"
+        assert http.get("/static/figures.js?v=old").headers["cache-control"] == "no-cache"
+
+    @pytest.mark.parametrize("name", ["nothing.js", "..%2fassets.py", "%2e%2e/policy.py", ".", "foreshock.css%00"])
+    def test_only_the_named_files_are_served(self, site: Site, name: str) -> None:
+        assert site.http.get(f"/static/{name}").status_code == 404
+
+
+def token_of(page: str) -> str:
+    return re.findall(r'name="csrf_token" value="([0-9a-f]{64})"', page)[0]
+
+
+class TestForms:
+    def test_somebody_answers_an_alert(self, http: httpx.Client) -> None:
+        run = send_run(http, "bad", steps=20, noise=0.4)
+        page = http.get(run.address).text
+        assert "What to do:" in page
+        (form, *_) = re.findall(rf'action="({run.address}/alerts/\w+)/acknowledge"', page)
+        answer = http.post(f"{form}/acknowledge", data={"csrf_token": token_of(page)})
+        assert (answer.status_code, answer.headers["location"]) == (303, run.address)
+        page = http.get(run.address).text
+        assert '<span class="badge">acknowledged</span>' in page
+        http.post(f"{form}/resolve", data={"csrf_token": token_of(page)})
+        assert f"{form}/resolve" not in http.get(run.address).text
+
+    def test_an_operator_holds_and_releases_the_learning_rate(self, http: httpx.Client, own_run: SentRun) -> None:
+        page = http.get(own_run.address).text
+        for kind, phase in (("hold", "held by an operator"), ("release", "warming")):
+            answer = http.post(f"{own_run.address}/advice", data={"kind": kind, "csrf_token": token_of(page)})
+            assert (answer.status_code, answer.headers["location"]) == (303, own_run.address)
+            page = http.get(own_run.address).text
+            assert phase in page
+
+    def test_an_operator_lets_the_trainer_follow(self, http: httpx.Client, own_run: SentRun) -> None:
+        token = token_of(http.get(own_run.address).text)
+        http.post(f"{own_run.address}/advice", data={"kind": "apply", "csrf_token": token})
+        assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
+        assert "apply: the trainer follows" in http.get(own_run.address).text
+
+    def test_what_changes_nothing_is_refused_in_words(self, http: httpx.Client, own_run: SentRun) -> None:
+        token = token_of(http.get(own_run.address).text)
+        answer = http.post(f"{own_run.address}/advice", data={"kind": "release", "csrf_token": token})
+        assert answer.status_code == 409
+        assert "not held" in answer.text
+
+    @pytest.mark.parametrize("token", ["", "0" * 64])
+    def test_a_form_without_its_token_changes_nothing(self, http: httpx.Client, own_run: SentRun, token: str) -> None:
+        answer = http.post(f"{own_run.address}/advice", data={"kind": "hold", "csrf_token": token})
+        assert answer.status_code == 403
+        assert http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["phase"] != "held"
+
+    def test_a_form_of_another_site_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
+        data = {"kind": "hold", "csrf_token": token_of(http.get(own_run.address).text)}
+        answer = http.post(f"{own_run.address}/advice", data=data, headers={"Origin": "https://evil.example"})
+        assert answer.status_code == 403
+
+
+class TestSessions:
+    @pytest.fixture
+    def secrets(self, database: Database, http: httpx.Client) -> dict[Scope, str]:
+        """A key for each scope; from now on nobody reads without one."""
+        secrets = {scope: new_secret() for scope in Scope}
+        for scope, secret in secrets.items():
+            database.write(lambda session, s=secret, o=scope: create_key(session, s, o.value, None, [o]))  # type: ignore[misc]
+        return secrets
+
+    def sign_in(self, http: httpx.Client, secret: str, next_path: str = "/") -> httpx.Response:
+        return http.post("/login", data={"api_key": secret, "next": next_path})
+
+    def test_a_page_sends_who_has_no_session_to_the_login_and_back(
+        self, http: httpx.Client, secrets: dict[Scope, str]
+    ) -> None:
+        answer = http.get("/runs/run_1?x=1")
+        assert answer.status_code == 303
+        assert answer.headers["location"] == "/login?next=/runs/run_1%3Fx%3D1"
+        form = http.get(answer.headers["location"]).text
+        assert 'value="/runs/run_1?x=1"' in form
+        answer = self.sign_in(http, secrets[Scope.READ], "/runs/run_1?x=1")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/runs/run_1?x=1")
+
+    def test_the_cookie_is_closed_to_scripts_and_to_other_sites(
+        self, http: httpx.Client, secrets: dict[Scope, str]
+    ) -> None:
+        cookie = self.sign_in(http, secrets[Scope.READ]).headers["set-cookie"]
+        assert cookie.startswith(f"{SESSION_COOKIE}=")
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+        assert secrets[Scope.READ] not in cookie
+
+    def test_a_session_reads_and_sees_no_forms_that_it_may_not_send(
+        self, http: httpx.Client, secrets: dict[Scope, str]
+    ) -> None:
+        admin = {"Authorization": f"Bearer {secrets[Scope.ADMIN]}"}
+        run = http.post("/v1/runs", json={"key": "one"}, headers=admin).json()["id"]
+        self.sign_in(http, secrets[Scope.READ])
+        page = http.get(f"/runs/{run}").raise_for_status().text
+        assert "Sign out" in page
+        assert f'action="/runs/{run}/advice"' not in page
+        answer = http.post(f"/runs/{run}/advice", data={"kind": "hold", "csrf_token": token_of(page)})
+        assert answer.status_code == 403
+        assert "lacks the scope" in answer.text
+
+    @pytest.mark.parametrize("secret", ["", "fsk_wrong", "x" * 199])
+    def test_a_wrong_key_is_refused_on_the_form(
+        self, http: httpx.Client, secrets: dict[Scope, str], secret: str
+    ) -> None:
+        answer = self.sign_in(http, secret or " ")
+        assert answer.status_code == 401
+        assert 'role="alert"' in answer.text
+        assert "set-cookie" not in answer.headers
+        assert secret == "" or secret not in answer.text
+
+    def test_a_key_that_may_not_read_is_refused(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
+        answer = self.sign_in(http, secrets[Scope.WORKER])
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+
+    @pytest.mark.parametrize(
+        "path", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/\tx"]
+    )
+    def test_the_login_leads_nowhere_else(self, http: httpx.Client, secrets: dict[Scope, str], path: str) -> None:
+        assert self.sign_in(http, secrets[Scope.READ], path).headers["location"] == "/"
+
+    def test_signing_out_needs_the_sessions_own_token(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
+        self.sign_in(http, secrets[Scope.READ])
+        assert http.post("/logout", data={"csrf_token": "0" * 64}).status_code == 403
+        assert http.get("/").status_code == 200
+        token = token_of(http.get("/").text)
+        assert http.post("/logout", data={"csrf_token": token}).headers["location"] == "/login"
+        assert http.get("/").status_code == 303
+
+    def test_a_figure_is_refused_with_a_problem(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
+        answer = http.get("/pages/runs/run_1/figures/mismatch.json")
+        assert answer.status_code == 401
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_pages_are_not_part_of_the_api_description(site: Site) -> None:
+    paths = site.http.get("/openapi.json").json()["paths"]
+    assert all(path.startswith("/v1/") or path in ("/livez", "/readyz", "/metrics") for path in paths)

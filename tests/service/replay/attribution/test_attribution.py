@@ -1,0 +1,275 @@
+"""Where a mismatch comes from, as the service computes it when scores arrive, against the bare formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from numpy.typing import NDArray
+
+from foreshock.clock import now_us
+from foreshock.rollouts import RolloutBatch
+from service.platform.context import ServiceContext
+from service.replay.attribution.service import compute_left_over
+from service.runs.steps.service import close_overdue_steps
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import (
+    LeaseHolder,
+    announce_checkpoint,
+    ask_for_lease,
+    ask_for_probe,
+    noisy,
+    scores_of,
+    take_lease,
+    work_off,
+)
+
+Values = NDArray[np.float32]
+CHAIN = ["vllm.prefill", "torch.trainer"]
+
+
+def start(http: httpx.Client, batch: RolloutBatch, key: str = "a-run") -> Sender:
+    """A run with one step and its checkpoint."""
+    run = start_run(http, key)
+    run.put_shard(1, batch).raise_for_status()
+    announce_checkpoint(run, 1)
+    return run
+
+
+def replay(run: Sender, scores: dict[str, Values], batch: RolloutBatch, **probe: object) -> None:
+    """Probe step 1 and answer with these log-probs, [T] of the batch, by `scorer` or `scorer@variant`."""
+    ask_for_probe(run, 1, list(scores), **probe).raise_for_status()
+    rows = {sample_id: row for row, sample_id in enumerate(batch.sample_ids)}
+    while (answer := ask_for_lease(run.http)).status_code == 200:
+        holder = LeaseHolder(run.http, answer.json())
+        part = holder.rollouts()
+        for each in holder.lease["job"]["scorers"]:
+            name = "@".join(filter(None, (each["scorer"], each["variant"])))
+            values = np.concatenate(
+                [scores[name][slice(*batch.response_offsets[rows[i] : rows[i] + 2])] for i in part.sample_ids]
+            )
+            body = scores_of(part, values, engine=each["scorer"].partition(".")[0])
+            holder.put_scores(body, each["scorer"], variant=each["variant"]).raise_for_status()
+        holder.complete().raise_for_status()
+
+
+def k3_of(target: Values, behaviour: Values) -> float:
+    """The mean of ρ − 1 − d in float64, straight from the formula."""
+    d = target.astype(np.float64) - behaviour.astype(np.float64)
+    return float(np.mean(np.expm1(d) - d))
+
+
+def test_links_add_up_to_the_whole_and_equal_the_formulas(http: httpx.Client) -> None:
+    batch = make_batch(12)
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    run = start(http, batch)
+    prefill, trainer = noisy(batch, 1, 0.01), noisy(batch, 2, 0.03)
+    replay(run, {"vllm.prefill": prefill, "torch.trainer": trainer}, batch)
+
+    read = run.get("steps/1/attribution").json()
+    assert read["chain"] == ["rollout", "vllm.prefill", "torch.trainer", "trainer"]
+    assert read["missing"] == ["vllm.decode"]
+    names = ["vllm.prefill/rollout", "torch.trainer/vllm.prefill", "trainer/torch.trainer"]
+    assert [link["name"] for link in read["links"]] == names
+    steps = [batch.rollout_log_probs, prefill, trainer, batch.trainer_log_probs]
+    for link, behaviour, target in zip(read["links"], steps[:-1], steps[1:], strict=True):
+        assert link["k3_kl"] == pytest.approx(k3_of(target, behaviour), rel=1e-9)
+    assert read["whole"]["name"] == "trainer/rollout"
+    assert read["whole"]["k3_kl"] == pytest.approx(k3_of(steps[-1], steps[0]), rel=1e-9)
+    assert read["telescoping_error"] <= 1e-12
+    assert sum(link["share"] for link in read["links"]) == pytest.approx(1, abs=1e-12)
+    d = steps[-1].astype(np.float64) - steps[0]
+    shares = [np.sum((b.astype(np.float64) - a) * d) / np.sum(d * d) for a, b in itertools.pairwise(steps)]
+    assert [link["share"] for link in read["links"]] == pytest.approx(shares, rel=1e-9)
+    assert (read["rollouts"], read["of_rollouts"], read["from_sample"]) == (12, 12, False)
+    assert read["side_branch"] is None
+    assert {source["scorer"] for source in read["scores"]} == {"vllm.prefill", "torch.trainer"}
+
+
+def test_replayed_comparisons_become_measurements(http: httpx.Client) -> None:
+    batch = make_batch(10)
+    run = start(http, batch)
+    before = run.get("measurements", comparison="trainer/rollout").json()
+    prefill = noisy(batch, 1)
+    replay(run, {"vllm.prefill": prefill, "torch.trainer": noisy(batch, 2)}, batch)
+    columns = run.get("measurements").json()["columns"]
+    assert set(columns["comparison"]) == {
+        "rollout",
+        "trainer/rollout",
+        "vllm.prefill/rollout",
+        "torch.trainer/vllm.prefill",
+        "trainer/torch.trainer",
+        # Any two scores of the chain, so that it does not matter which job is done first.
+        "torch.trainer/rollout",
+        "trainer/vllm.prefill",
+    }
+    row = columns["comparison"].index("vllm.prefill/rollout")
+    assert batch.rollout_log_probs is not None
+    assert columns["k3_kl"][row] == pytest.approx(k3_of(prefill, batch.rollout_log_probs), rel=1e-9)
+    assert columns["from_sample"][row] is False
+    # What the step's own shards measured stays what it was.
+    assert run.get("measurements", comparison="trainer/rollout").json() == before
+    buckets = run.get("steps/1/buckets", comparison="vllm.prefill/rollout").json()
+    assert sum(buckets["columns"]["tokens"]) == batch.num_tokens
+
+
+def test_scores_that_come_one_after_the_other_meet(http: httpx.Client) -> None:
+    batch = make_batch(6)
+    run = start(http, batch)
+    replay(run, {"vllm.prefill": noisy(batch, 1)}, batch)
+    first = run.get("steps/1/attribution").json()
+    assert first["chain"] == ["rollout", "vllm.prefill", "trainer"]
+    assert "together" in first["links"][1]["cause"]
+    replay(run, {"torch.trainer": noisy(batch, 2)}, batch)
+    assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]
+
+
+def test_a_sample_is_said_to_be_one(http: httpx.Client) -> None:
+    batch = make_batch(40)
+    run = start(http, batch)
+    replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch, max_rollouts=10)
+    read = run.get("steps/1/attribution").json()
+    assert (read["rollouts"], read["of_rollouts"], read["from_sample"]) == (10, 40, True)
+    columns = run.get("measurements").json()["columns"]
+    sampled = dict(zip(columns["comparison"], columns["from_sample"], strict=True))
+    assert sampled["vllm.prefill/rollout"] is True
+    assert sampled["trainer/rollout"] is False
+    rollouts = dict(zip(columns["comparison"], columns["rollouts"], strict=True))
+    assert (rollouts["vllm.prefill/rollout"], rollouts["trainer/rollout"]) == (10, 40)
+
+
+def test_the_whole_is_taken_over_what_all_scores_share(http: httpx.Client) -> None:
+    batch = make_batch(20)
+    run = start(http, batch)
+    prefill, trainer = noisy(batch, 1), noisy(batch, 2)
+    replay(run, {"vllm.prefill": prefill}, batch)
+    replay(run, {"torch.trainer": trainer}, batch, max_rollouts=5)
+    read = run.get("steps/1/attribution").json()
+    assert read["rollouts"] == 5
+    assert read["telescoping_error"] <= 1e-12
+    # A later sample made in the same way does not hide the whole.
+    replay(run, {"vllm.prefill": prefill}, batch, max_rollouts=2)
+    assert run.get("steps/1/attribution").json()["rollouts"] == 5
+
+
+def test_the_noise_floor_is_halved_and_never_clamped(http: httpx.Client) -> None:
+    batch = make_batch(30)
+    assert batch.rollout_log_probs is not None
+    run = start(http, batch)
+    prefill, trainer = noisy(batch, 1, 0.02), noisy(batch, 2, 0.02)
+    again = np.minimum(prefill + np.float32(0.5), 0).astype(np.float32)
+    third = np.minimum(trainer - np.float32(0.25), 0).astype(np.float32)
+    replay(
+        run,
+        {
+            "vllm.prefill": prefill,
+            "vllm.prefill@rebatched": again,
+            "torch.trainer": trainer,
+            "torch.trainer@rebatched": third,
+        },
+        batch,
+    )
+    read = run.get("steps/1/attribution").json()
+    assert read["chain"] == ["rollout", *CHAIN, "trainer"]
+    floors = {floor["scorer"]: floor["k3_kl"] for floor in read["floors"]}
+    assert floors["vllm.prefill"] == pytest.approx(k3_of(again, prefill), rel=1e-9)
+    assert {floor["comparison"] for floor in read["floors"]} == {
+        "vllm.prefill@rebatched/vllm.prefill",
+        "torch.trainer@rebatched/torch.trainer",
+    }
+    halves = 0.5 * floors["vllm.prefill"] + 0.5 * floors["torch.trainer"]
+    assert read["whole"]["excess_k3_kl"] == pytest.approx(read["whole"]["k3_kl"] - halves, rel=1e-9)
+    link = read["links"][1]
+    assert link["excess_k3_kl"] == pytest.approx(link["k3_kl"] - halves, rel=1e-9)
+    assert link["excess_k3_kl"] < 0
+    columns = run.get("measurements", measure="k3_kl").json()["columns"]
+    values = dict(zip(columns["comparison"], columns["k3_kl"], strict=True))
+    assert values["vllm.prefill@rebatched/vllm.prefill"] == pytest.approx(floors["vllm.prefill"], rel=1e-12)
+
+
+def test_float32_says_which_side_is_nearer(http: httpx.Client) -> None:
+    batch = make_batch(20)
+    assert batch.rollout_log_probs is not None
+    run = start(http, batch)
+    truth = batch.rollout_log_probs
+    near = np.minimum(truth + np.float32(1e-4), 0).astype(np.float32)
+    replay(
+        run,
+        {"vllm.prefill": noisy(batch, 3, 0.1), "torch.trainer": near, "torch.float32": truth, "torch.bfloat16": near},
+        batch,
+    )
+    branch = run.get("steps/1/attribution").json()["side_branch"]
+    assert (branch["engine"], branch["trainer"], branch["nearer"]) == (*CHAIN, "torch.trainer")
+    names = [link["name"] for link in branch["links"]]
+    assert "torch.float32/torch.bfloat16" in names
+    columns = run.get("measurements", measure="k3_kl").json()["columns"]
+    assert set(names) <= set(columns["comparison"])
+
+
+def test_values_that_are_not_finite_stay_out_of_every_mean(http: httpx.Client) -> None:
+    batch = make_batch(10)
+    run = start(http, batch)
+    prefill = noisy(batch, 1)
+    prefill[3], prefill[7] = np.nan, -np.inf
+    replay(run, {"vllm.prefill": prefill, "torch.trainer": noisy(batch, 2)}, batch)
+    read = run.get("steps/1/attribution").json()
+    assert read["tokens"] == batch.num_tokens - 2
+    assert np.isfinite(read["whole"]["k3_kl"])
+    columns = run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]
+    assert columns["nonfinite_target"] == [2]
+    assert columns["tokens"] == [batch.num_tokens - 2]
+
+
+def test_nothing_replayed_is_not_found(http: httpx.Client) -> None:
+    run = start(http, make_batch(4))
+    answer = run.get("steps/1/attribution")
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:attribution-not-found")
+    ask_for_probe(run, 1).raise_for_status()
+    take_lease(http)
+    assert run.get("steps/1/attribution").status_code == 404
+    assert run.get("steps/9/attribution").status_code == 404
+
+
+def test_late_rollouts_make_it_a_sample(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start_run(http)
+    batch = make_batch(6)
+    run.put_shard(1, batch, shards=2).raise_for_status()
+    monkeypatch.setattr("service.runs.steps.service.now_us", lambda: now_us() + 10**13)
+    close_overdue_steps(app.state.context)
+    announce_checkpoint(run, 1)
+    replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch)
+    before = run.get("steps/1/attribution").json()
+    assert (before["rollouts"], before["of_rollouts"], before["from_sample"]) == (6, 6, False)
+    run.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
+    after = run.get("steps/1/attribution").json()
+    assert (after["rollouts"], after["of_rollouts"], after["from_sample"]) == (6, 10, True)
+    assert after["links"] == before["links"]
+    assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["from_sample"] == [True]
+
+
+def test_a_trainer_that_logs_no_log_probs_has_a_shorter_chain(http: httpx.Client) -> None:
+    partial = dataclasses.replace(make_batch(4, prefix="other"), trainer_log_probs=None)
+    other = start(http, partial, "second")
+    replay(other, {"vllm.prefill": noisy(partial, 1)}, partial)
+    assert other.get("steps/1/attribution").json()["chain"] == ["rollout", "vllm.prefill"]
+
+
+def test_what_a_crash_left_is_computed_later(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(http, make_batch(6))
+    ask_for_probe(run, 1, CHAIN).raise_for_status()
+    with monkeypatch.context() as patched:
+        # The process dies between the commit of the scores and the computation.
+        patched.setattr("service.replay.leases.endpoints.try_to_compute", lambda *_: False)
+        assert work_off(http) == 2
+    assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == []
+    monkeypatch.setattr("service.replay.attribution.service._LEFT_AFTER_US", -10_000_000)
+    context: ServiceContext = app.state.context
+    assert compute_left_over(context) == 1
+    assert compute_left_over(context) == 0
+    assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == [1]
+    assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]

@@ -1,0 +1,93 @@
+"""A lease ends without heartbeats: the job goes on to another worker, and the late one is refused."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from sqlalchemy.orm import Session
+
+from service.platform.database.dialect import database_now_us
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
+
+LEASE_SECONDS = 60
+
+
+class Clock:
+    """The database's own time, and how far a test has moved it on: no test waits, and none is outrun."""
+
+    def __init__(self) -> None:
+        self.ahead_us = 0
+
+    def read(self, session: Session) -> int:
+        """What `database_now_us` says, later."""
+        return database_now_us(session) + self.ahead_us
+
+    def pass_seconds(self, seconds: float) -> None:
+        """Let time pass."""
+        self.ahead_us += int(seconds * 1e6)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of whatever has to do with leases."""
+    clock = Clock()
+    for module in ("service.replay.leases.service", "service.replay.scores.service", "service.replay.probes.service"):
+        monkeypatch.setattr(f"{module}.database_now_us", clock.read)
+    return clock
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run with one closed step and its checkpoint."""
+    sender = start_run(http)
+    sender.put_shard(3, make_batch(6)).raise_for_status()
+    announce_checkpoint(sender, 3)
+    return sender
+
+
+def test_a_late_worker_is_refused_and_the_next_one_counts(http: httpx.Client, run: Sender, clock: Clock) -> None:
+    probe = ask_for_probe(run, 3).json()["id"]
+    late = take_lease(http, "late")
+    rollouts = late.rollouts()
+    late.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
+    clock.pass_seconds(LEASE_SECONDS + 1)
+    newer = take_lease(http, "newer")
+    assert newer.token > late.token
+    wrong = scores_of(rollouts, noisy(rollouts, 7))
+    for answer in (
+        late.heartbeat(),
+        late.get_rollouts(),
+        late.put_scores(wrong, shard=1),
+        late.complete(),
+        late.fail("final"),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:foreshock:problem:lease-lost")
+
+    newer.put_scores(scores_of(rollouts, noisy(rollouts, 2))).raise_for_status()
+    newer.complete().raise_for_status()
+    items = run.get("steps/3/tokens", comparison="vllm.prefill/rollout", worst=1000).json()["items"]
+    shown = {(each["sample_id"], each["position"]): each["log_probs"]["vllm.prefill"] for each in items}
+    expected = noisy(rollouts, 2)
+    assert shown[rollouts.sample_ids[0], 0] == pytest.approx(float(expected[0]))
+    read = http.get(f"/v1/probes/{probe}").json()
+    assert read["jobs"][0]["worker"] == "newer"
+    assert read["jobs"][0]["reasons"] == ["try 1 on late: the worker was not heard of in time"]
+
+
+def test_heartbeats_keep_a_lease_beyond_its_time(http: httpx.Client, run: Sender, clock: Clock) -> None:
+    ask_for_probe(run, 3)
+    holder = take_lease(http)
+    for _ in range(6):
+        clock.pass_seconds(LEASE_SECONDS / 2)
+        assert holder.heartbeat().status_code == 200
+        assert ask_for_lease(http, "other").status_code == 204
+
+
+def test_silence_counts_as_a_try(http: httpx.Client, run: Sender, clock: Clock) -> None:
+    probe = ask_for_probe(run, 3).json()["id"]
+    for number in range(3):
+        take_lease(http, f"w{number}")
+        clock.pass_seconds(LEASE_SECONDS + 1)
+    assert ask_for_lease(http).status_code == 204
+    assert http.get(f"/v1/probes/{probe}").json()["state"] == "failed"

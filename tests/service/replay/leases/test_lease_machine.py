@@ -1,0 +1,305 @@
+"""Leases as a state machine, on both databases: whatever workers and time do, no job is done twice with effect, none is
+lost, and whoever does not hold the newest token changes nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from service.platform.context import ServiceContext
+from service.platform.database.tables import Attempt, Run, Step
+from service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score
+from service.platform.identifiers import new_identifier
+from service.platform.security import Principal, Scope
+from service.replay.leases import service as leases
+from service.replay.leases.schemas import FailBody, LeaseRead, LeaseRequest
+from service.replay.leases.service import LeaseLost
+from service.replay.leases.transitions import JobState, Outcome
+from service.replay.probes import service as probes
+from service.replay.probes.repository import lock_jobs
+from service.replay.probes.schemas import ScorerRequest
+from service.replay.scores import repository as scores
+from service.replay.scores import service as publishing
+
+ENGINES = ("torch", "vllm")
+SCORERS = {"torch": "torch.float32", "vllm": "vllm.prefill"}
+
+
+class Clock:
+    """The database's time, moved by the test."""
+
+    def __init__(self) -> None:
+        self.now = now_us()
+
+    def read(self, _: Session) -> int:
+        """What `database_now_us` would say."""
+        return self.now
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Two probes of two jobs each in a project of their own; a model of which lease holds which job."""
+
+    granted: Bundle[LeaseRead] = Bundle("granted")
+
+    def __init__(self, context: ServiceContext, clock: Clock) -> None:
+        super().__init__()
+        self.context, self.clock = context, clock
+        self.project = new_identifier("project")
+        self.principal = Principal(None, self.project, frozenset(Scope))
+        self.jobs: dict[str, str] = {}  # job id → its probe's id
+        self.holder: dict[str, LeaseRead] = {}
+        self.ends_at: dict[str, int] = {}
+        self.tries: dict[str, int] = {}
+        self.newest_token: dict[str, int] = {}
+        self.ended: dict[str, JobState] = {}
+        self.completed_by: dict[str, int] = {}
+        context.database.write(self._set_up)
+
+    def _set_up(self, session: Session) -> None:
+        run = new_identifier("run")
+        values = dict.fromkeys(
+            ("name", "model", "trainer", "engine", "hardware", "initial_learning_rate", "length_cap")
+        )
+        session.add(
+            Run(
+                id=run, project=self.project, key="k", advice_mode="shadow", state="running", last_step=1,
+                created_at_us=1, updated_at_us=1, deleted_at_us=None, **values,
+            )
+        )  # fmt: skip
+        session.flush()
+        session.add(Attempt(run_id=run, attempt=1, key="a", resume_step=0, fingerprint={}, created_at_us=1))
+        session.flush()
+        sizes = dict.fromkeys(("expected_shards", "received_shards", "rollouts", "tokens"), 1)
+        times = dict.fromkeys(("first_shard_at_us", "last_shard_at_us", "closed_at_us"), 1)
+        session.add(Step(run_id=run, attempt=1, step=1, **sizes, **times))
+        session.flush()
+        for number in range(2):
+            probe = _probe(run, f"request-{number}", self.clock.now + number)
+            session.add(probe)
+            session.flush()
+            asked = [ScorerRequest(scorer=SCORERS[engine]) for engine in ENGINES]
+            for job in probes.new_jobs(probe, asked, self.clock.now + number):
+                session.add(job)
+                self.jobs[job.id] = probe.id
+        self.tries = dict.fromkeys(self.jobs, 0)
+        self.newest_token = dict.fromkeys(self.jobs, 0)
+
+    @rule(
+        target=granted, worker=st.sampled_from(["a", "b", "c"]), engines=st.sets(st.sampled_from(ENGINES), min_size=1)
+    )
+    def claim(self, worker: str, engines: set[str]) -> Any:
+        """A worker asks; it gets a job exactly if one waits that it can do."""
+        request = LeaseRequest(worker=worker, scorers=[SCORERS[engine] for engine in sorted(engines)])
+        lease = leases.claim(self.context, self.principal, request)
+        self._expire()
+        waiting = {job for job in self.jobs if job not in self.holder and job not in self.ended}
+        if lease is None:
+            assert not {job for job in waiting if self._engine(job) in engines}
+            return multiple()
+        job = lease.job.id
+        assert job in waiting
+        assert lease.token == self.newest_token[job] + 1
+        self.holder[job] = lease
+        self.newest_token[job] = lease.token
+        self.tries[job] += 1
+        self.ends_at[job] = self.clock.now + self._duration
+        return lease
+
+    @rule(lease=granted)
+    def heartbeat(self, lease: LeaseRead) -> None:
+        """A heartbeat keeps the lease of the holder and nobody else's."""
+        job = lease.job.id
+        if self._holds(lease):
+            self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
+            assert leases.heartbeat(self.context, self.principal, lease.lease, lease.token) == self.ends_at[job]
+        else:
+            with pytest.raises(LeaseLost):
+                leases.heartbeat(self.context, self.principal, lease.lease, lease.token)
+
+    @rule(lease=granted, wrong=st.integers(1, 9))
+    def guess_a_token(self, lease: LeaseRead, wrong: int) -> None:
+        """A token that is not the lease's own never works."""
+        if wrong != lease.token:
+            with pytest.raises(LeaseLost):
+                leases.heartbeat(self.context, self.principal, lease.lease, wrong)
+
+    @rule(lease=granted)
+    def complete(self, lease: LeaseRead) -> None:
+        """The holder completes its job; said again it changes nothing; from another it is refused."""
+        job = lease.job.id
+        if self._holds(lease):
+            self.context.database.write(lambda session: _send_scores(session, lease))
+            publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+            self.ended[job] = JobState.DONE
+            self.completed_by[job] = lease.token
+            del self.holder[job]
+        elif self.completed_by.get(job) == lease.token:
+            publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+        else:
+            with pytest.raises(LeaseLost):
+                publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+
+    @rule(lease=granted, kind=st.sampled_from(["retry", "retry", "final", "skipped"]))
+    def fail(self, lease: LeaseRead, kind: str) -> None:
+        """The holder gives up: alone it queues the job again, or ends the probe."""
+        body = FailBody(token=lease.token, reason="why", kind=kind)  # type: ignore[arg-type]
+        if not self._holds(lease):
+            with self.context.database.read() as session:
+                ended = session.get(Lease, lease.lease)
+                said_before = ended is not None and ended.outcome == Outcome(kind)
+            if said_before:
+                leases.fail(self.context, self.principal, lease.lease, body)
+                return
+            with pytest.raises(LeaseLost):
+                leases.fail(self.context, self.principal, lease.lease, body)
+            return
+        leases.fail(self.context, self.principal, lease.lease, body)
+        job = lease.job.id
+        del self.holder[job]
+        if kind == "retry":
+            self._count_failed_try(job)
+            return
+        state = JobState.FAILED if kind == "final" else JobState.SKIPPED
+        for other, probe in self.jobs.items():
+            if probe == self.jobs[job] and other not in self.ended:
+                self.ended[other] = state
+                self.holder.pop(other, None)
+
+    @rule(seconds=st.sampled_from([1, 30, 61, 200]))
+    def time_passes(self, seconds: int) -> None:
+        """Nobody is told."""
+        self.clock.now += seconds * 1_000_000
+
+    @rule()
+    def sweep(self) -> None:
+        """The service looks for leases that were not heard of."""
+        leases.sweep(self.context)
+        self._expire()
+
+    @rule(data=st.data())
+    def retry_a_probe(self, data: st.DataObject) -> None:
+        """An operator wants an ended probe tried again; what is done stays done."""
+        probe = data.draw(st.sampled_from(sorted(set(self.jobs.values()))))
+        own = [job for job in self.jobs if self.jobs[job] == probe]
+        if not all(job in self.ended for job in own):
+            with pytest.raises(probes.ProbeStillRuns):
+                self.context.database.write(lambda session: probes.retry_probe(session, self.principal, probe))
+            return
+        self.context.database.write(lambda session: probes.retry_probe(session, self.principal, probe))
+        for job in own:
+            if self.ended[job] is not JobState.DONE:
+                del self.ended[job]
+                self.tries[job] = 0
+
+    @rule(lease=consumes(granted))
+    def forget(self, lease: LeaseRead) -> None:
+        """A worker dies without a word."""
+
+    @invariant()
+    def the_database_agrees(self) -> None:
+        """States, tokens and published scores are those of the model."""
+        with self.context.database.read() as session:
+            rows = {row.id: row for row in session.scalars(select(ProbeJob).where(ProbeJob.id.in_(self.jobs)))}
+            published = {row.job_id: row.token for row in session.scalars(select(Score)) if row.job_id in self.jobs}
+            for job, row in rows.items():
+                running = JobState.RUNNING if job in self.holder else JobState.QUEUED
+                assert row.state == self.ended.get(job, running)
+                assert row.fencing_token == self.newest_token[job]
+                assert row.tries == self.tries[job]
+        assert published == self.completed_by
+
+    def teardown(self) -> None:
+        """Let good workers come: every job ends, so none was lost."""
+        self.clock.now += 1_000_000_000
+        request = LeaseRequest(worker="good", scorers=list(SCORERS.values()))
+        while (lease := leases.claim(self.context, self.principal, request)) is not None:
+            self.context.database.write(partial(_send_scores, lease=lease))
+            publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+        with self.context.database.read() as session:
+            states = session.scalars(select(ProbeJob.state).where(ProbeJob.id.in_(self.jobs))).all()
+        assert set(states) <= {JobState.DONE, JobState.FAILED, JobState.SKIPPED}
+
+    @property
+    def _duration(self) -> int:
+        return int(self.context.settings.lease_seconds * 1e6)
+
+    def _engine(self, job: str) -> str:
+        with self.context.database.read() as session:
+            row = session.get(ProbeJob, job)
+            assert row is not None
+            return row.engine
+
+    def _holds(self, lease: LeaseRead) -> bool:
+        held = self.holder.get(lease.job.id)
+        return held is not None and held.lease == lease.lease
+
+    def _expire(self) -> None:
+        for job in [job for job in self.holder if self.ends_at[job] <= self.clock.now]:
+            # A lease that was granted in this very moment is not overdue.
+            del self.holder[job]
+            self._count_failed_try(job)
+
+    def _count_failed_try(self, job: str) -> None:
+        if self.tries[job] >= self.context.settings.probe_tries:
+            self.ended[job] = JobState.FAILED
+
+
+def _probe(run: str, request: str, created_at_us: int) -> Probe:
+    return Probe(
+        id=new_identifier("probe"), run_id=run, attempt=1, step=1, kind="exact", request_digest=request, scorers=[],
+        options={}, accelerator=None, max_rollouts=None, checkpoint_expires_at_us=None, selection=[], rollouts=1,
+        tokens=1, rollout_set_digest=request, from_sample=False, created_at_us=created_at_us,
+        checkpoint={"root": "r", "path": "p", "format": "f", "digest": "d", "step": 1, "weights_version": None},
+    )  # fmt: skip
+
+
+def _send_scores(session: Session, lease: LeaseRead) -> None:
+    """The catalogue row of an upload, as if its bytes had come."""
+    for asked in lease.job.scorers:
+        row = {
+            "job_id": lease.job.id, "token": lease.token, "scorer": asked.scorer, "variant": asked.variant, "shard": 0,
+            "digest": "d", "body_bytes": 1, "file": "f", "rollouts": 1, "tokens": 1,
+            "fingerprint_digest": f"{lease.job.id}", "fingerprint": {}, "received_at_us": 1,
+        }  # fmt: skip
+        scores.add_shard(session, row)
+
+
+@pytest.mark.slow
+def test_leases_hold_whatever_happens(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    for module in ("service.replay.leases.service", "service.replay.scores.service", "service.replay.probes.service"):
+        monkeypatch.setattr(f"{module}.database_now_us", clock.read)
+    context: ServiceContext = app.state.context
+    run_state_machine_as_test(
+        lambda: LeaseMachine(context, clock),  # type: ignore[arg-type]  # any factory will do
+        settings=settings(
+            max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+    context.database.close()
+
+
+def test_jobs_of_a_probe_are_locked_in_one_order(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    context: ServiceContext = app.state.context
+    machine = LeaseMachine(context, Clock())
+    probe = next(iter(machine.jobs.values()))
+    locked = context.database.write(lambda session: [job.id for job in lock_jobs(session, probe)])
+    assert locked == sorted(job for job, of in machine.jobs.items() if of == probe)
+    context.database.close()

@@ -1,0 +1,176 @@
+"""The lint of what is stored: with each shard, for each step, for the run; over HTTP and on the pages."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.lint import gather_evidence, judge
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from service.platform.database.session import Database
+from service.platform.database.tables import ShardLint, StepLint
+from tests.foreshock.lint.healthy import Policy, healthy_batch
+from tests.service.sending import Sender, start_run
+
+
+def copied(batch: RolloutBatch) -> RolloutBatch:
+    """The batch of a trainer that bypasses."""
+    assert batch.rollout_log_probs is not None
+    return replace(batch, trainer_log_probs=batch.rollout_log_probs.copy())
+
+
+def names(lint: dict[str, object]) -> list[str]:
+    warnings = lint["warnings"]
+    assert isinstance(warnings, list)
+    return [warning["name"] for warning in warnings]
+
+
+def send(sender: Sender, step: int, *shards: RolloutBatch) -> None:
+    for number, shard in enumerate(shards):
+        sender.put_shard(step, shard, number, len(shards)).raise_for_status()
+
+
+def test_a_clean_step_has_no_warning_and_says_what_was_not_checked(http: httpx.Client) -> None:
+    run = start_run(http)
+    send(run, 1, healthy_batch(1, groups=3))
+    lint = run.get("steps/1/lint").raise_for_status().json()
+    assert (lint["step"], lint["attempt"], lint["shards"], lint["rollouts"]) == (1, 1, 1, 48)
+    assert lint["warnings"] == []
+    states = {check["name"]: (check["state"], check["why"]) for check in lint["checks"]}
+    assert states["identical_log_probs"] == ("clean", "")
+    assert states["mean_ratio"] == ("not checked", "the error of mean ρ needs 4 prompt groups, and there are 3")
+    page = http.get(f"/runs/{run.run}/steps/1").raise_for_status().text
+    assert "Before you read the numbers" not in page
+    assert re.search(r"Semantics: \d of 18 checks could not be made", page)
+    assert "mean ratio: the error of mean ρ needs 4 prompt groups" in page
+
+
+def test_a_warning_is_merged_over_shards_and_judged_when_the_step_closes(http: httpx.Client) -> None:
+    run = start_run(http)
+    one, two = copied(healthy_batch(1)), copied(healthy_batch(2))
+    run.put_shard(4, one, 0, 2).raise_for_status()
+    assert run.get("steps/4/lint").json()["shards"] == 1
+    assert run.get("lint").json()["checked_steps"] == 0
+    run.put_shard(4, two, 1, 2).raise_for_status()
+    lint = run.get("steps/4/lint").raise_for_status().json()
+    (warning,) = lint["warnings"]
+    merged = judge(gather_evidence(one).merge(gather_evidence(two))).warnings[0]
+    assert (warning["name"], warning["severity"]) == ("identical_log_probs", "bad")
+    assert warning["seen"] == merged.seen
+    assert warning["evidence"] == dict(merged.evidence)
+    assert lint["tokens"] == one.num_tokens + two.num_tokens
+
+
+def test_the_run_names_the_first_and_the_newest_step_of_each_warning(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in range(1, 6):
+        batch = healthy_batch(step)
+        send(run, step, copied(batch) if step in (2, 4) else batch)
+    lint = run.get("lint").raise_for_status().json()
+    assert (lint["checked_steps"], lint["clean_steps"]) == (5, 3)
+    (warning,) = lint["warnings"]
+    assert warning == {
+        "name": "identical_log_probs",
+        "severity": "bad",
+        "title": "the two log-probs are the same numbers",
+        "steps": 2,
+        "first_step": 2,
+        "newest_step": 4,
+    }
+    page = http.get(f"/runs/{run.run}").raise_for_status().text
+    assert "Before you read the numbers" in page
+    assert "at 2 of 5 steps, since step 2" in page
+    assert f'href="/runs/{run.run}/steps/4"' in page
+
+
+def test_a_superseded_step_no_longer_counts(http: httpx.Client) -> None:
+    run = start_run(http)
+    send(run, 1, healthy_batch(1))
+    send(run, 2, copied(healthy_batch(2)))
+    resumed = run.new_attempt("again", 2)
+    assert run.get("lint").json()["checked_steps"] == 1
+    send(resumed, 2, healthy_batch(2))
+    assert names(run.get("lint").json()) == []
+    assert names(run.get("lint", attempt=1).json()) == ["identical_log_probs"]
+    assert run.get("steps/2/lint").json()["attempt"] == 2
+    assert names(run.get("steps/2/lint", attempt=1).json()) == ["identical_log_probs"]
+
+
+def test_what_no_step_shows_the_whole_run_may(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in range(1, 16):
+        batch = healthy_batch(step, Policy(sharpness=1.5), groups=4, per_group=8, longest=8)
+        assert batch.entropy is not None
+        # The entropy of a broader law than the one that sampled, nearly a third above.
+        send(run, step, replace(batch, entropy=batch.entropy * np.float32(1.3), attributes=BatchAttributes()))
+    lint = run.get("lint").raise_for_status().json()
+    assert lint["warnings"] == []
+    assert lint["whole_run"]["name"] == "raw_log_probs"
+    assert lint["whole_run"]["evidence"]["steps"] == 15
+    assert "over 15 steps" in lint["whole_run"]["seen"]
+    assert "over 15 steps" in http.get(f"/runs/{run.run}").text
+
+
+def test_nothing_is_claimed_of_what_was_never_checked(http: httpx.Client, database: Database) -> None:
+    run = start_run(http)
+    send(run, 1, healthy_batch(1))
+    database.write(lambda session: [session.delete(row) for row in session.query(StepLint)])
+    database.write(lambda session: [session.delete(row) for row in session.query(ShardLint)])
+    answer = run.get("steps/1/lint")
+    assert answer.status_code == 404
+    assert "was not checked" in answer.json()["detail"]
+    assert run.get("lint").json()["checked_steps"] == 0
+    for path in (f"/runs/{run.run}", f"/runs/{run.run}/steps/1"):
+        assert "Semantics: not checked." in http.get(path).raise_for_status().text
+
+
+def test_damaged_evidence_never_keeps_a_step_from_closing(http: httpx.Client, database: Database) -> None:
+    run = start_run(http)
+    run.put_shard(1, healthy_batch(1), 0, 2).raise_for_status()
+
+    def damage(session: object) -> None:
+        for row in session.query(ShardLint):  # type: ignore[attr-defined]
+            row.evidence = b"damaged"
+
+    database.write(damage)
+    assert run.put_shard(1, copied(healthy_batch(2)), 1, 2).raise_for_status().json()["step_closed"]
+    lint = run.get("steps/1/lint").json()
+    assert lint["shards"] == 1
+    assert names(lint) == ["identical_log_probs"]
+
+
+def test_log_probs_beyond_all_measure_never_keep_a_step_from_closing(http: httpx.Client) -> None:
+    run = start_run(http)
+    batch = healthy_batch(1)
+    assert batch.rollout_log_probs is not None
+    wild = batch.rollout_log_probs.copy()
+    wild[:3] = np.float32(-3e38)
+    wild[3] = np.inf
+    assert run.put_shard(1, replace(batch, rollout_log_probs=wild)).raise_for_status().json()["step_closed"]
+    assert "non_finite_log_probs" in names(run.get("steps/1/lint").raise_for_status().json())
+    assert run.get("lint").raise_for_status().json()["checked_steps"] == 1
+
+
+def test_examples_are_text_and_never_markup(http: httpx.Client) -> None:
+    run = start_run(http)
+    batch = healthy_batch(1)
+    assert batch.trainer_log_probs is not None
+    broken = batch.trainer_log_probs.copy()
+    broken[:2] = np.nan
+    ids = [f"<script>alert({row})</script>\x00" for row in range(batch.num_rollouts)]
+    send(run, 1, replace(batch, sample_ids=ids, trainer_log_probs=broken))
+    page = http.get(f"/runs/{run.run}/steps/1").raise_for_status().text
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(0)&lt;/script&gt;" in page
+    assert run.get("steps/1/lint").json()["warnings"][0]["where"][0]["token"] == 0
+
+
+@pytest.mark.parametrize("path", ["lint", "steps/1/lint"])
+def test_a_run_that_is_not_there_is_a_problem(http: httpx.Client, path: str) -> None:
+    answer = http.get(f"/v1/runs/run_nowhere/{path}")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,210 @@
+"""Measurements in three formats, fewer points with every spike, buckets and single tokens."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+import httpx
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.measures.registry import MEASURES
+from foreshock.rollouts import RolloutBatch
+from service.platform.problem import NotAcceptable
+from service.runs.measurements.downsampling import keep_extremes
+from service.runs.measurements.formats import choose_format
+from service.runs.measurements.repository import Curves
+from tests.service.sending import Sender, make_batch, start_run
+
+
+@pytest.fixture
+def sender(http: httpx.Client) -> Sender:
+    """A run with three closed steps."""
+    sender = start_run(http)
+    for step in range(3):
+        sender.put_shard(step, make_batch(seed=step)).raise_for_status()
+    return sender
+
+
+def test_the_three_formats_hold_the_same(sender: Sender) -> None:
+    query = {"comparison": "trainer/rollout", "measure": ["k3_kl", "tail(2)", "surprisal_z"]}
+    columns = sender.get("measurements", **query).json()["columns"]
+    assert list(columns) == ["step", "attempt", "comparison", "from_sample", "k3_kl", "tail_2", "surprisal_z"]
+    assert columns["surprisal_z"] == [None, None, None]
+    path = f"/v1/runs/{sender.run}/measurements"
+    text = sender.http.get(path, params=query, headers={"Accept": "text/csv"})
+    assert text.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(text.text)))
+    assert [float(row["k3_kl"]) for row in rows] == columns["k3_kl"]
+    assert {row["surprisal_z"] for row in rows} == {""}
+    table = sender.http.get(path, params=query, headers={"Accept": "application/vnd.apache.parquet"})
+    assert pq.read_table(io.BytesIO(table.content)).to_pydict() == columns
+    refused = sender.http.get(path, headers={"Accept": "image/png"})
+    assert (refused.status_code, refused.headers["content-type"]) == (406, "application/problem+json")
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        ("", "application/json"),
+        ("*/*", "application/json"),
+        ("text/*", "text/csv"),
+        ("text/csv;q=0.5, application/json;q=0.4", "text/csv"),
+        ("application/json;q=0, */*;q=0.1", "text/csv"),
+        ("application/*", "application/json"),
+    ],
+)
+def test_what_an_accept_header_asks_for(accept: str, chosen: str) -> None:
+    assert choose_format(accept) == chosen
+
+
+def test_an_accept_header_of_nothing_on_offer_is_refused() -> None:
+    for accept in ("image/png", "application/json;q=0", "text/csv;q=zero"):
+        with pytest.raises(NotAcceptable):
+            choose_format(accept)
+
+
+def test_an_unknown_measure_is_named(sender: Sender) -> None:
+    answer = sender.get("measurements", measure=["k3_kl", "k4_kl"])
+    assert answer.status_code == 422
+    assert "k4_kl" in answer.json()["detail"]
+    assert "k3_kl" not in answer.json()["detail"]
+
+
+def test_comparisons_and_steps_can_be_chosen(sender: Sender) -> None:
+    both = sender.get("measurements", measure="k3_kl").json()["columns"]
+    assert both["comparison"] == ["rollout"] * 3 + ["trainer/rollout"] * 3
+    some = sender.get("measurements", comparison=["trainer/rollout", "no/such"], from_step=1, to_step=1).json()
+    assert some["columns"]["step"] == [1]
+    assert sender.get("measurements", from_step=2, to_step=1).status_code == 422
+
+
+def test_every_measure_explains_itself(sender: Sender) -> None:
+    items = sender.http.get("/v1/measures").json()["items"]
+    assert [item["name"] for item in items] == [measure.name for measure in MEASURES]
+    assert set(sender.get("measurements").json()["columns"]) >= {item["column"] for item in items}
+
+
+def finite(rows: Sequence[tuple[float | None, ...]], measure: int) -> list[float]:
+    """The values of a measure that can be shown."""
+    return [value for row in rows if (value := row[measure]) is not None and math.isfinite(value)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.one_of(st.none(), st.floats(-1e9, 1e9), st.sampled_from([math.inf, -math.inf])), st.floats(-1, 1)),
+        min_size=1,
+        max_size=200,
+    ),
+    st.integers(2, 60),
+)
+def test_fewer_points_keep_the_extremes_and_the_ends(values: list[tuple[float | None, float]], most: int) -> None:
+    curves = Curves(("a", "b"), [(step, 1, "t/b") for step in range(len(values))], list(values), [False] * len(values))
+    kept = keep_extremes(curves, most)
+    assert len(kept.keys) <= max(most, 6)
+    assert kept.keys == sorted(set(kept.keys))
+    assert (kept.keys[0], kept.keys[-1]) == (curves.keys[0], curves.keys[-1])
+    for measure in range(2):
+        whole, rest = finite(values, measure), finite(kept.values, measure)
+        if whole:
+            assert (min(rest), max(rest)) == (min(whole), max(whole))
+
+
+def test_a_spike_is_seen_however_few_points_are_asked_for(http: httpx.Client) -> None:
+    sender = start_run(http)
+    for step in range(12):
+        batch = make_batch(4, seed=step)
+        if step == 7:
+            assert batch.rollout_log_probs is not None
+            batch = make_batch(4, seed=step, trainer_log_probs=batch.rollout_log_probs - 5)
+        sender.put_shard(step, batch).raise_for_status()
+    query = {"comparison": "trainer/rollout", "measure": "k3_kl"}
+    columns = sender.get("measurements", **query, max_points=4).json()["columns"]
+    assert len(columns["step"]) <= 4
+    assert 7 in columns["step"]
+
+
+def test_buckets_hold_every_token(sender: Sender) -> None:
+    answer = sender.get("steps/1/buckets").json()
+    columns = answer["columns"]
+    assert len(answer["edges"]) == len(columns["tokens"]) + 1
+    assert sum(columns["tokens"]) == make_batch(seed=1).num_tokens
+    assert all(
+        (count == 0) == (value is None) for count, value in zip(columns["tokens"], columns["k3_kl"], strict=True)
+    )
+    missing = sender.get("steps/1/buckets", comparison="torch.float32/trainer")
+    assert missing.status_code == 404
+    assert "trainer/rollout" in missing.json()["detail"]
+    assert sender.get("steps/1/buckets", comparison="rollout").status_code == 422
+    assert sender.get("steps/9/buckets").status_code == 404
+
+
+def test_the_worst_tokens_come_first(http: httpx.Client) -> None:
+    sender = start_run(http)
+    parts = [make_batch(20, seed=seed) for seed in range(3)]
+    for shard, part in enumerate(parts):
+        sender.put_shard(0, part, shard, 3).raise_for_status()
+    items = sender.get("steps/0/tokens", worst=7).json()["items"]
+    differences = np.concatenate(
+        [np.subtract(part.trainer_log_probs, part.rollout_log_probs, dtype=np.float64) for part in parts]
+    )
+    expected = np.sort(np.abs(differences))[::-1][:7]
+    assert [abs(item["d"]) for item in items] == expected.tolist()
+    for item in items:
+        assert item["log_probs"]["trainer"] - item["log_probs"]["rollout"] == pytest.approx(item["d"])
+        part = parts[item["shard"]]
+        start = part.response_offsets[part.sample_ids.index(item["sample_id"])]
+        assert part.response_token_ids[start + item["position"]] == item["token_id"]
+
+
+def test_of_equal_differences_the_earlier_tokens_are_shown(http: httpx.Client) -> None:
+    sender = start_run(http)
+    batch = make_batch(30)
+    assert batch.rollout_log_probs is not None
+    alike = make_batch(
+        30, rollout_log_probs=np.full(batch.num_tokens, -1.0), trainer_log_probs=np.full(batch.num_tokens, -1.5)
+    )
+    sender.put_shard(0, alike).raise_for_status()
+    for worst in (1, 7, batch.num_tokens, 1000):
+        items = sender.get("steps/0/tokens", worst=worst).json()["items"]
+        places = [(item["sample_id"], item["position"]) for item in items]
+        assert places == all_places(batch)[:worst]
+
+
+def all_places(batch: RolloutBatch) -> list[tuple[str, int]]:
+    """Every token as (sample id, position), in order."""
+    lengths = zip(batch.sample_ids, batch.response_lengths.tolist(), strict=True)
+    return [(sample_id, position) for sample_id, length in lengths for position in range(length)]
+
+
+def test_one_rollout_is_shown_from_its_first_token_to_its_last(sender: Sender) -> None:
+    batch = make_batch(seed=2)
+    sample_id = batch.sample_ids[4]
+    answer = sender.get("steps/2/tokens", sample_id=sample_id).json()
+    start, end = batch.response_offsets[4:6]
+    assert [item["token_id"] for item in answer["items"]] == batch.response_token_ids[start:end].tolist()
+    assert [item["position"] for item in answer["items"]] == list(range(end - start))
+    assert answer["prompt_token_ids"] == [4]
+    assert answer["scorers"] == ["rollout", "trainer"]
+    assert sender.get("steps/2/tokens", sample_id="nobody").status_code == 404
+    assert sender.get("steps/2/tokens", comparison="no/such").status_code == 404
+    assert sender.get("steps/2/tokens", comparison="nonsense").status_code == 422
+    assert sender.get("steps/7/tokens").status_code == 404
+
+
+def test_steps_are_listed_in_pages(sender: Sender) -> None:
+    page = sender.get("steps", limit=2).json()
+    assert [item["step"] for item in page["items"]] == [0, 1]
+    rest = sender.get("steps", limit=2, cursor=page["next_cursor"]).json()
+    assert [item["step"] for item in rest["items"]] == [2]
+    assert rest["next_cursor"] is None
+    assert rest["items"][0] == {
+        "step": 2, "attempt": 1, "shards": 1, "expected_shards": 1, "closed": True,
+        "rollouts": 6, "tokens": make_batch(seed=2).num_tokens,
+    }  # fmt: skip

@@ -1,0 +1,132 @@
+"""A shard that is not right gets a problem that names where, and nothing of it is stored."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from foreshock.rollouts import encode_rollouts
+from service.platform.settings import Settings
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import count_rows, list_files
+
+
+def table_of_lists(**changed: Any) -> dict[str, Any]:
+    """Three good rollouts as plain lists; `changed` columns replace theirs, None removes one."""
+    columns: dict[str, Any] = {
+        "sample_id": pa.array(["a", "b", "c"]),
+        "prompt_token_ids": pa.array([[1], [1], [2]], pa.list_(pa.int32())),
+        "response_token_ids": pa.array([[3, 4], [5], [6, 7, 8]], pa.list_(pa.int32())),
+        "rollout_log_probs": pa.array([[-0.1, -0.2], [-0.3], [-0.4, -0.5, -0.6]], pa.list_(pa.float32())),
+    }
+    return {name: value for name, value in (columns | changed).items() if value is not None}
+
+
+def parquet(columns: dict[str, Any]) -> bytes:
+    """The columns as a Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+UNEQUAL = pa.array([[-0.1, -0.2], [-0.3], [-0.4]], pa.list_(pa.float32()))
+POSITIVE = pa.array([[-0.1, -0.2], [0.3], [-0.4, -0.5, -0.6]], pa.list_(pa.float32()))
+WRONG_TYPE = pa.array([["x", "y"], ["z"], ["u", "v", "w"]])
+NEGATIVE_TOKEN = pa.array([[3, 4], [5], [6, -7, 8]], pa.list_(pa.int32()))
+BAD: dict[str, tuple[Callable[[], bytes], int | None, str | None]] = {
+    "unequal lengths": (lambda: parquet(table_of_lists(rollout_log_probs=UNEQUAL)), 2, "rollout_log_probs"),
+    "missing column": (lambda: parquet(table_of_lists(response_token_ids=None)), None, "response_token_ids"),
+    "wrong type": (lambda: parquet(table_of_lists(rollout_log_probs=WRONG_TYPE)), None, "rollout_log_probs"),
+    "positive log-prob": (lambda: parquet(table_of_lists(rollout_log_probs=POSITIVE)), 1, "rollout_log_probs"),
+    "negative token id": (lambda: parquet(table_of_lists(response_token_ids=NEGATIVE_TOKEN)), 2, "response_token_ids"),
+    "repeated sample id": (lambda: parquet(table_of_lists(sample_id=pa.array(["a", "b", "a"]))), 2, "sample_id"),
+    "no rows": (
+        lambda: parquet({name: column[:0] for name, column in table_of_lists().items()}), None, None,
+    ),
+    "not Parquet": (lambda: b"this is not a table", None, None),
+    "nothing": (lambda: b"", None, None),
+    "cut off": (lambda: parquet(table_of_lists())[:-40], None, None),
+}  # fmt: skip
+
+
+@pytest.fixture
+def sender(http: httpx.Client) -> Sender:
+    """A run with an attempt and nothing else."""
+    return start_run(http)
+
+
+def assert_refused(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The problem document of a refusal."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document: dict[str, Any] = answer.json()
+    assert document["status"] == status
+    assert document["type"].startswith("urn:foreshock:problem:")
+    assert document["title"]
+    assert document["detail"]
+    return document
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_shard_is_refused_by_row_and_column_and_leaves_nothing(
+    fault: str, sender: Sender, settings: Settings
+) -> None:
+    make, row, column = BAD[fault]
+    before = count_rows(settings)
+    document = assert_refused(sender.put_shard(0, make()), 422)
+    assert document.get("row") == row, document
+    assert document.get("column") == column, document
+    assert count_rows(settings) == before
+    assert list_files(settings) == []
+
+
+def test_ten_times_the_body_cap_is_refused_before_it_is_read(sender: Sender, settings: Settings) -> None:
+    body = bytes(10 * settings.max_body_bytes)
+    document = assert_refused(sender.put_shard(0, body), 413)
+    assert f"{settings.max_body_bytes:,}" in document["detail"]
+    assert list_files(settings) == []
+
+
+def test_a_body_without_a_length_is_cut_at_the_cap(sender: Sender, settings: Settings) -> None:
+    def chunks() -> Any:
+        for _ in range(3 * settings.max_body_bytes // 65_536):
+            yield bytes(65_536)
+
+    answer = sender.http.put(
+        f"/v1/runs/{sender.run}/steps/0/rollouts/0",
+        content=chunks(),
+        headers={"Content-Type": "application/vnd.apache.parquet"},
+    )
+    assert_refused(answer, 413)
+    assert list_files(settings) == []
+
+
+def test_a_small_body_that_decodes_to_ten_times_the_cap_is_refused(sender: Sender, settings: Settings) -> None:
+    rows = 10 * settings.max_rollouts
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32)), pa.array(np.zeros(rows, np.int32)))
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["same"]))
+    body = parquet({"sample_id": names, "prompt_token_ids": lists, "response_token_ids": lists})
+    assert len(body) < settings.max_body_bytes
+    document = assert_refused(sender.put_shard(0, body), 413)
+    assert f"{settings.max_rollouts:,}" in document["detail"]
+    assert list_files(settings) == []
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "application/octet-stream", "text/plain"])
+def test_another_content_type_is_refused(sender: Sender, settings: Settings, media_type: str) -> None:
+    answer = sender.put_shard(0, encode_rollouts(make_batch()), media_type=media_type)
+    assert "application/vnd.apache.parquet" in assert_refused(answer, 415)["detail"]
+    assert list_files(settings) == []
+
+
+def test_json_beyond_its_cap_is_refused(sender: Sender, settings: Settings) -> None:
+    values = {f"name {number:06d}": 0.5 for number in range(settings.max_json_bytes // 10)}
+    assert_refused(sender.put_scalars(0, values), 413)
+    assert "scalars" not in count_rows(settings)

@@ -1,0 +1,172 @@
+"""An uploaded shard is stored once, whoever sends it how often, and its step closes with its last shard."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.digests import digest_of_bytes
+from foreshock.rollouts import decode_rollouts, encode_rollouts
+from service.app import create_app
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings
+from service.runs.steps.service import close_overdue_steps
+from tests.service.sending import make_batch, start_run
+from tests.service.server import RunningServer
+from tests.service.stored import count_rows, list_files
+
+
+def test_a_new_shard_is_stored_and_the_same_bytes_again_are_a_duplicate(http: httpx.Client, settings: Settings) -> None:
+    sender = start_run(http)
+    batch = make_batch()
+    body = encode_rollouts(batch)
+    receipt = {
+        "status": "stored",
+        "digest": digest_of_bytes(body),
+        "rollouts": batch.num_rollouts,
+        "tokens": batch.num_tokens,
+        "step_closed": True,
+    }
+    first, again = sender.put_shard(3, body), sender.put_shard(3, body)
+    assert (first.status_code, first.json()) == (201, receipt)
+    assert (again.status_code, again.json()) == (200, receipt | {"status": "duplicate"})
+    assert count_rows(settings)["shards"] == 1
+    assert len(list_files(settings)) == 1
+    assert sender.http.get(f"/v1/runs/{sender.run}").json()["last_step"] == 3
+
+
+def test_other_bytes_under_the_same_name_are_refused(http: httpx.Client, settings: Settings) -> None:
+    sender = start_run(http)
+    sender.put_shard(0, make_batch(seed=1)).raise_for_status()
+    before = count_rows(settings), list_files(settings)
+    answer = sender.put_shard(0, make_batch(seed=2))
+    assert answer.status_code == 409
+    assert answer.json()["type"] == "urn:foreshock:problem:shard-conflict"
+    assert (count_rows(settings), list_files(settings)) == before
+
+
+def test_the_same_shard_from_eight_threads_is_stored_once(http: httpx.Client, settings: Settings) -> None:
+    sender = start_run(http)
+    body = encode_rollouts(make_batch(200))
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: sender.put_shard(0, body, shards=2), range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [201]
+    assert count_rows(settings)["shards"] == 1
+    assert len(list_files(settings)) == 1
+    steps = sender.get("steps").json()["items"]
+    assert [(step["shards"], step["rollouts"]) for step in steps] == [(1, 200)]
+
+
+def test_different_shards_at_once_close_the_step_once_and_in_any_order(http: httpx.Client) -> None:
+    whole, split = start_run(http, "whole"), start_run(http, "split")
+    parts = [make_batch(seed=seed) for seed in range(6)]
+    for shard, part in enumerate(parts):
+        whole.put_shard(0, part, shard, 6).raise_for_status()
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda shard: split.put_shard(0, parts[shard], shard, 6), reversed(range(6))))
+    assert sum(answer.json()["step_closed"] for answer in answers) == 1
+    first, second = (sender.get("measurements").json()["columns"] for sender in (whole, split))
+    assert first == second
+    assert first["tokens"][1] == sum(part.num_tokens for part in parts)
+
+
+def test_shards_that_disagree_about_their_number_are_refused(http: httpx.Client, settings: Settings) -> None:
+    sender = start_run(http)
+    sender.put_shard(0, make_batch(seed=1), 0, 2).raise_for_status()
+    before = list_files(settings)
+    answer = sender.put_shard(0, make_batch(seed=2), 1, 3)
+    assert answer.status_code == 409
+    assert "shards=2" in answer.json()["detail"]
+    assert sender.put_shard(0, make_batch(seed=2), 2, 2).status_code == 422
+    assert list_files(settings) == before
+
+
+def test_a_run_that_was_deleted_takes_no_more(http: httpx.Client, settings: Settings) -> None:
+    sender = start_run(http)
+    assert http.delete(f"/v1/runs/{sender.run}").status_code == 204
+    for answer in (sender.put_shard(0, make_batch()), sender.put_scalars(0, {"loss": 1.0}), sender.get("steps")):
+        assert answer.status_code == 410
+        assert answer.json()["type"] == "urn:foreshock:problem:run-deleted"
+    assert list_files(settings) == []
+    assert http.get("/v1/runs").json()["items"] == []
+
+
+def test_an_attempt_that_does_not_exist_is_named(http: httpx.Client) -> None:
+    run = http.post("/v1/runs", json={"key": "bare"}).json()["id"]
+    answer = http.put(
+        f"/v1/runs/{run}/steps/0/rollouts/0",
+        content=encode_rollouts(make_batch()),
+        headers={"Content-Type": "application/vnd.apache.parquet"},
+    )
+    assert answer.status_code == 404
+    assert "no attempt 1" in answer.json()["detail"]
+
+
+def test_stored_tokens_are_the_ones_that_were_sent(http: httpx.Client, settings: Settings) -> None:
+    sender = start_run(http)
+    batch = make_batch(100)
+    sender.put_shard(0, batch).raise_for_status()
+    (name,) = list_files(settings)
+    with open(f"{settings.store_url}/{name}", "rb") as file:
+        stored = decode_rollouts(file)
+    assert stored.sample_ids == batch.sample_ids
+    np.testing.assert_array_equal(stored.response_token_ids, batch.response_token_ids)
+    np.testing.assert_array_equal(stored.rollout_log_probs, batch.rollout_log_probs)
+    np.testing.assert_array_equal(stored.trainer_log_probs, batch.trainer_log_probs)
+
+
+@pytest.mark.parametrize("log_prob", [np.nan, -np.inf, np.inf])
+def test_log_probs_that_are_not_finite_are_stored_counted_and_in_no_mean(http: httpx.Client, log_prob: float) -> None:
+    clean, holed = start_run(http, "clean"), start_run(http, "holed")
+    batch = make_batch(8, seed=5)
+    assert batch.rollout_log_probs is not None
+    values = batch.rollout_log_probs.copy()
+    values[3] = log_prob
+    mask = np.ones(batch.num_tokens, np.uint8)
+    mask[3] = 0
+    clean.put_shard(0, make_batch(8, seed=5, response_mask=mask)).raise_for_status()
+    holed.put_shard(0, make_batch(8, seed=5, rollout_log_probs=values)).raise_for_status()
+    query = {"comparison": "trainer/rollout", "measure": ["k3_kl", "kl", "tokens", "nonfinite_behaviour"]}
+    expected, columns = (sender.get("measurements", **query).json()["columns"] for sender in (clean, holed))
+    assert columns["nonfinite_behaviour"] == [1]
+    assert columns["tokens"] == expected["tokens"] == [batch.num_tokens - 1]
+    assert columns["k3_kl"] == expected["k3_kl"]
+    assert columns["kl"] == expected["kl"]
+
+
+def test_absurd_log_probs_overflow_a_measure_and_nothing_else(http: httpx.Client) -> None:
+    sender = start_run(http)
+    batch = make_batch(8, seed=5)
+    assert batch.rollout_log_probs is not None
+    filled = batch.rollout_log_probs.copy()
+    filled[3] = -1e9
+    answer = sender.put_shard(0, make_batch(8, seed=5, rollout_log_probs=filled))
+    assert answer.status_code == 201, answer.text
+    columns = sender.get("measurements", comparison="trainer/rollout").json()["columns"]
+    assert columns["k3_kl"] == [None]
+    assert columns["tokens"] == [batch.num_tokens]
+    assert columns["max_d"][0] > 9e8
+
+
+def test_a_step_whose_shards_stay_away_closes_after_the_grace_time_and_folds_again(
+    settings: Settings, decoders: DecoderPool
+) -> None:
+    impatient = settings.model_copy(update={"step_grace_seconds": 1e-6})
+    with (
+        RunningServer(create_app(impatient, decoders)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        sender = start_run(http)
+        first, late = make_batch(seed=1), make_batch(seed=2)
+        assert sender.put_shard(0, first, 0, 2).json()["step_closed"] is False
+        assert sender.get("measurements").json()["columns"]["step"] == []
+        assert close_overdue_steps(server.app.state.context) == 1
+        assert close_overdue_steps(server.app.state.context) == 0
+        tokens = {"comparison": "trainer/rollout", "measure": "tokens"}
+        assert sender.get("measurements", **tokens).json()["columns"]["tokens"] == [first.num_tokens]
+        assert sender.put_shard(0, late, 1, 2).json()["step_closed"] is True
+        both = first.num_tokens + late.num_tokens
+        assert sender.get("measurements", **tokens).json()["columns"]["tokens"] == [both]

@@ -1,0 +1,232 @@
+"""Advice over HTTP: absolute state, entity tags, long polls, acknowledgements, an operator's decisions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from foreshock.learning_rate import AdviceFeed
+from foreshock.learning_rate.advice import Advice
+from tests.service.sending import make_batch, start_run
+from tests.service.server import RunningServer
+from tests.service.watch.alerts.recorded import K3, LENGTH, RecordedRun
+
+SURGE = [100.0] * 10 + [260.0] * 8
+STEPS = range(101, 119)  # surges at 111: the period is 199
+
+
+@pytest.fixture
+def surged(http: httpx.Client, app: FastAPI) -> RecordedRun:
+    """A run in mode apply that surged at step 111; `http` talks to its service."""
+    run = RecordedRun(app.state.context.database).begin(advice_mode="apply")
+    run.close_all({LENGTH: SURGE}, STEPS)
+    return run
+
+
+def address(run: RecordedRun) -> str:
+    return f"/v1/runs/{run.run}/lr-advice"
+
+
+def operate(http: httpx.Client, run: RecordedRun, kind: str) -> httpx.Response:
+    return http.post(f"{address(run)}/decisions", json={"kind": kind, "reason": "a test"})
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to hold"
+        time.sleep(0.05)
+
+
+def test_a_new_run_is_warming_and_told_1(http: httpx.Client) -> None:
+    answer = start_run(http).get("lr-advice", step=7).raise_for_status()
+    advice = answer.json()
+    assert answer.headers["ETag"] == '"1-0-0"'
+    assert (advice["scale"], advice["phase"], advice["mode"], advice["schedule"]) == (1.0, "warming", "shadow", None)
+    assert (advice["attempt"], advice["revision"], advice["observed_step"]) == (1, 0, None)
+    assert advice["next_decay_step"] is None
+    assert advice["alerts"] == []
+
+
+def test_the_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) -> None:
+    advice = http.get(address(surged), params={"step": 119}).raise_for_status().json()
+    assert advice["schedule"] == {
+        "surge_step": 111,
+        "decay_period": 199,
+        "factor": 0.5,
+        "floor": 0.1,
+        "effective_from_step": 116,
+        "paused_from_step": None,
+    }
+    assert (advice["phase"], advice["mode"], advice["next_decay_step"]) == ("decaying", "apply", 199)
+    assert (advice["observed_step"], advice["stale"], advice["want_weights_at_step"]) == (118, False, 120)
+    assert [alert["rule"] for alert in advice["alerts"]] == ["length_surge"]
+    told = [http.get(address(surged), params={"step": step}).json()["scale"] for step in (198, 199, 398, 597, 796)]
+    assert told == [1.0, 0.5, 0.25, 0.125, 0.1]
+
+
+def test_the_client_computes_the_same_scale_for_every_step(http: httpx.Client, surged: RecordedRun) -> None:
+    operate(http, surged, "halve")
+    answers = {step: http.get(address(surged), params={"step": step}).json() for step in (119, 198, 199, 400, 2000)}
+    advice = Advice.from_json(answers[119])
+    assert {step: advice.scale(step) for step in answers} == {step: each["scale"] for step, each in answers.items()}
+    assert answers[199]["scale"] == 0.25
+
+
+def test_in_shadow_the_trainer_is_told_1_and_sees_what_is_advised(http: httpx.Client, surged: RecordedRun) -> None:
+    before = http.get(address(surged), params={"step": 250})
+    http.patch(f"/v1/runs/{surged.run}", json={"advice_mode": "shadow"}).raise_for_status()
+    shadow = http.get(address(surged), params={"step": 250})
+    assert (shadow.json()["scale"], shadow.json()["advised_scale"]) == (1.0, 0.5)
+    assert shadow.json()["mode"] == "shadow"
+    assert shadow.headers["ETag"] != before.headers["ETag"]
+    http.patch(f"/v1/runs/{surged.run}", json={"advice_mode": "apply"}).raise_for_status()
+    assert http.get(address(surged), params={"step": 250}).json()["scale"] == 0.5
+
+
+def test_the_entity_tag_depends_on_attempt_revision_and_alerts_only(http: httpx.Client, surged: RecordedRun) -> None:
+    etag = http.get(address(surged), params={"step": 119}).headers["ETag"]
+    surged.close(119, {LENGTH: 260.0})
+    same = http.get(address(surged), params={"step": 500}, headers={"If-None-Match": etag})
+    assert (same.status_code, same.content, same.headers["ETag"]) == (304, b"", etag)
+    alert = surged.alerts()[0].id
+    http.post(f"/v1/runs/{surged.run}/alerts/{alert}/acknowledge").raise_for_status()
+    newer = http.get(address(surged), headers={"If-None-Match": etag}).raise_for_status()
+    assert newer.json()["alerts"] == []
+    operate(http, surged, "halve").raise_for_status()
+    assert http.get(address(surged)).headers["ETag"] not in (etag, newer.headers["ETag"])
+
+
+def test_a_long_poll_ends_empty_handed_after_its_wait(http: httpx.Client, surged: RecordedRun) -> None:
+    etag = http.get(address(surged)).headers["ETag"]
+    started = time.monotonic()
+    answer = http.get(address(surged), params={"wait": 0.5}, headers={"If-None-Match": etag})
+    assert answer.status_code == 304
+    assert time.monotonic() - started >= 0.5
+
+
+@pytest.mark.parametrize("news", ["operator", "mode", "alert", "step"])
+def test_a_long_poll_is_woken_by_news(http: httpx.Client, surged: RecordedRun, news: str) -> None:
+    etag = http.get(address(surged)).headers["ETag"]
+    answers: list[httpx.Response] = []
+
+    def poll() -> None:
+        answers.append(http.get(address(surged), params={"wait": 30}, headers={"If-None-Match": etag}))
+
+    waiting = threading.Thread(target=poll)
+    waiting.start()
+    time.sleep(0.3)
+    assert not answers
+    started = time.monotonic()
+    if news == "operator":
+        operate(http, surged, "hold").raise_for_status()
+    elif news == "mode":
+        http.patch(f"/v1/runs/{surged.run}", json={"advice_mode": "shadow"}).raise_for_status()
+    elif news == "alert":
+        http.post(f"/v1/runs/{surged.run}/alerts/{surged.alerts()[0].id}/resolve").raise_for_status()
+    else:
+        surged.close_all({LENGTH: [260.0] * 3, K3: [2e-2] * 3}, range(119, 122))
+    waiting.join(timeout=60)
+    assert [answer.status_code for answer in answers] == [200]
+    assert time.monotonic() - started < 25
+
+
+def test_waiting_polls_hold_neither_threads_nor_connections(http: httpx.Client, surged: RecordedRun) -> None:
+    etag = http.get(address(surged)).headers["ETag"]
+    headers = {"If-None-Match": etag}
+    limits = httpx.Limits(max_connections=100)
+    # More than the thread pool (40) and the connection pool have.
+    with httpx.Client(base_url=http.base_url, timeout=60, limits=limits) as many, ThreadPoolExecutor(60) as pool:
+        waiting = [pool.submit(many.get, address(surged), params={"wait": 28}, headers=headers) for _ in range(60)]
+        time.sleep(1.5)
+        assert http.get("/livez").status_code == 200
+        assert http.get(address(surged)).status_code == 200
+        assert not any(each.done() for each in waiting)
+        operate(http, surged, "hold").raise_for_status()
+        assert {each.result(timeout=60).status_code for each in waiting} == {200}
+
+
+def test_a_poll_that_waits_is_told_when_the_run_is_deleted(http: httpx.Client, surged: RecordedRun) -> None:
+    etag = http.get(address(surged)).headers["ETag"]
+    http.delete(f"/v1/runs/{surged.run}").raise_for_status()
+    gone = http.get(address(surged), params={"wait": 20}, headers={"If-None-Match": etag})
+    assert gone.status_code == 410
+
+
+def test_unknown_steps_are_fine_and_a_far_one_says_that_the_advice_is_stale(
+    http: httpx.Client, surged: RecordedRun
+) -> None:
+    stale = {
+        step: http.get(address(surged), params={"step": step}).json()["stale"] for step in (0, 119, 128, 129, 9999)
+    }
+    assert stale == {0: False, 119: False, 128: False, 129: True, 9999: True}
+    for wrong in ({"step": -1}, {"step": 2**31}, {"wait": 31}, {"wait": -1}, {"wait": "nan"}):
+        assert http.get(address(surged), params=wrong).status_code == 422
+
+
+def test_acknowledgements_are_recorded_and_no_later_decision_changes_those_steps(
+    http: httpx.Client, surged: RecordedRun
+) -> None:
+    for _ in range(2):
+        acknowledged = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 150, "applied_lr": 1e-6})
+        assert acknowledged.status_code == 204
+    assert operate(http, surged, "halve").json()["rule_halvings"] == [151]
+    unknown = http.post(f"{address(surged)}/ack", json={"revision": 9, "step": 151, "applied_lr": 1e-6})
+    assert unknown.status_code == 409
+    absent = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 1, "applied_lr": 1e-6, "attempt": 5})
+    assert absent.status_code == 404
+
+
+def test_a_followers_poll_fixes_its_step_and_an_onlookers_does_not(http: httpx.Client, surged: RecordedRun) -> None:
+    http.get(address(surged), params={"step": 5000}).raise_for_status()
+    http.get(address(surged), params={"step": 130, "follow": "true"}).raise_for_status()
+    http.get(address(surged), params={"step": 125, "follow": "true"}).raise_for_status()
+    assert operate(http, surged, "halve").json()["rule_halvings"] == [131]
+
+
+def test_an_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:
+    assert operate(http, surged, "hold").json()["phase"] == "held"
+    assert operate(http, surged, "hold").status_code == 409
+    assert http.get(address(surged), params={"step": 5000}).json()["scale"] == 1.0
+    assert operate(http, surged, "release").json()["next_decay_step"] == 199
+    assert operate(http, surged, "halve").json()["scale"] == 0.5
+    assert operate(http, surged, "raise").json()["scale"] == 1.0
+    refused = operate(http, surged, "raise")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:foreshock:problem:advice-conflict")
+    log = http.get(f"{address(surged)}/decisions").json()["items"]
+    assert [entry["kind"] for entry in log] == ["surge", "hold", "release", "halve", "raise"]
+    assert [entry["revision"] for entry in log] == [1, 2, 3, 4, 5]
+    assert operate(http, surged, "surge").status_code == 422
+
+
+@pytest.mark.slow
+def test_rollouts_that_surge_reach_the_trainers_feed(http: httpx.Client, server: RunningServer) -> None:
+    run = start_run(http, advice_mode="apply")
+    with AdviceFeed(server.url, run.run, wait_seconds=5.0) as feed:
+        for step in range(41, 57):
+            length = 6 if step < 50 else 16
+            offsets = [number * length for number in range(5)]
+            batch = make_batch(
+                4,
+                seed=step,
+                response_offsets=offsets,
+                response_token_ids=[1] * offsets[-1],
+                rollout_log_probs=[-0.5] * offsets[-1],
+                trainer_log_probs=[-0.51] * offsets[-1],
+            )
+            assert run.put_shard(step, batch).status_code == 201
+            assert feed.scale(step) == 1.0
+        wait_until(lambda: feed.revision > 0)
+        assert feed.advice is not None
+        assert feed.advice.schedule is not None
+        assert feed.advice.schedule.surge_step == 50
+        assert [feed.scale(step) for step in (89, 90, 180, 270, 360)] == [1.0, 0.5, 0.25, 0.125, 0.1]
+        assert "length_surge" in {alert.rule for alert in feed.alerts}
+        # Nothing changes any more, and yet the feed hears which weights are wanted next.
+        wait_until(lambda: (feed.want_weights_at_step or 0) > 360)

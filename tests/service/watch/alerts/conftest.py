@@ -1,0 +1,14 @@
+"""A run whose steps the test closes itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.platform.database.session import Database
+from tests.service.watch.alerts.recorded import RecordedRun
+
+
+@pytest.fixture
+def recorded(database: Database) -> RecordedRun:
+    """A new run on both databases."""
+    return RecordedRun(database).begin()

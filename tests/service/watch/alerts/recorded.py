@@ -1,0 +1,106 @@
+"""Closed steps written straight into the database, and the observer called as ingestion calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from foreshock.early_warning.decisions import AdviceState, fold
+from service.platform.context import ClosedStepValues
+from service.platform.database.dialect import upsert
+from service.platform.database.session import Database
+from service.platform.database.tables import Alert, DetectorSnapshot, Step, measurements
+from service.platform.database.tables.measurements import MEASUREMENT_KEY
+from service.platform.security import UNRESTRICTED
+from service.runs.attempts.schemas import AttemptCreate
+from service.runs.attempts.service import get_or_create_attempt
+from service.runs.runs.schemas import RunCreate
+from service.runs.runs.service import get_or_create_run
+from service.watch.advice import repository as advice
+from service.watch.alerts import replay_detectors
+
+LENGTH = "rollout:response_length_mean"
+K3 = "trainer/rollout:k3_kl"
+
+
+@dataclass
+class RecordedRun:
+    """A run whose steps close as told; `values` are keyed as the detectors know them."""
+
+    database: Database
+    run: str = ""
+    attempt: int = 1
+    alert_versions: list[int] = field(default_factory=list)
+
+    def begin(self, key: str = "a-run", **fields: str) -> RecordedRun:
+        """Create the run and its first attempt."""
+
+        def work(session: Session) -> str:
+            run, _ = get_or_create_run(session, UNRESTRICTED, RunCreate(key=key, **fields))  # type: ignore[arg-type]
+            get_or_create_attempt(session, UNRESTRICTED, run.id, AttemptCreate(key="first"))
+            return run.id
+
+        self.run = self.database.write(work)
+        return self
+
+    def resume(self, resume_step: int) -> None:
+        """Begin the next attempt; what closes from now on is its."""
+        body = AttemptCreate(key=f"resume-{self.attempt}", resume_step=resume_step)
+        self.attempt = self.database.write(
+            lambda session: get_or_create_attempt(session, UNRESTRICTED, self.run, body)[0].attempt
+        )
+
+    def close(self, step: int, values: Mapping[str, float], attempt: int | None = None) -> None:
+        """Close a step with these values, or change the values of one that is closed."""
+        number = self.attempt if attempt is None else attempt
+
+        def work(session: Session) -> None:
+            key = {"run_id": self.run, "attempt": number, "step": step}
+            if session.get(Step, (self.run, number, step)) is None:
+                columns = ("expected_shards", "received_shards", "rollouts", "tokens")
+                times = ("first_shard_at_us", "last_shard_at_us", "closed_at_us")
+                session.execute(insert(Step), [{**key, **dict.fromkeys((*columns, *times), 1)}])
+            for name, value in values.items():
+                comparison, _, measure = name.partition(":")
+                row = {**key, "comparison": comparison, "from_sample": False, "computed_at_us": 1, measure: value}
+                upsert(session, measurements, [row], MEASUREMENT_KEY)
+            replay_detectors.observe_closed_step(session, ClosedStepValues(self.run, number, step, values))
+
+        self.database.write(work)
+        versions = [alert.version for alert in self.alerts()]
+        assert len(set(versions)) == len(versions)
+        self.alert_versions.append(max(versions, default=0))
+
+    def close_all(self, series: Mapping[str, Iterable[float]], steps: Iterable[int]) -> None:
+        """Close one step after the other."""
+        for step, *row in zip(steps, *series.values(), strict=False):
+            self.close(step, dict(zip(series, row, strict=True)))
+
+    def alerts(self) -> list[Alert]:
+        """Every alert, by step and rule."""
+        with self.database.read() as session:
+            query = select(Alert).where(Alert.run_id == self.run).order_by(Alert.step, Alert.attempt, Alert.rule)
+            return list(session.scalars(query))
+
+    def states(self) -> dict[tuple[str, int], str]:
+        """(rule, step) → state."""
+        return {(alert.rule, alert.step): alert.state for alert in self.alerts()}
+
+    def snapshots(self) -> list[DetectorSnapshot]:
+        """What is kept of the detectors' states, by step."""
+        with self.database.read() as session:
+            query = select(DetectorSnapshot).where(DetectorSnapshot.run_id == self.run)
+            return list(session.scalars(query.order_by(DetectorSnapshot.step)))
+
+    def advice(self) -> AdviceState:
+        """The state that the log of decisions folds to."""
+        with self.database.read() as session:
+            return fold(advice.log_of(session, self.run))
+
+    def decisions(self) -> list[str]:
+        """The kinds of the decisions in order."""
+        with self.database.read() as session:
+            return [decision.kind for decision in advice.log_of(session, self.run)]

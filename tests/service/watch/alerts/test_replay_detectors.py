@@ -1,0 +1,146 @@
+"""Alerts follow the surviving history, whatever order it arrived in; late data takes back what it contradicts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from service.platform.security import UNRESTRICTED
+from service.watch.alerts import service as alerts
+from service.watch.alerts.replay_detectors import MILESTONE_STEPS, RECENT_STATES
+from tests.service.watch.alerts.recorded import K3, LENGTH, RecordedRun
+
+SURGE = [100.0] * 10 + [260.0] * 8
+STEPS = range(31, 49)
+
+
+def test_a_surge_opens_an_alert_with_its_evidence_and_sets_the_schedule(recorded: RecordedRun) -> None:
+    recorded.close_all({LENGTH: SURGE}, STEPS)
+    (alert,) = recorded.alerts()
+    assert (alert.rule, alert.step, alert.state, alert.severity) == ("length_surge", 45, "open", "bad")
+    assert (alert.value, alert.threshold, alert.moves_learning_rate) == (260.0, 200.0, True)
+    assert alert.evidence["surge_step"] == 41
+    assert alert.why
+    assert alert.what_to_do
+    state = recorded.advice()
+    assert recorded.decisions() == ["surge"]
+    assert state.schedule is not None
+    assert (state.schedule.surge_step, state.schedule.effective_from_step) == (41, 46)
+
+
+def test_any_order_of_arrival_gives_bit_identical_detectors_and_the_same_alerts(recorded: RecordedRun) -> None:
+    other = RecordedRun(recorded.database).begin("another-order")
+    lengths = {step: length * (1.0 + 0.01 * (step % 5)) for step, length in zip(STEPS, SURGE, strict=True)}
+    for step in STEPS:
+        recorded.close(step, {LENGTH: lengths[step], K3: 2e-3})
+    shuffled = list(STEPS)
+    random.Random(7).shuffle(shuffled)
+    for step in shuffled:
+        other.close(step, {LENGTH: lengths[step], K3: 2e-3})
+    assert other.snapshots()[-1].state == recorded.snapshots()[-1].state
+    told = [(a.rule, a.step, a.value, a.evidence) for a in recorded.alerts()]
+    assert told
+    assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == told
+
+
+def test_late_data_that_unfires_an_alert_retracts_it_and_ends_the_schedule(recorded: RecordedRun) -> None:
+    recorded.close_all({LENGTH: SURGE}, STEPS)
+    for step in range(42, 46):
+        # The rest of each step's rollouts was short.
+        recorded.close(step, {LENGTH: 120.0})
+    assert recorded.states()[("length_surge", 45)] == "retracted"
+    assert set(recorded.states().values()) == {"retracted"}
+    assert recorded.advice().schedule is None
+    assert recorded.decisions()[-1] == "retract"
+    # And back: the same alert opens again.
+    for step in range(42, 46):
+        recorded.close(step, {LENGTH: 260.0})
+    assert recorded.states()[("length_surge", 45)] == "open"
+    assert recorded.advice().schedule is not None
+
+
+def test_a_rule_that_clears_resolves_its_alert_and_late_data_can_take_that_back(recorded: RecordedRun) -> None:
+    recorded.close_all({K3: [2e-2] * 6 + [1e-4] * 4}, range(1, 11))
+    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
+    assert (bad.step, bad.state, bad.cleared_step, bad.changed_by) == (3, "resolved", 9, "detector")
+    recorded.close(8, {K3: 2e-2})
+    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
+    assert (bad.state, bad.cleared_step) == ("open", None)
+
+
+def test_an_alert_from_before_the_replayed_steps_clears_too(recorded: RecordedRun) -> None:
+    recorded.close_all({K3: [2e-2] * 60 + [1e-4] * 3}, range(1, 64))
+    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
+    assert (bad.step, bad.state, bad.cleared_step) == (3, "resolved", 63)
+
+
+def test_what_a_person_resolved_stays_resolved_when_it_is_derived_again(recorded: RecordedRun) -> None:
+    recorded.close_all({K3: [2e-2] * 6}, range(1, 7))
+    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
+    recorded.database.write(lambda session: alerts.resolve(session, UNRESTRICTED, recorded.run, bad.id))
+    recorded.close(2, {K3: 3e-2})
+    assert recorded.states()[("mismatch_bad", 3)] == "resolved"
+
+
+def test_the_alert_version_grows_with_every_change_and_never_else(recorded: RecordedRun) -> None:
+    recorded.close_all({K3: [1e-4] * 3 + [2e-2] * 6 + [1e-4] * 6}, range(1, 16))
+    versions = recorded.alert_versions
+    assert versions == sorted(versions)
+    assert versions[2] == 0
+    before = versions[-1]
+    recorded.close(15, {K3: 1e-4})
+    assert recorded.alert_versions[-1] == before
+
+
+@pytest.mark.slow
+def test_few_states_are_kept_and_a_late_step_replays_from_the_one_before_it(recorded: RecordedRun) -> None:
+    steps = 3 * MILESTONE_STEPS
+    recorded.close_all({LENGTH: [100.0] * steps}, range(1, steps + 1))
+    kept = [(snapshot.step, snapshot.milestone) for snapshot in recorded.snapshots()]
+    assert [step for step, milestone in kept if milestone] == [1, 25, 50, 75]
+    assert len(kept) <= 4 + RECENT_STATES
+    untouched = {snapshot.step: snapshot.state for snapshot in recorded.snapshots() if snapshot.step < 60}
+    recorded.close(60, {LENGTH: 101.0})
+    again = {snapshot.step: snapshot.state for snapshot in recorded.snapshots()}
+    assert {step: again[step] for step in untouched} == untouched
+    assert max(again) == steps
+
+
+def test_a_resume_supersedes_alerts_and_decisions_and_the_new_attempt_is_watched_from_there(
+    recorded: RecordedRun,
+) -> None:
+    recorded.close_all({LENGTH: SURGE}, STEPS)
+    recorded.resume(40)
+    assert recorded.states() == {("length_surge", 45): "resolved"}
+    assert recorded.alerts()[0].changed_by == "rewind"
+    state = recorded.advice()
+    assert (state.attempt, state.schedule, state.revision) == (2, None, 2)
+    # What still comes of the old tail changes nothing.
+    recorded.close(47, {LENGTH: 9000.0}, attempt=1)
+    assert recorded.snapshots()[-1].step == 39
+    recorded.close_all({LENGTH: [100.0] * 4 + [300.0] * 8}, range(40, 52))
+    assert [(alert.attempt, alert.step, alert.state) for alert in recorded.alerts()] == [
+        (1, 45, "resolved"),
+        (2, 48, "open"),
+    ]
+    state = recorded.advice()
+    assert state.schedule is not None
+    assert (state.schedule.surge_step, state.revision) == (44, 3)
+
+
+def test_a_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun) -> None:
+    recorded.close_all({LENGTH: SURGE}, STEPS)
+    recorded.resume(47)
+    assert recorded.states() == {("length_surge", 45): "open"}
+    state = recorded.advice()
+    assert state.attempt == 2
+    assert state.schedule is not None
+    assert recorded.snapshots()[-1].step == 46
+
+
+def test_a_runaway_mismatch_halves_once(recorded: RecordedRun) -> None:
+    recorded.close_all({K3: [5e-4] * 12 + [3e-2] * 10}, range(1, 23))
+    assert recorded.decisions() == ["rule_halving"]
+    assert recorded.states()[("mismatch_runaway", 15)] == "open"
+    assert recorded.advice().halvings == (16,)
