@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from foreshock.client.deliveries import PARQUET, Delivery, Registration
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
+from foreshock.json_values import finite_or_none
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import encode_rollouts_view
 
@@ -68,7 +68,7 @@ def scalars(registration: Registration, step: int, source: str, values: Mapping[
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"the scalar {name!r} must be one number, and is {value!r}") from error
-        numbers[str(name)] = number if math.isfinite(number) else None
+        numbers[str(name)] = finite_or_none(number)
     path = f"/v1/runs/{{run}}/steps/{int(step)}/scalars"
     return _json_delivery("scalars", registration, "PUT", path, {"source": source, "values": numbers}, _ATTEMPT)
 

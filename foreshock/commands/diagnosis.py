@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from foreshock.commands.readings import (
     RunReading,
 )
 from foreshock.commands.verdicts import RANGES, Verdict, worst
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.json_values import json_value
 
-__all__ = ["COMPARISON", "Diagnosis", "gather", "to_json"]
+__all__ = ["Diagnosis", "gather", "to_json"]
 
-COMPARISON = "trainer/rollout"
 MISMATCH_MEASURES = (
     "k3_kl",
     "k3_kl_low",
@@ -99,20 +100,20 @@ class Diagnosis:
 def gather(readings: Readings, run: RunReading, url: str, *, step: int | None, model_kind: str = "dense") -> Diagnosis:
     """Read all there is about `run`. `step` picks the step of attribution and buckets; None: what was probed, and the
     newest of that (or of all). Raises ServiceError."""
-    mismatch = readings.curve(COMPARISON, MISMATCH_MEASURES)
+    mismatch = readings.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
     probed = readings.probed_steps()
     wanted = (step,) if step is not None else spread(probed, _MOST_ATTRIBUTIONS)
     attributions = tuple(found for each in wanted if (found := readings.attribution(each)) is not None)
     if step is None:
         step = next(iter([*[found.step for found in attributions[-1:]], *mismatch.steps[-1:]]), None)
-    buckets = readings.buckets(step, COMPARISON) if step is not None else ()
+    buckets = readings.buckets(step, TRAINER_ROLLOUT) if step is not None else ()
     return Diagnosis(
         run=run,
         url=url,
         model_kind=model_kind,
         step=step,
         mismatch=mismatch,
-        rollouts=readings.curve("rollout", STEP_MEASURES),
+        rollouts=readings.curve(STEP_ROW, STEP_MEASURES),
         verdicts=tuple(_verdicts(mismatch, model_kind)),
         attributions=attributions,
         probed_steps=probed,
@@ -139,7 +140,7 @@ def recent(values: Sequence[float]) -> float:
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """The diagnosis as JSON values; what is not finite is null."""
-    value: dict[str, Any] = _plain(dataclasses.asdict(diagnosis))
+    value: dict[str, Any] = json_value(dataclasses.asdict(diagnosis))
     value["verdict"] = diagnosis.verdict
     return value
 
@@ -149,13 +150,3 @@ def _verdicts(mismatch: Curve, model_kind: str) -> list[MeasureVerdict]:
         MeasureVerdict(known.measure, value := recent(mismatch.of(known.measure)), known.verdict(value))
         for known in RANGES[model_kind]
     ]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

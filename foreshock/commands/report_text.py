@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from foreshock.commands.diagnosis import COMPARISON, RECENT_STEPS, Diagnosis, recent, spread
+from foreshock.commands.diagnosis import RECENT_STEPS, Diagnosis, recent, spread
 from foreshock.commands.readings import AttributionReading, Curve, LinkReading
 from foreshock.commands.text import WIDTH, Paint, Style, bar, count, moment, number, sparkline, table, wrap
 from foreshock.commands.verdicts import RANGES, STYLES, Verdict, verdict_of
+from foreshock.comparisons import TRAINER_ROLLOUT
 
 __all__ = ["render"]
 
@@ -63,7 +64,7 @@ def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
 
 def _mismatch(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     curve, verdict = diagnosis.mismatch, diagnosis.verdict
-    title = f"Mismatch, {COMPARISON}: per token, μ the engine's, π the trainer's"
+    title = f"Mismatch, {TRAINER_ROLLOUT}: per token, μ the engine's, π the trainer's"
     if not curve.known("k3_kl"):
         why = "  No step has both rollout_log_probs and trainer_log_probs: log both to see the mismatch."
         return [_title(title, paint), why]
@@ -227,7 +228,7 @@ def _percent(share: float) -> str:
 
 
 def _buckets(diagnosis: Diagnosis, paint: Paint) -> list[str]:
-    title = _title(f"Which tokens: {COMPARISON} by probability, step {diagnosis.step}", paint)
+    title = _title(f"Which tokens: {TRAINER_ROLLOUT} by probability, step {diagnosis.step}", paint)
     if diagnosis.buckets_missing:
         return [title, *wrap(diagnosis.buckets_missing, "  ", "  ")]
     if not diagnosis.buckets:

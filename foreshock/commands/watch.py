@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass, field
 
 from foreshock.commands.command import add_service_options, connect
-from foreshock.commands.diagnosis import COMPARISON
 from foreshock.commands.readings import AlertReading, Readings, find_run
 from foreshock.commands.text import Paint, number, wrap
 from foreshock.commands.verdicts import RANGES, STYLES, verdict_of
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import ServiceError
 
 __all__ = ["command"]
@@ -33,8 +33,8 @@ class _Watch:
 
     def print_news(self) -> None:
         """Print the steps and alerts that are new. Raises ServiceError."""
-        rollouts = self.readings.curve("rollout", _ROLLOUTS, from_step=self.next_step)
-        mismatch = self.readings.curve(COMPARISON, _MISMATCH, from_step=self.next_step)
+        rollouts = self.readings.curve(STEP_ROW, _ROLLOUTS, from_step=self.next_step)
+        mismatch = self.readings.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=self.next_step)
         of_mismatch = dict(zip(mismatch.steps, range(len(mismatch.steps)), strict=True))
         for index, step in enumerate(rollouts.steps):
             k3, error = (

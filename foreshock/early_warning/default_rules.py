@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.early_warning.rules import ThresholdRule
 
-K3 = "trainer/rollout:k3_kl"
+K3 = f"{TRAINER_ROLLOUT}:k3_kl"
 
 MIXTURE_OF_EXPERTS_FACTOR = 10.0
 """Published healthy ranges of k3 for mixtures of experts lie one decade above those of dense models."""
@@ -75,7 +76,7 @@ MISMATCH_RULES = (
     ),
     ThresholdRule(
         name="probability_difference",
-        key="trainer/rollout:rollout_probs_diff_mean",
+        key=f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean",
         absolute=0.01,
         severity="look",
         lag_zero_only=True,
@@ -85,7 +86,7 @@ MISMATCH_RULES = (
     ),
     ThresholdRule(
         name="multiplicative_error_look",
-        key="trainer/rollout:token_mult_prob_error",
+        key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
         absolute=1.05,
         severity="look",
         lag_zero_only=True,
@@ -95,7 +96,7 @@ MISMATCH_RULES = (
     ),
     ThresholdRule(
         name="multiplicative_error_bad",
-        key="trainer/rollout:token_mult_prob_error",
+        key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
         absolute=1.1,
         severity="bad",
         minimum_duration=3,
@@ -106,7 +107,7 @@ MISMATCH_RULES = (
     ),
     ThresholdRule(
         name="tail_heavy",
-        key="trainer/rollout:tail_2",
+        key=f"{TRAINER_ROLLOUT}:tail_2",
         absolute=0.1,
         severity="bad",
         minimum_duration=3,
@@ -117,7 +118,7 @@ MISMATCH_RULES = (
     ),
     ThresholdRule(
         name="effective_sample_size_low",
-        key="trainer/rollout:ess_token",
+        key=f"{TRAINER_ROLLOUT}:ess_token",
         absolute=0.3,
         direction="below",
         severity="bad",
@@ -129,7 +130,7 @@ MISMATCH_RULES = (
     ),
     ThresholdRule(
         name="scores_identical",
-        key="trainer/rollout:max_abs_d",
+        key=f"{TRAINER_ROLLOUT}:max_abs_d",
         absolute=1e-12,
         direction="below",
         severity="info",

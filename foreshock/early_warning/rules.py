@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from foreshock.early_warning.events import Event, Severity
 from foreshock.early_warning.robust import median, step_noise
+from foreshock.json_values import finite_or_none
 
 BASELINE_VALUES = 10
 """The run's own baseline is the median of its first ten values: short, so that an early rise is not swallowed by it."""
@@ -188,8 +189,7 @@ def _measured(rule: ThresholdRule, values: Mapping[str, float], baseline: Baseli
         return None
     if rule.key.endswith("@baseline"):
         return baseline.level if baseline is not None and baseline.ready else None
-    value = values.get(rule.key)
-    return value if value is not None and math.isfinite(value) else None
+    return finite_or_none(values.get(rule.key))
 
 
 def _advance_rule(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.errors import StatisticsError
 from foreshock.measures.passes.token_pass import sum_rollouts
 from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, token_inputs
@@ -96,5 +97,5 @@ def measure_step(batch: RolloutBatch) -> StepMeasurement:
     """Measure a batch as it was logged: its rollouts, and `trainer/rollout` where both log-probs are there."""
     comparisons = {}
     if batch.trainer_log_probs is not None and batch.rollout_log_probs is not None:
-        comparisons["trainer/rollout"] = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
+        comparisons[TRAINER_ROLLOUT] = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
     return StepMeasurement(StepStatistics.of(batch), comparisons)

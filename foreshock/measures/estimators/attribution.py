@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foreshock.comparisons import comparison_name, split_comparison
 from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
 from foreshock.measures.passes.inputs import cuts_of, group_names, numbers_of, refuse_other_size
@@ -253,11 +254,11 @@ def _link(
 ) -> Link:
     """The moments of one link over the shared tokens."""
     if not shared.tokens:
-        return Link(f"{target}/{behaviour}", cause, math.nan, math.nan, math.nan, math.nan, *share)
+        return Link(comparison_name(target, behaviour), cause, math.nan, math.nan, math.nan, math.nan, *share)
     terms = (token.k3_kl(d), d, np.square(d))
     of_rollouts = np.stack([np.add.reduceat(term, shared.offsets[:-1]) for term in terms], axis=1)
     k3, mean, square = (CompensatedSums.over_first_axis(of_rollouts).value / shared.tokens).tolist()
-    return Link(f"{target}/{behaviour}", cause, k3, mean, math.sqrt(square), float(np.abs(d).max()), *share)
+    return Link(comparison_name(target, behaviour), cause, k3, mean, math.sqrt(square), float(np.abs(d).max()), *share)
 
 
 def _cause(earlier: str, later: str, chain: Sequence[str]) -> str:
@@ -297,6 +298,6 @@ def _side_branch(
     trainer = next((name for name in ("torch.trainer", "trainer") if name in arrays), None)
     nearer = None
     if engine and trainer:
-        k3 = {link.name.partition("/")[2]: link.k3_kl for link in links}
+        k3 = {split_comparison(link.name)[1]: link.k3_kl for link in links}
         nearer = "equal" if k3[engine] == k3[trainer] else min(engine, trainer, key=lambda name: k3[name])
     return SideBranch(REFERENCE, links, engine, trainer, nearer, shared.tokens, shared.rollouts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.json_values import finite_or_none
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, Parts, sums_of_cells
 
 __all__ = [
@@ -113,5 +114,5 @@ class BucketTable:
         columns: dict[str, list[float | int | None]] = {"tokens": self.tokens.tolist()}
         for name in ("mean_abs_d", "mean_d", "k3_kl", "max_abs_d", "mean_abs_probability_difference"):
             values: list[float] = getattr(self, name).tolist()
-            columns[name] = [value if math.isfinite(value) else None for value in values]
+            columns[name] = [finite_or_none(value) for value in values]
         return columns

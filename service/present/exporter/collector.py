@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.early_warning.decisions import Decision, fold
 from foreshock.measures.statistics.buckets import BucketTable
 from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
@@ -20,7 +21,6 @@ from service.platform.database.tables.probes import Attribution
 from service.present.exporter import families, repository
 from service.present.exporter.families import Family, Samples
 from service.present.exporter.repository import ActiveRun, ComparisonKey
-from service.runs.rollouts.shards import STEP_ROW
 
 # Buckets are exported of the comparison that every run has; of others there are pages and dashboards over SQL.
 BUCKETS_OF = "trainer/rollout"

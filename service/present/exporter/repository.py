@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.tables import (
     AdviceAcknowledgement,
@@ -23,7 +24,6 @@ from service.platform.database.tables import (
 )
 from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Worker
 from service.replay.leases.transitions import FAILURES, JobState
-from service.runs.rollouts.shards import STEP_ROW
 
 # A job that any worker may do has none; this is how it is shown.
 ANY_ACCELERATOR = "any"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import Attribution, Link, SideBranch
 from service.replay.attribution.compute import Floor
 from service.replay.attribution.excess import excess_over_floors
@@ -35,14 +35,14 @@ class LinkRead(BaseModel):
         return cls(
             name=link.name,
             cause=link.cause,
-            k3_kl=_finite(link.k3_kl),
+            k3_kl=finite_or_none(link.k3_kl),
             excess_k3_kl=excess_over_floors(link.name, link.k3_kl, floors),
-            mean_d=_finite(link.mean_d),
-            rms_d=_finite(link.rms_d),
-            max_abs_d=_finite(link.max_abs_d),
-            share=_finite(link.share),
-            share_low=_finite(link.share_low),
-            share_high=_finite(link.share_high),
+            mean_d=finite_or_none(link.mean_d),
+            rms_d=finite_or_none(link.rms_d),
+            max_abs_d=finite_or_none(link.max_abs_d),
+            share=finite_or_none(link.share),
+            share_low=finite_or_none(link.share_low),
+            share_high=finite_or_none(link.share_high),
         )
 
 
@@ -88,9 +88,9 @@ class FloorRead(BaseModel):
         return cls(
             scorer=floor.scorer,
             comparison=floor.comparison,
-            k3_kl=_finite(floor.k3_kl),
-            mean_abs_d=_finite(floor.mean_abs_d),
-            max_abs_d=_finite(floor.max_abs_d),
+            k3_kl=finite_or_none(floor.k3_kl),
+            mean_abs_d=finite_or_none(floor.mean_abs_d),
+            max_abs_d=finite_or_none(floor.max_abs_d),
             rollouts=floor.rollouts,
             tokens=floor.tokens,
         )
@@ -153,7 +153,7 @@ class AttributionRead(BaseModel):
             whole=LinkRead.of(attribution.whole, of_scorer),
             side_branch=SideBranchRead.of(branch, of_scorer) if branch is not None else None,
             floors=[FloorRead.of(floor) for floor in floors],
-            cancellation=_finite(attribution.cancellation),
+            cancellation=finite_or_none(attribution.cancellation),
             telescoping_error=attribution.telescoping_error,
             tokens=attribution.tokens,
             rollouts=attribution.rollouts,
@@ -163,7 +163,3 @@ class AttributionRead(BaseModel):
             scores=list(scores),
             computed_at_us=computed_at_us,
         )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from foreshock.corrections import Casualties, Evaluation, Population, Threshold
+from foreshock.json_values import finite_or_none
 from service.runs.corrections.service import EvaluatedCorrections
 
 TOO_LARGE = "a value too large for a float64 is null"
@@ -28,11 +29,11 @@ class PopulationRead(BaseModel):
         """From the library's."""
         return cls(
             sequences=population.sequences,
-            reward_mean=_finite(population.reward),
-            advantage_mean=_finite(population.advantage),
-            length_mean=_finite(population.length),
-            turns_mean=_finite(population.turns),
-            lag_mean=_finite(population.lag),
+            reward_mean=finite_or_none(population.reward),
+            advantage_mean=finite_or_none(population.advantage),
+            length_mean=finite_or_none(population.length),
+            turns_mean=finite_or_none(population.turns),
+            lag_mean=finite_or_none(population.lag),
         )
 
 
@@ -52,8 +53,8 @@ class CasualtiesRead(BaseModel):
             touched=PopulationRead.of(casualties.touched),
             untouched=PopulationRead.of(casualties.untouched),
             groups=casualties.groups,
-            groups_touched=_finite(casualties.groups_touched),
-            groups_emptied=_finite(casualties.groups_emptied),
+            groups_touched=finite_or_none(casualties.groups_touched),
+            groups_emptied=finite_or_none(casualties.groups_emptied),
         )
 
 
@@ -109,7 +110,7 @@ class CorrectionRead(BaseModel):
             threshold=_text(found.asked),
             threshold_used=_text(found.used),
             exact=found.is_exact,
-            **{name: _finite(value) for name, value in figures.items()},
+            **{name: finite_or_none(value) for name, value in figures.items()},
             casualties=CasualtiesRead.of(found.casualties),
             not_estimable=found.not_estimable,
             notes=[*found.notes, *too_large],
@@ -142,7 +143,3 @@ class CorrectionsRead(BaseModel):
 
 def _text(threshold: Threshold) -> str | None:
     return None if threshold == Threshold() else str(threshold)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.comparisons import STEP_ROW
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
@@ -22,7 +23,6 @@ from service.runs.measurements import repository
 from service.runs.measurements.downsampling import keep_extremes
 from service.runs.measurements.folded import FoldedStatistics
 from service.runs.measurements.repository import Curves
-from service.runs.rollouts.shards import STEP_ROW
 from service.runs.runs.service import get_run
 
 

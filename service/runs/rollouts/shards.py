@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError
 from foreshock.lint import gather_evidence
 from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from service.platform.decoding.limits import stored_limits
-
-# The "comparison" of what is measured on one score alone: lengths, rewards, entropy.
-STEP_ROW = "rollout"
 
 
 @dataclass(frozen=True, slots=True)

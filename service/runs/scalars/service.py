@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.json_values import finite_or_none
 from service.platform.context import StepObserver
 from service.platform.database.tables import Scalar
 from service.platform.security import Principal
@@ -40,7 +40,7 @@ def put_scalars(
             "step": step,
             "source": body.source,
             "name": name,
-            "value": value if value is not None and math.isfinite(value) else None,
+            "value": finite_or_none(value),
             "received_at_us": now,
         }
         for name, value in sorted(body.values.items())

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Protocol
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison import Comparison
 from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, StepStatistics
 from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
 from service.runs.measurements.folded import FoldedStatistics
-from service.runs.rollouts.shards import STEP_ROW
 
 
 class Part(Protocol):

@@ -6,6 +6,7 @@ import math
 
 from pydantic import BaseModel, Field
 
+from foreshock.json_values import finite_or_none
 from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
 from service.runs.corrections.schemas import TOO_LARGE
 from service.runs.theory.service import FoundTheory
@@ -30,14 +31,14 @@ class BiasRead(BaseModel):
     def of(cls, bound: BiasBound) -> BiasRead:
         """From the library's."""
         return cls(
-            per_unit=_finite(bound.per_unit),
-            low=_finite(bound.low),
-            high=_finite(bound.high),
-            trivial=_finite(bound.trivial),
+            per_unit=finite_or_none(bound.per_unit),
+            low=finite_or_none(bound.low),
+            high=finite_or_none(bound.high),
+            trivial=finite_or_none(bound.trivial),
             sequences=bound.sequences,
-            mean_length=_finite(bound.mean_length),
+            mean_length=finite_or_none(bound.mean_length),
             longest=bound.longest,
-            largest_reward=_finite(bound.largest_reward),
+            largest_reward=finite_or_none(bound.largest_reward),
             notes=[*bound.notes, *([TOO_LARGE] if math.isinf(bound.per_unit) else [])],
         )
 
@@ -55,7 +56,7 @@ class HorizonRead(BaseModel):
     def of(cls, bound: HorizonBound, delta_max: float | None) -> HorizonRead:
         """From the library's."""
         return cls(
-            value=_finite(bound.value),
+            value=finite_or_none(bound.value),
             trivial=bound.trivial,
             vacuous=bound.vacuous,
             delta_max=delta_max,
@@ -84,9 +85,9 @@ class SequenceChi2Read(BaseModel):
     def of(cls, found: SequenceChi2) -> SequenceChi2Read:
         """From the library's."""
         return cls(
-            value=_finite(found.value),
-            log10=_finite(found.log10),
-            chi2_token=_finite(found.chi2_token),
+            value=finite_or_none(found.value),
+            log10=finite_or_none(found.log10),
+            chi2_token=finite_or_none(found.chi2_token),
             length=found.length,
         )
 
@@ -104,10 +105,10 @@ class GradientRead(BaseModel):
     def of(cls, noise: GradientNoise) -> GradientRead:
         """From the library's."""
         return cls(
-            variance=_finite(noise.variance),
-            of_batch=_finite(noise.of_batch),
-            signal=_finite(noise.signal),
-            batch_prompts_for_parity=_finite(noise.batch_prompts_for_parity),
+            variance=finite_or_none(noise.variance),
+            of_batch=finite_or_none(noise.of_batch),
+            signal=finite_or_none(noise.signal),
+            batch_prompts_for_parity=finite_or_none(noise.batch_prompts_for_parity),
             notes=list(noise.notes),
         )
 
@@ -123,9 +124,9 @@ class StepNoiseRead(BaseModel):
     def of(cls, noise: StepNoise) -> StepNoiseRead:
         """From the library's."""
         return cls(
-            at_learning_rate=_finite(noise.at_learning_rate),
-            at_half=_finite(noise.at_half),
-            bias_norm=_finite(noise.bias_norm),
+            at_learning_rate=finite_or_none(noise.at_learning_rate),
+            at_half=finite_or_none(noise.at_half),
+            bias_norm=finite_or_none(noise.bias_norm),
         )
 
 
@@ -159,7 +160,9 @@ class TheoryRead(BaseModel):
             bias=BiasRead.of(theory.bias),
             horizon=HorizonRead.of(theory.horizon, found.delta_max),
             pinsker=PinskerRead(
-                bound=_finite(theory.pinsker), tv_token=_finite(theory.tv_token), notes=list(theory.pinsker_notes)
+                bound=finite_or_none(theory.pinsker),
+                tv_token=finite_or_none(theory.tv_token),
+                notes=list(theory.pinsker_notes),
             ),
             sequence_chi2=None if theory.sequence_chi2 is None else SequenceChi2Read.of(theory.sequence_chi2),
             gradient=None if theory.gradient is None else GradientRead.of(theory.gradient),
@@ -171,7 +174,3 @@ class TheoryRead(BaseModel):
                 None if theory.step_noise_with_bias is None else StepNoiseRead.of(theory.step_noise_with_bias)
             ),
         )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -8,9 +8,11 @@ its summary (what it shows, for those who do not see it).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from foreshock.json_values import json_value
 
 Json = dict[str, Any]
 """A Plotly trace, shape or layout: Plotly's own vocabulary, written straight to JSON."""
@@ -64,8 +66,8 @@ class Figure:
             "caption": self.caption,
             "summary": self.summary,
             "height": self.height,
-            "data": without_nonfinite(list(self.traces)),
-            "layout": without_nonfinite(self.layout),
+            "data": json_value(list(self.traces)),
+            "layout": json_value(self.layout),
         }
 
 
@@ -78,17 +80,6 @@ class Missing:
 
     def to_json(self) -> Json:
         return {"title": self.title, "missing": self.why}
-
-
-def without_nonfinite(value: Any) -> Any:
-    """JSON has no NaN: Plotly draws a gap at null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: without_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nonfinite(item) for item in value]
-    return value
 
 
 def line(curve: Curve, name: str, colour: str, **more: Any) -> Json:

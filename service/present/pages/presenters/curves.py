@@ -13,7 +13,6 @@ from service.runs.scalars.service import read_scalars
 
 # More points than pixels say nothing; extremes are kept.
 MOST_POINTS = 2000
-STEP_ROW = "rollout"
 
 
 def curves_of(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
 from service.platform.database.tables import Run
 from service.platform.problem import ProblemError
@@ -13,7 +14,7 @@ from service.present.pages.figures import Curve, Figure, Missing, attribution, b
 from service.present.pages.figures.panels import Panel, panels_figure
 from service.present.pages.presenters.advice import scale_curve, surge_step
 from service.present.pages.presenters.attribution import chain_of_step, newest_chain
-from service.present.pages.presenters.curves import STEP_ROW, curves_of, scalar_curves
+from service.present.pages.presenters.curves import curves_of, scalar_curves
 from service.present.pages.presenters.measures import PARETO_BAD, PARETO_FAR, PARETO_LOOK
 from service.present.pages.presenters.viewing import Viewing
 from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_statistics

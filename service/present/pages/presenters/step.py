@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.measures.registry import STEP_MEASURES
 from service.present.pages.figures.mismatch import known_first, shown_comparisons
 from service.present.pages.formatting import OUT_OF_DATE, count, number
 from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of
-from service.present.pages.presenters.curves import STEP_ROW
 from service.present.pages.presenters.figures import STEP_PLOTS, WHOLE, StepPlot
 from service.present.pages.presenters.lint import lint_of_step
 from service.present.pages.presenters.measures import measure_groups, measure_value

@@ -1,0 +1,25 @@
+"""Floats as JSON can hold them: JSON has no NaN and no infinity, so they become null."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["finite_or_none", "json_value"]
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return `value`, or None if it is NaN or infinite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def json_value(value: Any) -> Any:
+    """Return nested mappings, lists and tuples as dicts and lists, with None for every non-finite float."""
+    if isinstance(value, float):
+        return finite_or_none(value)
+    if isinstance(value, Mapping):
+        return {name: json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return value
