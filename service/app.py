@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
@@ -18,6 +19,7 @@ from service.platform.background import Sweeper
 from service.platform.context import ServiceContext
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
+from service.platform.events import EventBus
 from service.platform.guards import RequestGuard
 from service.platform.health.endpoints import router as health
 from service.platform.openapi import document_problems
@@ -27,7 +29,8 @@ from service.platform.store.tokens import TokenStore
 from service.present.exporter.endpoints import router as exporter
 from service.present.pages.endpoints import ROUTERS as PAGES
 from service.replay.attribution.endpoints import router as attribution
-from service.replay.attribution.service import compute_left_over
+from service.replay.attribution.service import compute_left_over, mark_attribution_stale
+from service.replay.events import ScoresPublished
 from service.replay.hardware.endpoints import router as hardware
 from service.replay.leases.endpoints import router as leases
 from service.replay.leases.service import sweep as sweep_leases
@@ -36,18 +39,23 @@ from service.replay.scores.reader import read_replayed_scores
 from service.runs.attempts.endpoints import router as attempts
 from service.runs.checkpoints.endpoints import router as checkpoints
 from service.runs.corrections.endpoints import router as corrections
+from service.runs.events import AdviceModeChanged, AttemptStarted, MeasurementsChanged, ScalarsChanged, StepClosed
 from service.runs.lint.endpoints import router as lint
 from service.runs.lint.service import lint_closed_step
 from service.runs.measurements.endpoints import router as measurements
 from service.runs.rollouts.endpoints import router as rollouts
+from service.runs.rollouts.shards import PRELOAD
 from service.runs.runs.endpoints import router as runs
 from service.runs.scalars.endpoints import router as scalars
 from service.runs.steps.endpoints import router as steps
 from service.runs.steps.service import close_overdue_steps
 from service.runs.theory.endpoints import router as theory
+from service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
 from service.watch.advice.endpoints import router as advice
 from service.watch.alerts.endpoints import router as alerts
-from service.watch.alerts.replay_detectors import observe_closed_step
+from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
+from service.watch.detection.events import DetectorsReplayed
+from service.watch.detection.replay_detectors import observe_changed_step, restart_from_resume
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
@@ -98,13 +106,28 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         settings=settings,
         database=Database(settings.database_url),
         store=TokenStore(settings.store_url),
-        decoders=decoders or DecoderPool(settings),
+        decoders=decoders or DecoderPool(settings, PRELOAD),
         session_secret=secret.encode(),
-        # Called, in this order, inside the transaction that closes a step.
-        step_observers=(lint_closed_step, observe_closed_step),
+        events=subscribe_handlers(EventBus()),
         # Who adds what was replayed to the tokens that are shown.
         score_readers=(read_replayed_scores,),
     )
+
+
+def subscribe_handlers(events: EventBus) -> EventBus:
+    """Subscribe every handler; those of one event run in the order in which they are listed here."""
+    events.subscribe(StepClosed, lint_closed_step)
+    for changed in (StepClosed, ScalarsChanged, MeasurementsChanged):
+        events.subscribe(changed, partial(observe_changed_step, events))
+    events.subscribe(AttemptStarted, resolve_superseded)
+    events.subscribe(AttemptStarted, rewind_log)
+    # After the rewind: the replay appends decisions to the new attempt's log.
+    events.subscribe(AttemptStarted, partial(restart_from_resume, events))
+    events.subscribe(DetectorsReplayed, reconcile_alerts)
+    events.subscribe(DetectorsReplayed, decide_after_replay)
+    events.subscribe(AdviceModeChanged, record_mode)
+    events.subscribe(ScoresPublished, mark_attribution_stale)
+    return events
 
 
 @asynccontextmanager

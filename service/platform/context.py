@@ -1,4 +1,4 @@
-"""What a request works with, made once by `create_app`: settings, database, token store, decoders, step observers."""
+"""The long-lived parts of one service process, made once by `create_app` and handed to each request."""
 
 from __future__ import annotations
 
@@ -14,26 +14,9 @@ from sqlalchemy.orm import Session
 from foreshock.rollouts import RolloutBatch
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
+from service.platform.events import EventBus
 from service.platform.settings import Settings
 from service.platform.store.tokens import TokenStore
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedStepValues:
-    """A step that has just closed, or whose values changed after it closed.
-
-    `values` are keyed `comparison:measure` (`trainer/rollout:k3_kl`, `rollout:response_length_mean`) and
-    `scalars:name`; what is not estimable is absent.
-    """
-
-    run_id: str
-    attempt: int
-    step: int
-    values: Mapping[str, float] = field(default_factory=dict)
-
-
-# Called inside the transaction that closes (or changes) the step; what it writes is committed with it.
-StepObserver = Callable[[Session, ClosedStepValues], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +42,7 @@ class ServiceContext:
     store: TokenStore
     decoders: DecoderPool
     session_secret: bytes
-    step_observers: tuple[StepObserver, ...] = ()
+    events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
 
     def replacing(self, **parts: Any) -> ServiceContext:

@@ -20,6 +20,7 @@ from service.platform.database.session import Database
 from service.platform.database.tables import Base
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
+from service.runs.rollouts.shards import PRELOAD
 from tests.service.postgres import PostgresCluster, start_postgres
 from tests.service.server import RunningServer
 
@@ -72,7 +73,7 @@ def database(database_url: str) -> Iterator[Database]:
 @pytest.fixture(scope="session")
 def decoders() -> Iterator[DecoderPool]:
     """One pool of decoder processes for the whole test session; with nothing to compile, which takes a minute."""
-    pool = DecoderPool(Settings(decode_processes=2, max_body_bytes=1 << 20, token_pass="numpy"))
+    pool = DecoderPool(Settings(decode_processes=2, max_body_bytes=1 << 20, token_pass="numpy"), PRELOAD)
     pool.warm_up()
     yield pool
     pool.close()

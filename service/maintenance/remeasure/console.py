@@ -25,6 +25,7 @@ from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings, load_settings
 from service.platform.store.tokens import TokenStore
+from service.runs.rollouts.shards import PRELOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[Service
     """What measuring needs of a service; raises ConfigurationError where its data is not there or not migrated."""
     _check_there(settings)
     database = Database(settings.database_url)
-    decoders = shared or DecoderPool(settings)
+    decoders = shared or DecoderPool(settings, PRELOAD)
     try:
         with database.read() as session:
             has = current_revision(session.connection())

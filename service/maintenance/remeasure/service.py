@@ -20,10 +20,11 @@ from sqlalchemy.orm import Session
 from foreshock.errors import ForeshockError
 from service.maintenance.remeasure import repository
 from service.maintenance.remeasure.repository import StepKey
-from service.platform.context import ClosedStepValues, ServiceContext
+from service.platform.context import ServiceContext
 from service.platform.problem import ProblemError
 from service.replay.attribution.compute import StepFindings, compute_findings
 from service.replay.attribution.service import ScoredStep, scored_step, store_findings
+from service.runs.events import StepClosed
 from service.runs.lint.service import lint_closed_step
 from service.runs.measurements.folded import FoldedStatistics
 from service.runs.measurements.service import store_measurement
@@ -134,7 +135,7 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
         for each in measured.folded:
             store_measurement(session, *key, each)
         session.flush()
-        lint_closed_step(session, ClosedStepValues(*key))
+        lint_closed_step(session, StepClosed(*key))
     if measured.findings is not None:
         store_findings(session, key, measured.stored.scored.version, measured.findings)
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -46,9 +46,10 @@ class _Generation:
 
 
 class DecoderPool:
-    """Runs module-level functions in other processes. Thread-safe; `run` waits for the answer."""
+    """Runs module-level functions in other processes, which import `preload` when they start. Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, preload: Sequence[str] = ()) -> None:
+        self._preload = tuple(preload)
         self._settings = settings
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(settings.decode_processes + settings.decode_queue)
@@ -167,6 +168,6 @@ class DecoderPool:
                 self._settings.decode_processes,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=prepare_process,
-                initargs=(self._settings.decode_memory_bytes, self._choice),
+                initargs=(self._settings.decode_memory_bytes, self._choice, self._preload),
             )
         )

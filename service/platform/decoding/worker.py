@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import connection, parent_process
 from typing import TypeVar
 
@@ -17,14 +18,16 @@ from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_
 Result = TypeVar("Result")
 
 
-def prepare_process(memory_bytes: int, choice: TokenPassChoice) -> None:
-    """Load what decoding needs, then allow `memory_bytes` of address space on top, and no core dump."""
+def prepare_process(memory_bytes: int, choice: TokenPassChoice, preload: Sequence[str]) -> None:
+    """Import the modules in `preload`, then allow `memory_bytes` of address space on top, and no core dump."""
     # First of all: what follows may take a minute.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import pyarrow as pa
 
-    import service.runs.rollouts.shards  # noqa: F401  (imports before the limit, so that it bounds the data alone)
+    # Imported before the limit is set, so that it bounds the data alone.
+    for module in preload:
+        importlib.import_module(module)
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

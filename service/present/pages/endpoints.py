@@ -91,7 +91,7 @@ def decide(
     """An operator's decision on the learning rate, then back to the run."""
     if kind == "apply" or kind == "shadow":
         change = RunUpdate(advice_mode=kind)
-        context.database.write(lambda session: update_run(session, guest.principal, run, change))
+        context.database.write(lambda session: update_run(session, context.events, guest.principal, run, change))
     else:
         decision = OperatorDecisionCreate(kind=kind, reason=f"An operator said {kind} on the run's page.")
         context.database.write(lambda session: operate(session, guest.principal, run, decision))

@@ -22,17 +22,19 @@ from service.platform.security import Principal
 from service.replay.attribution import repository
 from service.replay.attribution.compute import ScoreFiles, StepFindings, compute_findings
 from service.replay.attribution.schemas import AttributionRead, ScoreSource
+from service.replay.events import ScoresPublished
 from service.replay.probes.service import pinned_rollouts
 from service.replay.scores import repository as scores
 from service.replay.scores.replayed import PinnedRollouts
 from service.runs.attempts.repository import of_run
 from service.runs.attempts.service import attempt_of_step
+from service.runs.events import MeasurementsChanged
 from service.runs.measurements.service import store_measurement
 from service.runs.rollouts.repository import of_step as shards_of_step
 from service.runs.runs.repository import find_and_lock
 from service.runs.runs.service import get_run
 from service.runs.steps import repository as steps
-from service.runs.steps.service import values_changed
+from service.runs.steps.service import is_closed
 
 StepKey = tuple[str, int, int]
 _logger = logging.getLogger(__name__)
@@ -120,6 +122,11 @@ def try_to_compute(context: ServiceContext, key: StepKey) -> bool:
         return False
 
 
+def mark_attribution_stale(session: Session, published: ScoresPublished) -> None:
+    """Mark the step's attribution as out of date, in the transaction that publishes its scores."""
+    repository.mark_stale(session, published.run_id, published.attempt, published.step, published.at_us)
+
+
 def compute_left_over(context: ServiceContext) -> int:
     """Compute what a crash or a failure left out of date; how many steps. For the sweeper."""
     with context.database.read() as session:
@@ -152,7 +159,8 @@ def _store(context: ServiceContext, key: StepKey, version: str, findings: StepFi
         return True
     if not store_findings(session, key, version, findings):
         return False
-    values_changed(session, context.step_observers, *key)
+    if is_closed(session, *key):
+        context.events.publish(session, MeasurementsChanged(*key))
     return True
 
 

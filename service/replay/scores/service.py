@@ -17,11 +17,12 @@ from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
 from service.platform.decoding.limits import decode_limits
+from service.platform.events import EventBus
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.tokens import score_file_name
 from service.platform.uploads import Upload
-from service.replay.attribution.repository import mark_stale
+from service.replay.events import ScoresPublished
 from service.replay.leases import transitions
 from service.replay.leases.service import check_held, find_lease, hold
 from service.replay.leases.transitions import Outcome
@@ -116,10 +117,10 @@ def publish_job(context: ServiceContext, principal: Principal, lease_id: str, to
 
     Raises LeaseLost unless the token is the newest, ScoresIncomplete where scores are missing.
     """
-    return context.database.write(lambda session: _publish_job(session, principal, lease_id, token))
+    return context.database.write(lambda session: _publish_job(session, context.events, principal, lease_id, token))
 
 
-def _publish_job(session: Session, principal: Principal, lease_id: str, token: int) -> Probe:
+def _publish_job(session: Session, events: EventBus, principal: Principal, lease_id: str, token: int) -> Probe:
     lease, job, probe = find_lease(session, principal, lease_id)
     if _is_completed(lease, token):
         return probe
@@ -129,7 +130,7 @@ def _publish_job(session: Session, principal: Principal, lease_id: str, token: i
         _check_complete(key, sent.get(key, []), probe)
     now = database_now_us(session)
     repository.publish(session, [_score_row(key, sent[key], lease, job, probe, now) for key in sorted(_asked(job))])
-    mark_stale(session, probe.run_id, probe.attempt, probe.step, now)
+    events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
     transitions.complete(job, lease, now)
     return probe
 

@@ -22,7 +22,7 @@ def create_attempt(
 ) -> AttemptRead:
     """Get or create the attempt of this key: 201 where it is new. A step survives in the newest one that holds it."""
     attempt, created = context.database.write(
-        lambda session: service.get_or_create_attempt(session, principal, run, body)
+        lambda session: service.get_or_create_attempt(session, context.events, principal, run, body)
     )
     if not created:
         response.status_code = status.HTTP_200_OK

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Attempt
+from service.platform.events import EventBus
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts import repository
 from service.runs.attempts.active_attempts import surviving_attempt
 from service.runs.attempts.schemas import AttemptCreate, AttemptRead
+from service.runs.events import AttemptStarted
 from service.runs.runs.service import get_run, lock_run
-from service.watch.alerts.replay_detectors import begin_attempt
 
 
 class AttemptNotFound(ProblemError):
@@ -29,7 +32,7 @@ class AttemptConflict(ProblemError):
 
 
 def get_or_create_attempt(
-    session: Session, principal: Principal, run_id: str, body: AttemptCreate
+    session: Session, events: EventBus, principal: Principal, run_id: str, body: AttemptCreate
 ) -> tuple[Attempt, bool]:
     """The attempt of this key, and whether it is new; raises AttemptConflict where `resume_step` differs."""
     lock_run(session, principal, run_id)
@@ -48,8 +51,18 @@ def get_or_create_attempt(
             "give each resume its own key"
         )
     if created and attempt.attempt > 1:
-        begin_attempt(session, run_id, attempt.attempt, attempt.resume_step)
+        events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step))
     return attempt, created
+
+
+def find_attempt(session: Session, run_id: str, attempt: int) -> Attempt | None:
+    """Return the attempt with this number; None if there is none."""
+    return repository.find(session, run_id, attempt)
+
+
+def attempts_of_run(session: Session, run_id: str) -> Sequence[Attempt]:
+    """Return every attempt of a run, in order."""
+    return repository.of_run(session, run_id)
 
 
 def list_attempts(session: Session, principal: Principal, run_id: str) -> list[AttemptRead]:

@@ -15,12 +15,12 @@ from foreshock.lint import CHECKS, CheckResult, LintEvidence, LintWarning, judge
 from foreshock.lint.findings import Finding, NotChecked
 from foreshock.lint.judge_sampling import SurprisalSums, sums_for_run, surprisal_outcome
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.context import ClosedStepValues
 from service.platform.database.tables import ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.repository import of_run
 from service.runs.attempts.service import attempt_of_step, require_attempt
+from service.runs.events import StepClosed
 from service.runs.lint import repository
 from service.runs.lint.repository import RunSums, WarnedStep
 from service.runs.lint.schemas import CheckRead, RunLintRead, RunWarningRead, Severity, StepLintRead, WarningRead
@@ -51,7 +51,7 @@ def evidence_row(step: tuple[str, int, int], shard: int, part: LintPart) -> dict
     }
 
 
-def lint_closed_step(session: Session, closed: ClosedStepValues) -> None:
+def lint_closed_step(session: Session, closed: StepClosed) -> None:
     """Judge a step that has closed or changed, inside that transaction; what cannot be read is left out, and said."""
     shards = repository.of_step(session, closed.run_id, closed.attempt, closed.step)
     verdict, evidence = _judge(closed.step, closed.attempt, shards)

@@ -113,7 +113,7 @@ def commit_shard(
     repository.add_statistics(session, statistics_rows(address.step_key, address.shard, decoded.parts))
     add_evidence(session, evidence_row(address.step_key, address.shard, decoded.lint))
     note_step(session, address.run_id, address.step)
-    closed = steps.count_shard(session, context.step_observers, step, decoded.rollouts, decoded.tokens)
+    closed = steps.count_shard(session, context.events, step, decoded.rollouts, decoded.tokens)
     return ShardReceipt(
         status="stored",
         digest=upload.digest,

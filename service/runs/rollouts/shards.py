@@ -15,6 +15,9 @@ from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from service.platform.decoding.limits import stored_limits
 
+# Modules that a decoder process imports when it starts.
+PRELOAD = (__name__,)
+
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:

@@ -48,7 +48,7 @@ def read_run(run: RunIdentifier, context: Context, principal: Reader) -> RunRead
 @router.patch("/{run}")
 def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: Ingester) -> RunRead:
     """Change a run's state, name or advice mode."""
-    changed = context.database.write(lambda session: service.update_run(session, principal, run, body))
+    changed = context.database.write(lambda session: service.update_run(session, context.events, principal, run, body))
     return RunRead.model_validate(changed)
 
 

@@ -9,13 +9,14 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Run
+from service.platform.events import EventBus
 from service.platform.identifiers import new_identifier
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal, ScopeMissing
+from service.runs.events import AdviceModeChanged
 from service.runs.runs import repository
 from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
-from service.watch.advice.decision_log import record_mode
 
 
 class RunNotFound(ProblemError):
@@ -78,7 +79,7 @@ def list_runs(
     return page_of([RunRead.model_validate(run) for run in runs], limit, _key_of)
 
 
-def update_run(session: Session, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
+def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
     """Change what `changes` names."""
     run = lock_run(session, principal, run_id)
     mode_before = run.advice_mode
@@ -86,7 +87,8 @@ def update_run(session: Session, principal: Principal, run_id: str, changes: Run
         if value is not None or name == "name":
             setattr(run, name, value)
     run.updated_at_us = now_us()
-    record_mode(session, run_id, mode_before, run.advice_mode)
+    if run.advice_mode != mode_before:
+        events.publish(session, AdviceModeChanged(run_id, run.advice_mode))
     return run
 
 

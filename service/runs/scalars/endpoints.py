@@ -35,7 +35,7 @@ def put_scalars(
 ) -> None:
     """Store a source's values for a step; the same again changes nothing."""
     context.database.write(
-        lambda session: service.put_scalars(session, context.step_observers, principal, run, attempt, step, body)
+        lambda session: service.put_scalars(session, context.events, principal, run, attempt, step, body)
     )
 
 

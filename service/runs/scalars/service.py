@@ -8,21 +8,22 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.json_values import finite_or_none
-from service.platform.context import StepObserver
 from service.platform.database.tables import Scalar
+from service.platform.events import EventBus
 from service.platform.security import Principal
 from service.runs.attempts.active_attempts import survives
 from service.runs.attempts.repository import of_run
 from service.runs.attempts.service import require_attempt
+from service.runs.events import ScalarsChanged
 from service.runs.runs.service import get_run, lock_run
 from service.runs.scalars import repository
 from service.runs.scalars.schemas import ScalarColumns, ScalarsPut, ScalarsRead
-from service.runs.steps.service import values_changed
+from service.runs.steps.service import is_closed
 
 
 def put_scalars(
     session: Session,
-    observers: Sequence[StepObserver],
+    events: EventBus,
     principal: Principal,
     run_id: str,
     attempt: int,
@@ -46,7 +47,8 @@ def put_scalars(
         for name, value in sorted(body.values.items())
     ]
     repository.put(session, rows)
-    values_changed(session, observers, run_id, attempt, step)
+    if is_closed(session, run_id, attempt, step):
+        events.publish(session, ScalarsChanged(run_id, attempt, step))
 
 
 def read_scalars(

@@ -1,4 +1,4 @@
-"""Steps: opened by their first shard, closed by their last one or by the sweeper; observers are told of it."""
+"""Steps: opened by their first shard, closed by their last one or by the sweeper."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.context import ClosedStepValues, ServiceContext, StepObserver
+from service.platform.context import ServiceContext
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import ShardStatistics, Step
+from service.platform.events import EventBus
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts import repository as attempts_repository
 from service.runs.attempts.service import require_attempt
+from service.runs.events import StepClosed
 from service.runs.measurements.repository import statistics_of
-from service.runs.measurements.service import store_measurement, values_of_step
+from service.runs.measurements.service import store_measurement
 from service.runs.rollouts.remeasuring import bring_up_to_date
 from service.runs.rollouts.repository import statistics_of_step
 from service.runs.runs.repository import find_and_lock
 from service.runs.runs.service import get_run
-from service.runs.scalars.repository import values_of_step as scalars_of_step
 from service.runs.steps import repository
 from service.runs.steps.folding import fold_shards
 from service.runs.steps.schemas import StepRead
@@ -72,39 +73,25 @@ def open_step(session: Session, run_id: str, attempt: int, step: int, shards: in
     return found
 
 
-def count_shard(session: Session, observers: Sequence[StepObserver], step: Step, rollouts: int, tokens: int) -> bool:
+def count_shard(session: Session, events: EventBus, step: Step, rollouts: int, tokens: int) -> bool:
     """Count a shard that was just added; close the step with its last one, fold again after that. Whether closed."""
     step.received_shards += 1
     step.rollouts += rollouts
     step.tokens += tokens
     step.last_shard_at_us = now_us()
     if step.received_shards >= step.expected_shards or step.closed_at_us is not None:
-        close_step(session, observers, step)
+        close_step(session, events, step)
     return step.closed_at_us is not None
 
 
-def close_step(session: Session, observers: Sequence[StepObserver], step: Step) -> None:
-    """Fold what is there into measurements, then tell the observers, all in this transaction. The run is locked."""
+def close_step(session: Session, events: EventBus, step: Step) -> None:
+    """Fold what is there into measurements and publish StepClosed, all in this transaction. The run is locked."""
     shards = statistics_of_step(session, step.run_id, step.attempt, step.step)
     for comparison, group in groupby(shards, key=lambda each: each.comparison):
         _store_fold(session, step, comparison, list(group))
     step.closed_at_us = step.closed_at_us or now_us()
     session.flush()
-    notify_observers(session, observers, step.run_id, step.attempt, step.step)
-
-
-def notify_observers(session: Session, observers: Sequence[StepObserver], run_id: str, attempt: int, step: int) -> None:
-    """Tell the observers the values of a closed step; called when it closes and when they change later."""
-    values = values_of_step(session, run_id, attempt, step)
-    values |= {f"scalars:{name}": value for name, value in scalars_of_step(session, run_id, attempt, step).items()}
-    for observe in observers:
-        observe(session, ClosedStepValues(run_id, attempt, step, values))
-
-
-def values_changed(session: Session, observers: Sequence[StepObserver], run_id: str, attempt: int, step: int) -> None:
-    """Tell the observers of late scalars or scores if the step has closed; before, they wait. The run is locked."""
-    if is_closed(session, run_id, attempt, step):
-        notify_observers(session, observers, run_id, attempt, step)
+    events.publish(session, StepClosed(step.run_id, step.attempt, step.step))
 
 
 def is_closed(session: Session, run_id: str, attempt: int, step: int) -> bool:
@@ -172,7 +159,7 @@ def _close_if_overdue(context: ServiceContext, before_us: int, key: tuple[str, i
         return False
     if found.closed_at_us is not None or found.last_shard_at_us >= before_us:
         return False
-    close_step(session, context.step_observers, found)
+    close_step(session, context.events, found)
     return True
 
 

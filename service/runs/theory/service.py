@@ -14,7 +14,7 @@ from service.platform.security import Principal
 from service.runs.corrections.service import MeasuredPair, read_pair
 from service.runs.runs.service import get_run
 from service.runs.scalars.repository import values_of_step
-from service.watch.advice.repository import acknowledgement_at
+from service.runs.theory import repository
 
 # The scalars that the gradient's variance is made of, in the order of GradientNorms; norms are before clipping.
 GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_prompts", "batch_prompts")
@@ -76,9 +76,9 @@ def _learning_rate(
     for name in LEARNING_RATE_SCALARS:
         if scalars.get(name, -1.0) >= 0.0:
             return scalars[name], f"the step's scalar {name}"
-    said = acknowledgement_at(session, run.id, pair.attempt, pair.step)
-    if said is not None:
-        return said.applied_learning_rate, f"what the trainer applied at step {said.step}"
+    applied = repository.applied_learning_rate(session, run.id, pair.attempt, pair.step)
+    if applied is not None:
+        return applied.learning_rate, f"what the trainer applied at step {applied.step}"
     initial = run.initial_learning_rate
     return initial, None if initial is None else "the run's initial learning rate, for want of the step's own"
 

@@ -1,68 +1,64 @@
-"""What adds to the log of advice besides an operator: the detectors' word, a resume, and a change of mode.
+"""The log of advice: decisions after a replay of the detectors, a resume, or a change of mode.
 
-All of it runs in the caller's transaction with the run locked, so revisions follow one another.
+Everything runs in the publisher's transaction with the run locked, so revisions are consecutive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.early_warning.decisions import Author, Mode, Observation, decide, fold, rewind, set_mode
-from foreshock.early_warning.detectors import WarningConfiguration, WarningState, open_signals
-from service.platform.database.tables import Attempt
+from foreshock.early_warning.decisions import Mode, Observation, decide, fold, rewind, set_mode
+from foreshock.early_warning.detectors import open_signals
+from service.runs.events import AdviceModeChanged, AttemptStarted
 from service.watch.advice import repository
-from service.watch.advice.waking import wake_after_commit
+from service.watch.detection.events import DetectorsReplayed
+from service.watch.detection.service import newest_state
+from service.watch.long_poll import wake_after_commit
 
 
-def follow(
-    session: Session,
-    run_id: str,
-    attempts: Sequence[Attempt],
-    state: WarningState,
-    configuration: WarningConfiguration,
-) -> bool:
-    """Decide what follows from the detectors' state after the newest surviving step; whether anything did."""
-    log = repository.log_of(session, run_id)
-    attempt = max((each.attempt for each in attempts), default=1)
+def decide_after_replay(session: Session, replayed: DetectorsReplayed) -> None:
+    """Append the decisions that follow from the detectors' state after the newest active step."""
+    run_id, state = replayed.run_id, replayed.state
+    attempt = max((each.attempt for each in replayed.attempts), default=1)
     observation = Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,
         trainer_step=repository.trainer_step(session, run_id, attempt),
         surge_step=state.surge_step,
-        signals=open_signals(state, configuration),
+        signals=open_signals(state, replayed.configuration),
         at_us=now_us(),
     )
-    decisions = decide(log, observation)
+    decisions = decide(repository.log_of(session, run_id), observation)
     for decision in decisions:
         repository.append(session, run_id, decision)
-    return bool(decisions)
+    if decisions:
+        wake_after_commit(session, run_id)
 
 
-def rewind_to(session: Session, run_id: str, attempt: int, resume_step: int) -> None:
-    """Note that an attempt begins at `resume_step`."""
-    repository.append(session, run_id, rewind(repository.log_of(session, run_id), attempt, resume_step, now_us()))
+def rewind_log(session: Session, started: AttemptStarted) -> None:
+    """Append the rewind to `resume_step`, which drops the decisions beyond it."""
+    log = repository.log_of(session, started.run_id)
+    repository.append(session, started.run_id, rewind(log, started.attempt, started.resume_step, now_us()))
+    wake_after_commit(session, started.run_id)
 
 
-def record_mode(session: Session, run_id: str, previous: str, mode: str, author: Author = "operator") -> None:
-    """Note that the run went from `previous` to `mode` (`shadow` or `apply`), so that waiting trainers hear of it."""
-    if mode == previous:
-        return
-    log = repository.log_of(session, run_id)
-    known: Mode = "apply" if mode == "apply" else "shadow"
-    repository.append(session, run_id, set_mode(log, known, observation_of(session, run_id), author))
-    wake_after_commit(session, run_id)
+def record_mode(session: Session, changed: AdviceModeChanged) -> None:
+    """Append the change of mode, so that trainers that poll receive it."""
+    log = repository.log_of(session, changed.run_id)
+    mode: Mode = "apply" if changed.mode == "apply" else "shadow"
+    decision = set_mode(log, mode, observation_of(session, changed.run_id), "operator")
+    repository.append(session, changed.run_id, decision)
+    wake_after_commit(session, changed.run_id)
 
 
 def observation_of(session: Session, run_id: str) -> Observation:
     """How far the run is, for a decision that does not come from the detectors."""
     state = fold(repository.log_of(session, run_id))
-    snapshot = repository.newest_snapshot(session, run_id)
+    observed = newest_state(session, run_id).step
     return Observation(
         attempt=state.attempt,
-        observed_step=-1 if snapshot is None else snapshot.step,
+        observed_step=-1 if observed is None else observed,
         trainer_step=repository.trainer_step(session, run_id, state.attempt),
         surge_step=None,
         signals=(),

@@ -15,7 +15,7 @@ from service.platform.security import Administrator, Ingester, Principal, Reader
 from service.watch.advice import service
 from service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, DecisionRead, OperatorDecisionCreate
 from service.watch.advice.service import Answer
-from service.watch.advice.waiting import wait_for_news
+from service.watch.long_poll import wait_for_change
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
@@ -41,7 +41,7 @@ async def read_advice(
     if follow and step is not None and principal.may(Scope.INGEST):
         await run_in_threadpool(_note_poll, context, principal, run, step)
     if wait > 0 and if_none_match is not None:
-        await wait_for_news(context, principal, run, if_none_match, wait)
+        await wait_for_change(lambda: _etag(context, principal, run), run, if_none_match, wait)
     answer = await run_in_threadpool(_read, context, principal, run, step)
     headers = {"ETag": answer.etag, "Cache-Control": "no-cache"}
     if matches(if_none_match, answer.etag):
@@ -72,6 +72,11 @@ def operate(run: RunIdentifier, body: OperatorDecisionCreate, context: Context, 
 def _read(context: ServiceContext, principal: Principal, run: str, step: int | None) -> Answer:
     with context.database.read() as session:
         return service.read_advice(session, principal, run, step)
+
+
+def _etag(context: ServiceContext, principal: Principal, run: str) -> str:
+    with context.database.read() as session:
+        return service.read_etag(session, principal, run)
 
 
 def _note_poll(context: ServiceContext, principal: Principal, run: str, step: int) -> None:

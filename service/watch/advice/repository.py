@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.early_warning.decisions import Decision
 from service.platform.database.dialect import upsert
-from service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, DetectorSnapshot, TrainerProgress
+from service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 
 
 def log_of(session: Session, run_id: str) -> list[Decision]:
@@ -71,19 +71,3 @@ def newest_acknowledgement(session: Session, run_id: str) -> AdviceAcknowledgeme
     query = select(AdviceAcknowledgement).where(AdviceAcknowledgement.run_id == run_id)
     ordered = query.order_by(AdviceAcknowledgement.attempt.desc(), AdviceAcknowledgement.step.desc())
     return session.scalar(ordered.limit(1))
-
-
-def acknowledgement_at(session: Session, run_id: str, attempt: int, step: int) -> AdviceAcknowledgement | None:
-    """What the attempt's trainer said at this step, or last before it."""
-    query = select(AdviceAcknowledgement).where(
-        AdviceAcknowledgement.run_id == run_id,
-        AdviceAcknowledgement.attempt == attempt,
-        AdviceAcknowledgement.step <= step,
-    )
-    return session.scalar(query.order_by(AdviceAcknowledgement.step.desc()).limit(1))
-
-
-def newest_snapshot(session: Session, run_id: str) -> DetectorSnapshot | None:
-    """The detectors' newest state; begin_attempt drops those of superseded steps."""
-    query = select(DetectorSnapshot).where(DetectorSnapshot.run_id == run_id)
-    return session.scalar(query.order_by(DetectorSnapshot.step.desc()).limit(1))

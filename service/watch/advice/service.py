@@ -20,8 +20,7 @@ from service.platform.database.tables import AdviceAcknowledgement, Alert, Run
 from service.platform.etag import etag_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.runs.attempts.repository import find as find_attempt
-from service.runs.attempts.service import require_attempt
+from service.runs.attempts.service import find_attempt, require_attempt
 from service.runs.runs.service import get_run, lock_run
 from service.watch.advice import repository
 from service.watch.advice.decision_log import observation_of
@@ -33,8 +32,9 @@ from service.watch.advice.schemas import (
     OperatorDecisionCreate,
     ScheduleRead,
 )
-from service.watch.advice.waking import wake_after_commit
-from service.watch.alerts import repository as alerts
+from service.watch.alerts import service as alerts
+from service.watch.detection.service import newest_state
+from service.watch.long_poll import wake_after_commit
 
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged; ten are a service that hears nothing."""
@@ -62,8 +62,8 @@ def read_advice(session: Session, principal: Principal, run_id: str, step: int |
     """The advice at `step`; without one at the step after the newest closed one."""
     run = get_run(session, principal, run_id)
     state = fold(repository.log_of(session, run_id))
-    detectors = _detectors(session, run_id)
-    opened = list(alerts.in_state(session, run_id, "open"))
+    detectors = newest_state(session, run_id)
+    opened = list(alerts.open_alerts(session, run_id))
     return Answer(
         etag=etag_of(state.attempt, state.revision, alerts.version(session, run_id)),
         advice=_advice(run, state, detectors, opened, step),
@@ -148,11 +148,6 @@ def list_decisions(session: Session, principal: Principal, run_id: str) -> list[
         )
         for decision in repository.log_of(session, run_id)
     ]
-
-
-def _detectors(session: Session, run_id: str) -> WarningState:
-    snapshot = repository.newest_snapshot(session, run_id)
-    return WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
 
 
 def _advice(run: Run, state: AdviceState, detectors: WarningState, opened: list[Alert], step: int | None) -> AdviceRead:

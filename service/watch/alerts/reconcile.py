@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.early_warning.events import Event
-from service.platform.database.tables import Alert, Attempt
+from service.platform.database.tables import Alert
 from service.platform.identifiers import new_identifier
+from service.runs.attempts.service import attempts_of_run
+from service.runs.events import AttemptStarted
 from service.watch.alerts import repository
+from service.watch.detection.events import DetectorsReplayed
+from service.watch.long_poll import wake_after_commit
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What the detectors said of all surviving closed steps from `from_step` on, with the attempt of each event."""
-
-    run_id: str
-    attempts: Sequence[Attempt]
-    from_step: int
-    events: Sequence[tuple[Event, int]]
-
-
-def match(session: Session, replay: Replay) -> bool:
-    """Bring the run's alerts in line with a replay; whether anything changed. The run is locked."""
+def reconcile_alerts(session: Session, replay: DetectorsReplayed) -> None:
+    """Bring the run's alerts in line with a replay of the detectors. The run is locked."""
     fired = {(event.rule, event.step): (event, attempt) for event, attempt in replay.events if event.change == "fired"}
     cleared = {(event.rule, event.fired_step): event.step for event, _ in replay.events if event.change == "cleared"}
     known = {
@@ -53,18 +45,19 @@ def match(session: Session, replay: Replay) -> bool:
         else:
             _add(session, replay.run_id, changes | stamp)
     session.flush()
-    return changed
+    if changed:
+        wake_after_commit(session, replay.run_id)
 
 
-def close_superseded(session: Session, run_id: str, attempts: Sequence[Attempt]) -> bool:
-    """Resolve what stands on steps that a rewind has superseded; whether there was any. The run is locked."""
-    alerts = repository.superseded(session, run_id, attempts)
+def resolve_superseded(session: Session, started: AttemptStarted) -> None:
+    """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
+    run_id = started.run_id
+    alerts = repository.superseded(session, run_id, attempts_of_run(session, run_id))
     version = repository.version(session, run_id)
     for number, alert in enumerate(alerts, start=1):
         stamp = {"version": version + number, "changed_at_us": now_us(), "changed_by": "rewind"}
         _set(alert, {"state": "resolved", **stamp})
     session.flush()
-    return bool(alerts)
 
 
 def _changes(

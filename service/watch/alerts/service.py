@@ -13,9 +13,9 @@ from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.runs.service import get_run, lock_run
-from service.watch.advice.waking import wake_after_commit
 from service.watch.alerts import repository
 from service.watch.alerts.schemas import AlertRead, AlertState
+from service.watch.long_poll import wake_after_commit
 
 
 class AlertNotFound(ProblemError):
@@ -43,6 +43,11 @@ def list_alerts(
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
     """The run's open alerts, newest step first."""
     return repository.in_state(session, run_id, "open")
+
+
+def version(session: Session, run_id: str) -> int:
+    """Return the run's alert version: 0 before any alert, and higher with every change."""
+    return repository.version(session, run_id)
 
 
 def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:

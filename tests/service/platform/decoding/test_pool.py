@@ -14,6 +14,7 @@ import pytest
 from foreshock.errors import InvalidRolloutsError
 from service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
 from service.platform.settings import Settings
+from service.runs.rollouts.shards import PRELOAD
 
 _MEBIBYTE = 1 << 20
 
@@ -56,8 +57,7 @@ def pool() -> Iterator[DecoderPool]:
         Settings(
             decode_processes=2, decode_memory_bytes=512 * _MEBIBYTE, decode_timeout_seconds=2.0, decode_queue=4,
             decode_recycle_after=1000, token_pass="numpy",
-        )
-    )  # fmt: skip
+        ), PRELOAD)  # fmt: skip
     pool.warm_up()
     yield pool
     pool.close()
@@ -108,7 +108,7 @@ def test_a_task_that_hangs_is_ended(pool: DecoderPool) -> None:
 
 
 def test_more_than_the_queue_holds_is_told_to_come_back(tmp_path: Path) -> None:
-    pool = DecoderPool(Settings(decode_processes=1, decode_queue=4, token_pass="numpy"))
+    pool = DecoderPool(Settings(decode_processes=1, decode_queue=4, token_pass="numpy"), PRELOAD)
     may_end = tmp_path / "may end"
 
     def run() -> str:
@@ -131,7 +131,7 @@ def test_more_than_the_queue_holds_is_told_to_come_back(tmp_path: Path) -> None:
 
 
 def test_decoders_are_replaced_after_so_many_tasks() -> None:
-    pool = DecoderPool(Settings(decode_processes=1, decode_recycle_after=2, token_pass="numpy"))
+    pool = DecoderPool(Settings(decode_processes=1, decode_recycle_after=2, token_pass="numpy"), PRELOAD)
     try:
         processes = [pool.run(own_process) for _ in range(4)]
     finally:

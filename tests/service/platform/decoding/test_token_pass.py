@@ -21,7 +21,7 @@ from service.platform.decoding import token_pass
 from service.platform.decoding.pool import DecoderPool
 from service.platform.decoding.token_pass import COMPILED, TokenPassChoice, chosen_token_pass, prepare_token_pass
 from service.platform.settings import Settings
-from service.runs.rollouts.shards import measure_stored
+from service.runs.rollouts.shards import PRELOAD, measure_stored
 from tests.service.sending import make_batch
 
 
@@ -75,8 +75,8 @@ def test_a_numba_that_refuses_this_numpy_stops_nothing(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_service_is_ready_once_its_decoders_are_and_says_what_it_waits_for(settings: Settings) -> None:
-    pool = DecoderPool(settings.model_copy(update={"decode_processes": 1, "token_pass": "numpy"}))
-    slow = DecoderPool(settings.model_copy(update={"decode_processes": 1}))
+    pool = DecoderPool(settings.model_copy(update={"decode_processes": 1, "token_pass": "numpy"}), PRELOAD)
+    slow = DecoderPool(settings.model_copy(update={"decode_processes": 1}), PRELOAD)
     try:
         # Without the application's lifespan, nobody has started the decoders yet.
         waiting = TestClient(create_app(settings, slow), base_url="http://127.0.0.1").get("/readyz")
@@ -100,7 +100,7 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
 ) -> None:
     # What it is compared with is numpy's, whatever other tests have prepared here.
     monkeypatch.setattr(compiled, "_prepared", False)
-    pool = DecoderPool(Settings(decode_processes=1, decode_memory_bytes=512 << 20))
+    pool = DecoderPool(Settings(decode_processes=1, decode_memory_bytes=512 << 20), PRELOAD)
     try:
         pool.warm_up()
         assert pool.token_pass == COMPILED
@@ -122,7 +122,7 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
 def test_a_service_that_is_stopped_before_it_is_ready_does_not_wait(tmp_path: Path, started: bool) -> None:
     others = set(multiprocessing.active_children())
     # A folder without compiled code: to be ready would take a minute.
-    pool = DecoderPool(Settings(decode_processes=1, compiled_folder=str(tmp_path)))
+    pool = DecoderPool(Settings(decode_processes=1, compiled_folder=str(tmp_path)), PRELOAD)
     pool.warm_up_in_background()
     while started and not set(multiprocessing.active_children()) - others:
         time.sleep(0.01)

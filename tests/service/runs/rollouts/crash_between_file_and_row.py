@@ -13,6 +13,7 @@ from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import load_settings
 from service.runs.rollouts import service
+from service.runs.rollouts.shards import PRELOAD
 
 
 def die(*_: Any) -> None:
@@ -23,4 +24,4 @@ def die(*_: Any) -> None:
 if __name__ == "__main__":
     settings = load_settings()
     service.commit_shard = die  # type: ignore[assignment]
-    uvicorn.run(create_app(settings, DecoderPool(settings)), port=int(sys.argv[1]), log_level="warning")
+    uvicorn.run(create_app(settings, DecoderPool(settings, PRELOAD)), port=int(sys.argv[1]), log_level="warning")

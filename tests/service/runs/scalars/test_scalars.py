@@ -1,61 +1,75 @@
-"""Scalars are kept per source and reach the observers of a step whether they come before or after it closes."""
+"""Scalars are kept per source and reach the detectors whether they come before or after it closes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import httpx
 import pytest
 from sqlalchemy.orm import Session
 
 from service.app import create_app
-from service.platform.context import ClosedStepValues
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
+from service.runs.attempts.service import attempts_of_run
+from service.runs.events import ScalarsChanged, StepClosed, StepEvent
+from service.watch.detection.history import closed_steps_after
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 
+KEYS = ("scalars:grad_norm", "scalars:loss", "scalars:entropy", "rollout:response_length_mean", "trainer/rollout:k3_kl")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An event, and the values of its step that a handler reads in the same transaction."""
+
+    event: StepEvent
+    values: Mapping[str, float]
+
 
 @pytest.fixture
-def seen() -> list[ClosedStepValues]:
-    """What an observer was told."""
+def seen() -> list[Seen]:
+    """What the handlers received, in order."""
     return []
 
 
 @pytest.fixture
-def sender(settings: Settings, decoders: DecoderPool, seen: list[ClosedStepValues]) -> Iterator[Sender]:
-    """A run in a service with one observer."""
+def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Iterator[Sender]:
+    """A run in a service with one handler of each event of a step."""
 
-    def observe(_: Session, values: ClosedStepValues) -> None:
-        seen.append(values)
+    def note(session: Session, event: StepEvent) -> None:
+        attempts = attempts_of_run(session, event.run_id)
+        history = closed_steps_after(session, event.run_id, attempts, event.step - 1, KEYS)
+        seen.append(Seen(event, history[0][0].values))
 
     app = create_app(settings, decoders)
-    app.state.context = app.state.context.replacing(step_observers=(observe,))
+    for event_type in (StepClosed, ScalarsChanged):
+        app.state.context.events.subscribe(event_type, note)
     with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         yield start_run(http)
 
 
-def test_scalars_that_come_first_are_among_the_values_of_the_step_that_closes(
-    sender: Sender, seen: list[ClosedStepValues]
-) -> None:
+def test_scalars_that_come_before_the_step_closes_are_among_its_values(sender: Sender, seen: list[Seen]) -> None:
     assert sender.put_scalars(5, {"grad_norm": 0.5}).status_code == 204
     assert seen == []
     sender.put_shard(5, make_batch()).raise_for_status()
-    assert [(each.step, each.attempt) for each in seen] == [(5, 1)]
+    assert [each.event for each in seen] == [StepClosed(sender.run, 1, 5)]
     assert seen[0].values["scalars:grad_norm"] == 0.5
-    assert seen[0].values["rollout:num_rollouts"] == 6
+    assert seen[0].values["rollout:response_length_mean"] > 0
     assert seen[0].values["trainer/rollout:k3_kl"] > 0
 
 
-def test_scalars_that_come_late_are_observed_with_all_the_others(sender: Sender, seen: list[ClosedStepValues]) -> None:
+def test_late_scalars_publish_an_event_and_join_the_values_of_the_step(sender: Sender, seen: list[Seen]) -> None:
     sender.put_shard(5, make_batch()).raise_for_status()
     sender.put_scalars(5, {"grad_norm": 0.5}).raise_for_status()
-    assert len(seen) == 2
+    assert [each.event for each in seen] == [StepClosed(sender.run, 1, 5), ScalarsChanged(sender.run, 1, 5)]
     assert "scalars:grad_norm" not in seen[0].values
-    assert seen[1].values == seen[0].values | {"scalars:grad_norm": 0.5}
+    assert seen[1].values == {**seen[0].values, "scalars:grad_norm": 0.5}
 
 
-def test_what_is_not_a_number_is_kept_as_null_and_not_observed(sender: Sender, seen: list[ClosedStepValues]) -> None:
+def test_a_value_that_is_not_finite_is_stored_as_null_and_not_read(sender: Sender, seen: list[Seen]) -> None:
     for literal in ("null", "NaN", "Infinity", "-Infinity", "1e999"):
         answer = sender.http.put(
             f"/v1/runs/{sender.run}/steps/0/scalars",
@@ -70,7 +84,7 @@ def test_what_is_not_a_number_is_kept_as_null_and_not_observed(sender: Sender, s
     assert columns["value"].count(None) == 5
 
 
-def test_sources_are_kept_apart_and_the_trainers_value_counts(sender: Sender, seen: list[ClosedStepValues]) -> None:
+def test_sources_are_kept_apart_and_the_trainers_value_counts(sender: Sender, seen: list[Seen]) -> None:
     sender.put_scalars(0, {"loss": 1.0, "entropy": 2.0}, "engine").raise_for_status()
     sender.put_scalars(0, {"loss": 3.0}, "trainer").raise_for_status()
     sender.put_scalars(0, {"loss": 4.0}, "trainer").raise_for_status()
@@ -83,12 +97,12 @@ def test_sources_are_kept_apart_and_the_trainers_value_counts(sender: Sender, se
     assert sender.get("scalars", from_step=1).json()["columns"]["step"] == []
 
 
-def test_an_observer_that_fails_leaves_no_row_of_the_shard(settings: Settings, decoders: DecoderPool) -> None:
-    def fail(_: Session, values: ClosedStepValues) -> None:
-        raise ArithmeticError(f"step {values.step}")
+def test_a_handler_that_fails_leaves_no_row_of_the_shard(settings: Settings, decoders: DecoderPool) -> None:
+    def fail(_: Session, closed: StepClosed) -> None:
+        raise ArithmeticError(f"step {closed.step}")
 
     app = create_app(settings, decoders)
-    app.state.context = app.state.context.replacing(step_observers=(fail,))
+    app.state.context.events.subscribe(StepClosed, fail)
     with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         sender = start_run(http)
         assert sender.put_shard(0, make_batch()).status_code == 500
@@ -97,5 +111,5 @@ def test_an_observer_that_fails_leaves_no_row_of_the_shard(settings: Settings, d
 
 
 @pytest.mark.parametrize("body", [{}, {"values": {}}, {"values": {"a": "x"}}, {"values": {"": 1}}, {"source": ""}])
-def test_scalars_that_make_no_sense_are_refused(sender: Sender, body: dict[str, object]) -> None:
+def test_invalid_scalars_are_refused(sender: Sender, body: dict[str, object]) -> None:
     assert sender.http.put(f"/v1/runs/{sender.run}/steps/0/scalars", json=body).status_code == 422

@@ -15,7 +15,7 @@ from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
-from tests.service.watch.alerts.recorded import K3, LENGTH, RecordedRun
+from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 SURGE = [100.0] * 10 + [260.0] * 8
 STEPS = range(101, 119)  # surges at 111: the period is 199

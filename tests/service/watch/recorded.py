@@ -1,4 +1,4 @@
-"""Closed steps written straight into the database, and the observer called as ingestion calls it."""
+"""Closed steps written straight into the database, and StepClosed published as ingestion publishes it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.decisions import AdviceState, fold
-from service.platform.context import ClosedStepValues
+from service.app import subscribe_handlers
 from service.platform.database.dialect import upsert
 from service.platform.database.session import Database
 from service.platform.database.tables import Alert, DetectorSnapshot, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
+from service.platform.events import EventBus
 from service.platform.security import UNRESTRICTED
 from service.runs.attempts.schemas import AttemptCreate
 from service.runs.attempts.service import get_or_create_attempt
+from service.runs.events import StepClosed
 from service.runs.runs.schemas import RunCreate
 from service.runs.runs.service import get_or_create_run
 from service.watch.advice import repository as advice
-from service.watch.alerts import replay_detectors
 
 LENGTH = "rollout:response_length_mean"
 K3 = "trainer/rollout:k3_kl"
@@ -34,13 +35,14 @@ class RecordedRun:
     run: str = ""
     attempt: int = 1
     alert_versions: list[int] = field(default_factory=list)
+    events: EventBus = field(default_factory=lambda: subscribe_handlers(EventBus()))
 
     def begin(self, key: str = "a-run", **fields: str) -> RecordedRun:
         """Create the run and its first attempt."""
 
         def work(session: Session) -> str:
             run, _ = get_or_create_run(session, UNRESTRICTED, RunCreate(key=key, **fields))  # type: ignore[arg-type]
-            get_or_create_attempt(session, UNRESTRICTED, run.id, AttemptCreate(key="first"))
+            get_or_create_attempt(session, self.events, UNRESTRICTED, run.id, AttemptCreate(key="first"))
             return run.id
 
         self.run = self.database.write(work)
@@ -50,7 +52,7 @@ class RecordedRun:
         """Begin the next attempt; what closes from now on is its."""
         body = AttemptCreate(key=f"resume-{self.attempt}", resume_step=resume_step)
         self.attempt = self.database.write(
-            lambda session: get_or_create_attempt(session, UNRESTRICTED, self.run, body)[0].attempt
+            lambda session: get_or_create_attempt(session, self.events, UNRESTRICTED, self.run, body)[0].attempt
         )
 
     def close(self, step: int, values: Mapping[str, float], attempt: int | None = None) -> None:
@@ -67,7 +69,7 @@ class RecordedRun:
                 comparison, _, measure = name.partition(":")
                 row = {**key, "comparison": comparison, "from_sample": False, "computed_at_us": 1, measure: value}
                 upsert(session, measurements, [row], MEASUREMENT_KEY)
-            replay_detectors.observe_closed_step(session, ClosedStepValues(self.run, number, step, values))
+            self.events.publish(session, StepClosed(self.run, number, step))
 
         self.database.write(work)
         versions = [alert.version for alert in self.alerts()]

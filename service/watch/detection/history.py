@@ -13,7 +13,7 @@ from service.platform.database.tables import Attempt, Scalar, measurements
 from service.runs.attempts.active_attempts import survives
 from service.runs.measurements.repository import curves
 from service.runs.scalars.repository import FIRST_SOURCE, select_range
-from service.watch.alerts import repository
+from service.watch.detection import repository
 
 _SCALARS = "scalars"
 _COLUMNS = frozenset(measure.column for measure in MEASURES)

@@ -1,7 +1,7 @@
-"""The observer of closed steps: replay the detectors from the state before the change, then follow what they say.
+"""Replay the detectors over the closed steps of a run when a step closes, changes, or an attempt starts.
 
-Everything runs in the transaction that closed or changed the step, with the run locked, so steps are seen one after
-the other; and everything is derived from the stored history, so the order in which data arrived makes no difference.
+Everything runs in the publisher's transaction with the run locked, so changes are handled one after the other; and
+everything is derived from the stored history, so the result does not depend on the order in which data arrived.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.early_warning.events import Event
-from service.platform.context import ClosedStepValues
 from service.platform.database.tables import Attempt
+from service.platform.events import EventBus
 from service.runs.attempts.active_attempts import surviving_attempt
-from service.runs.attempts.repository import of_run
-from service.watch.advice import decision_log
-from service.watch.advice.waking import wake_after_commit
-from service.watch.alerts import repository
-from service.watch.alerts.history import closed_steps_after
-from service.watch.alerts.reconcile import Replay, close_superseded, match
+from service.runs.attempts.service import attempts_of_run
+from service.runs.events import AttemptStarted, StepEvent
+from service.watch.detection import repository
+from service.watch.detection.events import DetectorsReplayed
+from service.watch.detection.history import closed_steps_after
 
 MILESTONE_STEPS = 25
 """A state is kept for good in every block of so many steps: a late shard replays at most one block before it."""
@@ -34,47 +33,39 @@ CONFIGURATION = WarningConfiguration()
 _DIGEST = CONFIGURATION.digest()
 
 
-def observe_closed_step(session: Session, closed: ClosedStepValues) -> None:
-    """Take in a step that has closed, or whose values changed. Steps of superseded tails change nothing."""
-    attempts = of_run(session, closed.run_id)
-    if surviving_attempt(attempts, closed.step) != closed.attempt:
-        return
-    rewatch(session, closed.run_id, attempts, closed.step)
+def observe_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:
+    """Replay the detectors from a step that has closed or changed. Steps of superseded tails change nothing."""
+    attempts = attempts_of_run(session, changed.run_id)
+    if surviving_attempt(attempts, changed.step) == changed.attempt:
+        replay_from(events, session, changed.run_id, attempts, changed.step)
 
 
-def begin_attempt(session: Session, run_id: str, attempt: int, resume_step: int) -> None:
-    """Go back to `resume_step`: alerts of superseded steps are resolved, decisions beyond it dropped."""
-    attempts = of_run(session, run_id)
-    repository.drop_snapshots(session, run_id, resume_step)
-    close_superseded(session, run_id, attempts)
-    decision_log.rewind_to(session, run_id, attempt, resume_step)
-    # The states just before the resume were not kept: derive them again, and with them what still follows.
-    rewatch(session, run_id, attempts, resume_step)
-    wake_after_commit(session, run_id)
+def restart_from_resume(events: EventBus, session: Session, started: AttemptStarted) -> None:
+    """Go back to `resume_step`: drop the states of superseded steps and derive the ones before it again."""
+    repository.drop_snapshots(session, started.run_id, started.resume_step)
+    attempts = attempts_of_run(session, started.run_id)
+    replay_from(events, session, started.run_id, attempts, started.resume_step)
 
 
-def rewatch(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> None:
-    """Replay the detectors over the surviving history from `from_step` on, and bring alerts and advice in line."""
+def replay_from(events: EventBus, session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> None:
+    """Replay the detectors over the active history from `from_step` on and publish DetectorsReplayed."""
     snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, _DIGEST)
     state = WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
     after = -1 if snapshot is None else snapshot.step
     steps = closed_steps_after(session, run_id, attempts, after, CONFIGURATION.keys)
     repository.drop_snapshots(session, run_id, after + 1)
-    events: list[tuple[Event, int]] = []
+    found: list[tuple[Event, int]] = []
     rows = []
     for number, (closed, attempt) in enumerate(steps):
         previous = state.step
         state, new = advance(state, closed, CONFIGURATION)
-        events.extend((event, attempt) for event in new)
+        found.extend((event, attempt) for event in new)
         milestone = previous is None or previous // MILESTONE_STEPS != closed.step // MILESTONE_STEPS
         if milestone or number >= len(steps) - RECENT_STATES:
             rows.append(_snapshot(run_id, attempt, closed, milestone, state))
     repository.add_snapshots(session, rows)
     _forget_passing(session, run_id, attempts)
-    changed = match(session, Replay(run_id, attempts, after + 1, events))
-    decided = decision_log.follow(session, run_id, attempts, state, CONFIGURATION)
-    if changed or decided:
-        wake_after_commit(session, run_id)
+    events.publish(session, DetectorsReplayed(run_id, attempts, after + 1, found, state, CONFIGURATION))
 
 
 def _snapshot(run_id: str, attempt: int, closed: ClosedStep, milestone: bool, state: WarningState) -> dict[str, object]:

@@ -8,8 +8,8 @@ import pytest
 
 from service.platform.security import UNRESTRICTED
 from service.watch.alerts import service as alerts
-from service.watch.alerts.replay_detectors import MILESTONE_STEPS, RECENT_STATES
-from tests.service.watch.alerts.recorded import K3, LENGTH, RecordedRun
+from service.watch.detection.replay_detectors import MILESTONE_STEPS, RECENT_STATES
+from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 SURGE = [100.0] * 10 + [260.0] * 8
 STEPS = range(31, 49)

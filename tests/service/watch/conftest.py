@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.platform.database.session import Database
-from tests.service.watch.alerts.recorded import RecordedRun
+from tests.service.watch.recorded import RecordedRun
 
 
 @pytest.fixture

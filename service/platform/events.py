@@ -1,0 +1,31 @@
+"""Typed events, by which a part of the service tells higher parts what happened without importing them.
+
+`app.py` subscribes the handlers. A handler runs inside the transaction of the publisher, in the order of subscription;
+what it writes is committed with the publisher's work, and an error rolls both back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy.orm import Session
+
+EventType = TypeVar("EventType")
+
+
+class EventBus:
+    """The subscriptions of one application."""
+
+    def __init__(self) -> None:
+        self._handlers: defaultdict[type, list[Callable[[Session, Any], object]]] = defaultdict(list)
+
+    def subscribe(self, event_type: type[EventType], handler: Callable[[Session, EventType], object]) -> None:
+        """Call `handler(session, event)` for each published event of exactly this type."""
+        self._handlers[event_type].append(handler)
+
+    def publish(self, session: Session, event: object) -> None:
+        """Call the handlers of this event's type, one after the other; raises what a handler raises."""
+        for handler in self._handlers.get(type(event), ()):
+            handler(session, event)

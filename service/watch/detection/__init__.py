@@ -1,0 +1,1 @@
+"""The detectors of early warning, replayed over the closed steps of a run."""

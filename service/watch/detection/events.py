@@ -1,0 +1,22 @@
+"""What the detectors report after each replay. Published with the run locked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreshock.early_warning.detectors import WarningConfiguration, WarningState
+from foreshock.early_warning.events import Event
+from service.platform.database.tables import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorsReplayed:
+    """The events of all active closed steps from `from_step` on, each with its attempt, and the state after them."""
+
+    run_id: str
+    attempts: Sequence[Attempt]
+    from_step: int
+    events: Sequence[tuple[Event, int]]
+    state: WarningState
+    configuration: WarningConfiguration

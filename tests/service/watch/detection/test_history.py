@@ -1,0 +1,50 @@
+"""The history that detectors replay is what was ingested: measurements of closed steps and their scalars."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.runs.attempts.service import attempts_of_run
+from service.watch.detection.history import closed_steps_after
+from service.watch.detection.replay_detectors import CONFIGURATION
+from tests.service.sending import make_batch, start_run
+
+
+def test_the_history_equals_what_the_api_returns(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    for step in (3, 5):
+        assert run.put_shard(step, make_batch(seed=step)).status_code == 201
+        assert run.put_scalars(step, {"grad_norm": 0.5 + step, "reward": 1.0}, source="engine").status_code == 204
+        assert run.put_scalars(step, {"grad_norm": 0.25 + step, "kl": None}).status_code == 204
+    columns = run.get("measurements").json()["columns"]
+    expected: dict[int, dict[str, float]] = {3: {"scalars:grad_norm": 3.25}, 5: {"scalars:grad_norm": 5.25}}
+    for row, (step, comparison) in enumerate(zip(columns["step"], columns["comparison"], strict=True)):
+        for name, values in columns.items():
+            key = f"{comparison}:{name}"
+            if key in CONFIGURATION.keys and values[row] is not None:
+                expected[step][key] = values[row]
+    with app.state.context.database.read() as session:
+        attempts = attempts_of_run(session, run.run)
+        history = closed_steps_after(session, run.run, attempts, -1, CONFIGURATION.keys)
+    assert [(closed.step, attempt) for closed, attempt in history] == [(3, 1), (5, 1)]
+    for closed, _ in history:
+        assert "trainer/rollout:k3_kl" in closed.values
+        assert dict(closed.values) == {
+            key: value for key, value in expected[closed.step].items() if key in CONFIGURATION.keys
+        }
+
+
+def test_scalars_that_follow_their_step_are_watched_too(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in range(1, 15):
+        assert run.put_shard(step, make_batch(seed=step)).status_code == 201
+        assert run.put_scalars(step, {"grad_norm": 0.4 if step <= 10 else 4.0}).status_code == 204
+    alerts = {alert["rule"]: alert for alert in run.get("alerts").json()["items"]}
+    assert (alerts["gradient_rise"]["step"], alerts["gradient_rise"]["value"]) == (13, 4.0)
+    assert alerts["gradient_rise"]["evidence"]["baseline"] == pytest.approx(0.4)
+    # The trainer corrects the value: the alert is retracted.
+    assert run.put_scalars(12, {"grad_norm": 0.4}).status_code == 204
+    again = {alert["rule"]: alert["state"] for alert in run.get("alerts").json()["items"]}
+    assert again["gradient_rise"] == "retracted"

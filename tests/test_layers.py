@@ -1,0 +1,61 @@
+"""The import rules of the service that import-linter cannot state: nouns call services, and there is no cycle."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PARTS = ("platform", "runs", "replay", "watch", "present", "maintenance")
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted((REPOSITORY / "service").rglob("*.py")):
+        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of the service that a module imports, by full name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "service":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES else node.module
+
+
+def noun_of(module: str) -> str:
+    """The noun that a module belongs to: `service.runs.steps.service` is of `service.runs.steps`."""
+    parts = module.split(".")
+    in_part = len(parts) > 2 and parts[1] in PARTS and (REPOSITORY / Path(*parts[:3])).is_dir()
+    return ".".join(parts[:3]) if in_part else module
+
+
+def test_no_noun_imports_the_repository_of_another() -> None:
+    found = [
+        f"{module} imports {imported}"
+        for module, path in MODULES.items()
+        for imported in imports(path)
+        if imported.endswith(".repository") and noun_of(imported) != noun_of(module)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_cycle_between_the_nouns_of_the_service() -> None:
+    graph: defaultdict[str, set[str]] = defaultdict(set)
+    for module, path in MODULES.items():
+        graph[noun_of(module)] |= {noun_of(imported) for imported in imports(path)} - {noun_of(module)}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError("a cycle of imports: " + " → ".join(error.args[1])) from error
