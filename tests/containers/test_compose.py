@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 import shutil
 import subprocess
 from pathlib import Path
@@ -206,6 +207,14 @@ def test_containers_do_not_run_as_root_and_ship_no_secret() -> None:
     assert "*" in ignored, "the build context is an allow-list, so that .env never reaches an image"
     for path in (line.removeprefix("!") for line in ignored if line.startswith("!")):
         assert (REPOSITORY / path).exists(), path
+
+
+def test_the_build_context_holds_everything_that_the_wheel_is_built_of() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "LICENSE", "pyproject.toml"}
+    allowed = {line.removeprefix("!") for line in (REPOSITORY / ".dockerignore").read_text().splitlines()}
+    assert needed <= allowed
 
 
 def test_the_worker_image_is_built_for_cpu_and_for_cuda(services: dict[str, dict[str, Any]]) -> None:
