@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
