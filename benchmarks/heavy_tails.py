@@ -21,7 +21,7 @@ from benchmarks.tiny_policy import PROMPTS, Sampler, TinyPolicy, Traits
 from foreshock.measures.estimators.bootstrap import bootstrap_intervals
 from foreshock.measures.estimators.intervals import Interval, clustered_interval
 from foreshock.measures.estimators.pareto import pareto_shape
-from foreshock.measures.passes.rollout_sums import LARGEST_VALUES
+from foreshock.measures.statistics.tails import LARGEST_VALUES
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

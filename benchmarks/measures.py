@@ -35,10 +35,10 @@ from benchmarks.coverage import measure_coverage
 from benchmarks.recorded_runs import SHARED, recorded_runs
 from foreshock.corrections import evaluate_usual
 from foreshock.measures.comparison import compare
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.inputs import TokenInputs, token_inputs
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
-from foreshock.measures.passes.rollout_sums import TokenInputs
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, token_inputs
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.attributes import BatchAttributes
 
@@ -163,7 +163,7 @@ def compare_with_verl() -> tuple[float, int]:
     for tokens in all_tokens():
         columns = tokens.target, tokens.behaviour, tokens.offsets, tokens.mask
         ours = ComparisonStatistics.of(*columns).measures()
-        quick = compiled.measure_quickly(token_inputs(*columns))
+        quick = compiled.compute_verl_metrics(token_inputs(*columns))
         clamped = beyond_clamp(tokens)
         for is_double, worst in ((True, double), (False, single)):
             padded = verl.Padded.of(*columns, double=is_double)
@@ -236,7 +236,7 @@ def measure_speed(batch: RolloutBatch) -> tuple[float, float]:
     tensors, bare, full = padded(batch), inputs_of(batch), all_inputs_of(batch)
     works: dict[str, Callable[[], object]] = {
         "verl's compute_offpolicy_metrics": lambda: verl.off_policy_metrics(tensors),
-        "its thirteen, compiled": lambda: compiled.measure_quickly(bare),
+        "its thirteen, compiled": lambda: compiled.compute_verl_metrics(bare),
         "verl's correction and rejection mask": lambda: verl.correct(tensors, **verl.FULL_CORRECTION),
         "everything": lambda: everything(batch),
         "  of which the compiled pass": lambda: compiled.sum_rollouts_compiled(full),
@@ -304,8 +304,8 @@ def memory_in_this_process(what: str) -> None:
         size = sum(tensor.nbytes for tensor in (tensors.target, tensors.behaviour, tensors.mask))
         print(peak_beyond(lambda: run(tensors)), size)
     elif what == "thirteen":
-        compiled.measure_quickly(inputs_of(small))
-        print(peak_beyond(lambda: compiled.measure_quickly(bare)), bytes_of(bare, ("target", "behaviour")))
+        compiled.compute_verl_metrics(inputs_of(small))
+        print(peak_beyond(lambda: compiled.compute_verl_metrics(bare)), bytes_of(bare, ("target", "behaviour")))
     elif what == "pass":
         compiled.sum_rollouts_compiled(inputs_of(small))
         print(peak_beyond(lambda: compiled.sum_rollouts_compiled(bare)), bytes_of(bare, ("target", "behaviour")))
@@ -337,7 +337,7 @@ def measure_linearity() -> float:
     times: list[list[list[float]]] = [[[], []] for _ in batches]
     for _ in range(ROUNDS):
         for (bare, full), (quick, whole) in zip(columns, times, strict=True):
-            quick.append(milliseconds(lambda bare=bare: compiled.measure_quickly(bare)))
+            quick.append(milliseconds(lambda bare=bare: compiled.compute_verl_metrics(bare)))
             whole.append(milliseconds(lambda full=full: compiled.sum_rollouts_compiled(full)))
     for (bare, _), (quick, whole) in zip(columns, times, strict=True):
         tokens = int(bare.offsets[-1])

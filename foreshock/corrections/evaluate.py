@@ -12,8 +12,8 @@ from foreshock.corrections.sequences import Sequences
 from foreshock.corrections.thresholds import Threshold
 from foreshock.corrections.token_level import TokenSums, evaluate_tokens
 from foreshock.errors import InvalidArgumentError
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
 
 __all__ = ["Evaluator", "evaluate", "evaluate_usual"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from foreshock.corrections.results import Population
 from foreshock.measures.estimators.token import k3_kl
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.rollout_summaries import RolloutSummaries
 
 __all__ = ["Booleans", "Float64", "Sequences", "mean"]
 

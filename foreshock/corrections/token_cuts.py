@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.corrections.exact_sums import exact_sum
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.thresholds import ABOVE, BELOW, TAIL_LEVELS, TAIL_SUMS
+from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_LEVELS, TAIL_SUMS
 
 __all__ = ["Cut", "SideBins", "SideSums"]
 

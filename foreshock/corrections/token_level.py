@@ -16,8 +16,8 @@ from foreshock.corrections.results import Evaluation, WeightMoments
 from foreshock.corrections.sequences import Sequences
 from foreshock.corrections.thresholds import Threshold
 from foreshock.corrections.token_cuts import Cut, SideBins, SideSums
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.thresholds import ABOVE, BELOW
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.statistics.tails import ABOVE, BELOW
 
 __all__ = ["TokenSums", "evaluate_tokens"]
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from foreshock.measures.comparison import Comparison, StepMeasurement, compare, measure_step
+from foreshock.measures.comparison import Comparison, StepMeasurement, compare, fold, measure_step
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.estimators.attribution import CHAIN, Attribution, Link, attribute
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.registry import MEASURES, Measure, measure_named
-from foreshock.measures.statistics.buckets import BUCKET_EDGES, BucketTable
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.conditions import CONDITIONS, Condition
-from foreshock.measures.statistics.folding import fold
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
-from foreshock.measures.statistics.step_statistics import StepStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures.statistics.bucket_sums import BucketTable
+from foreshock.measures.statistics.conditions import BUCKET_EDGES, CONDITIONS, Condition
 from foreshock.measures.statistics.token_ids import TokenIdTable
+from foreshock.measures.step_statistics import StepStatistics
 
 __all__ = [
     "BUCKET_EDGES",

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.errors import StatisticsError
-from foreshock.measures.passes.token_pass import sum_rollouts
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, token_inputs
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
-from foreshock.measures.statistics.step_statistics import StepStatistics, lag_of_tokens
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.inputs import token_inputs
+from foreshock.measures.passes import sum_rollouts
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures.statistics.derived_columns import lag_of_tokens
+from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.batch import RolloutBatch
 
-__all__ = ["Comparison", "StepMeasurement", "compare", "measure_step"]
+__all__ = ["Comparison", "Mergeable", "StepMeasurement", "compare", "fold", "measure_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
         advantage=_advantage(batch),
     )
     sums = sum_rollouts(inputs)
-    statistics = ComparisonStatistics.of_rollout_sums(sums, batch.group_ids)
+    statistics = ComparisonStatistics.from_rollout_sums(sums, batch.group_ids)
     return Comparison(statistics, RolloutSummaries.of(batch, sums, lag))
 
 
@@ -99,3 +103,26 @@ def measure_step(batch: RolloutBatch) -> StepMeasurement:
     if batch.trainer_log_probs is not None and batch.rollout_log_probs is not None:
         comparisons[TRAINER_ROLLOUT] = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
     return StepMeasurement(StepStatistics.of(batch), comparisons)
+
+
+class Mergeable(Protocol):
+    """What has a `merge`: ComparisonStatistics, StepStatistics, Comparison, StepMeasurement."""
+
+    def merge(self, other: Self, /) -> Self:
+        """The same over the rollouts of both."""
+
+
+Part = TypeVar("Part", bound=Mergeable)
+
+
+def fold(parts: Iterable[Part]) -> Part:
+    """All parts as one, merged in the order given; sums do not depend on it to 1e-12 and better.
+
+    Raises StatisticsError where there is no part.
+    """
+    merged: Part | None = None
+    for part in parts:
+        merged = part if merged is None else merged.merge(part)
+    if merged is None:
+        raise StatisticsError("there is nothing to fold: give at least one part")
+    return merged

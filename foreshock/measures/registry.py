@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from foreshock.measures.passes.rollout_sums import DPPO_PROBABILITY_GAP, LARGEST_VALUES
-from foreshock.measures.statistics.thresholds import TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
+from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP
+from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
 __all__ = [
     "BOOTSTRAPPED",

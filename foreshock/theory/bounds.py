@@ -15,7 +15,7 @@ from foreshock.corrections.sequences import mean
 from foreshock.corrections.undersampling import unseen_weight
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.estimators.intervals import clustered_interval
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.rollout_summaries import RolloutSummaries
 
 __all__ = [
     "BiasBound",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.theory.bounds import (
     BiasBound,
     HorizonBound,

@@ -14,7 +14,7 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-from foreshock.measures.passes.compiled.jit import bits_of, float_of
+from foreshock.measures.passes.compiled.intrinsics import bits_of, float_of
 
 __all__ = ["choose", "curvature", "exponential", "inlined", "reduced"]
 

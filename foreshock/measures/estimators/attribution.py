@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from foreshock.comparisons import comparison_name, split_comparison
 from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
-from foreshock.measures.passes.inputs import cuts_of, group_names, numbers_of, refuse_other_size
+from foreshock.measures.inputs import cuts_of, group_names, numbers_of, refuse_other_size
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.ragged import offsets_of_lengths
 

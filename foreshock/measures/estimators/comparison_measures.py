@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 
+from foreshock.measures.estimators.intervals import token_mean_interval
 from foreshock.measures.estimators.pareto import pareto_shape
-from foreshock.measures.passes.sequences import SEQUENCE_MEANS
 from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.thresholds import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
+from foreshock.measures.statistics.sequences import SEQUENCE_MEANS
+from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
 __all__ = ["comparison_measures"]
 
@@ -209,7 +210,7 @@ def _intervals(statistics: ComparisonSums) -> dict[str, float]:
     """The ends of the intervals clustered by prompt group; those of a bootstrap need a row per rollout."""
     measures = {f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")}
     for name in WITH_INTERVAL:
-        interval = statistics.interval(name)
+        interval = token_mean_interval(statistics, name)
         measures[f"{name}_low"], measures[f"{name}_high"] = interval.low, interval.high
     return measures
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.measures.statistics.comparison_sums import ComparisonSums
+
 __all__ = [
     "NEVER_NEGATIVE",
     "Interval",
@@ -26,6 +28,7 @@ __all__ = [
     "interval_from_residuals",
     "student_t_quantile",
     "sums_of_clusters",
+    "token_mean_interval",
 ]
 
 Float64 = NDArray[np.float64]
@@ -62,6 +65,20 @@ def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArr
         residuals = of_clusters[:, 0] - mean * sizes
         square = float(np.square(residuals).sum())
     return interval_from_residuals(mean, square, int(sizes.sum()), int(sizes.size))
+
+
+def token_mean_interval(sums: ComparisonSums, name: str) -> Interval:
+    """Return the 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
+
+    `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
+    """
+    column = "d" if name == "kl" else name
+    mean = sums.sum(column) / sums.tokens if sums.tokens else math.nan
+    clusters = sums.clusters
+    found = interval_from_residuals(mean, clusters.squared_residuals(column, mean), sums.tokens, clusters.count)
+    if name != "kl":
+        return found.of_measure(name)
+    return Interval(-found.mean, -found.high, -found.low, found.clusters)
 
 
 def sums_of_clusters(

@@ -1,1 +1,21 @@
-"""The pass over the tokens of a batch that fills the statistics: a numpy reference and a compiled one."""
+"""Passes over the tokens of a batch: a numpy reference and a compiled pass, which give the same sums.
+
+`sum_rollouts` uses the compiled pass if `compiled.prepare()` has run in this process, else numpy. Nothing compiles, or
+imports numba, without that call: compiling takes seconds.
+"""
+
+from __future__ import annotations
+
+from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes import compiled
+from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
+from foreshock.measures.statistics.rollout_sums import RolloutSums
+
+__all__ = ["compiled", "sum_rollouts"]
+
+
+def sum_rollouts(inputs: TokenInputs) -> RolloutSums:
+    """The sums of every rollout, and of all of them together."""
+    if compiled.is_prepared():
+        return compiled.sum_rollouts_compiled(inputs)
+    return sum_rollouts_numpy(inputs)

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.estimators import token
+from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes.numpy_totals import ChunkTokens, NumpyTotals
-from foreshock.measures.passes.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums, TokenInputs
 from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.token_ids import TokenIdTotals
 from foreshock.rollouts.ragged import offsets_of_lengths
 

@@ -12,20 +12,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.rollout_sums import LARGEST_VALUES, RolloutSums
-from foreshock.measures.statistics.buckets import BUCKET_SUMS, BucketSums, position_buckets, probability_buckets
+from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
 from foreshock.measures.statistics.compensated_sums import (
     CompensatedSums,
     Parts,
     summable_parts,
-    sums_of_cells,
-    sums_of_runs,
+    sums_by_bucket,
+    sums_by_run,
 )
-from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.conditions import CONDITIONS, position_buckets, probability_buckets
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.largest import largest_of
 from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.thresholds import ABOVE, TAIL_LEVELS, TAIL_SUMS
+from foreshock.measures.statistics.rollout_sums import RolloutSums
+from foreshock.measures.statistics.tails import ABOVE, LARGEST_VALUES, TAIL_LEVELS, TAIL_SUMS, merge_largest
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdTotals
 
 __all__ = ["ChunkTokens", "NumpyTotals"]
@@ -72,8 +71,8 @@ class NumpyTotals:
         result.max_probability_difference = max(
             result.max_probability_difference, float(chunk.terms["abs_probability_difference"].max())
         )
-        result.largest_d = largest_of(result.largest_d, d, LARGEST_VALUES)
-        result.largest_minus_d = largest_of(result.largest_minus_d, -d, LARGEST_VALUES)
+        result.largest_d = merge_largest(result.largest_d, d, LARGEST_VALUES)
+        result.largest_minus_d = merge_largest(result.largest_minus_d, -d, LARGEST_VALUES)
         self._add_grids(result, chunk)
         for name, buckets in _buckets_by_condition(chunk):
             result.conditions[name] = result.conditions[name].merge(buckets)
@@ -136,7 +135,7 @@ def _sums_by_cell(cells: Int64, terms: list[Float64 | None], size: int) -> Compe
     """[2, size, K] the sums of each of K terms over the tokens of each cell of both sides."""
     nothing = np.zeros(2 * size), np.zeros(2 * size)
     sums = CompensatedSums.of_columns(
-        nothing if term is None else sums_of_cells(cells, summable_parts(term), 2 * size) for term in terms
+        nothing if term is None else sums_by_bucket(cells, summable_parts(term), 2 * size) for term in terms
     )
     return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
 
@@ -167,7 +166,7 @@ def _buckets_of_runs(chunk: ChunkTokens, parts: list[Parts]) -> Iterator[tuple[s
         begins[1:] |= values[1:] != values[:-1]
     starts = np.flatnonzero(begins)
     tokens = np.diff(starts, append=places.size)
-    sums = [sums_of_runs(starts, part) for part in parts]
+    sums = [sums_by_run(starts, part) for part in parts]
     largest = np.maximum.reduceat(chunk.terms["abs_d"], starts)
     rows = np.searchsorted(chunk.offsets, starts, side="right") - 1
     of_runs = {name: CONDITIONS[name].buckets(values[starts]) for name, values in of_tokens.items()}

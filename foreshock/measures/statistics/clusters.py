@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.estimators.intervals import Interval, interval_from_residuals
-from foreshock.measures.passes.inputs import group_names
+from foreshock.measures.inputs import group_names
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
 __all__ = ["CLUSTER_COLUMNS", "ClusterSums"]
@@ -77,27 +76,23 @@ class ClusterSums:
         """How many clusters there are."""
         return int(self.keys.size) + self.single_count
 
-    def interval(self, column: str, mean: float, tokens: int) -> Interval:
-        """The interval of the token mean of one of CLUSTER_COLUMNS, whose value over all tokens is `mean`."""
+    def squared_residuals(self, column: str, mean: float) -> float:
+        """Return Σ (S − mean·T)² over all clusters; S sums one of CLUSTER_COLUMNS, T counts tokens."""
         index = CLUSTER_COLUMNS.index(column)
-        return interval_from_residuals(mean, self._residuals(index, mean), tokens, self.count)
+        tokens_squared, *singles = self.single_sums.value.tolist()
+        products, squares = singles[index], singles[len(CLUSTER_COLUMNS) + index]
+        with np.errstate(over="ignore", invalid="ignore"):
+            grouped = float(np.square(self.sums.value[:, index] - mean * self.tokens).sum())
+        single: float = squares - 2.0 * mean * products + mean * mean * tokens_squared
+        return grouped + max(single, 0.0) if not math.isnan(single) else math.nan
 
     def standardised(self, column: str, total: float) -> float:
         """`total` = Σ_g S_g over √(Σ_g S_g²): about standard normal where each cluster's S has the mean 0.
 
         NaN below two clusters, or where every S is 0.
         """
-        square = self._residuals(CLUSTER_COLUMNS.index(column), 0.0)
+        square = self.squared_residuals(column, 0.0)
         return total / math.sqrt(square) if self.count >= 2 and 0.0 < square < math.inf else math.nan
-
-    def _residuals(self, index: int, mean: float) -> float:
-        """Σ (S − mean·T)² over all clusters."""
-        tokens_squared, *of_columns = self.single_sums.value.tolist()
-        products, squares = of_columns[index], of_columns[len(CLUSTER_COLUMNS) + index]
-        with np.errstate(over="ignore", invalid="ignore"):
-            of_groups = float(np.square(self.sums.value[:, index] - mean * self.tokens).sum())
-        of_singles: float = squares - 2.0 * mean * products + mean * mean * tokens_squared
-        return of_groups + max(of_singles, 0.0) if not math.isnan(of_singles) else math.nan
 
 
 def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:

@@ -8,16 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import StatisticsError
-from foreshock.measures.passes.rollout_sums import LARGEST_VALUES
 from foreshock.measures.statistics import blob
-from foreshock.measures.statistics.buckets import BUCKET_SUMS, BucketSums
+from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
 from foreshock.measures.statistics.comparison_sums import COUNTS, EXTREMES, SUMS, ComparisonSums
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.thresholds import TAIL_LEVELS, TAIL_SUMS
+from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdSums
 
 __all__ = ["read_comparison", "store_comparison"]

@@ -12,16 +12,15 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.estimators.intervals import Interval
-from foreshock.measures.passes.rollout_sums import TOKEN_SUMS
-from foreshock.measures.passes.sequences import SEQUENCE_SUMS
-from foreshock.measures.statistics.buckets import BucketSums, BucketTable
+from foreshock.measures.statistics.bucket_sums import BucketSums, BucketTable
 from foreshock.measures.statistics.clusters import ClusterSums
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.thresholds import TAIL_SUMS, level_index
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS
+from foreshock.measures.statistics.sequences import SEQUENCE_SUMS
+from foreshock.measures.statistics.tails import TAIL_SUMS, level_index
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdSums, TokenIdTable
 
 __all__ = ["COUNTS", "EXTREMES", "SUMS", "ComparisonSums"]
@@ -129,18 +128,6 @@ class ComparisonSums:
     def tail_sum(self, side: int, level: float, name: str) -> float:
         """One of TAIL_SUMS over those tokens."""
         return float(self.tail_sums.value[side, level_index(level), TAIL_SUMS.index(name)])
-
-    def interval(self, name: str) -> Interval:
-        """The 95 % interval of a token mean, clustered by prompt group (by rollout where it has none).
-
-        `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
-        """
-        sign, column = (-1.0, "d") if name == "kl" else (1.0, name)
-        mean = self.sum(column) / self.tokens if self.tokens else math.nan
-        found = self.clusters.interval(column, mean, self.tokens)
-        if sign > 0:
-            return found.of_measure(name)
-        return Interval(-found.mean, -found.high, -found.low, found.clusters)
 
     def tail(self, threshold: float) -> float:
         """The fraction of tokens with max(ρ, 1/ρ) above any `threshold` > 1, to the width of a histogram bin."""

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CompensatedSums", "summable_parts", "sums_of_cells", "sums_of_runs", "two_product", "two_sum"]
+__all__ = ["CompensatedSums", "summable_parts", "sums_by_bucket", "sums_by_run", "two_product", "two_sum"]
 
 Float64 = NDArray[np.float64]
 # A value or a sum as the pair of a float64 and what its rounding lost.
@@ -59,13 +59,13 @@ def summable_parts(values: Float64) -> Parts:
     return high, values - high
 
 
-def sums_of_cells(cells: NDArray[np.int64], parts: Parts, size: int) -> Parts:
+def sums_by_bucket(cells: NDArray[np.int64], parts: Parts, size: int) -> Parts:
     """[size] the sum of the [n] values in each cell, and what its rounding lost, from the summable parts."""
     high, low = (np.asarray(np.bincount(cells, part, size), dtype=np.float64) for part in parts)
     return high, low
 
 
-def sums_of_runs(starts: NDArray[np.int64], parts: Parts) -> Parts:
+def sums_by_run(starts: NDArray[np.int64], parts: Parts) -> Parts:
     """[R] the sums from each start to the next, as summable parts again; `starts` rise from 0."""
     high, low = parts
     return np.add.reduceat(high, starts), np.add.reduceat(low, starts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.statistics.compensated_sums import CompensatedSums, summable_parts, sums_of_runs
+from foreshock.measures.statistics.compensated_sums import CompensatedSums, summable_parts, sums_by_run
 
 __all__ = ["KEPT_TOKEN_IDS", "TOKEN_ID_SUMS", "TokenIdSums", "TokenIdTable", "TokenIdTotals"]
 
@@ -52,7 +52,7 @@ class TokenIdSums:
             return cls.empty()
         ids, order = _sorted(token_ids)
         starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
-        sums = CompensatedSums.of_columns(sums_of_runs(starts, summable_parts(column[order])) for column in values)
+        sums = CompensatedSums.of_columns(sums_by_run(starts, summable_parts(column[order])) for column in values)
         return cls(ids[starts], np.diff(starts, append=ids.size), sums, np.zeros(starts.size))
 
     def merge(self, other: TokenIdSums) -> TokenIdSums:

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.early_warning.decisions import Decision, fold
-from foreshock.measures.statistics.buckets import BucketTable
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.statistics.bucket_sums import BucketTable
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us
 from service.platform.database.tables.probes import Attribution

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold, correction_named
 from foreshock.errors import InvalidArgumentError
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from service.platform.problem import InvalidRequest
 from service.platform.security import Principal
 from service.runs.measurements.service import stored_statistics

@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.comparisons import STEP_ROW
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
 from service.platform.database.tables import MeasurementStatistics, measurements
 from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal

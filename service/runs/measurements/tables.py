@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from foreshock.measures.statistics.buckets import BucketTable
+from foreshock.measures.statistics.bucket_sums import BucketTable
 from foreshock.measures.statistics.conditions import Condition
 from foreshock.measures.statistics.token_ids import TokenIdTable
 from service.runs.measurements.schemas import BucketColumns, BucketsRead, TokenIdColumns, TokenIdsRead

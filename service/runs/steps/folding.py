@@ -8,8 +8,9 @@ from typing import Protocol
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison import Comparison
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics, StepStatistics
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures.step_statistics import StepStatistics
 from service.runs.measurements.folded import FoldedStatistics
 
 

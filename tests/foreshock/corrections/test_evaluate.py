@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from foreshock.corrections import CORRECTIONS, Bounds, Threshold, correction_named, evaluate, evaluate_usual
 from foreshock.errors import InvalidArgumentError
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from tests.foreshock.batches import random_batch
 from tests.foreshock.corrections.comparing import batch_of, compared, flat
 

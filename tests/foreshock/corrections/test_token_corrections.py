@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foreshock.corrections import Threshold, correction_named, evaluate
 from foreshock.corrections.token_cuts import SideBins
 from foreshock.measures.statistics.histograms import WEIGHT_GRID
-from foreshock.measures.statistics.thresholds import ABOVE, BELOW, TAIL_LEVELS
+from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_LEVELS
 from tests.foreshock.batches import random_batch
 from tests.foreshock.corrections.comparing import assert_same, batch_of, compared
 from tests.foreshock.corrections.direct import direct_tokens, mean

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from foreshock.measures.statistics.buckets import BUCKET_EDGES
-from foreshock.measures.statistics.conditions import CONDITIONS
-from foreshock.measures.statistics.thresholds import TAIL_LEVELS
+from foreshock.measures.statistics.conditions import BUCKET_EDGES, CONDITIONS
+from foreshock.measures.statistics.tails import TAIL_LEVELS
 from tests.foreshock.measures.direct import Sequence, Token, k3
 
 VALUE_OF: dict[str, Callable[[Token], float]] = {

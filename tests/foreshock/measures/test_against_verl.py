@@ -12,7 +12,7 @@ pytest.importorskip("verl", reason="verl, whose functions these are compared wit
 
 from benchmarks import verl_reference as verl
 from foreshock.measures import measure_step
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.rollouts import RolloutBatch
 
 pytestmark = pytest.mark.slow  # importing verl takes a while

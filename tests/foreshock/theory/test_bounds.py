@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison import measure_step
-from foreshock.measures.statistics.rollout_summaries import RolloutSummaries
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import decode_rollouts
 from foreshock.rollouts.jsonl import read_jsonl
 from foreshock.theory import bias_bound, evaluate_theory, horizon_bound, pinsker_bound, sequence_chi2

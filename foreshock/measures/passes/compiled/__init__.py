@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 
-from foreshock.measures.passes.rollout_sums import RolloutSums, TokenInputs
+from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.statistics.rollout_sums import RolloutSums
 
-__all__ = ["available", "is_prepared", "measure_quickly", "prepare", "sum_rollouts_compiled"]
+__all__ = ["available", "compute_verl_metrics", "is_prepared", "prepare", "sum_rollouts_compiled"]
 
 _prepared = False
 _threads: int | None = None
@@ -33,7 +34,7 @@ def prepare(threads: int | None = None) -> None:
     can be written to for numba's cache, it compiles in every process. Raises ImportError without numba.
     """
     global _prepared, _threads
-    from foreshock.measures.passes.compiled.functions import compiled_functions
+    from foreshock.measures.passes.compiled.compilation import compiled_functions
 
     compiled_functions()
     _prepared, _threads = True, threads
@@ -45,12 +46,12 @@ def sum_rollouts_compiled(inputs: TokenInputs, threads: int | None = None) -> Ro
     Integers, extremes and largest values are equal to numpy's; sums to 1e-12 of the sum of absolute values. `threads`
     (None: as prepared) changes nothing but the time. Raises ImportError without numba.
     """
-    from foreshock.measures.passes.compiled.passes import sum_rollouts_in_lanes
+    from foreshock.measures.passes.compiled.threaded_pass import sum_rollouts_in_lanes
 
     return sum_rollouts_in_lanes(inputs, threads or _threads)
 
 
-def measure_quickly(inputs: TokenInputs, threads: int | None = None) -> dict[str, float]:
+def compute_verl_metrics(inputs: TokenInputs, threads: int | None = None) -> dict[str, float]:
     """verl's thirteen off-policy metrics and nothing else, several times as fast as all there is.
 
     They are, by the registry's columns: `training_ppl`, `training_log_ppl`, `rollout_ppl`, `rollout_log_ppl`, `kl`,
@@ -58,6 +59,6 @@ def measure_quickly(inputs: TokenInputs, threads: int | None = None) -> dict[str
     and `verl_chi2_seq`, with the values that `ComparisonStatistics.measures()` gives. Of `inputs` only `target`,
     `behaviour`, `offsets` and `generated` are used. NaN where nothing was measured. Raises ImportError without numba.
     """
-    from foreshock.measures.passes.compiled import quick
+    from foreshock.measures.passes.compiled.verl_metrics import verl_metrics_in_lanes
 
-    return quick.measure_quickly(inputs, threads or _threads)
+    return verl_metrics_in_lanes(inputs, threads or _threads)

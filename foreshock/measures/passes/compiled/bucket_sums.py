@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
-from foreshock.measures.passes.compiled.instructions import add_four, fetch_row
-from foreshock.measures.passes.compiled.jit import bits_of, compiled, exactly
-from foreshock.measures.passes.compiled.reading import is_finite
-from foreshock.measures.passes.compiled.state import LaneState, Lookups
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.chunk_reader import is_finite
+from foreshock.measures.passes.compiled.intrinsics import add_four, bits_of, fetch_row
+from foreshock.measures.passes.compiled.jit import compiled, exactly
+from foreshock.measures.passes.compiled.lane_state import LaneState, Lookups
 
 __all__ = ["add_run", "flush_cells", "scatter_grids", "scatter_tails", "scatter_token_ids", "scatter_tokens"]
 

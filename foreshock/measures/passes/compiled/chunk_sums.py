@@ -10,10 +10,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
-from foreshock.measures.passes.compiled.instructions import larger, smaller
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.chunk_reader import is_finite
+from foreshock.measures.passes.compiled.intrinsics import larger, smaller
 from foreshock.measures.passes.compiled.jit import compiled, reduction
-from foreshock.measures.passes.compiled.reading import is_finite
 
 __all__ = [
     "bad_updates",

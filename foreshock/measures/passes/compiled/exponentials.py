@@ -12,8 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled.jit import bits_of, compiled, float_of
-from foreshock.measures.passes.compiled.layout import (
+from foreshock.measures.passes.compiled.array_layout import (
     ABOVE,
     ABS_D,
     BEHAVIOUR,
@@ -27,6 +26,8 @@ from foreshock.measures.passes.compiled.layout import (
     TARGET,
     D,
 )
+from foreshock.measures.passes.compiled.intrinsics import bits_of, float_of
+from foreshock.measures.passes.compiled.jit import compiled
 
 __all__ = ["fill_probabilities", "fill_ratios"]
 

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
-from numba.core import types
-from numba.extending import intrinsic
 
-__all__ = ["bits_of", "compiled", "entry", "exactly", "float_of", "reduction"]
+__all__ = ["compiled", "entry", "exactly", "reduction"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,22 +48,3 @@ def entry(function: F, *, cached: bool) -> F:
     """
     made: F = numba.njit(fastmath={"contract"}, cache=cached, **_OPTIONS)(function)
     return made
-
-
-def _bits_of(context: Any, value: Any) -> Any:
-    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], target.get_value_type(types.int64))
-
-    return types.int64(types.float64), code
-
-
-def _float_of(context: Any, bits: Any) -> Any:
-    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], target.get_value_type(types.float64))
-
-    return types.float64(types.int64), code
-
-
-# The bits of a float64 as an integer, and back.
-bits_of: Callable[[float], int] = intrinsic(_bits_of)
-float_of: Callable[[int], float] = intrinsic(_float_of)

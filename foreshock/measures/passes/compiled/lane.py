@@ -7,13 +7,22 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.bucket_runs import add_length, add_positions, add_values
 from foreshock.measures.passes.compiled.bucket_sums import (
     flush_cells,
     scatter_grids,
     scatter_tails,
     scatter_token_ids,
     scatter_tokens,
+)
+from foreshock.measures.passes.compiled.chunk_reader import (
+    compact,
+    compact_whole,
+    measured_tokens,
+    read_floats,
+    read_integers,
+    repeat_first,
 )
 from foreshock.measures.passes.compiled.chunk_sums import (
     bad_updates,
@@ -27,23 +36,15 @@ from foreshock.measures.passes.compiled.chunk_sums import (
     sum_ratios,
 )
 from foreshock.measures.passes.compiled.exponentials import fill_probabilities, fill_ratios
+from foreshock.measures.passes.compiled.importance_weights import add_turns, add_weights, close_turn
 from foreshock.measures.passes.compiled.jit import compiled, entry
-from foreshock.measures.passes.compiled.largest import cut_largest, keep_largest
-from foreshock.measures.passes.compiled.reading import (
-    compact,
-    compact_whole,
-    measured_tokens,
-    read_floats,
-    read_integers,
-    repeat_first,
-)
-from foreshock.measures.passes.compiled.runs import add_length, add_positions, add_values
-from foreshock.measures.passes.compiled.state import LaneColumns, LaneState, Lookups
-from foreshock.measures.passes.compiled.weights import add_turns, add_weights, close_turn
+from foreshock.measures.passes.compiled.lane_state import LaneColumns, LaneState, Lookups
+from foreshock.measures.passes.compiled.largest_values import cut_largest, keep_largest
 
-__all__ = ["LaneFunction", "lane_function"]
+__all__ = ["LaneFunction", "VerlLaneFunction", "lane_function", "verl_lane_function"]
 
 LaneFunction = Callable[[LaneColumns, Lookups, LaneState, int, int], int]
+VerlLaneFunction = Callable[[LaneColumns, LaneState, int, int], int]
 
 
 def lane_function(sources: int, *, cached: bool) -> LaneFunction:
@@ -90,6 +91,33 @@ def lane_function(sources: int, *, cached: bool) -> LaneFunction:
         return sources
 
     return entry(sum_lane, cached=cached)
+
+
+def verl_lane_function(sources: int, *, cached: bool) -> VerlLaneFunction:
+    """The compiled function that fills `sums` and `rollout_counts` of rollouts `first` to `last` with what d and the
+    log-probs give; the rest of the state stays as it is. It returns `sources`.
+    """
+
+    def sum_verl_lane(columns: LaneColumns, state: LaneState, first: int, last: int) -> int:
+        formats, work, totals = columns.formats, state.work, state.totals
+        for row in range(first, last):
+            start, stop = columns.offsets[row], columns.offsets[row + 1]
+            for at in range(start, stop, layout.CHUNK):
+                n = min(layout.CHUNK, stop - at)
+                read_floats(columns.target, formats[layout.OF_TARGET], at, n, work, layout.LOG_TARGET)
+                read_floats(columns.behaviour, formats[layout.OF_BEHAVIOUR], at, n, work, layout.LOG_BEHAVIOUR)
+                measured = measured_tokens(columns, state, row, at, n)
+                if measured == 0:
+                    continue
+                fill_ratios(work, measured)
+                sum_ratios(work, measured, totals)
+                sum_log_probs(work, measured, totals)
+                for index in range(layout.SUMS):
+                    state.sums[row, index] += totals[index]
+                state.rollout_counts[row, layout.TOKENS] += measured
+        return sources
+
+    return entry(sum_verl_lane, cached=cached)
 
 
 @compiled

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from foreshock.comparisons import STEP_ROW
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from service.platform.database.tables import Run
 from service.platform.problem import ProblemError
 from service.present.pages.figures import Curve, Figure, Missing, attribution, buckets, learning_rate, lengths, mismatch

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
 
 Float64 = NDArray[np.float64]
 

@@ -8,9 +8,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes import numpy_pass
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
-from foreshock.measures.passes.rollout_sums import TOKEN_SUMS, RolloutSums, TokenInputs
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.rollouts.ragged import offsets_of_lengths
 from tests.foreshock.batches import random_log_probs
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from foreshock.measures.statistics.compensated_sums import (
     CompensatedSums,
     summable_parts,
-    sums_of_cells,
-    sums_of_runs,
+    sums_by_bucket,
+    sums_by_run,
     two_product,
     two_sum,
 )
@@ -87,8 +87,8 @@ def test_sums_of_cells_and_runs_are_as_good_as_exact_ones(values: list[float], s
     cells = np.random.default_rng(seed).integers(0, size, array.size)
     starts = np.unique(np.concatenate([[0], np.random.default_rng(seed).integers(0, array.size, size)]))
     members = [array[cells == cell] for cell in range(size)]
-    of_cells = CompensatedSums.of_columns([sums_of_cells(cells, (high, low), size)])
-    of_runs = CompensatedSums.of_columns([sums_of_runs(starts, (high, low))])
+    of_cells = CompensatedSums.of_columns([sums_by_bucket(cells, (high, low), size)])
+    of_runs = CompensatedSums.of_columns([sums_by_run(starts, (high, low))])
     largest = float(np.abs(array).max())
     for found, parts in ((of_cells, members), (of_runs, np.split(array, starts[1:]))):
         for index, part in enumerate(parts):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.measures import ComparisonStatistics, compare
-from foreshock.measures.passes.rollout_sums import LARGEST_VALUES
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
+from foreshock.measures.statistics.tails import LARGEST_VALUES
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.broken_batches import broken_batch

@@ -13,8 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from foreshock.measures.comparison import compare
+from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.passes import compiled
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
 from foreshock.rollouts import encode_rollouts
 from service.app import create_app
 from service.platform.decoding import token_pass

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import exponentials, layout
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled import exponentials
 
 Float64 = NDArray[np.float64]
 

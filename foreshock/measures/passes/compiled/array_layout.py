@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from foreshock.measures.passes.rollout_sums import DPPO_PROBABILITY_GAP, LARGEST_VALUES, TOKEN_SUMS
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.thresholds import TAIL_LEVELS
+from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS
+from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS
 
 # Tokens that are worked on at a time: their rows of numbers stay in a core's cache.

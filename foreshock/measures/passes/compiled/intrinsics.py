@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-__all__ = ["add_four", "fetch_row", "larger", "smaller"]
+__all__ = ["add_four", "bits_of", "fetch_row", "float_of", "larger", "smaller"]
 
 Table = NDArray[np.float64]
 
@@ -68,6 +68,20 @@ def _fetch_row(context: Any, table: Any, row: Any) -> Any:
     return types.void(table, types.int64), code
 
 
+def _bits_of(context: Any, value: Any) -> Any:
+    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], target.get_value_type(types.int64))
+
+    return types.int64(types.float64), code
+
+
+def _float_of(context: Any, bits: Any) -> Any:
+    def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], target.get_value_type(types.float64))
+
+    return types.float64(types.int64), code
+
+
 # The larger and the smaller of two numbers, neither of which is NaN.
 larger: Callable[[float, float], float] = _extreme(">")
 smaller: Callable[[float, float], float] = _extreme("<")
@@ -75,3 +89,6 @@ smaller: Callable[[float, float], float] = _extreme("<")
 add_four: Callable[[Table, int, float, float, float, float], None] = intrinsic(_add_four)
 # Have a row of such a table brought near, without waiting for it.
 fetch_row: Callable[[Table, int], None] = intrinsic(_fetch_row)
+# The bits of a float64 as an integer, and back.
+bits_of: Callable[[float], int] = intrinsic(_bits_of)
+float_of: Callable[[int], float] = intrinsic(_float_of)

@@ -9,7 +9,22 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["ABOVE", "BELOW", "TAIL_ASYMMETRY_LEVELS", "TAIL_LEVELS", "TAIL_SUMS", "TAIL_THRESHOLDS", "level_index"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "ABOVE",
+    "BELOW",
+    "LARGEST_VALUES",
+    "TAIL_ASYMMETRY_LEVELS",
+    "TAIL_LEVELS",
+    "TAIL_SUMS",
+    "TAIL_THRESHOLDS",
+    "level_index",
+    "merge_largest",
+]
+
+Float64 = NDArray[np.float64]
 
 # In nats, rising. ln 2, ln 5 and ln 10 are the ratios that F(τ), TIS, MIS and IcePop cut at; ln 1e4 is the veto's.
 TAIL_LEVELS: tuple[float, ...] = (math.log(2), 1.0, math.log(5), math.log(10), 3.0, math.log(1e4), 10.0)
@@ -26,7 +41,21 @@ TAIL_THRESHOLDS = (2, 5, 10)
 # The measures of each tail by itself, in nats: the column's name of each level.
 TAIL_ASYMMETRY_LEVELS: dict[str, float] = {"ln2": math.log(2), "ln5": math.log(5), "1": 1.0, "3": 3.0, "10": 10.0}
 
+# How many of the largest d, and of the largest −d, are kept for the fit of the generalised Pareto distribution.
+LARGEST_VALUES = 1024
+
 
 def level_index(level: float) -> int:
     """Where a level stands in TAIL_LEVELS; raises ValueError for one that is not kept."""
     return TAIL_LEVELS.index(level)
+
+
+def merge_largest(known: Float64, values: Float64, count: int) -> Float64:
+    """The `count` largest (or all, if fewer) of `known`, falling, and `values`, in any order; falling."""
+    if known.size >= count:
+        values = values[values > known[-1]]
+        if values.size == 0:
+            return known
+    elif values.size > count:
+        values = np.partition(values, values.size - count)[-count:]
+    return np.sort(np.concatenate([known, values]))[::-1][:count].copy()

@@ -7,11 +7,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.bucket_runs import is_constant, sum_of_run
 from foreshock.measures.passes.compiled.chunk_sums import sums_of_weights
 from foreshock.measures.passes.compiled.jit import compiled
-from foreshock.measures.passes.compiled.runs import is_constant, sum_of_run
-from foreshock.measures.passes.compiled.state import LaneState
+from foreshock.measures.passes.compiled.lane_state import LaneState
 
 __all__ = ["add_turns", "add_weights", "close_turn"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.compensated_sums import two_product
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 
 __all__ = ["MOMENTS", "SEQUENCE_MEANS", "SEQUENCE_SUMS", "sequence_sums"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foreshock.measures import BUCKET_EDGES, CONDITIONS, compare
-from foreshock.measures.statistics.buckets import POSITION_EDGES, position_buckets, probability_buckets
+from foreshock.measures.statistics.conditions import POSITION_EDGES, position_buckets, probability_buckets
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
+from foreshock.measures.passes.compiled import array_layout as layout
 from foreshock.measures.statistics.conditions import CONDITIONS
-from foreshock.measures.statistics.thresholds import TAIL_LEVELS
+from foreshock.measures.statistics.tails import TAIL_LEVELS
 
 __all__ = ["LaneColumns", "LaneState", "Lookups", "lookups", "new_state"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled.jit import bits_of, compiled
-from foreshock.measures.passes.compiled.layout import (
+from foreshock.measures.passes.compiled.array_layout import (
     GENERATED,
     KEPT,
     LOG_BEHAVIOUR,
@@ -15,7 +14,9 @@ from foreshock.measures.passes.compiled.layout import (
     NONFINITE_TARGET,
     OF_MASK,
 )
-from foreshock.measures.passes.compiled.state import LaneColumns, LaneState
+from foreshock.measures.passes.compiled.intrinsics import bits_of
+from foreshock.measures.passes.compiled.jit import compiled
+from foreshock.measures.passes.compiled.lane_state import LaneColumns, LaneState
 
 __all__ = ["compact", "compact_whole", "measured_tokens", "read_floats", "read_integers", "repeat_first"]
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from foreshock.errors import StatisticsError
 from foreshock.measures.estimators.bootstrap import bootstrap_intervals
 from foreshock.measures.estimators.intervals import Interval, clustered_interval
-from foreshock.measures.passes.rollout_sums import RolloutSums
 from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock.measures.statistics.step_statistics import truncated_rollouts, turns_of_rollouts
+from foreshock.measures.statistics.derived_columns import generated_means, truncated_rollouts, turns_of_rollouts
+from foreshock.measures.statistics.rollout_sums import RolloutSums
 from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = ["SUMMARY_SCHEMA", "RolloutSummaries"]
@@ -122,7 +122,7 @@ class RolloutSummaries:
             "turns": nothing if batch.turn is None else _turns(batch, sums),
             "finish_reason": batch.finish_reasons if batch.finish_reasons is not None else nothing,
             "truncated": pa.array(truncated, mask=~known),
-            "lag": _optional(None if lag is None else _generated_means(batch, lag), batch.num_rollouts),
+            "lag": _optional(None if lag is None else generated_means(batch, lag), batch.num_rollouts),
         }
         arrays = [
             (value if isinstance(value, pa.Array) else pa.array(value, type=field.type)).cast(field.type)
@@ -208,24 +208,9 @@ def _advantages(batch: RolloutBatch) -> NDArray[np.float64]:
         return np.full(batch.num_rollouts, np.nan)
     if not batch.advantage_per_token:
         return batch.advantage.astype(np.float64)
-    return _generated_means(batch, batch.advantage)
+    return generated_means(batch, batch.advantage)
 
 
 def _turns(batch: RolloutBatch, sums: RolloutSums) -> NDArray[np.int64]:
     """[N] in how many turns the model sampled; where every sampled token was measured, they have been counted."""
     return sums.turns if np.array_equal(sums.tokens, sums.generated) else turns_of_rollouts(batch)
-
-
-def _generated_means(batch: RolloutBatch, values: NDArray[Any]) -> NDArray[np.float64]:
-    """[N] the mean of [T] values over each rollout's generated tokens; NaN where it has none."""
-    generated = batch.generated
-    filled = np.flatnonzero(batch.response_lengths)
-    if generated.all() and filled.size:
-        means = np.full(batch.num_rollouts, np.nan)
-        means[filled] = np.add.reduceat(values, batch.response_offsets[:-1][filled], dtype=np.float64)
-        means[filled] /= batch.response_lengths[filled]
-        return means
-    rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
-    totals = np.bincount(rows, weights=values[generated].astype(np.float64), minlength=batch.num_rollouts)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return totals / batch.generated_lengths

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
+from foreshock.measures.passes.compiled import array_layout as layout
 from foreshock.measures.passes.compiled.bucket_sums import add_run
-from foreshock.measures.passes.compiled.instructions import larger
-from foreshock.measures.passes.compiled.jit import bits_of, compiled, reduction
-from foreshock.measures.passes.compiled.state import LaneState, Lookups
+from foreshock.measures.passes.compiled.intrinsics import bits_of, larger
+from foreshock.measures.passes.compiled.jit import compiled, reduction
+from foreshock.measures.passes.compiled.lane_state import LaneState, Lookups
 
 __all__ = ["add_length", "add_positions", "add_values", "is_constant", "sum_of_run"]
 

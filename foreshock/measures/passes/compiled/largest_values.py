@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
+from foreshock.measures.passes.compiled import array_layout as layout
 from foreshock.measures.passes.compiled.jit import compiled
-from foreshock.measures.passes.compiled.state import LaneState
+from foreshock.measures.passes.compiled.lane_state import LaneState
 
 __all__ = ["cut_largest", "keep_largest"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
-from foreshock.measures.passes.compiled.state import LaneColumns
-from foreshock.measures.passes.rollout_sums import TokenInputs
+from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.lane_state import LaneColumns
 
 __all__ = ["DENSE_ROWS_PER_TOKEN", "BatchColumns", "batch_columns", "float_column"]
 

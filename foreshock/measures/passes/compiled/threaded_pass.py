@@ -14,14 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled import layout
-from foreshock.measures.passes.compiled.collecting import fill_rollouts, fill_totals, token_id_sums
-from foreshock.measures.passes.compiled.columns import DENSE_ROWS_PER_TOKEN, batch_columns
-from foreshock.measures.passes.compiled.functions import compiled_functions
-from foreshock.measures.passes.compiled.state import lookups, new_state
-from foreshock.measures.passes.rollout_sums import RolloutSums, TokenInputs
+from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.compilation import compiled_functions
+from foreshock.measures.passes.compiled.input_columns import DENSE_ROWS_PER_TOKEN, batch_columns
+from foreshock.measures.passes.compiled.lane_state import lookups, new_state
+from foreshock.measures.passes.compiled.merge_lanes import fill_rollouts, fill_totals, token_id_sums
+from foreshock.measures.statistics.rollout_sums import RolloutSums
 
-__all__ = ["lane_cuts", "sum_rollouts_in_lanes", "sum_rollouts_quickly"]
+__all__ = ["lane_cuts", "run_lanes", "sum_rollouts_in_lanes"]
 
 _LARGEST_LANES = 16
 # Fewer tokens are not worth a lane of their own.
@@ -45,34 +46,14 @@ def sum_rollouts_in_lanes(inputs: TokenInputs, threads: int | None) -> RolloutSu
     def add_lane(lane: int) -> None:
         functions.sum_lane(batch.columns, edges, states[lane], cuts[lane], cuts[lane + 1])
 
-    _run(add_lane, len(states), threads)
+    run_lanes(add_lane, len(states), threads)
     fill_rollouts(result, ranges, counts)
     fill_totals(result, states)
     result.token_ids = token_id_sums(tables, batch.ids, functions.merge_tables)
     return result
 
 
-def sum_rollouts_quickly(inputs: TokenInputs, threads: int | None) -> RolloutSums:
-    """The sums of d, ρ and log-probs of every rollout, and `tokens`; all else is left at 0."""
-    functions, batch = compiled_functions(), batch_columns(inputs)
-    rollouts = inputs.offsets.size - 1
-    result = RolloutSums.empty(rollouts)
-    if rollouts == 0:
-        return result
-    counts = np.zeros((rollouts, layout.ROLLOUT_COUNTS), np.int64)
-    cuts = lane_cuts(batch.columns.offsets, 0).tolist()
-    nothing = np.zeros((0, layout.ID_COLUMNS))
-    states = [new_state(result.sums, result.sums, counts, nothing) for _ in cuts[1:]]
-
-    def add_lane(lane: int) -> None:
-        functions.sum_lane_quickly(batch.columns, states[lane], cuts[lane], cuts[lane + 1])
-
-    _run(add_lane, len(states), threads)
-    result.tokens = counts[:, layout.TOKENS].copy()
-    return result
-
-
-def _run(add_lane: Callable[[int], None], lanes: int, threads: int | None) -> None:
+def run_lanes(add_lane: Callable[[int], None], lanes: int, threads: int | None) -> None:
     workers = min(lanes, threads or processors())
     if workers <= 1:
         for lane in range(lanes):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from foreshock.measures.passes.compiled import layout
-from foreshock.measures.passes.compiled.columns import batch_columns
-from foreshock.measures.passes.compiled.lane import LaneFunction, lane_function
-from foreshock.measures.passes.compiled.quick_lane import QuickLaneFunction, quick_lane_function
-from foreshock.measures.passes.compiled.state import lookups, new_state
-from foreshock.measures.passes.compiled.token_id_tables import MergeFunction, merge_function
-from foreshock.measures.passes.rollout_sums import RolloutSums, TokenInputs
+from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.input_columns import batch_columns
+from foreshock.measures.passes.compiled.lane import LaneFunction, VerlLaneFunction, lane_function, verl_lane_function
+from foreshock.measures.passes.compiled.lane_state import lookups, new_state
+from foreshock.measures.passes.compiled.merge_lanes import MergeFunction, merge_function
+from foreshock.measures.statistics.rollout_sums import RolloutSums
 
 __all__ = ["CompiledFunctions", "compiled_functions"]
 
@@ -28,7 +28,7 @@ class CompiledFunctions:
     """Machine code for every type of input."""
 
     sum_lane: LaneFunction
-    sum_lane_quickly: QuickLaneFunction
+    sum_verl_lane: VerlLaneFunction
     merge_tables: MergeFunction
 
 
@@ -53,7 +53,7 @@ def _compile(*, cached: bool) -> CompiledFunctions:
     sources = digest_of_sources()
     made = CompiledFunctions(
         lane_function(sources, cached=cached),
-        quick_lane_function(sources, cached=cached),
+        verl_lane_function(sources, cached=cached),
         merge_function(sources, cached=cached),
     )
     _try_out(made, sources)
@@ -77,7 +77,7 @@ def _try_out(made: CompiledFunctions, sources: int) -> None:
     state = new_state(
         rollout.sums, np.zeros((1, 2)), np.zeros((1, layout.ROLLOUT_COUNTS), np.int64), np.zeros((1, layout.ID_COLUMNS))
     )
-    found = made.sum_lane(columns, lookups(), state, 0, 1), made.sum_lane_quickly(columns, state, 0, 1)
+    found = made.sum_lane(columns, lookups(), state, 0, 1), made.sum_verl_lane(columns, state, 0, 1)
     if found != (sources, sources):
         raise RuntimeError("the machine code in numba's cache was made of other sources")
     ids, sums = np.zeros(1, np.int64), np.zeros((1, 3))

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.statistics.buckets import BucketSums
+from foreshock.measures.statistics.bucket_sums import BucketSums
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.thresholds import TAIL_LEVELS, TAIL_SUMS
+from foreshock.measures.statistics.tails import TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import TokenIdSums
 
-__all__ = ["DPPO_PROBABILITY_GAP", "LARGEST_VALUES", "TOKEN_SUMS", "RolloutSums", "TokenInputs"]
+__all__ = ["DPPO_PROBABILITY_GAP", "TOKEN_SUMS", "RolloutSums"]
 
 Float64 = NDArray[np.float64]
 
@@ -55,29 +55,8 @@ TOKEN_SUMS = (
     "d_with_advantage",  # Σ d of the tokens that have an advantage
 )
 
-# How many of the largest d, and of the largest −d, are kept for the fit of the generalised Pareto distribution.
-LARGEST_VALUES = 1024
-
 # DPPO calls an update bad where A < 0 and μ − π is at least this.
 DPPO_PROBABILITY_GAP = 0.5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenInputs:
-    """The tokens of N rollouts: [T] arrays cut by `offsets` [N + 1]. `generated` is False for tool output.
-
-    `advantage` is [T], or [N] where it is one number a rollout and N is not T. What is None was not logged.
-    """
-
-    target: NDArray[np.floating]
-    behaviour: NDArray[np.floating]
-    offsets: NDArray[np.int64]
-    generated: NDArray[np.bool_] | None = None
-    entropy: NDArray[np.floating] | None = None
-    turn: NDArray[np.integer] | None = None
-    lag: NDArray[np.integer] | None = None
-    token_ids: NDArray[np.integer] | None = None
-    advantage: NDArray[np.floating] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, two_product
+from foreshock.measures.statistics.derived_columns import lag_of_tokens, truncated_rollouts, turns_of_rollouts
 from foreshock.measures.statistics.histograms import LENGTH_GRID
 from foreshock.measures.statistics.lengths import LengthStatistics
 from foreshock.rollouts.batch import RolloutBatch
 
-__all__ = ["StepStatistics", "lag_of_tokens", "truncated_rollouts"]
+__all__ = ["StepStatistics"]
 
 COUNTS = (
     "tool_tokens",
@@ -206,42 +207,6 @@ class _Totals:
         if lag.size:
             self.counts["lags"], self.counts["lag_sum"] = lag.size, int(lag.sum())
             self.extremes["max_lag"] = float(lag.max())
-
-
-def truncated_rollouts(batch: RolloutBatch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """[N] whether a rollout was cut off, and whether that is known.
-
-    It was where its finish reason is `length`, or, without a reason, where it is as long as the batch's cap.
-    """
-    reasons = batch.finish_reasons or [None] * batch.num_rollouts
-    said = np.array([reason is not None for reason in reasons], dtype=np.bool_)
-    truncated = np.array([reason == "length" for reason in reasons], dtype=np.bool_)
-    cap = batch.attributes.length_cap
-    if cap is None:
-        return truncated, said
-    return truncated | (~said & (batch.response_lengths >= cap)), np.ones_like(said)
-
-
-def turns_of_rollouts(batch: RolloutBatch) -> NDArray[np.int64]:
-    """[N] in how many turns the model sampled; needs `turn`."""
-    if batch.turn is None:
-        raise ValueError("the batch has no turns")
-    generated = np.flatnonzero(batch.generated)
-    rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
-    turn = batch.turn[generated]
-    begins = np.ones(turn.size, dtype=np.bool_)
-    begins[1:] = (turn[1:] != turn[:-1]) | (rows[1:] != rows[:-1])
-    return np.bincount(rows[begins], minlength=batch.num_rollouts).astype(np.int64)
-
-
-def lag_of_tokens(batch: RolloutBatch) -> NDArray[np.integer] | None:
-    """[T] trainer weights version − the version that sampled; None where either is not known."""
-    versions, trained = batch.weights_version, batch.attributes.trainer_weights_version
-    if versions is None or trained is None:
-        return None
-    # Of two versions from 0 up the difference fits where they do, in half the memory.
-    fits = 0 <= trained <= np.iinfo(np.int32).max and versions.dtype == np.int32 and versions.min(initial=0) >= 0
-    return np.subtract(trained, versions, dtype=np.int32 if fits else np.int64)
 
 
 def _row_sums(batch: RolloutBatch, values: NDArray[np.floating]) -> NDArray[np.float64]:

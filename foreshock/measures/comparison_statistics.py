@@ -16,20 +16,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.measures.estimators.comparison_measures import comparison_measures
-from foreshock.measures.passes.inputs import cuts_of, numbers_of, refuse_other_size
-from foreshock.measures.passes.rollout_sums import LARGEST_VALUES, RolloutSums, TokenInputs
-from foreshock.measures.passes.sequences import sequence_sums
-from foreshock.measures.passes.token_pass import sum_rollouts
+from foreshock.measures.estimators.intervals import Interval, token_mean_interval
+from foreshock.measures.inputs import token_inputs
+from foreshock.measures.passes import sum_rollouts
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
 from foreshock.measures.statistics.comparison_blob import read_comparison, store_comparison
 from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
-from foreshock.measures.statistics.largest import largest_of
 from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.step_statistics import StepStatistics
+from foreshock.measures.statistics.rollout_sums import RolloutSums
+from foreshock.measures.statistics.sequences import sequence_sums
+from foreshock.measures.statistics.tails import LARGEST_VALUES, merge_largest
 
-__all__ = ["ComparisonStatistics", "StepStatistics", "token_inputs"]
+__all__ = ["ComparisonStatistics"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +67,10 @@ class ComparisonStatistics(ComparisonSums):
             target, behaviour, offsets, mask,
             entropy=entropy, turn=turn, lag=lag, token_ids=token_ids, advantage=advantage,
         )  # fmt: skip
-        return cls.of_rollout_sums(sum_rollouts(inputs), group_ids)
+        return cls.from_rollout_sums(sum_rollouts(inputs), group_ids)
 
     @classmethod
-    def of_rollout_sums(cls, rollouts: RolloutSums, group_ids: Iterable[object] | None) -> ComparisonStatistics:
+    def from_rollout_sums(cls, rollouts: RolloutSums, group_ids: Iterable[object] | None) -> ComparisonStatistics:
         """The statistics of rollouts whose own sums are known; `group_ids` [N] name their prompts."""
         of_sequences, errors, log_weights = sequence_sums(rollouts)
         measured = rollouts.tokens > 0
@@ -110,8 +110,8 @@ class ComparisonStatistics(ComparisonSums):
             weight_sums=self.weight_sums + other.weight_sums,
             conditions={name: table.merge(other.conditions[name]) for name, table in self.conditions.items()},
             token_ids=self.token_ids.merge(other.token_ids),
-            largest_d=largest_of(self.largest_d, other.largest_d, LARGEST_VALUES),
-            largest_minus_d=largest_of(self.largest_minus_d, other.largest_minus_d, LARGEST_VALUES),
+            largest_d=merge_largest(self.largest_d, other.largest_d, LARGEST_VALUES),
+            largest_minus_d=merge_largest(self.largest_minus_d, other.largest_minus_d, LARGEST_VALUES),
             clusters=self.clusters.merge(other.clusters),
         )
 
@@ -121,6 +121,13 @@ class ComparisonStatistics(ComparisonSums):
         Those that need a row per rollout (`RolloutSummaries.bootstrap_measures`) are NaN here.
         """
         return comparison_measures(self)
+
+    def interval(self, name: str) -> Interval:
+        """Return the 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
+
+        `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
+        """
+        return token_mean_interval(self, name)
 
     def to_bytes(self) -> bytes:
         """The statistics as a blob that `from_bytes` reads; of the token ids, the 512 that matter most."""
@@ -164,42 +171,3 @@ def _extremes(rollouts: RolloutSums, log_weights: NDArray[np.float64]) -> NDArra
         float(np.max(values, initial=-math.inf)) for values in of_rollouts
     )
     return np.array([minus_lowest, highest, rollouts.max_probability_difference, log_ppl_diff, minus_log_ppl_diff])
-
-
-def token_inputs(
-    target: ArrayLike,
-    behaviour: ArrayLike,
-    offsets: ArrayLike,
-    mask: ArrayLike | None = None,
-    *,
-    entropy: ArrayLike | None = None,
-    turn: ArrayLike | None = None,
-    lag: ArrayLike | None = None,
-    token_ids: ArrayLike | None = None,
-    advantage: ArrayLike | None = None,
-) -> TokenInputs:
-    """The inputs of a comparison as arrays whose types and sizes fit; raises InvalidRolloutsError where they do not.
-
-    `advantage` is [T], or [N] for one number a rollout; where N = T it is [T].
-    """
-    cuts = cuts_of(offsets)
-    given = {"target": target, "behaviour": behaviour, "response_mask": mask, "entropy": entropy}
-    whole = {"turn": turn, "lag": lag, "response_token_ids": token_ids}
-    arrays = {name: numbers_of(name, value) for name, value in given.items() if value is not None}
-    arrays |= {name: numbers_of(name, value, whole=True) for name, value in whole.items() if value is not None}
-    advantages = None if advantage is None else numbers_of("advantage", advantage)
-    if advantages is not None and advantages.shape != (cuts.size - 1,):
-        arrays["advantage"] = advantages
-    for name, array in arrays.items():
-        refuse_other_size(name, array, int(cuts[-1]))
-    return TokenInputs(
-        target=arrays["target"],
-        behaviour=arrays["behaviour"],
-        offsets=cuts,
-        generated=arrays["response_mask"] != 0 if "response_mask" in arrays else None,
-        entropy=arrays.get("entropy"),
-        turn=arrays.get("turn"),
-        lag=arrays.get("lag"),
-        token_ids=arrays.get("response_token_ids"),
-        advantage=advantages,
-    )

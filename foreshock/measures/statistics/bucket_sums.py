@@ -10,39 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.json_values import finite_or_none
-from foreshock.measures.statistics.compensated_sums import CompensatedSums, Parts, sums_of_cells
+from foreshock.measures.statistics.compensated_sums import CompensatedSums, Parts, sums_by_bucket
 
-__all__ = [
-    "BUCKET_EDGES",
-    "BUCKET_SUMS",
-    "POSITION_EDGES",
-    "BucketSums",
-    "BucketTable",
-    "position_buckets",
-    "probability_buckets",
-]
+__all__ = ["BUCKET_SUMS", "BucketSums", "BucketTable"]
 
 Float64 = NDArray[np.float64]
 
-# Half decades of the probability under μ. The first bucket is all below 1e-8; the last includes probability 1.
-BUCKET_EDGES: tuple[float, ...] = (0.0, *(10.0 ** (-8 + half / 2) for half in range(16)), 1.0)
-_LOG_EDGES = np.array([math.log(edge) for edge in BUCKET_EDGES[1:-1]])
-
-# Powers of two of the token's number in the response, counted from 0: bucket i holds 2^i − 1 ≤ position < 2^(i+1) − 1.
-POSITION_EDGES: tuple[float, ...] = tuple(float(2**power - 1) for power in range(22))
-
 BUCKET_SUMS = ("abs_d", "d", "k3_kl", "abs_probability_difference")
-
-
-def probability_buckets(behaviour: NDArray[np.floating]) -> NDArray[np.int64]:
-    """[T] the bucket of each finite log μ: bucket i holds BUCKET_EDGES[i] ≤ μ < BUCKET_EDGES[i + 1]."""
-    return np.searchsorted(_LOG_EDGES, np.asarray(behaviour, dtype=np.float64), side="right")
-
-
-def position_buckets(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[T] the bucket of each place in the response, counted from 0."""
-    exponents: NDArray[np.int64] = ((positions + 1).astype(np.float64).view(np.int64) >> 52) - 1023
-    return np.minimum(exponents, len(POSITION_EDGES) - 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +49,7 @@ class BucketSums:
         largest = np.zeros(size)
         np.maximum.at(largest, buckets, distance)
         counts = np.bincount(buckets, tokens, size).astype(np.int64)
-        totals = CompensatedSums.of_columns(sums_of_cells(buckets, part, size) for part in parts)
+        totals = CompensatedSums.of_columns(sums_by_bucket(buckets, part, size) for part in parts)
         return cls(counts, totals, largest)
 
     def merge(self, other: BucketSums) -> BucketSums:

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from foreshock.measures.passes.compiled import measure_quickly
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes.compiled import compute_verl_metrics
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
-from foreshock.measures.passes.rollout_sums import TokenInputs
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
 from tests.foreshock.measures.passes.compiled.test_equal_to_numpy import batch
 
 
@@ -18,8 +18,8 @@ from tests.foreshock.measures.passes.compiled.test_equal_to_numpy import batch
 @pytest.mark.parametrize("columns", [frozenset[str](), frozenset({"generated"})])
 def test_the_thirteen_are_those_of_the_statistics(size: float, columns: frozenset[str]) -> None:
     inputs = batch(7, [0, 3, 700, 40, 513], size, np.float32, 0.02, columns, "none")
-    wanted = ComparisonStatistics.of_rollout_sums(sum_rollouts_numpy(inputs), None).measures()
-    found = measure_quickly(inputs)
+    wanted = ComparisonStatistics.from_rollout_sums(sum_rollouts_numpy(inputs), None).measures()
+    found = compute_verl_metrics(inputs)
     assert len(found) == 13
     for name, value in found.items():
         assert value == pytest.approx(wanted[name], rel=1e-9, abs=1e-15), name
@@ -27,7 +27,7 @@ def test_the_thirteen_are_those_of_the_statistics(size: float, columns: frozense
 
 def test_nothing_measured_is_not_estimable() -> None:
     nothing = np.full(3, np.nan)
-    found = measure_quickly(TokenInputs(nothing, nothing, np.array([0, 3])))
+    found = compute_verl_metrics(TokenInputs(nothing, nothing, np.array([0, 3])))
     assert all(math.isnan(value) for value in found.values())
-    no_rollouts = measure_quickly(TokenInputs(nothing[:0], nothing[:0], np.zeros(1, np.int64)))
+    no_rollouts = compute_verl_metrics(TokenInputs(nothing[:0], nothing[:0], np.zeros(1, np.int64)))
     assert all(math.isnan(value) for value in no_rollouts.values())

@@ -7,15 +7,20 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.passes.compiled.passes import sum_rollouts_quickly
-from foreshock.measures.passes.rollout_sums import TokenInputs
+from foreshock.measures.inputs import TokenInputs
+from foreshock.measures.passes.compiled import array_layout as layout
+from foreshock.measures.passes.compiled.compilation import compiled_functions
+from foreshock.measures.passes.compiled.input_columns import batch_columns
+from foreshock.measures.passes.compiled.lane_state import new_state
+from foreshock.measures.passes.compiled.threaded_pass import lane_cuts, run_lanes
+from foreshock.measures.statistics.rollout_sums import RolloutSums
 
-__all__ = ["measure_quickly"]
+__all__ = ["verl_metrics_in_lanes"]
 
 
-def measure_quickly(inputs: TokenInputs, threads: int | None) -> dict[str, float]:
+def verl_metrics_in_lanes(inputs: TokenInputs, threads: int | None) -> dict[str, float]:
     """The thirteen by the columns of the registry; NaN where nothing was measured."""
-    rollouts = sum_rollouts_quickly(inputs, threads)
+    rollouts = _verl_sums(inputs, threads)
     measured = rollouts.tokens > 0
     tokens = rollouts.tokens[measured].astype(np.float64)
     d, k3, above, chi2 = (rollouts.column(name)[measured] for name in ("d", "k3_kl", "ratio_minus_one", "chi2_token"))
@@ -39,6 +44,26 @@ def measure_quickly(inputs: TokenInputs, threads: int | None) -> dict[str, float
             "verl_chi2_token": float((chi2 + 2.0 * above).sum()) / total if total else math.nan,
             "verl_chi2_seq": _mean(np.expm1(2.0 * d)),
         }
+
+
+def _verl_sums(inputs: TokenInputs, threads: int | None) -> RolloutSums:
+    """The sums of d, ρ and log-probs of every rollout, and `tokens`; all else is left at 0."""
+    functions, batch = compiled_functions(), batch_columns(inputs)
+    rollouts = inputs.offsets.size - 1
+    result = RolloutSums.empty(rollouts)
+    if rollouts == 0:
+        return result
+    counts = np.zeros((rollouts, layout.ROLLOUT_COUNTS), np.int64)
+    cuts = lane_cuts(batch.columns.offsets, 0).tolist()
+    nothing = np.zeros((0, layout.ID_COLUMNS))
+    states = [new_state(result.sums, result.sums, counts, nothing) for _ in cuts[1:]]
+
+    def add_lane(lane: int) -> None:
+        functions.sum_verl_lane(batch.columns, states[lane], cuts[lane], cuts[lane + 1])
+
+    run_lanes(add_lane, len(states), threads)
+    result.tokens = counts[:, layout.TOKENS].copy()
+    return result
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.compiled import prepare, sum_rollouts_compiled
-from foreshock.measures.passes.compiled.columns import batch_columns
-from foreshock.measures.passes.compiled.passes import lane_cuts
-from foreshock.measures.passes.rollout_sums import RolloutSums, TokenInputs
-from foreshock.measures.statistics.comparison_statistics import ComparisonStatistics
+from foreshock.measures.passes.compiled.input_columns import batch_columns
+from foreshock.measures.passes.compiled.threaded_pass import lane_cuts
+from foreshock.measures.statistics.rollout_sums import RolloutSums
 from tests.foreshock.measures.passes.compiled.test_equal_to_numpy import assert_equal, batch
 
 ALL_COLUMNS = frozenset({"generated", "entropy", "turn", "lag", "token_ids"})
@@ -30,7 +31,7 @@ def machine_code() -> None:
 
 def as_bytes(sums: RolloutSums) -> bytes:
     """All that a comparison keeps of the sums."""
-    return ComparisonStatistics.of_rollout_sums(sums, None).to_bytes()
+    return ComparisonStatistics.from_rollout_sums(sums, None).to_bytes()
 
 
 def large_batch() -> TokenInputs:
@@ -125,14 +126,14 @@ def in_another_process(code: str, **environment: str) -> str:
 
 
 def test_numba_is_imported_by_preparing_only() -> None:
-    code = "import sys, foreshock.measures.comparison as c; from foreshock.measures import compiled; print("
+    code = "import sys, foreshock.measures.comparison as c; from foreshock.measures.passes import compiled; print("
     assert in_another_process(f"{code}'numba' in sys.modules, compiled.is_prepared(), compiled.available())") == (
         "False False True"
     )
 
 
 def test_it_is_available_only_where_numba_is() -> None:
-    code = "import sys; sys.modules['numba'] = None\nfrom foreshock.measures import compiled\n"
+    code = "import sys; sys.modules['numba'] = None\nfrom foreshock.measures.passes import compiled\n"
     assert in_another_process(f"{code}print(compiled.available(), compiled.is_prepared())") == "False False"
 
 
@@ -149,7 +150,7 @@ def test_it_is_available_only_where_numba_is() -> None:
 def test_a_cache_that_cannot_be_written_or_read_costs_the_cache_only(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foreshock.measures.passes.compiled import functions
+    from foreshock.measures.passes.compiled import compilation
 
     asked = []
 
@@ -159,10 +160,10 @@ def test_a_cache_that_cannot_be_written_or_read_costs_the_cache_only(
             raise error
         return "machine code"
 
-    monkeypatch.setattr(functions, "_compile", compile_without_cache)
-    functions._made.cache_clear()
+    monkeypatch.setattr(compilation, "_compile", compile_without_cache)
+    compilation._made.cache_clear()
     try:
-        assert functions.compiled_functions() == "machine code"
+        assert compilation.compiled_functions() == "machine code"
     finally:
-        functions._made.cache_clear()
+        compilation._made.cache_clear()
     assert asked == [True, False]
