@@ -1,17 +1,22 @@
 """What do divergences over the whole vocabulary cost beyond the two head products that they are made of?
 
 Two heads of 151,936 tokens over the same hidden states; `torch.matmul` of both against `exact_divergences` of both, in
-one process, interleaved, medians. On a GPU, where there is one, the same against two bfloat16 products.
+one process, interleaved, medians. First as the processor is, then in processes held to each lesser instruction set
+that it has, because products of bfloat16 differ several times in speed. On a GPU, if there is one, the same against
+two bfloat16 products.
 
-Bars: at least half the speed of the two products alone for every shape, and memory beyond the inputs that does not grow
-with the number of tokens (within a tenth). Reported too: the largest relative error against textbook definitions in
-80-bit numbers of the same logits. The products themselves are torch's, with the rounding errors that those have.
+Bars: at least half the speed of the two products alone for every shape with the processor's own instruction set, and
+memory beyond the inputs that does not grow with the number of tokens (within a tenth). Reported too: the largest
+relative error against textbook definitions in 80-bit numbers of the same logits. The products themselves are torch's,
+with the rounding errors that those have.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +28,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.instruction_sets import available
 from probes.exact_divergence import LogitSource, exact_divergences
 from probes.exact_divergence.streaming import VOCABULARY_BLOCK
 
@@ -31,6 +37,7 @@ REPETITIONS = 3
 GPU_REPETITIONS = 15  # milliseconds each
 BAR_SPEED = 0.5
 BAR_GROWTH = 1.1
+NO_SET = "own"  # the name of the instruction set of a processor without AVX2
 CHECKED_TOKENS = 8
 CPU_SHAPES = (
     (torch.float32, 1024, 256),
@@ -143,7 +150,8 @@ def log_softmax(source: LogitSource) -> NDArray[np.longdouble]:
     logits = torch.empty((source.tokens, VOCABULARY), dtype=source.held_in)
     rows = source.rows(0, source.tokens)
     # In the blocks of `exact_divergences`, because another split of a product rounds otherwise.
-    block = VOCABULARY if source.device.type == "cuda" else VOCABULARY_BLOCK
+    whole = source.device.type == "cuda" or source.writes_directly(source.held_in)
+    block = VOCABULARY if whole else VOCABULARY_BLOCK
     for start in range(0, VOCABULARY, block):
         stop = min(start + block, VOCABULARY)
         source.write_logits(rows, start, stop, logits[:, start:stop])
@@ -155,25 +163,35 @@ def log_softmax(source: LogitSource) -> NDArray[np.longdouble]:
 def row(device: str, dtype: torch.dtype, width: int, tokens: int, speed: Speed, error: str) -> str:
     name = str(dtype).removeprefix("torch.")
     times = f"{speed.products * 1e3:12.1f} {speed.divergences * 1e3:14.1f} {speed.share:8.2f}"
-    return f"{device:6s} {name:9s} {width:6d} {tokens:7d} {times} {error:>10s}"
+    return f"{device:11s} {name:9s} {width:6d} {tokens:7d} {times} {error:>10s}"
 
 
-def on_cpu() -> dict[str, float]:
+def on_cpu(instructions: str) -> dict[str, float]:
     """The least share of the speed and the largest error over the shapes, and the memory's growth with tokens."""
-    exact_divergences(*sources(torch.float32, 16, 1))  # compiled, and the threads started
+    for dtype in (torch.float32, torch.bfloat16):
+        exact_divergences(*sources(dtype, 16, 1))  # compiled, and the threads started
     few, many = (memory_beyond_inputs(*sources(torch.float32, 256, tokens)) for tokens in (256, 2048))
+    halves = memory_beyond_inputs(*sources(torch.bfloat16, 256, 2048))
     shares, errors = [], []
     for dtype, width, tokens in CPU_SHAPES:
         pair = sources(dtype, width, tokens)
         speed, error = speed_of(*pair), largest_relative_error(*pair)
-        print(row("cpu", dtype, width, tokens, speed, f"{error:.1e}"), flush=True)
+        print(row(instructions, dtype, width, tokens, speed, f"{error:.1e}"), flush=True)
         shares.append(speed.share)
         errors.append(error)
     whole = 2 * 4 * VOCABULARY * 2048 / 2**20
     print(
-        f"memory beyond the inputs: {few:.0f} MiB for 256 tokens, {many:.0f} MiB for 2048, whose logits are {whole:.0f}"
+        f"memory beyond the inputs: {few:.0f} MiB for 256 tokens, {many:.0f} MiB for 2048, whose logits are "
+        f"{whole:.0f}; {halves:.0f} MiB for 2048 in bfloat16",
+        flush=True,
     )
     return {"cpu_speed": min(shares), "error": max(errors), "memory_mib": many, "memory_growth": many / few}
+
+
+def on_cpu_held_to(instructions: str, environment: dict[str, str]) -> None:
+    """Print the rows of a process that is held to a lesser instruction set: for comparison, without a bar."""
+    command = [sys.executable, "-m", "benchmarks.exact_divergence", "--rows", instructions]
+    subprocess.run(command, env=environment, check=True)
 
 
 def on_gpu() -> float:
@@ -191,11 +209,20 @@ def on_gpu() -> float:
 
 
 def main() -> int:
-    threads = torch.get_num_threads()
-    print(f"vocabulary {VOCABULARY}, {threads} threads, {torch.backends.cpu.get_cpu_capability()}")
-    header = f"{'device':6s} {'dtype':9s} {'width':>6s} {'tokens':>7s} {'products ms':>12s} {'divergences ms':>14s}"
-    print(f"{header} {'speed':>8s} {'rel error':>10s}")
-    figures = on_cpu()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", metavar="NAME", help="only the CPU's rows, whose instruction set is called NAME")
+    arguments = parser.parse_args()
+    if arguments.rows is not None:
+        on_cpu(arguments.rows)
+        return 0
+    sets = available()
+    own = sets[-1].name if sets else NO_SET
+    print(f"vocabulary {VOCABULARY}, {torch.get_num_threads()} threads, the processor's own instruction set: {own}")
+    header = f"{'processor':11s} {'dtype':9s} {'width':>6s} {'tokens':>7s} {'products ms':>12s} {'divergences ms':>14s}"
+    print(f"{header} {'speed':>8s} {'rel error':>10s}", flush=True)
+    figures = on_cpu(own)
+    for lesser in reversed(sets[:-1]):
+        on_cpu_held_to(lesser.name, lesser.environment)
     reached = figures["cpu_speed"] >= BAR_SPEED and figures["memory_growth"] <= BAR_GROWTH
     gpu = "no GPU here"
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Exact divergences of two laws over the whole vocabulary: the truth that sampled estimators are held against."""
+"""Exact divergences of two distributions over the whole vocabulary, which sampled estimators are held against."""
 
 from __future__ import annotations
 

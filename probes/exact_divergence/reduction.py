@@ -10,7 +10,7 @@ import torch
 __all__ = ["SUMS", "Reduction", "TileSums", "overlaps"]
 
 # What is summed over the vocabulary. Terms of KL(μ‖π) are π − μ + μ log(μ/π), which add up to the same and are never
-# negative: nothing cancels where the two laws are nearly one.
+# negative: nothing cancels where the two distributions are nearly one.
 SUMS = ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2", "target_entropy", "behaviour_entropy", "uncovered")
 
 
@@ -26,20 +26,17 @@ class TileSums:
 
 
 class Reduction(Protocol):
-    """Takes two tiles of logits [rows, V], which it was given when it was made, as their columns are written."""
+    """Reduces two tiles of logits [rows, V], which it was given when it was made."""
 
-    def take(self, start: int, stop: int, rows: int) -> None:
-        """The columns `start` … `stop` of the first `rows` rows are there now; called in rising order, from 0 on."""
-
-    def finish(self, rows: int) -> TileSums:
-        """All columns are there."""
+    def reduce(self, rows: int) -> TileSums:
+        """Return the sums of the first `rows` rows, whose logits are in the tiles."""
 
     def close(self) -> None:
         """Let go of what the reduction holds."""
 
 
 def overlaps(top_ids: torch.Tensor, top_ks: tuple[int, ...]) -> torch.Tensor:
-    """[rows, len(top_ks)] the share of the k likeliest tokens that both laws name, from `top_ids` [2, rows, K]."""
+    """[rows, len(top_ks)] the share of the k likeliest tokens that both name, from `top_ids` [2, rows, K]."""
     target, behaviour = top_ids
     shares = torch.empty((target.shape[0], len(top_ks)), dtype=torch.float64, device=top_ids.device)
     for column, k in enumerate(top_ks):

@@ -1,4 +1,4 @@
-"""What is known of two laws over the whole vocabulary, token by token."""
+"""What is known of two distributions over the whole vocabulary, token by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExactDivergences:
-    """Divergences between μ, the law that samples, and π, the law that is trained, at T states; all arrays [T].
+    """Divergences between the sampling distribution μ and the trained one, π, at T states; all arrays [T].
 
     | field | unit | estimated from tokens drawn from μ by |
     | --- | --- | --- |
@@ -32,7 +32,7 @@ class ExactDivergences:
     everything is NaN and nothing flips.
 
     `top1_flip` is True where the likeliest tokens differ. `topk_overlap` [T, len(top_ks)] is the share of tokens that
-    the k likeliest of both laws have in common, for each k of `top_ks`. Among equally likely tokens the lower id comes
+    the k likeliest of both have in common, for each k of `top_ks`. Among equally likely tokens the lower id comes
     first; tokens of probability 0 by mask are never among them. The log-probs are those of the token ids asked for.
     """
 

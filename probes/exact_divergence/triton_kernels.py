@@ -55,7 +55,7 @@ def _normaliser(logits, vocabulary, top_values, top_ids, TOP: tl.constexpr, SLOT
         of_block = tl.max(x, axis=0)
         larger = tl.maximum(largest, of_block)
         shift = tl.where(larger == float("-inf"), 0.0, larger)
-        # In float64, because the logarithm of a law that is nearly certain is what the other tokens add to 1.
+        # In float64, because the logarithm of a distribution that is nearly certain is what the other tokens add to 1.
         total = total * tl.exp(largest - shift).to(tl.float64) + tl.sum(tl.exp(x - shift).to(tl.float64), axis=0)
         largest = larger
         values, ids = _keep_likeliest(x, columns, of_block, values, ids, slots, TOP)
@@ -79,7 +79,7 @@ def _terms(x, y, largest_target, largest_behaviour, log_target, log_behaviour, d
     x = tl.where(x == float("-inf"), _MASKED, x)
     y = tl.where(y == float("-inf"), _MASKED, y)
     apart = x - y
-    # What x − y lost by rounding, which is much where one law's logits are shifted by a constant.
+    # What x − y lost by rounding, which is much where the logits of one are shifted by a constant.
     moved = apart - x
     lost = (x - (apart - moved)) - (y + moved)
     d = (apart - difference_high) + (lost - difference_low)

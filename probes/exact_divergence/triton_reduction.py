@@ -27,10 +27,7 @@ class TritonReduction:
         self._values = torch.empty((rows, 2, slots), dtype=torch.float32, device=device)
         self._ids = torch.empty((rows, 2, slots), dtype=torch.int32, device=device)
 
-    def take(self, start: int, stop: int, rows: int) -> None:
-        """Nothing is done until all columns are there: a program takes a whole row."""
-
-    def finish(self, rows: int) -> TileSums:
+    def reduce(self, rows: int) -> TileSums:
         target, behaviour = self._tiles
         # Triton launches on the current device, wherever its arguments are.
         there = torch.cuda.device(target.device) if target.device.type == "cuda" else contextlib.nullcontext()

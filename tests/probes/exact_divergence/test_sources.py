@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from probes.exact_divergence import GivenLogits, LogitSource, SourceError, exact_divergences
+from probes.exact_divergence import GivenLogits, LogitSource, SourceError, exact_divergences, sources
 
 
 def made(tokens: int = 6, vocabulary: int = 700, width: int = 24, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,6 +40,32 @@ def test_a_head_in_float32_over_half_precision_is_not_rounded() -> None:
     found = logits_of(LogitSource(hidden, weight, logits_dtype=torch.float32))
     assert (found != found.bfloat16()).any()
     torch.testing.assert_close(found.double(), hidden.double() @ weight.double().T, atol=1e-5, rtol=0)
+
+
+def test_a_head_in_bfloat16_is_held_in_bfloat16() -> None:
+    hidden, weight = (tensor.bfloat16() for tensor in made())
+    source = LogitSource(hidden, weight)
+    assert source.held_in == torch.bfloat16
+    assert LogitSource(hidden, weight, temperature=0.7).held_in == torch.float32
+    assert LogitSource(hidden, weight, logits_dtype=torch.float32).held_in == torch.float32
+    single = GivenLogits(logits_of(source).float())
+    found, expected = exact_divergences(source, single), exact_divergences(single, single)
+    np.testing.assert_allclose(found.target_entropy, expected.target_entropy, rtol=1e-12)
+    assert found.tv.tolist() == [0.0] * 6
+
+
+def test_products_of_bfloat16_are_those_of_float32_if_torch_is_held_to_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight = (tensor.bfloat16() for tensor in made())
+    source = LogitSource(hidden, weight)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    sources._multiplies_halves.cache_clear()
+    try:
+        assert not source.writes_directly(torch.bfloat16)
+        found = logits_of(source)
+    finally:
+        sources._multiplies_halves.cache_clear()
+    assert (found == (hidden.float() @ weight.float().T).bfloat16()).float().mean() > 0.99
+    torch.testing.assert_close(found, logits_of(source), atol=0.0, rtol=2 * torch.finfo(torch.bfloat16).eps)
 
 
 def test_soft_cap_comes_before_temperature() -> None:

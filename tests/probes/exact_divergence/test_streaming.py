@@ -57,6 +57,30 @@ def test_a_tiny_mismatch_keeps_its_digits() -> None:
         np.testing.assert_allclose(getattr(found, divergence), expected[divergence], rtol=1e-9)
 
 
+def test_logits_in_bfloat16_are_held_as_they_are() -> None:
+    for name, pair in hard_cases(1100).items():
+        target, behaviour = (logits.bfloat16() for logits in pair)
+        found, expected = of_logits(target, behaviour), by_definition(target, behaviour)
+        for divergence in DIVERGENCES:
+            values = getattr(found, divergence)
+            np.testing.assert_allclose(
+                values, expected[divergence], rtol=RELATIVE, atol=ABSOLUTE, err_msg=f"{name}: {divergence}"
+            )
+        shares = [overlap(target, behaviour, k) for k in TOP_KS]
+        assert found.topk_overlap.T.tolist() == shares, name
+
+
+@pytest.mark.parametrize("apart", [0.9999, -0.9999, 1.0001, -1.0001, 5.0, -5.0, 800.0, -800.0, -np.inf])
+def test_one_token_that_is_far_from_a_near_distribution(apart: float) -> None:
+    behaviour = torch.randn((3, 1700), generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    target = behaviour + 1e-3 * torch.randn((3, 1700), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for row, token in enumerate((0, 700, 1699)):
+        target[row, token] = behaviour[row, token] + apart
+    found, expected = of_logits(target, behaviour), by_definition(target, behaviour)
+    for divergence in DIVERGENCES:
+        np.testing.assert_allclose(getattr(found, divergence), expected[divergence], rtol=RELATIVE, err_msg=divergence)
+
+
 def test_identical_sources_differ_by_exactly_nothing() -> None:
     random = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn((5, 16), generator=random), torch.randn((700, 16), generator=random)
@@ -81,7 +105,7 @@ def test_support_that_is_not_covered_is_infinitely_far() -> None:
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_a_state_without_a_law_is_unknown_and_spoils_no_other(wrong: float) -> None:
+def test_a_state_without_a_distribution_is_unknown_and_spoils_no_other(wrong: float) -> None:
     target, behaviour = hard_cases(300)["ordinary mismatch"]
     expected = of_logits(target[2:], behaviour[2:])
     target, behaviour = target.clone(), behaviour.clone()
