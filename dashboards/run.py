@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dashboards.panels import Dashboard, Level, Panel, Row, SqlQuery, Variable
 from foreshock.measures.registry import measure_named
+from foreshock.scorers import main_comparisons
 
 DENSE_LEVELS = (Level(None, "green"), Level(1e-3, "yellow"), Level(1e-2, "red"))
 TAIL_LEVELS = (Level(None, "green"), Level(0.01, "yellow"), Level(0.1, "red"))
@@ -64,13 +65,6 @@ def scalars(*names: str) -> SqlQuery:
 
 
 COMPARISON = "${comparison:sqlstring}"
-CHAIN = (
-    "trainer/rollout",
-    "vllm.prefill/rollout",
-    "torch.trainer/vllm.prefill",
-    "trainer/torch.trainer",
-    "torch.float32/vllm.prefill",
-)
 
 
 def run_dashboard() -> Dashboard:
@@ -111,7 +105,7 @@ def _mismatch() -> tuple[Panel, ...]:
         Panel(
             "k3 per token, every comparison",
             "trend",
-            (measure_by_comparison("k3_kl", CHAIN),),
+            (measure_by_comparison("k3_kl", main_comparisons()),),
             "Estimate of KL(behaviour‖target) in nats, mean over tokens. Dense bf16 at lag 0: look above 1e-3, bad "
             "above 1e-2; a mixture of experts sits about ten times higher. 0 is not drawn on a log axis.",
             width=24,

@@ -25,7 +25,7 @@ from probes.engines.protocol import ScoreCommand
 from probes.hardware import accelerator_name, device_name
 from probes.heartbeat import Heartbeat
 from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.table import available_scorers, scorer_named
+from probes.scorers.table import installed_scorers, scorer_named
 from probes.service_client import (
     Checkpoint,
     FailKind,
@@ -253,7 +253,7 @@ def scorer_name(requested: RequestedScorer) -> str:
 
 
 def _offered(wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    available = available_scorers()
+    available = installed_scorers()
     if wanted is None:
         if not available:
             raise ConfigurationError(

@@ -12,15 +12,14 @@ from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT
 from foreshock.client.connection import ServiceConnection
+from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 
-SCORERS = (
-    ("vllm.prefill", ""),
-    ("vllm.prefill", "rebatched"),
-    ("torch.trainer", ""),
-    ("torch.trainer", "rebatched"),
-    ("torch.float32", ""),
+PROBE_SCORERS = tuple(
+    (name, variant)
+    for name in default_scorers()
+    for variant in (VARIANTS if SCORERS[name].place is not None else ("",))
 )
-"""Scorers and variants; a rebatched one against its plain self is its noise floor."""
+"""Scorers and variants: the default probe, and the noise floor of each scorer of the chain."""
 WORKER_IDLE_SECONDS = 90
 """Longer than a lease: what a worker that was killed has left comes free only when its lease ends."""
 PATIENCE_SECONDS = 900.0
@@ -37,7 +36,7 @@ def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) 
                 f"/v1/runs/{run}/probes",
                 json_body={
                     "step": checkpoint.step,
-                    "scorers": [{"scorer": scorer, "variant": variant} for scorer, variant in SCORERS],
+                    "scorers": [{"scorer": scorer, "variant": variant} for scorer, variant in PROBE_SCORERS],
                     "kind": "exact",
                     "options": manifest.scorer_options,
                 },

@@ -13,10 +13,12 @@ from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.readings import find_run
 from foreshock.commands.text import table
 from foreshock.errors import ConfigurationError, ServiceError
+from foreshock.scorers import default_scorers, noise_floor_scorers, split_score_name
 
-__all__ = ["DEFAULT_SCORERS", "command"]
+__all__ = ["command"]
 
-DEFAULT_SCORERS = ("vllm.prefill", "torch.trainer", "torch.float32")
+# The scorer that computes what the trainer logged.
+_TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
 _FINAL = frozenset({"done", "failed", "skipped"})
 
 
@@ -33,12 +35,12 @@ class ProbeCommand:
             "--scorer",
             action="append",
             metavar="NAME[@VARIANT]",
-            help=f"may be repeated (default: {', '.join(DEFAULT_SCORERS)})",
+            help=f"may be repeated (default: {', '.join(default_scorers())})",
         )
         parser.add_argument("--accelerator", help="only on workers of this kind, such as cpu or H100")
         parser.add_argument("--max-rollouts", type=int, metavar="N", help="score a sample of N rollouts")
         parser.add_argument(
-            "--trainer-autocast", choices=("bfloat16", "none"), help="how torch.trainer runs its forward pass"
+            "--trainer-autocast", choices=("bfloat16", "none"), help=f"how {_TRAINER_REPLAY} runs its forward pass"
         )
         parser.add_argument(
             "--trainer-master-dtype", choices=("float32", "bfloat16"), help="the trainer's weights while it computes"
@@ -66,10 +68,12 @@ class ProbeCommand:
 
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     scorers = []
-    for word in arguments.scorer or DEFAULT_SCORERS:
-        name, _, variant = word.partition("@")
+    for word in arguments.scorer or default_scorers():
+        name, variant = split_score_name(word)
         if not name:
-            raise ConfigurationError(f"--scorer names a scorer, such as vllm.prefill, and this is {word!r}")
+            raise ConfigurationError(
+                f"--scorer must be NAME or NAME@VARIANT, such as {default_scorers()[0]}, got {word!r}"
+            )
         scorers.append({"scorer": name, "variant": variant})
     options: dict[str, str | None] = {}
     if arguments.trainer_autocast is not None:
@@ -82,7 +86,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "kind": "exact",
         "accelerator": arguments.accelerator,
         "max_rollouts": arguments.max_rollouts,
-        "options": {"torch.trainer": options} if options else None,
+        "options": {_TRAINER_REPLAY: options} if options else None,
     }
     return {name: value for name, value in body.items() if value is not None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foreshock.measures.comparison import Comparison, StepMeasurement, compare, fold, measure_step
 from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.estimators.attribution import CHAIN, Attribution, Link, attribute
+from foreshock.measures.estimators.attribution import Attribution, Link, attribute
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.registry import MEASURES, Measure, measure_named
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -15,7 +15,6 @@ from foreshock.measures.step_statistics import StepStatistics
 
 __all__ = [
     "BUCKET_EDGES",
-    "CHAIN",
     "CONDITIONS",
     "MEASURES",
     "Attribution",

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_scores
+from foreshock.scorers import ENGINES
 from probes.engines.protocol import Failed, Message, Progress, Ready, ScoreCommand, Scored
 from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.table import ENGINES, scorer_named
+from probes.scorers.table import scorer_named
 
 SECONDS_TO_LEAVE = 10.0
 

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foreshock.digests import canonical_json
+from foreshock.scorers import ENGINES
 from probes.engines.process import EngineError, EngineProcess, JobAbandonedError, Patience
 from probes.engines.protocol import ScoreCommand
 from probes.scorers.request import Report
-from probes.scorers.table import ENGINES, scorer_named
+from probes.scorers.table import scorer_named
 
 __all__ = ["EnginePool"]
 
 
 class EnginePool:
-    """One process an engine. An engine that could only reload weights in place (see `table.Engine`) gets a new process
-    whenever the weights or the options are others. On a GPU only one process is kept, as each may claim its memory.
+    """One process an engine.
+
+    An engine that can only reload weights in place (see `foreshock.scorers.Engine`) gets a new process whenever the
+    weights or the options change. On a GPU only one process is kept: each may claim its memory.
     """
 
     def __init__(self, folder: Path, patience: Patience | None = None) -> None:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.scorers import NOISE_FLOOR_VARIANT, VARIANTS
 from probes.scorers.request import UnsupportedScoreError
 
-__all__ = ["REBATCHED", "VARIANTS", "Composition", "compose"]
-
-REBATCHED = "rebatched"
-VARIANTS = ("", REBATCHED)
+__all__ = ["Composition", "compose"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +28,15 @@ class Composition:
 def compose(lengths: NDArray[np.int64], batch_size: int, variant: str, padding: str = "") -> Composition:
     """Group rows of `lengths` tokens into batches of `batch_size` rows, in their own order.
 
-    The variant "rebatched" sorts rows by length, longest first, and takes a quarter of the batch size (eight rows where
-    the batch size is 1), so that both the neighbours and the padding of a row change.
+    The variant of the noise floor sorts rows by length, longest first, and takes a quarter of the batch size (eight
+    rows if the batch size is 1), so that both the neighbours and the padding of a row change.
     Raises UnsupportedScoreError for another variant.
     """
     if variant not in VARIANTS:
-        raise UnsupportedScoreError(f"there is no variant {variant!r}; the variants are '' and 'rebatched'")
+        raise UnsupportedScoreError(f"unknown variant {variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
     order = np.arange(lengths.size, dtype=np.int64)
     name = f"{batch_size} rows in order"
-    if variant == REBATCHED:
+    if variant == NOISE_FLOOR_VARIANT:
         order = np.argsort(-lengths, kind="stable").astype(np.int64)
         batch_size = 8 if batch_size == 1 else max(1, batch_size // 4)
         name = f"{batch_size} rows by length"

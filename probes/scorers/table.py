@@ -1,4 +1,4 @@
-"""The scorers by name. To add one: write its function in a file of this folder and give it a line here."""
+"""The scorers that workers implement: the rows of `foreshock.scorers` that name an implementation."""
 
 from __future__ import annotations
 
@@ -7,62 +7,39 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foreshock.scorers import ENGINES
+from foreshock.scorers import SCORERS as TABLE
 from probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
 
-__all__ = ["ENGINES", "SCORERS", "Engine", "Scorer", "available_scorers", "scorer_named"]
+__all__ = ["SCORERS", "ImplementedScorer", "installed_scorers", "scorer_named"]
 
 ScoreFunction = Callable[[ScoreRequest, WarmModel, Report], Scored]
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """What a scorer runs in: a process of its own. `packages` must be installed.
-
-    `process_per_weights`: new weights mean a new process, because this engine can only reload weights in place, and a
-    reload may leave a part of the old ones behind.
-    """
-
-    name: str
-    packages: tuple[str, ...]
-    process_per_weights: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Scorer:
-    """A scorer: its name, its engine, and where its function is (`module:function`, imported in the engine only)."""
+class ImplementedScorer:
+    """A scorer, the engine it runs in, and its function as `module:function`, imported in the engine's process only."""
 
     name: str
     engine: str
     function: str
 
     def load(self) -> ScoreFunction:
-        """The scorer's function; call it in the engine's process only."""
+        """Return the scorer's function. Call it in the engine's process only: it imports the engine."""
         module, _, function = self.function.partition(":")
         found: ScoreFunction = getattr(importlib.import_module(module), function)
         return found
 
 
-ENGINES: dict[str, Engine] = {
-    engine.name: engine
-    for engine in (
-        Engine("vllm", packages=("vllm",), process_per_weights=True),
-        Engine("torch", packages=("torch", "transformers"), process_per_weights=False),
-    )
-}
-
-SCORERS: dict[str, Scorer] = {
-    scorer.name: scorer
-    for scorer in (
-        Scorer("vllm.prefill", "vllm", "probes.scorers.vllm_prefill:score"),
-        Scorer("torch.trainer", "torch", "probes.scorers.torch_forward:score_as_trainer"),
-        Scorer("torch.bfloat16", "torch", "probes.scorers.torch_forward:score_in_bfloat16"),
-        Scorer("torch.float32", "torch", "probes.scorers.torch_forward:score_in_float32"),
-    )
+SCORERS: dict[str, ImplementedScorer] = {
+    name: ImplementedScorer(name, scorer.engine, scorer.implementation)
+    for name, scorer in TABLE.items()
+    if scorer.engine is not None and scorer.implementation is not None
 }
 
 
-def available_scorers() -> tuple[str, ...]:
-    """The scorers whose engine is installed on this machine."""
+def installed_scorers() -> tuple[str, ...]:
+    """Return the names of the scorers whose engine is installed on this machine."""
     installed = {
         engine.name
         for engine in ENGINES.values()
@@ -71,9 +48,9 @@ def available_scorers() -> tuple[str, ...]:
     return tuple(name for name, scorer in SCORERS.items() if scorer.engine in installed)
 
 
-def scorer_named(name: str) -> Scorer:
-    """The scorer of that name; raises UnsupportedScoreError where there is none."""
+def scorer_named(name: str) -> ImplementedScorer:
+    """Return the scorer of that name. Raises UnsupportedScoreError if workers of this release have none."""
     try:
         return SCORERS[name]
     except KeyError:
-        raise UnsupportedScoreError(f"there is no scorer {name!r}; the scorers are {', '.join(SCORERS)}") from None
+        raise UnsupportedScoreError(f"unknown scorer {name!r}; scorers: {', '.join(SCORERS)}") from None

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_rollouts, encode_scores
+from foreshock.scorers import available_scorers
 from tests.service.sending import PARQUET, Sender
 
-EVERYTHING = ("vllm.prefill", "torch.trainer", "torch.bfloat16", "torch.float32")
+EVERYTHING = available_scorers()
 WEIGHTS = "sha256:" + "ab" * 32
 
 

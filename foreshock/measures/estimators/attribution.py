@@ -21,26 +21,9 @@ from foreshock.measures.estimators import token
 from foreshock.measures.inputs import cuts_of, group_names, numbers_of, refuse_other_size
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
-__all__ = ["CHAIN", "REFERENCE", "Attribution", "Link", "SideBranch", "attribute"]
-
-CHAIN = ("rollout", "vllm.decode", "vllm.prefill", "torch.trainer", "trainer")
-REFERENCE = "torch.float32"
-
-# What can differ between a score of the chain and the next.
-_CAUSES = {
-    ("rollout", "vllm.decode"): (
-        "sampling-time state: the engine that sampled was in another state than its replay "
-        "(batching, caches, weights that changed or were not fully synchronised)"
-    ),
-    ("vllm.decode", "vllm.prefill"): "decode against prefill: the engine's two ways to compute the same token differ",
-    ("vllm.prefill", "torch.trainer"): (
-        "engine against trainer numerics: kernels, precision and batching of the two forward passes"
-    ),
-    ("torch.trainer", "trainer"): (
-        "not reproduced: the trainer did something else than its replay (precision, dropout, masking, other weights)"
-    ),
-}
+__all__ = ["Attribution", "Link", "SideBranch", "attribute"]
 
 _RESAMPLES = 1_000
 _SEED = 20_260_101
@@ -94,10 +77,10 @@ class SideBranch:
 class Attribution:
     """The chain of one step.
 
-    `chain` are the scores that were there, `missing` those of CHAIN that were not: their links are collapsed into one
-    that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain has.
-    `cancellation` is Σ E[d_link²]/E[d²]: 1 where links are independent, above 1 where they cancel. `telescoping_error`
-    is the largest |Σ d_link − d| of a token.
+    `chain` are the scores that are available, `missing` the other scores of the full chain: their links are collapsed
+    into one that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain
+    has. `cancellation` is Σ E[d_link²]/E[d²]: 1 where links are independent, above 1 where they cancel.
+    `telescoping_error` is the largest |Σ d_link − d| of a token.
     """
 
     chain: tuple[str, ...]
@@ -134,18 +117,19 @@ def attribute(
     offsets: ArrayLike,
     mask: ArrayLike | None = None,
     group_ids: Iterable[object] | None = None,
-    chain: Sequence[str] = CHAIN,
+    chain: Sequence[str] | None = None,
 ) -> Attribution:
     """Attribute the difference between the ends of the chain to its links.
 
     `scores` maps a scorer's name to its log-probs, [T] over the tokens of N rollouts cut at `offsets` [N + 1]; NaN
     where it has none (a rollout without any finite value in a score is not shared, and left out). `mask` [T] is 0 where
-    the model did not sample. `group_ids` [N] name the prompts, for the intervals. Scores outside `chain` and
-    `torch.float32` are weighed against `torch.float32` only.
+    the model did not sample. `group_ids` [N] name the prompts, for the intervals. `chain` is the order of the scores;
+    None takes `foreshock.scorers.chain_of(scores)`. Scores outside the chain are compared with `torch.float32` only.
 
     Raises ConfigurationError where fewer than two scores of the chain are given, InvalidRolloutsError where sizes or
     types do not fit.
     """
+    chain = chain_of(scores) if chain is None else chain
     present = tuple(name for name in chain if name in scores)
     if len(present) < 2:
         raise ConfigurationError(f"a chain needs at least two of the scores {', '.join(chain)}")
@@ -157,7 +141,7 @@ def attribute(
     of_links = [shared.scores[later] - shared.scores[earlier] for later, earlier in pairs]
     shares, lows, highs = _shares(of_links, d, shared)
     links = tuple(
-        _link(later, earlier, _cause(earlier, later, chain), shared, values, (share, low, high))
+        _link(later, earlier, cause_of_link(earlier, later), shared, values, (share, low, high))
         for (later, earlier), values, share, low, high in zip(pairs, of_links, shares, lows, highs, strict=True)
     )
     square = float(np.square(d).sum())
@@ -261,18 +245,6 @@ def _link(
     return Link(comparison_name(target, behaviour), cause, k3, mean, math.sqrt(square), float(np.abs(d).max()), *share)
 
 
-def _cause(earlier: str, later: str, chain: Sequence[str]) -> str:
-    """The causes of all links between the two scores: more than one where a score between them is missing."""
-    between = chain[chain.index(earlier) : chain.index(later) + 1]
-    causes = [
-        _CAUSES.get(pair, f"whatever differs between {pair[0]} and {pair[1]}") for pair in itertools.pairwise(between)
-    ]
-    if len(causes) == 1:
-        return causes[0]
-    short = [cause.split(":")[0] for cause in causes]
-    return f"{', '.join(short[:-1])} and {short[-1]} together: scores between these two are missing"
-
-
 def _side_branch(
     arrays: dict[str, Float64],
     offsets: NDArray[np.int64],
@@ -293,9 +265,7 @@ def _side_branch(
         _link(REFERENCE, name, f"{name} against float32", shared, reference - shared.scores[name], nothing)
         for name in others
     )
-    # The replays come first: they are known to use the same weights as the reference.
-    engine = next((name for name in ("vllm.prefill", "vllm.decode", "rollout") if name in arrays), None)
-    trainer = next((name for name in ("torch.trainer", "trainer") if name in arrays), None)
+    engine, trainer = middle_of_chain([name for name in chain if name in arrays])
     nearer = None
     if engine and trainer:
         k3 = {split_comparison(link.name)[1]: link.k3_kl for link in links}

@@ -18,7 +18,7 @@ from foreshock.errors import ConfigurationError
 from foreshock.measures.comparison import compare
 from foreshock.measures.estimators.attribution import Attribution, attribute
 from foreshock.rollouts import RolloutBatch, ScoreBatch
-from service.replay.probes.scorers import REBATCHED
+from foreshock.scorers import NOISE_FLOOR_VARIANT, score_name
 from service.replay.scores.replayed import PinnedRollouts, read_rollouts, read_scores
 from service.runs.measurements.folded import FoldedStatistics
 
@@ -72,11 +72,6 @@ class StepFindings:
     of_rollouts: int
 
 
-def score_name(scorer: str, variant: str) -> str:
-    """How a scorer's variant is written in the name of a comparison."""
-    return f"{scorer}@{variant}" if variant else scorer
-
-
 def compute_findings(rollouts: PinnedRollouts, scores: Sequence[ScoreFiles]) -> StepFindings:
     """Line the scores up with all rollouts of the step and compare them."""
     batch = read_rollouts(rollouts)
@@ -85,7 +80,8 @@ def compute_findings(rollouts: PinnedRollouts, scores: Sequence[ScoreFiles]) -> 
     attribution = _attribute(batch, {**logged_scores(batch), **plain})
     known = {**logged_scores(batch), **replayed}
     wanted = _pairs_of(attribution)
-    floors = [(score_name(name, REBATCHED), name) for name in plain if score_name(name, REBATCHED) in replayed]
+    again = {name: score_name(name, NOISE_FLOOR_VARIANT) for name in plain}
+    floors = [(again[name], name) for name in plain if again[name] in replayed]
     compared = {pair: _compare(batch, known, *pair, _together(attribution, pair)) for pair in [*wanted, *floors]}
     return StepFindings(
         attribution=attribution,

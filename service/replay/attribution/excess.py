@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-# The logged scores cannot be replayed twice; their noise is taken to be that of the scorer that replays them.
-_NOISE_OF = {"rollout": ("vllm.decode", "vllm.prefill"), "trainer": ("torch.trainer",)}
+from foreshock.scorers import noise_floor_scorers
 
 
 def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float]) -> float | None:
@@ -26,7 +25,7 @@ def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float
 
 
 def _floor_of(scorer: str, floors: Mapping[str, float]) -> float | None:
-    for name in _NOISE_OF.get(scorer, (scorer,)):
+    for name in noise_floor_scorers(scorer):
         if name in floors:
             return floors[name]
     return None

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.digests import digest_of_json
+from foreshock.scorers import SCORERS, VARIANTS, available_scorers
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us, insert_if_absent
 from service.platform.database.tables import Shard
@@ -22,7 +23,6 @@ from service.platform.security import Principal
 from service.replay.leases.transitions import ENDED, JobState, requeue
 from service.replay.probes import repository
 from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest
-from service.replay.probes.scorers import SCORERS, VARIANTS, engine_of
 from service.replay.scores.replayed import PinnedRollouts, RolloutCount, count_rollouts
 from service.runs.attempts.service import attempt_of_step
 from service.runs.rollouts.repository import of_step
@@ -39,7 +39,7 @@ class ProbeNotFound(ProblemError):
 
 
 class UnknownScorer(ProblemError):
-    """A scorer or variant that no worker could have."""
+    """A scorer or variant that no worker of this release implements."""
 
     status = 422
 
@@ -141,10 +141,12 @@ def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeR
 
 def _check_scorers(body: ProbeCreate) -> None:
     for asked in body.scorers:
-        if asked.scorer not in SCORERS:
-            raise UnknownScorer(f"there is no scorer {asked.scorer!r}; the scorers are {', '.join(SCORERS)}")
+        if asked.scorer not in available_scorers():
+            known = f"scorer {asked.scorer!r} is not implemented in this release"
+            wrong = known if asked.scorer in SCORERS else f"unknown scorer {asked.scorer!r}"
+            raise UnknownScorer(f"{wrong}; available scorers: {', '.join(available_scorers())}")
         if asked.variant not in VARIANTS:
-            raise UnknownScorer(f"there is no variant {asked.variant!r}; the variants are '' and 'rebatched'")
+            raise UnknownScorer(f"unknown variant {asked.variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
     if len(set(body.scorers)) != len(body.scorers):
         raise ProbeNotPossible("a scorer is named twice: name each scorer and variant once")
     unused = set(body.options) - {asked.scorer for asked in body.scorers}
@@ -223,7 +225,7 @@ def new_jobs(probe: Probe, scorers: Sequence[ScorerRequest], now: int) -> list[P
     """One job for each engine: an engine is started once for all that it scores."""
     by_engine: dict[str, list[ScorerRequest]] = defaultdict(list)
     for each in scorers:
-        by_engine[engine_of(each.scorer)].append(each)
+        by_engine[str(SCORERS[each.scorer].engine)].append(each)
     return [
         ProbeJob(
             id=new_identifier("job"),

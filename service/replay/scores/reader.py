@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
+from foreshock.scorers import score_name
 from service.platform.context import ScoredShard
 from service.platform.store.tokens import TokenStore
-from service.replay.attribution.compute import align, read_all, score_name
+from service.replay.attribution.compute import align, read_all
 from service.replay.attribution.service import newest_scores
 from service.replay.scores import repository
 

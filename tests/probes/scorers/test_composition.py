@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.scorers.composition import REBATCHED, VARIANTS, compose
+from foreshock.scorers import NOISE_FLOOR_VARIANT, VARIANTS
+from probes.scorers.composition import compose
 from probes.scorers.request import UnsupportedScoreError
 
 
@@ -30,12 +31,12 @@ def test_rows_keep_their_order_and_fill_batches() -> None:
 
 
 def test_rebatched_sorts_by_length_and_takes_smaller_batches() -> None:
-    plan = compose(np.array([3, 1, 2, 5, 4, 6, 7, 8]), 8, REBATCHED)
+    plan = compose(np.array([3, 1, 2, 5, 4, 6, 7, 8]), 8, NOISE_FLOOR_VARIANT)
     assert [batch.tolist() for batch in plan.batches] == [[7, 6], [5, 3], [4, 0], [2, 1]]
 
 
 def test_rebatched_single_rows_are_put_together() -> None:
-    assert len(compose(np.array([3, 1, 2]), 1, REBATCHED).batches) == 1
+    assert len(compose(np.array([3, 1, 2]), 1, NOISE_FLOOR_VARIANT).batches) == 1
 
 
 def test_an_unknown_variant_is_refused() -> None:

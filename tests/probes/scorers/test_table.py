@@ -1,35 +1,40 @@
-"""The table of scorers is what workers offer: every name leads to a function and is one that the service knows."""
+"""Workers implement exactly the scorers that the table of the library marks as available."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
+from foreshock.scorers import ENGINES, available_scorers
+from foreshock.scorers import SCORERS as TABLE
 from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.table import ENGINES, SCORERS, available_scorers, scorer_named
+from probes.scorers.table import SCORERS, installed_scorers, scorer_named
+
+
+def test_workers_implement_exactly_the_available_scorers() -> None:
+    assert tuple(SCORERS) == available_scorers()
+    for name in set(TABLE) - set(SCORERS):
+        with pytest.raises(UnsupportedScoreError):
+            scorer_named(name)
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_every_scorer_has_a_function(name: str) -> None:
-    assert callable(SCORERS[name].load())
+def test_every_available_scorer_has_a_function_of_three_arguments(name: str) -> None:
+    function = SCORERS[name].load()
+    assert len(inspect.signature(function).parameters) == 3
+    # A function of another file would leave that file's scorer without its own.
+    assert function.__module__ == SCORERS[name].function.partition(":")[0]
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_the_engine_is_the_part_of_the_name_before_the_dot(name: str) -> None:
+def test_engine_is_the_part_of_the_name_before_the_dot(name: str) -> None:
     assert SCORERS[name].engine == name.partition(".")[0]
     assert SCORERS[name].engine in ENGINES
 
 
-def test_the_service_knows_every_scorer_and_variant() -> None:
-    from probes.scorers.composition import VARIANTS
-    from service.replay.probes.scorers import SCORERS as KNOWN
-    from service.replay.probes.scorers import VARIANTS as KNOWN_VARIANTS
-
-    assert set(SCORERS) <= set(KNOWN)
-    assert set(VARIANTS) == set(KNOWN_VARIANTS)
-
-
-def test_installed_engines_are_offered() -> None:
-    assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(available_scorers())
+def test_scorers_of_installed_engines_are_offered() -> None:
+    assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(installed_scorers())
 
 
 def test_an_unknown_scorer_lists_the_known_ones() -> None:

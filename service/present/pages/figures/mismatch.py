@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
+from foreshock.scorers import REFERENCE, SCORERS, main_comparisons
 from service.present.pages.figures.specification import (
     BAD,
     BAD_BAND,
@@ -36,20 +38,18 @@ SMOOTHED_ABOVE = 60
 MEDIAN_WINDOW = 9
 
 # The same comparison has the same colour and dash on every page.
-COMPARISON_STYLES: dict[str, tuple[str, str]] = {
-    "trainer/rollout": (SERIES[0], "solid"),
-    "vllm.prefill/rollout": (SERIES[1], "dot"),
-    "torch.trainer/vllm.prefill": (SERIES[2], "dash"),
-    "trainer/torch.trainer": (SERIES[3], "dashdot"),
-    "torch.float32/vllm.prefill": (SERIES[4], "longdash"),
-    "torch.float32/torch.trainer": (SERIES[5], "longdashdot"),
-}
+# A link has the colour of the scorer that it ends at, and the whole has that of the scorer where it begins.
+MAIN_COMPARISONS = main_comparisons()
+DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 
 
 def style_of(comparison: str) -> tuple[str, str]:
-    """(colour, dash) of a comparison's line."""
-    known = COMPARISON_STYLES.get(comparison)
-    return known or (SERIES[5], "dot")
+    """Return (colour, dash) of a comparison's line."""
+    if comparison not in MAIN_COMPARISONS:
+        return SERIES[-1], "dot"
+    target, behaviour = split_comparison(comparison)
+    scorer = SCORERS[behaviour if comparison == TRAINER_ROLLOUT else target]
+    return SERIES[scorer.colour - 1], DASHES[MAIN_COMPARISONS.index(comparison) % len(DASHES)]
 
 
 def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
@@ -83,19 +83,19 @@ def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
 
 def shown_comparisons(names: Sequence[str]) -> list[str]:
     """The whole, its links and the float32 branch; only where a run has none of them, all that it has."""
-    return [name for name in names if name in COMPARISON_STYLES] or list(names)
+    return [name for name in names if name in MAIN_COMPARISONS] or list(names)
 
 
 def known_first(comparison: str) -> tuple[int, str]:
     """Sorts comparisons in the order of reading: the whole, its links, side branches, then the rest by name."""
-    order = list(COMPARISON_STYLES)
-    return (order.index(comparison) if comparison in order else len(order), comparison)
+    known = comparison in MAIN_COMPARISONS
+    return (MAIN_COMPARISONS.index(comparison) if known else len(MAIN_COMPARISONS), comparison)
 
 
 def _traces(name: str, curve: Curve) -> list[Json]:
     colour, dash = style_of(name)
     # One click in the legend away, so that the chain itself can be read.
-    hidden: Json = {"visible": "legendonly"} if name.startswith("torch.float32/") else {}
+    hidden: Json = {"visible": "legendonly"} if split_comparison(name)[0] == REFERENCE else {}
     # A log axis cannot show 0: the caption counts those steps.
     visible = Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
     if len(visible.points()) <= SMOOTHED_ABOVE:

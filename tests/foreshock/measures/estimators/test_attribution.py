@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
-from foreshock.measures import CHAIN, Attribution, attribute, compare
+from foreshock.measures import Attribution, attribute, compare
 from foreshock.rollouts.jsonl import read_jsonl
+from foreshock.scorers import CHAIN
 from tests.foreshock.batches import random_batch, recorded_run
 
 OFFSETS = np.arange(0, 801, 20)

@@ -75,8 +75,10 @@ def test_two_that_ask_at_once_get_one_probe(run: Sender) -> None:
 @pytest.mark.parametrize(
     ("step", "scorers", "fields", "slug", "says"),
     [
-        (3, ["vllm.unknown"], {}, "unknown-scorer", "the scorers are vllm.decode"),
-        (3, ["vllm.prefill@shaken"], {}, "unknown-scorer", "there is no variant 'shaken'"),
+        (3, ["vllm.unknown"], {}, "unknown-scorer", "available scorers: vllm.prefill, torch.trainer"),
+        (3, ["vllm.decode"], {}, "unknown-scorer", "'vllm.decode' is not implemented in this release"),
+        (3, ["trainer.rollout"], {}, "unknown-scorer", "unknown scorer 'trainer.rollout'"),
+        (3, ["vllm.prefill@shaken"], {}, "unknown-scorer", "unknown variant 'shaken'"),
         (3, ["vllm.prefill", "vllm.prefill"], {}, "probe-not-possible", "named twice"),
         (3, ["vllm.prefill"], {"options": {"torch.trainer": {}}}, "probe-not-possible", "not among the scorers"),
         (3, ["vllm.prefill"], {"checkpoint_step": 2}, "probe-not-possible", "not those of step 2"),

@@ -1,0 +1,274 @@
+"""The table of scorers: everything that gives a response token a log-prob.
+
+The service offers these scorers, workers implement them, and attribution, commands, pages and dashboards read their
+names, order, texts and colours here. To add a scorer, write its function in a file of `probes/scorers/` and add its
+row to `SCORERS`; a scorer of a new engine also adds the engine to `ENGINES`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
+
+__all__ = [
+    "CHAIN",
+    "ENGINES",
+    "NOISE_FLOOR_VARIANT",
+    "PLACES",
+    "REFERENCE",
+    "SCORERS",
+    "VARIANTS",
+    "Engine",
+    "Place",
+    "Scorer",
+    "available_scorers",
+    "cause_of_link",
+    "chain_of",
+    "default_scorers",
+    "main_comparisons",
+    "middle_of_chain",
+    "noise_floor_scorers",
+    "score_name",
+    "split_score_name",
+]
+
+Side = Literal["engine", "trainer"]
+
+# The same scorer with another batch composition: its k3 against its plain self is the scorer's noise floor.
+NOISE_FLOOR_VARIANT = "rebatched"
+VARIANTS = ("", NOISE_FLOOR_VARIANT)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a worker runs a scorer in: a process of its own. `packages` must be installed there.
+
+    `process_per_weights`: new weights need a new process, because the engine can only reload weights in place and a
+    reload may leave some of the old ones behind.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    process_per_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the chain from the sampled to the trained log-probs.
+
+    `cause` is what can differ between the score at the place before and the score at this one: a short name, a colon
+    and an explanation. It is empty at the first place.
+    """
+
+    name: str
+    side: Side
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A scorer.
+
+    Args:
+        name: `engine.way` of a replay; a bare name of a score that the run logs.
+        title: what the scorer computes, in one line.
+        colour: number of its colour in the pages' palette, from 1; lines and bars of the link that ends here have it.
+        place: its place in the chain; None: the scorer is compared with `REFERENCE` only, or is the reference.
+        engine: what a worker runs it in; None: the run logs the score.
+        implementation: `module:function` of the worker's code; None: logged, or not implemented in this release.
+    """
+
+    name: str
+    title: str
+    colour: int
+    place: Place | None = None
+    engine: str | None = None
+    implementation: str | None = None
+
+    @property
+    def side(self) -> Side | None:
+        """The side of the chain that the scorer belongs to; None beside the chain."""
+        return self.place.side if self.place is not None else None
+
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine("vllm", packages=("vllm",), process_per_weights=True),
+        Engine("torch", packages=("torch", "transformers"), process_per_weights=False),
+    )
+}
+
+# In the order of the chain.
+PLACES = (
+    Place("logged by the engine", "engine"),
+    Place(
+        "engine decode",
+        "engine",
+        "sampling-time state: the engine that sampled was in another state than its replay "
+        "(batching, caches, weights that changed or were not fully synchronised)",
+    ),
+    Place(
+        "engine prefill",
+        "engine",
+        "decode against prefill: the engine's two ways to compute the same token differ",
+    ),
+    Place(
+        "trainer forward pass",
+        "trainer",
+        "engine against trainer numerics: kernels, precision and batching of the two forward passes",
+    ),
+    Place(
+        "logged by the trainer",
+        "trainer",
+        "not reproduced: a trainer-side difference that the replay does not reproduce "
+        "(precision, dropout, masking, other weights)",
+    ),
+)
+_LOGGED_BY_ENGINE, _DECODE, _PREFILL, _FORWARD, _LOGGED_BY_TRAINER = PLACES
+
+# Of two scorers at one place, the first one is preferred.
+SCORERS: dict[str, Scorer] = {
+    scorer.name: scorer
+    for scorer in (
+        Scorer(
+            name="rollout",
+            title="log μ as the inference engine logged it at sampling time",
+            colour=1,
+            place=_LOGGED_BY_ENGINE,
+        ),
+        Scorer(
+            name="vllm.decode",
+            title="vLLM, forced through decode one token at a time",
+            colour=6,
+            place=_DECODE,
+            engine="vllm",
+        ),
+        Scorer(
+            name="vllm.prefill",
+            title="vLLM, prompt and response in one prefill",
+            colour=2,
+            place=_PREFILL,
+            engine="vllm",
+            implementation="probes.scorers.vllm_prefill:score",
+        ),
+        Scorer(
+            name="torch.trainer",
+            title="a torch forward pass set up as the trainer's (precision and master weights by its options)",
+            colour=3,
+            place=_FORWARD,
+            engine="torch",
+            implementation="probes.scorers.torch_forward:score_as_trainer",
+        ),
+        Scorer(
+            name="trainer",
+            title="log π as the trainer logged it",
+            colour=4,
+            place=_LOGGED_BY_TRAINER,
+        ),
+        Scorer(
+            name="torch.bfloat16",
+            title="a torch forward pass, weights and activations in bfloat16",
+            colour=6,
+            engine="torch",
+            implementation="probes.scorers.torch_forward:score_in_bfloat16",
+        ),
+        Scorer(
+            name="torch.float32",
+            title="a torch forward pass in float32, the reference of the side branch",
+            colour=5,
+            engine="torch",
+            implementation="probes.scorers.torch_forward:score_in_float32",
+        ),
+    )
+}
+
+# The side branch compares every score with this one: the most exact forward pass that is affordable.
+REFERENCE = "torch.float32"
+
+
+def available_scorers() -> tuple[str, ...]:
+    """Return the names of the scorers that this release implements."""
+    return tuple(name for name, scorer in SCORERS.items() if scorer.implementation is not None)
+
+
+def chain_of(names: Collection[str]) -> tuple[str, ...]:
+    """Return one scorer for each place of the chain: the first of `names` there, else the first of the table."""
+    at_places = [[scorer.name for scorer in SCORERS.values() if scorer.place == place] for place in PLACES]
+    return tuple(next((name for name in there if name in names), there[0]) for there in at_places)
+
+
+def default_scorers() -> tuple[str, ...]:
+    """Return the scorers of a probe that names none: the first available one at each place, and the reference."""
+    available = available_scorers()
+    return (*(name for name in chain_of(available) if name in available), REFERENCE)
+
+
+def main_comparisons() -> tuple[str, ...]:
+    """Return the comparisons that pages and dashboards show, in the order of reading.
+
+    They are the whole, the links between neighbours that this release can score, and the reference with the replay
+    of the engine and with that of the trainer.
+    """
+    scored = [name for name in CHAIN if SCORERS[name].engine is None or SCORERS[name].implementation is not None]
+    links = (comparison_name(later, earlier) for earlier, later in itertools.pairwise(scored))
+    branch = (comparison_name(REFERENCE, name) for name in middle_of_chain(scored) if name is not None)
+    return (TRAINER_ROLLOUT, *links, *branch)
+
+
+def middle_of_chain(chain: Iterable[str]) -> tuple[str | None, str | None]:
+    """Return the last scorer of the engine's side and the first of the trainer's; None if a side has none.
+
+    Both are replays if there are any: replays are known to use the same weights as the reference.
+    """
+    scorers = [SCORERS[name] for name in chain if name in SCORERS]
+    engine = [scorer.name for scorer in scorers if scorer.side == "engine"]
+    trainer = [scorer.name for scorer in scorers if scorer.side == "trainer"]
+    return (engine[-1] if engine else None), (trainer[0] if trainer else None)
+
+
+def noise_floor_scorers(name: str) -> tuple[str, ...]:
+    """Return the scorers whose noise floor stands for that of `name`, the best first.
+
+    A replay has its own floor. A logged score cannot be computed twice: its noise is taken to be that of its replays.
+    """
+    scorer = SCORERS.get(name)
+    if scorer is None or scorer.engine is not None:
+        return (name,)
+    return tuple(each.name for each in SCORERS.values() if each.engine is not None and each.side == scorer.side)
+
+
+def cause_of_link(earlier: str, later: str) -> str:
+    """Return what can differ between two scores of the chain.
+
+    If scores between the two are missing, the result has the short names of all causes between them.
+    """
+    before, after = (SCORERS[name].place if name in SCORERS else None for name in (earlier, later))
+    causes = []
+    if before is not None and after is not None:
+        causes = [place.cause for place in PLACES[PLACES.index(before) + 1 : PLACES.index(after) + 1]]
+    if not causes:
+        return f"any difference between {earlier} and {later}"
+    if len(causes) == 1:
+        return causes[0]
+    short = [cause.partition(":")[0] for cause in causes]
+    return f"{', '.join(short[:-1])} and {short[-1]} together: scores between these two are missing"
+
+
+def score_name(scorer: str, variant: str) -> str:
+    """Return the name of a scorer's variant in a comparison: `vllm.prefill`, or `vllm.prefill@rebatched`."""
+    return f"{scorer}@{variant}" if variant else scorer
+
+
+def split_score_name(name: str) -> tuple[str, str]:
+    """Return (scorer, variant) of a score's name; the plain variant is empty."""
+    scorer, _, variant = name.partition("@")
+    return scorer, variant
+
+
+# The whole chain, with the preferred scorer at each place.
+CHAIN = chain_of(())

@@ -1,0 +1,137 @@
+"""The table of scorers: order of the chain, causes of links, noise floors, and the names in one place only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foreshock.scorers import (
+    CHAIN,
+    ENGINES,
+    NOISE_FLOOR_VARIANT,
+    PLACES,
+    REFERENCE,
+    SCORERS,
+    VARIANTS,
+    Scorer,
+    available_scorers,
+    cause_of_link,
+    chain_of,
+    default_scorers,
+    main_comparisons,
+    middle_of_chain,
+    noise_floor_scorers,
+    score_name,
+    split_score_name,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_chain_goes_from_rollout_to_trainer() -> None:
+    assert CHAIN == ("rollout", "vllm.decode", "vllm.prefill", "torch.trainer", "trainer")
+    assert REFERENCE not in CHAIN
+
+
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
+def test_name_engine_and_implementation_agree(scorer: Scorer) -> None:
+    engine, dot, _ = scorer.name.partition(".")
+    assert (scorer.engine is None) == (not dot)
+    assert scorer.engine in (None, engine)
+    assert scorer.engine is None or scorer.engine in ENGINES
+    assert scorer.implementation is None or scorer.engine is not None
+
+
+def test_every_cause_has_a_short_name() -> None:
+    assert PLACES[0].cause == ""
+    assert all(0 < place.cause.find(": ") < 60 for place in PLACES[1:])
+
+
+def test_missing_scores_name_all_causes_between() -> None:
+    assert cause_of_link("torch.trainer", "trainer") == PLACES[-1].cause
+    assert cause_of_link("rollout", "vllm.prefill") == (
+        "sampling-time state and decode against prefill together: scores between these two are missing"
+    )
+    for pair in (("rollout", "another.scorer"), ("trainer", "rollout"), ("rollout", REFERENCE)):
+        assert cause_of_link(*pair) == f"any difference between {pair[0]} and {pair[1]}"
+
+
+def test_logged_score_takes_the_noise_of_its_replays() -> None:
+    assert noise_floor_scorers("rollout") == ("vllm.decode", "vllm.prefill")
+    assert noise_floor_scorers("trainer") == ("torch.trainer",)
+    assert noise_floor_scorers("torch.trainer") == ("torch.trainer",)
+    assert noise_floor_scorers("another.scorer") == ("another.scorer",)
+
+
+def test_default_probe_covers_the_available_chain_and_the_reference() -> None:
+    assert default_scorers() == ("vllm.prefill", "torch.trainer", "torch.float32")
+    assert set(default_scorers()) <= set(available_scorers())
+
+
+def test_main_comparisons_are_the_whole_the_links_and_the_side_branch() -> None:
+    assert main_comparisons() == (
+        "trainer/rollout",
+        "vllm.prefill/rollout",
+        "torch.trainer/vllm.prefill",
+        "trainer/torch.trainer",
+        "torch.float32/vllm.prefill",
+        "torch.float32/torch.trainer",
+    )
+
+
+def test_middle_of_chain_prefers_replays() -> None:
+    assert middle_of_chain(CHAIN) == ("vllm.prefill", "torch.trainer")
+    assert middle_of_chain(["rollout", "trainer"]) == ("rollout", "trainer")
+    assert middle_of_chain(["rollout", "another.scorer"]) == ("rollout", None)
+
+
+def test_score_name_splits_into_scorer_and_variant() -> None:
+    for variant in VARIANTS:
+        assert split_score_name(score_name("vllm.prefill", variant)) == ("vllm.prefill", variant)
+    assert score_name("vllm.prefill", NOISE_FLOOR_VARIANT) == "vllm.prefill@rebatched"
+
+
+def test_new_row_is_in_the_chain_the_default_probe_and_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Scorer(
+        "sglang.http", "SGLang over HTTP", 2, SCORERS["vllm.prefill"].place, "sglang", "probes.scorers.sglang:score"
+    )
+    monkeypatch.setitem(SCORERS, row.name, row)
+    assert row.name in available_scorers()
+    assert chain_of({"rollout", "sglang.http", "trainer"})[2] == "sglang.http"
+    assert cause_of_link("sglang.http", "torch.trainer") == cause_of_link("vllm.prefill", "torch.trainer")
+    assert noise_floor_scorers("rollout") == ("vllm.decode", "vllm.prefill", "sglang.http")
+    # Where both engines scored a step, the first row of the table is in the chain.
+    assert chain_of({"vllm.prefill", "sglang.http"})[2] == "vllm.prefill"
+
+
+def code_texts(path: Path) -> Iterator[str]:
+    """The string constants of a module except docstrings."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def test_names_of_replays_are_written_in_the_table_only() -> None:
+    names = [name for name, scorer in SCORERS.items() if scorer.engine is not None]
+    # A scorer's own file may name it in its errors.
+    own = {str(scorer.implementation).partition(":")[0].replace(".", "/") + ".py" for scorer in SCORERS.values()}
+    found = [
+        (str(path.relative_to(REPOSITORY)), text)
+        for part in ("foreshock", "service", "probes", "dashboards", "examples/demo")
+        for path in (REPOSITORY / part).rglob("*.py")
+        for text in code_texts(path)
+        if any(name in text for name in names) or text == NOISE_FLOOR_VARIANT
+    ]
+    elsewhere = [(path, text) for path, text in found if path not in {"foreshock/scorers.py", *own}]
+    assert not elsewhere, "read the name from foreshock.scorers"
