@@ -19,7 +19,7 @@ from foreshock.commands.recording import ShardFile, find_recording, read_shard
 from foreshock.commands.selfcheck_text import CheckedStep, render
 from foreshock.commands.text import Paint
 from foreshock.errors import ConfigurationError, RolloutsError
-from foreshock.lint import LintEvidence, gather_evidence, judge
+from foreshock.lint import LintEvidence, collect_evidence, run_checks
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 __all__ = ["command"]
@@ -89,7 +89,7 @@ def _checked(files: Iterable[ShardFile], attributes: BatchAttributes) -> Iterato
         parts, names = [], []
         for file in of_step:
             try:
-                parts.append(gather_evidence(read_shard(file, attributes, check_values=False)))
+                parts.append(collect_evidence(read_shard(file, attributes, check_values=False)))
                 names.append(file.path.name)
             except RolloutsError as error:
                 yield _Unreadable(str(file.path), str(error))
@@ -98,15 +98,15 @@ def _checked(files: Iterable[ShardFile], attributes: BatchAttributes) -> Iterato
                 progress.show(done)
         if parts:
             evidence = reduce(LintEvidence.merge, parts)
-            yield CheckedStep(step, tuple(names), evidence, judge(evidence))
+            yield CheckedStep(step, tuple(names), evidence, run_checks(evidence))
 
 
 def _together(steps: list[CheckedStep]) -> CheckedStep | None:
     """All steps as one: weak signals add up. None where there is but one step."""
     if len(steps) < 2:
         return None
-    evidence = reduce(LintEvidence.merge, (step.evidence.without_marks() for step in steps))
-    return CheckedStep(-1, (), evidence, judge(evidence))
+    evidence = reduce(LintEvidence.merge, (step.evidence.without_rollout_hashes() for step in steps))
+    return CheckedStep(-1, (), evidence, run_checks(evidence))
 
 
 def _to_json(

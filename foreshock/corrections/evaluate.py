@@ -1,4 +1,4 @@
-"""What a correction would do to this batch: evaluated from statistics and summaries, never applied."""
+"""Evaluate corrections of a comparison from its statistics and rollout summaries."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ __all__ = ["Evaluator", "evaluate", "evaluate_usual"]
 
 
 class Evaluator:
-    """The rollouts of one comparison, ready for any number of corrections and thresholds.
+    """Evaluate any number of corrections and thresholds on the rollouts of one comparison.
 
-    `exact_kl` has a row for each of `summaries`, with a KL for each that has a measured token. Raises
-    InvalidArgumentError where the parts are not of the same rollouts.
+    `exact_kl` has a row for each row of `summaries`, and a KL for each row with a measured token. Raises
+    InvalidArgumentError if the arguments are not of the same rollouts.
     """
 
     def __init__(
         self, statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None = None
     ) -> None:
-        _require_fit(statistics, summaries, exact_kl)
+        _require_same_rollouts(statistics, summaries, exact_kl)
         self._tokens = TokenSums(statistics)
         self._sequences = Sequences.of(summaries)
         self._exact_kl = exact_kl
 
     def evaluate(self, name: str, threshold: Threshold | None = None) -> Evaluation:
-        """What the correction `name` would do; without `threshold`, at its first usual one.
+        """Return the effect of the correction `name`; without `threshold`, at its first usual one.
 
-        Sequence thresholds are exact; token thresholds are exact at ratios of 1, 2, e, 5, 10 and so on (TAIL_LEVELS),
-        else the nearest edge of the histogram is used and said. Raises InvalidArgumentError for an unknown name and a
-        threshold that makes no sense.
+        Sequence thresholds are exact. Token thresholds are exact at ratios of 1, 2, e, 5, 10 and so on (TAIL_LEVELS);
+        otherwise the nearest edge of the histogram is used and reported in `used`. Raises InvalidArgumentError for an
+        unknown name or a threshold that does not fit the correction.
         """
         correction = correction_named(name)
         threshold = self._usual(correction) if threshold is None else correction.check(threshold)
@@ -49,9 +49,10 @@ class Evaluator:
         return evaluate_sequences(correction, threshold, self._sequences, self._exact_kl)
 
     def evaluate_usual(self) -> tuple[Evaluation, ...]:
-        """Every correction at each of its usual thresholds, in the order of the catalogue.
+        """Return every correction at each of its usual thresholds, in the order of the catalogue.
 
-        One without a usual threshold comes once, as not estimable, unless there are exact KLs: name a threshold then.
+        A correction without a usual threshold is included once, as not estimable. With exact KLs it is left out: call
+        `evaluate` with a threshold.
         """
         return tuple(
             self.evaluate(name, threshold)
@@ -65,7 +66,7 @@ class Evaluator:
             return correction.usual[0]
         if self._exact_kl is None:
             return Threshold()
-        raise InvalidArgumentError(f"{correction.name} has no usual threshold: name one", "threshold")
+        raise InvalidArgumentError(f"{correction.name} has no usual threshold: pass one", "threshold")
 
 
 def evaluate(
@@ -75,28 +76,33 @@ def evaluate(
     threshold: Threshold | None = None,
     exact_kl: ExactKl | None = None,
 ) -> Evaluation:
-    """One correction of one comparison, as `Evaluator` says; raises InvalidArgumentError."""
+    """Return the effect of one correction on one comparison; arguments and errors as of `Evaluator.evaluate`."""
     return Evaluator(statistics, summaries, exact_kl).evaluate(name, threshold)
 
 
 def evaluate_usual(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[Evaluation, ...]:
-    """Every correction at each of its usual thresholds, as `Evaluator` says; raises InvalidArgumentError."""
+    """Return every correction at each of its usual thresholds; see `Evaluator.evaluate_usual`."""
     return Evaluator(statistics, summaries).evaluate_usual()
 
 
-def _require_fit(statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None) -> None:
+def _require_same_rollouts(
+    statistics: ComparisonStatistics, summaries: RolloutSummaries, exact_kl: ExactKl | None
+) -> None:
     tokens = int(summaries.column("n_tokens").sum()) if summaries.num_rollouts else 0
     if tokens != statistics.tokens or summaries.num_rollouts != statistics.rollouts:
         raise InvalidArgumentError(
-            f"hold {summaries.num_rollouts} rollouts with {tokens} tokens, the statistics {statistics.rollouts} with "
-            f"{statistics.tokens}: they are not of the same rollouts",
+            f"must be of the same rollouts as the statistics, got {summaries.num_rollouts} rollouts with {tokens} "
+            f"tokens, and statistics of {statistics.rollouts} with {statistics.tokens}",
             "summaries",
         )
     if exact_kl is None:
         return
     for values in (exact_kl.largest, exact_kl.mean):
         if values.shape != (summaries.num_rollouts,):
-            raise InvalidArgumentError(f"has {values.size} rows for {summaries.num_rollouts} rollouts", "exact_kl")
+            raise InvalidArgumentError(
+                f"must have one row per rollout, got {values.size} rows for {summaries.num_rollouts} rollouts",
+                "exact_kl",
+            )
         missing = int((np.isnan(values) & (summaries.column("n_tokens") > 0)).sum())
         if missing:
-            raise InvalidArgumentError(f"has no KL for {missing} of the rollouts that were measured", "exact_kl")
+            raise InvalidArgumentError(f"has no KL for {missing} of the measured rollouts", "exact_kl")

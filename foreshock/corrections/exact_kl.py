@@ -1,4 +1,4 @@
-"""Exact KLs of tokens, over the whole vocabulary, as masks by trust region need them."""
+"""Exact KLs of tokens over the whole vocabulary, as trust region masks need them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ __all__ = ["ExactKl"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExactKl:
-    """The largest and the mean exact KL(μ‖π) of the tokens of N rollouts, both [N] in nats; NaN where one has none."""
+    """The largest and the mean exact KL(μ‖π) of the tokens of N rollouts, [N] in nats; NaN for one without tokens."""
 
     largest: NDArray[np.float64]
     mean: NDArray[np.float64]
 
     @classmethod
     def of_tokens(cls, kl: ArrayLike, offsets: ArrayLike, generated: ArrayLike | None = None) -> ExactKl:
-        """From the exact KL of each token, [T], of rollouts cut at `offsets` [N + 1].
+        """Return them from the exact KL of each token, [T] in nats, of rollouts cut at `offsets` [N + 1].
 
-        `generated` [T] is False where the model did not sample. A KL is infinite where π gives nothing to what μ may
-        sample; no threshold keeps its rollout. Raises InvalidArgumentError where the sizes do not fit, or a KL is NaN
-        or negative beyond rounding.
+        `generated` [T] is False for tokens that the model did not sample. A KL is infinite if π is 0 for a token that μ
+        may sample; no threshold keeps such a rollout. Raises InvalidArgumentError if the sizes do not fit, or if a KL
+        is NaN or negative by more than rounding.
         """
         values, cuts = np.asarray(kl, dtype=np.float64), np.asarray(offsets, dtype=np.int64)
         if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
-            raise InvalidArgumentError("offsets must rise from 0 and have N + 1 entries", "offsets")
+            raise InvalidArgumentError("must start at 0, never fall, and have N + 1 entries", "offsets")
         if values.shape != (int(cuts[-1]),):
-            raise InvalidArgumentError(f"has the shape {values.shape} and must be [{int(cuts[-1])}]", "kl")
+            raise InvalidArgumentError(
+                f"must have the shape [{int(cuts[-1])}] of the offsets, got {list(values.shape)}", "kl"
+            )
         chosen = np.ones(values.size, np.bool_) if generated is None else np.asarray(generated, dtype=np.bool_)
         if chosen.shape != values.shape:
-            raise InvalidArgumentError(f"has the shape {chosen.shape} and must be {values.shape}", "generated")
+            raise InvalidArgumentError(
+                f"must have the shape {list(values.shape)} of `kl`, got {list(chosen.shape)}", "generated"
+            )
         if not (values[chosen] >= -1e-6).all():
-            raise InvalidArgumentError("an exact KL is a number of at least 0", "kl")
+            raise InvalidArgumentError("an exact KL must be a number of at least 0", "kl")
         rows = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))[chosen]
         counts = np.bincount(rows, minlength=cuts.size - 1)
         largest = np.full(cuts.size - 1, -np.inf)
@@ -46,5 +50,5 @@ class ExactKl:
             return cls(np.where(counts > 0, largest, np.nan), totals / counts)
 
     def of_kind(self, kind: str) -> NDArray[np.float64]:
-        """`max` or `mean`, [N]."""
+        """Return `max` or `mean` by name, [N] in nats."""
         return self.largest if kind == "max" else self.mean

@@ -1,4 +1,4 @@
-"""What the evaluation of a correction says."""
+"""The results of evaluating a correction."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from foreshock.corrections.catalogue import Correction
 from foreshock.corrections.thresholds import Threshold
 
-__all__ = ["Casualties", "Evaluation", "Population", "WeightMoments"]
+__all__ = ["AffectedSequences", "Evaluation", "Population", "WeightMoments"]
 
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Some sequences: how many, and the means of what was logged of them; NaN where nothing was.
+    """A number of sequences and the means of their logged values; NaN if a value was not logged.
 
     `length` is in model-generated tokens, `lag` in weights versions.
     """
@@ -27,12 +27,12 @@ class Population:
 
 
 @dataclass(frozen=True, slots=True)
-class Casualties:
-    """Who would be lost (or truncated): `touched` sequences against `untouched` ones.
+class AffectedSequences:
+    """The sequences that a correction would drop or truncate (`touched`), and the others.
 
-    A token correction touches a sequence where it touches at least one of its tokens. Of the prompt groups of two or
-    more sequences, `groups_touched` is the share that a sequence is touched of, `groups_emptied` the share that all
-    are; NaN where there is no such group.
+    A token correction touches a sequence if it touches at least one of its tokens. Of the prompt groups of two or more
+    sequences, `groups_touched` is the share with a touched sequence, `groups_emptied` the share with all sequences
+    touched; NaN if there is no such group.
     """
 
     touched: Population
@@ -44,9 +44,9 @@ class Casualties:
 
 @dataclass(frozen=True, slots=True)
 class WeightMoments:
-    """Of the corrected weights w, zeros of what is lost included, over all tokens or sequences.
+    """Moments of the corrected weights w over all tokens or sequences; a dropped one has w = 0.
 
-    `variance` is that of the population; `effective_fraction` (Σw)²/(N Σw²), unclamped, NaN where nothing is kept.
+    `variance` is the population variance. `effective_fraction` is (Σw)²/(N Σw²), unclamped; NaN if nothing is kept.
     """
 
     mean: float
@@ -61,15 +61,16 @@ class WeightMoments:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one correction would do to a batch. Nothing was applied. NaN means not estimable.
+    """The effect that one correction would have on a batch; nothing is applied. NaN means not estimable.
 
-    `used` is the threshold that the figures are for; it differs from `asked` where a token threshold lies between the
-    edges of the histogram. `kept_tokens` and `kept_sequences` are fractions (a sequence is kept by a token correction
-    where none of its tokens is lost); `touched_tokens` is the fraction whose weight the threshold changes.
+    `used` is the threshold of the figures. It differs from `asked` if a token threshold lies between two edges of the
+    histogram. `kept_tokens` and `kept_sequences` are fractions (a token correction keeps a sequence if it drops none of
+    its tokens); `touched_tokens` is the fraction whose weight the threshold changes.
 
     `distortion` is E|w − ρ| and `advantage_distortion` E[(w − ρ)·A], over the tokens or sequences of the correction's
-    level, those with an advantage; `uncorrected_distortion` is E|1 − ρ| there. `token_distortion` is E|w − ρ| over
-    tokens with ρ of the token, whatever the level; NaN where the weight is that of a whole sequence.
+    level (for the latter: those with an advantage); `uncorrected_distortion` is E|1 − ρ| over the same.
+    `token_distortion` is E|w − ρ| over tokens with the ρ of the token, at either level; NaN if the weight is that of a
+    whole sequence.
     """
 
     correction: Correction
@@ -83,11 +84,11 @@ class Evaluation:
     uncorrected_distortion: float = math.nan
     token_distortion: float = math.nan
     advantage_distortion: float = math.nan
-    casualties: Casualties = field(default_factory=lambda: Casualties(Population(0), Population(0)))
+    affected: AffectedSequences = field(default_factory=lambda: AffectedSequences(Population(0), Population(0)))
     not_estimable: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
-        """Whether the figures are for the very threshold that was asked for."""
+        """True if the figures are for the threshold that was asked for."""
         return self.asked == self.used

@@ -1,7 +1,7 @@
-"""The thresholds of a correction: what a caller may name, and where each lies in d = log ρ.
+"""Thresholds of corrections: their text form, their validation, and their place in d = log ρ.
 
-They are written as verl writes them: `2`, or `0.5_5` for a lower and an upper bound. Decisions are taken on the
-logarithm, never on ρ.
+The text form is that of verl: `2`, or `0.5_5` for a lower and an upper bound. Tokens and sequences are compared with a
+threshold by the logarithm, never by ρ.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["Bounds", "Threshold", "parse_threshold"]
 
 
 class Bounds(StrEnum):
-    """Which bounds a correction takes."""
+    """The kinds of bounds that a correction takes."""
 
-    NONE = "none"  # it has no threshold
+    NONE = "none"  # no threshold
     CAP = "cap"  # an upper bound of a ratio, at least 1
-    UPPER = "upper"  # an upper bound of a ratio, and a lower one where it is named
+    UPPER = "upper"  # an upper bound of a ratio, and optionally a lower one
     RANGE = "range"  # both bounds of a ratio; C alone is short for 1/C to C
     DIVERGENCE = "divergence"  # an upper bound of a divergence, in nats
     FLOOR = "floor"  # a lower bound of a ratio, at most 1
@@ -28,43 +28,41 @@ class Bounds(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A lower and an upper bound: of a ratio, or (`upper` alone) of a divergence in nats. None is no bound."""
+    """A lower and an upper bound of a ratio, or an upper bound of a divergence in nats. None means no bound."""
 
     lower: float | None = None
     upper: float | None = None
 
     @property
     def log_lower(self) -> float:
-        """The lower bound of d; −inf where there is none."""
+        """The lower bound of d; −inf if there is none."""
         if self.lower is None:
             return -math.inf
-        # The same number as the upper bound's, so that 1/C to C is symmetric to the last digit.
+        # Negating the upper bound makes 1/C to C symmetric to the last bit.
         if self.upper is not None and self.lower == 1.0 / self.upper:
             return -math.log(self.upper)
         return math.log(self.lower)
 
     @property
     def log_upper(self) -> float:
-        """The upper bound of d; inf where there is none."""
+        """The upper bound of d; inf if there is none."""
         return math.inf if self.upper is None else math.log(self.upper)
 
     def __str__(self) -> str:
-        # As many digits as tell a threshold from the exact levels, so that what is written is read as the same.
+        # Ten digits distinguish a threshold from an exact level beside it, and are read back as the same number.
         bounds = [f"{bound:.10g}" for bound in (self.lower, self.upper) if bound is not None]
         return "_".join(bounds) or "none"
 
 
 def parse_threshold(text: str, bounds: Bounds) -> Threshold:
-    """The threshold that `text` names: `2`, or `0.5_5`; raises InvalidArgumentError saying what would be right."""
+    """Return the threshold that `text` names: `2`, or `0.5_5`. Raises InvalidArgumentError with a valid example."""
     parts = text.split("_")
     try:
         numbers = [float(part) for part in parts]
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= 2:
-        raise InvalidArgumentError(
-            f"{text!r} is no threshold: write a number, or lower_upper such as 0.5_5", "threshold"
-        )
+        raise InvalidArgumentError(f"got {text!r}, expected a number, or lower_upper such as 0.5_5", "threshold")
     if len(numbers) == 2:
         return checked(Threshold(numbers[0], numbers[1]), bounds)
     if bounds is Bounds.FLOOR:
@@ -73,23 +71,23 @@ def parse_threshold(text: str, bounds: Bounds) -> Threshold:
 
 
 def checked(threshold: Threshold, bounds: Bounds) -> Threshold:
-    """The threshold with both bounds where a RANGE named one; raises InvalidArgumentError where it makes no sense."""
+    """Return the threshold, with 1/C as the lower bound of a RANGE given as C. Raises InvalidArgumentError."""
     lower, upper = threshold.lower, threshold.upper
     for bound in (lower, upper):
         if bound is not None and not (math.isfinite(bound) and bound > 0.0):
-            raise InvalidArgumentError(f"a bound must be a finite number above 0, not {bound}", "threshold")
+            raise InvalidArgumentError(f"a bound must be a finite number above 0, got {bound}", "threshold")
     if bounds is Bounds.NONE and (lower is not None or upper is not None):
-        raise InvalidArgumentError("there is none to this correction: leave it out", "threshold")
+        raise InvalidArgumentError("this correction has no threshold: leave it out", "threshold")
     if bounds is Bounds.RANGE and lower is None and upper is not None and upper >= 1.0:
         lower = 1.0 / upper
-    wanted = _wanted(lower, upper, bounds)
-    if wanted:
-        raise InvalidArgumentError(f"name {wanted}, not {Threshold(lower, upper)}", "threshold")
+    expected = _expected(lower, upper, bounds)
+    if expected:
+        raise InvalidArgumentError(f"expected {expected}, got {Threshold(lower, upper)}", "threshold")
     return Threshold(lower, upper)
 
 
-def _wanted(lower: float | None, upper: float | None, bounds: Bounds) -> str:
-    """What these bounds should have been; empty where they fit."""
+def _expected(lower: float | None, upper: float | None, bounds: Bounds) -> str:
+    """Return a description of the bounds that fit; an empty string if these do."""
     if bounds is Bounds.FLOOR:
         fits = lower is not None and upper is None and lower <= 1.0
         return "" if fits else "one ratio of at most 1, such as 1e-4"

@@ -1,15 +1,14 @@
-"""The semantics lint: are these log-probs what they are taken for? It runs before any number is shown.
+"""The semantics lint: check that log-probs, masks and rollouts mean what they are taken for.
 
-`lint_batch` judges one batch, so that a trainer can look at its first. `gather_evidence` and `judge` are its two
-halves: evidence of shards merges, and the merged evidence is judged like that of one batch.
+`lint_batch` checks one batch, for example a trainer's first. It is `collect_evidence` followed by `run_checks`: the
+evidence of shards merges, and the merged evidence is checked like that of one batch.
 """
 
 from __future__ import annotations
 
 from foreshock.lint.catalogue import CHECKS
-from foreshock.lint.evidence import LintEvidence
-from foreshock.lint.gather import gather_evidence
-from foreshock.lint.judge import judge
+from foreshock.lint.checks import run_checks
+from foreshock.lint.evidence import LintEvidence, collect_evidence
 from foreshock.lint.report import CheckResult, Example, LintReport, LintWarning
 from foreshock.rollouts.batch import RolloutBatch
 
@@ -20,16 +19,16 @@ __all__ = [
     "LintEvidence",
     "LintReport",
     "LintWarning",
-    "gather_evidence",
-    "judge",
+    "collect_evidence",
     "lint_batch",
+    "run_checks",
 ]
 
 
 def lint_batch(batch: RolloutBatch) -> LintReport:
-    """What is wrong with the meaning of this batch's log-probs, masks and rollouts, and what could not be checked.
+    """Return the warnings of a batch, and the checks that could not be made.
 
-    The batch need not be validated beyond its shape: probabilities where log-probs belong are a warning here, and an
-    error elsewhere. Costs less than measuring the batch.
+    Only the shape of the batch has to be valid: probabilities in place of log-probs are a warning here, and an error
+    elsewhere. Takes less time than measuring the batch.
     """
-    return judge(gather_evidence(batch))
+    return run_checks(collect_evidence(batch))

@@ -1,6 +1,6 @@
-"""Theory with numbers in it: what a batch says of the bounds in the papers, and which of them say nothing here.
+"""Bounds of the literature evaluated on a batch, with a note on each bound that is vacuous there.
 
-`bounds.py` holds the bounds on bias, `gradient.py` what gradient norms say of noise, `evaluate.py` both for one step.
+`bounds.py` has the bounds on bias, `gradient.py` the gradient noise, `evaluate.py` both for one step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How far the gradient of the sampled law can be from that of the trained one: bounds, and what they are worth.
+"""Bounds on the bias of the gradient that comes from sampling with μ and training π.
 
-g = E_π[R·∇log π(y)] is meant, E_μ[R·∇log π(y)] is what uncorrected sampling gives. B bounds the norm of ∇log π of a
-token, T is the length of a sequence, Δ the total variation between π and μ at a state. Bounds are given per unit of B.
+The bias is E_μ[R·∇log π(y)] − E_π[R·∇log π(y)]. B bounds the norm of ∇log π of a token, T is the length of a sequence,
+Δ the total variation between π and μ at a state. Bounds are given per unit of B.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreshock.corrections.sequences import mean
-from foreshock.corrections.undersampling import unseen_weight
+from foreshock.corrections.sequences import undersampling_notes
+from foreshock.corrections.sums import mean
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.estimators.intervals import clustered_interval
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -31,11 +31,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class BiasBound:
-    """‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|]: `per_unit` is this for B = 1, estimated from the batch.
+    """The bound ‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], estimated from the batch for B = 1.
 
-    `low` and `high` end its 95 % interval, clustered by prompt group. `trivial` is 2·T·max|R| with the mean length T:
-    what no two policies exceed whose sequences are as long in the mean. `sequences` had a reward; the fields are NaN
-    where none had.
+    `per_unit` is the estimate; `low` and `high` end its 95 % interval, clustered by prompt group. `trivial` is
+    2·T·max|R| with the mean length T: no two policies with this mean length exceed it. `sequences` counts those with a
+    reward; the fields are NaN if there are none.
     """
 
     per_unit: float
@@ -51,9 +51,9 @@ class BiasBound:
 
 @dataclass(frozen=True, slots=True)
 class HorizonBound:
-    """2·Δmax·T², which bounds the bias per unit of B and |R|; NaN and `not_estimable` without an exact Δmax.
+    """The bound 2·Δmax·T² of the bias per unit of B and |R|; NaN and `not_estimable` without an exact Δmax.
 
-    `vacuous`: Δmax·T ≥ 1, so that the trivial bound 2·T is no larger.
+    `vacuous` is True if Δmax·T ≥ 1: then the trivial bound 2·T is at least as small.
     """
 
     value: float
@@ -64,9 +64,9 @@ class HorizonBound:
 
 @dataclass(frozen=True, slots=True)
 class SequenceChi2:
-    """(1 + χ²)^T, what E ρ_seq² would be if tokens were independent and all as the mean: an extrapolation, no bound.
+    """(1 + χ²)^T: E ρ_seq² extrapolated to independent tokens that all have the mean χ². It is not a bound.
 
-    `value` is infinite where it exceeds a float64; `log10` is its logarithm.
+    `value` is infinite on overflow; `log10` is its logarithm.
     """
 
     value: float
@@ -76,7 +76,7 @@ class SequenceChi2:
 
 
 def bias_bound(summaries: RolloutSummaries) -> BiasBound:
-    """B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the rollouts with a measured token and a reward.
+    """Return B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the rollouts with a measured token and a reward.
 
     T counts the measured tokens. Source: ‖E_μ[f] − E_π[f]‖ ≤ E_μ[|1 − ρ_seq|·‖f‖] with ‖f‖ ≤ B·T·|R|.
     """
@@ -84,7 +84,7 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     chosen = (tokens > 0) & np.isfinite(reward)
     if not chosen.any():
         nothing = math.nan
-        notes = ("no rollout with a reward was measured",)
+        notes = ("no measured rollout has a reward",)
         return BiasBound(nothing, nothing, nothing, nothing, 0, nothing, 0, nothing, notes)
     lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
     with np.errstate(over="ignore", invalid="ignore"):
@@ -102,50 +102,51 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
         average,
         int(tokens[chosen].max()),
         largest,
-        vacuous + unseen_weight(summaries.column("sum_k3")[chosen]),
+        vacuous + undersampling_notes(summaries.column("sum_k3")[chosen]),
     )
 
 
 def horizon_bound(length: float, delta_max: float | None = None) -> HorizonBound:
-    """2·Δmax·T² of Li et al., *When Speed Kills Stability*, part 2; `length` T is that of the longest sequence.
+    """Return 2·Δmax·T² of Li et al., *When Speed Kills Stability*, part 2; `length` T is that of the longest sequence.
 
-    `delta_max` is the largest exact total variation over the states visited, from whole distributions: log-probs of
-    sampled tokens cannot give it, and even the states visited give the supremum over all states from below. Raises
-    InvalidArgumentError for a Δ outside [0, 1] or a negative length.
+    `delta_max` is the largest exact total variation over the visited states, computed from whole distributions;
+    log-probs of sampled tokens do not give it. It is at most the supremum over all states. Raises InvalidArgumentError
+    for a Δ outside [0, 1] or a negative length.
     """
-    require(length >= 0.0, "must be a number of tokens, 0 or more", "length")
+    require(length >= 0.0, f"must be a number of tokens of at least 0, got {length}", "length")
     trivial = 2.0 * length
     if delta_max is None:
         return HorizonBound(
             math.nan,
             trivial,
             False,
-            "Δmax is a supremum over states: it comes from whole distributions, not from log-probs of sampled tokens",
+            "Δmax is a supremum over states: it needs whole distributions, not log-probs of sampled tokens",
         )
-    require(0.0 <= delta_max <= 1.0, f"a total variation lies between 0 and 1, not at {delta_max}", "delta_max")
+    require(0.0 <= delta_max <= 1.0, f"a total variation must lie between 0 and 1, got {delta_max}", "delta_max")
     return HorizonBound(2.0 * delta_max * length * length, trivial, delta_max * length >= 1.0)
 
 
 def pinsker_bound(chi2: float) -> float:
-    """½√χ², which D_TV(π, μ) does not exceed; of a token mean of χ² it bounds the token mean of D_TV (Jensen).
+    """Return ½√χ², an upper bound of D_TV(π, μ); by Jensen also of the token means.
 
-    χ² may be that of either direction. Estimated from tokens of μ, as E_μ (ρ − 1)², it is χ²(π‖μ), and bounds, only
-    where μ covers π: under truncation E ρ < 1, and D_TV = E_μ (1 − ρ)⁺ is at most ½(√E_μ (ρ − 1)² + 1 − E_μ ρ).
+    χ² may be of either direction. The estimate E_μ (ρ − 1)² from tokens of μ is χ²(π‖μ), and gives a bound, only if μ
+    covers π: under truncation E ρ < 1, and D_TV = E_μ (1 − ρ)⁺ is at most ½(√E_μ (ρ − 1)² + 1 − E_μ ρ).
 
-    Raises InvalidArgumentError for a χ² below 0; NaN stays NaN.
+    Raises InvalidArgumentError for a χ² below 0; NaN gives NaN.
     """
-    require(not chi2 < 0.0, f"χ² is never negative: {chi2} is", "chi2")
+    require(not chi2 < 0.0, f"χ² must be at least 0, got {chi2}", "chi2")
     return 0.5 * math.sqrt(chi2)
 
 
 def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2:
-    """(1 + χ²)^T from the token mean of χ²(π‖μ) and a length in tokens.
+    """Return (1 + χ²)^T from the token mean of χ²(π‖μ) and a length in tokens.
 
     Part 2 of *When Speed Kills Stability* bounds the variance of sequence weights by it, with a χ² that holds at every
-    state; with the mean χ² of a sample it is an independent-token extrapolation. Raises InvalidArgumentError.
+    state. With the mean χ² of a sample it is an extrapolation to independent tokens. Raises InvalidArgumentError for a
+    negative argument.
     """
-    require(not chi2_token < 0.0, f"χ² is never negative: {chi2_token} is", "chi2_token")
-    require(length >= 0.0, "must be a number of tokens, 0 or more", "length")
+    require(not chi2_token < 0.0, f"χ² must be at least 0, got {chi2_token}", "chi2_token")
+    require(length >= 0.0, f"must be a number of tokens of at least 0, got {length}", "length")
     logarithm = length * math.log1p(chi2_token)
     try:
         value = math.exp(logarithm)
@@ -155,6 +156,6 @@ def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2:
 
 
 def require(holds: bool, message: str, argument: str) -> None:
-    """Raise InvalidArgumentError unless it holds."""
+    """Raise InvalidArgumentError with `message` unless the condition holds."""
     if not holds:
         raise InvalidArgumentError(message, argument)

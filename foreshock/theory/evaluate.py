@@ -1,4 +1,4 @@
-"""The theory of one step: every bound that its statistics, summaries and gradient norms can fill in."""
+"""Evaluate all bounds for one step from its statistics, rollout summaries and gradient norms."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Theory", "evaluate_theory"]
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What theory says of one step; None where something needed was not logged.
+    """The bounds of one step; None if a needed value was not logged.
 
-    `pinsker` bounds the token mean of D_TV, `tv_token` is its estimate; `pinsker_notes` say where it bounds nothing.
-    `step_noise_with_bias` also counts the bias at its bound, where the caller named B and that bound is a float64.
+    `pinsker` bounds the token mean of D_TV and `tv_token` estimates it; `pinsker_notes` has a reason if the bound does
+    not hold. `step_noise_with_bias` also counts the bias at its bound; None without B or if that bound overflows.
     """
 
     bias: BiasBound
@@ -50,9 +50,10 @@ def evaluate_theory(
     learning_rate: float | None = None,
     gradient_bound: float | None = None,
 ) -> Theory:
-    """Fill in what is known: `delta_max` exact, `norms` before clipping, `learning_rate` η, `gradient_bound` B.
+    """Return the bounds that the arguments allow.
 
-    Raises InvalidArgumentError where one of them makes no sense.
+    `delta_max` is exact, `norms` are before clipping, `learning_rate` is η, `gradient_bound` is B. Raises
+    InvalidArgumentError for an argument out of range.
     """
     bias = bias_bound(summaries)
     tokens = statistics.tokens
@@ -72,7 +73,7 @@ def evaluate_theory(
         horizon=horizon_bound(longest, delta_max),
         pinsker=pinsker,
         tv_token=variation,
-        # Where all |1 − ρ| are alike the two are equal, and chance puts either above the other.
+        # The two are equal if all |1 − ρ| are equal; then chance decides which one is larger.
         pinsker_notes=_uncovered(1.0 + above) if variation > 1.01 * pinsker else (),
         sequence_chi2=sequence_chi2(chi2, tokens / measured) if measured else None,
         gradient=noise,
@@ -84,16 +85,19 @@ def evaluate_theory(
 def _step_noises(
     noise: GradientNoise, learning_rate: float, gradient_bound: float | None, bias: BiasBound
 ) -> tuple[StepNoise, StepNoise | None]:
-    """The noise term by variance alone, and, with B, the one with the bias at its bound."""
+    """Return the noise term of the variance alone, and with B also the one with the bias at its bound."""
     alone = step_noise(learning_rate, noise.of_batch)
     if gradient_bound is None:
         return alone, None
-    require(gradient_bound >= 0.0, "a norm is never negative", "gradient_bound")
+    require(gradient_bound >= 0.0, f"a norm must be at least 0, got {gradient_bound}", "gradient_bound")
     norm = gradient_bound * bias.per_unit
     return alone, step_noise(learning_rate, noise.of_batch, norm) if math.isfinite(norm) else None
 
 
 def _uncovered(mean_ratio: float) -> tuple[str, ...]:
-    """Why the estimate of D_TV exceeds ½√χ²: it is ½·E_μ[|1 − ρ| + 1 − ρ], which is ½·E_μ|1 − ρ| only where E ρ = 1."""
+    """Return the reason why the estimate of D_TV exceeds ½√χ².
+
+    The estimate is ½·E_μ[|1 − ρ| + 1 − ρ], which equals ½·E_μ|1 − ρ| only if E ρ = 1.
+    """
     found = f"the estimate of the total variation exceeds the bound, since the mean ratio is {mean_ratio:.4g}"
-    return (f"{found}: ½√χ² bounds it only where that is 1, the logged μ being the law that sampled and covering π",)
+    return (f"{found}: ½√χ² is a bound only if it is 1, that is if the logged μ sampled the tokens and covers π",)

@@ -1,7 +1,7 @@
-"""What the norms of gradients say of their noise, and what the noise costs a step of size η.
+"""The gradient noise, estimated from norms, and its cost for a step of size η.
 
 A step's gain is at least η(1 − Lη/2)‖∇J‖² + η(1 − Lη)⟨∇J, Bias⟩ − (Lη²/2)·[Var + ‖Bias‖²] (SGA lemma, Li et al., *When
-Speed Kills Stability*, part 1). ⟨∇J, Bias⟩ cannot be seen from norms; Var can, and halving η quarters its cost.
+Speed Kills Stability*, part 1). Norms give Var and not ⟨∇J, Bias⟩; halving η quarters the cost of Var.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["GradientNoise", "GradientNorms", "StepNoise", "gradient_noise", "ste
 
 @dataclass(frozen=True, slots=True)
 class GradientNorms:
-    """Norms of mean gradients before clipping, of parts of a batch that are split by prompt.
+    """Norms of mean gradients before clipping, over parts of a batch that are split by prompt.
 
     `micro_batch` is the root of the mean square of ‖g_b‖ over micro-batches of `micro_batch_prompts` prompts each;
-    `batch` is ‖g_B‖ of the mean over all `batch_prompts` of them.
+    `batch` is ‖g_B‖ of the mean over all `batch_prompts` prompts.
     """
 
     micro_batch: float
@@ -30,11 +30,12 @@ class GradientNorms:
 
 @dataclass(frozen=True, slots=True)
 class GradientNoise:
-    """`variance` V̂ of the gradient of one prompt (its covariance's trace); `of_batch` = V̂ / B, that of the batch's.
+    """The variance V̂ of the gradient of one prompt (trace of its covariance), and the signal ‖E g‖².
 
-    `signal` estimates ‖E g‖², `batch_prompts_for_parity` = V̂ / signal is the simple noise scale: the batch whose noise
-    equals its signal (NaN where the signal is not positive). Both estimates may be negative by chance, and are not
-    clamped. McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, appendix A.
+    `of_batch` is V̂ / B, the variance of the batch's gradient. `batch_prompts_for_parity` = V̂ / signal is the simple
+    noise scale: the batch whose noise equals its signal; NaN if the signal is not positive. `variance` and `signal` may
+    be negative by chance and are not clamped. Source: McCandlish et al. 2018, *An Empirical Model of Large-Batch
+    Training*, appendix A.
     """
 
     variance: float
@@ -46,9 +47,9 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True)
 class StepNoise:
-    """The noise term (η²/2)·[Var + ‖Bias‖²] of the SGA lemma per unit of L, at η and at η/2: a quarter of it.
+    """The noise term (η²/2)·[Var + ‖Bias‖²] of the SGA lemma per unit of L, at η and at η/2 (a quarter).
 
-    Without a bias it is the part that the variance makes.
+    With a bias of 0 it is the part of the variance.
     """
 
     learning_rate: float
@@ -58,36 +59,40 @@ class StepNoise:
 
 
 def gradient_noise(norms: GradientNorms) -> GradientNoise:
-    """V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B).
+    """Return V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B) and what follows from it.
 
     Raises InvalidArgumentError for norms that are negative or whose squares are not finite, and unless 1 ≤ b < B.
     """
     for name in ("micro_batch", "batch"):
         norm = getattr(norms, name)
-        require(math.isfinite(norm) and norm >= 0.0, f"a norm is a finite number of at least 0, not {norm}", name)
-        require(math.isfinite(norm * norm), f"the square of {norm} is too large for a float64", name)
+        require(math.isfinite(norm) and norm >= 0.0, f"a norm must be a finite number of at least 0, got {norm}", name)
+        require(
+            math.isfinite(norm * norm), f"the square of a norm must be a finite float64, got a norm of {norm}", name
+        )
     small, large = norms.micro_batch_prompts, norms.batch_prompts
-    require(math.isfinite(small) and small >= 1.0, f"must be at least one prompt, not {small}", "micro_batch_prompts")
+    require(math.isfinite(small) and small >= 1.0, f"must be at least 1, got {small}", "micro_batch_prompts")
     require(
         math.isfinite(large) and large > small,
-        f"{large} prompts are not more than the {small} of a micro-batch: the two norms must be of different sizes",
+        f"must be more than the {small} prompts of a micro-batch, got {large}",
         "batch_prompts",
     )
     of_small, of_large = norms.micro_batch**2, norms.batch**2
     variance = (of_small - of_large) / (1.0 / small - 1.0 / large)
     signal = (large * of_large - small * of_small) / (large - small)
-    notes = ("V̂ is negative, by chance or because the micro-batches are not split by prompt",) if variance < 0.0 else ()
+    notes = (
+        ("V̂ is negative: by chance, or because the micro-batches are not split by prompt",) if variance < 0.0 else ()
+    )
     parity = variance / signal if signal > 0.0 else math.nan
     return GradientNoise(variance, variance / large, signal, parity, notes)
 
 
 def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) -> StepNoise:
-    """The noise term at η and at η/2; `variance` is that of the gradient that the step takes, V̂ / B.
+    """Return the noise term at η and at η/2; `variance` is that of the gradient of the step, V̂ / B.
 
     Raises InvalidArgumentError for a learning rate or a bias that is negative or not finite.
     """
     for value, argument in ((learning_rate, "learning_rate"), (bias_norm, "bias_norm")):
-        require(math.isfinite(value) and value >= 0.0, f"must be finite and at least 0, not {value}", argument)
+        require(math.isfinite(value) and value >= 0.0, f"must be finite and at least 0, got {value}", argument)
     square = variance + bias_norm * bias_norm
     half = 0.5 * learning_rate
     return StepNoise(learning_rate, 0.5 * learning_rate * learning_rate * square, 0.5 * half * half * square, bias_norm)

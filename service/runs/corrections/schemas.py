@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from foreshock.corrections import Casualties, Evaluation, Population, Threshold
+from foreshock.corrections import AffectedSequences, Evaluation, Population, Threshold
 from foreshock.json_values import finite_or_none
 from service.runs.corrections.service import EvaluatedCorrections
 
@@ -37,8 +37,8 @@ class PopulationRead(BaseModel):
         )
 
 
-class CasualtiesRead(BaseModel):
-    """Who would be lost (or truncated), against the rest."""
+class AffectedSequencesRead(BaseModel):
+    """The sequences that would be dropped or truncated, and the others."""
 
     touched: PopulationRead = Field(description="sequences that the threshold touches: of tokens, at least one")
     untouched: PopulationRead
@@ -47,14 +47,14 @@ class CasualtiesRead(BaseModel):
     groups_emptied: float | None = Field(description="the share of groups that every sequence is touched of")
 
     @classmethod
-    def of(cls, casualties: Casualties) -> CasualtiesRead:
+    def of(cls, affected: AffectedSequences) -> AffectedSequencesRead:
         """From the library's."""
         return cls(
-            touched=PopulationRead.of(casualties.touched),
-            untouched=PopulationRead.of(casualties.untouched),
-            groups=casualties.groups,
-            groups_touched=finite_or_none(casualties.groups_touched),
-            groups_emptied=finite_or_none(casualties.groups_emptied),
+            touched=PopulationRead.of(affected.touched),
+            untouched=PopulationRead.of(affected.untouched),
+            groups=affected.groups,
+            groups_touched=finite_or_none(affected.groups_touched),
+            groups_emptied=finite_or_none(affected.groups_emptied),
         )
 
 
@@ -65,22 +65,22 @@ class CorrectionRead(BaseModel):
     title: str
     formula: str = Field(description="the weight w that it gives")
     level: Literal["token", "sequence"] = Field(description="what w belongs to, and what means are over")
-    effect: Literal["none", "truncated", "lost"] = Field(description="what happens beyond the threshold")
+    effect: Literal["none", "truncated", "dropped"] = Field(description="what happens beyond the threshold")
     source: str
     threshold: str | None = Field(description="as asked for, completed: `2`, or `lower_upper`")
     threshold_used: str | None = Field(description="that the figures are for: the nearest that was counted")
     exact: bool = Field(description="whether the two are the same")
     kept_tokens: float | None = Field(description="fraction")
-    kept_sequences: float | None = Field(description="fraction; a sequence is kept where no token of it is lost")
+    kept_sequences: float | None = Field(description="fraction; a sequence is kept if none of its tokens is dropped")
     touched_tokens: float | None = Field(description="fraction whose weight the threshold changes")
     weight_mean: float | None = Field(description="E w")
-    weight_variance: float | None = Field(description="zeros of what is lost included")
+    weight_variance: float | None = Field(description="a dropped token or sequence counts as 0")
     ess: float | None = Field(description="(Σw)²/(N Σw²), a fraction of all, unclamped")
     distortion: float | None = Field(description="E|w − ρ| at the correction's level")
     uncorrected_distortion: float | None = Field(description="E|1 − ρ| there")
     token_distortion: float | None = Field(description="E|w − ρ| over tokens; null for weights of whole sequences")
     advantage_distortion: float | None = Field(description="E[(w − ρ)·A]")
-    casualties: CasualtiesRead
+    affected: AffectedSequencesRead
     not_estimable: str | None = Field(description="why there are no figures")
     notes: list[str]
 
@@ -111,7 +111,7 @@ class CorrectionRead(BaseModel):
             threshold_used=_text(found.used),
             exact=found.is_exact,
             **{name: finite_or_none(value) for name, value in figures.items()},
-            casualties=CasualtiesRead.of(found.casualties),
+            affected=AffectedSequencesRead.of(found.affected),
             not_estimable=found.not_estimable,
             notes=[*found.notes, *too_large],
         )

@@ -11,9 +11,8 @@ from typing import Any, cast
 from sqlalchemy.orm import Session
 
 from foreshock.errors import StatisticsError
-from foreshock.lint import CHECKS, CheckResult, LintEvidence, LintWarning, judge
-from foreshock.lint.findings import Finding, NotChecked
-from foreshock.lint.judge_sampling import SurprisalSums, sums_for_run, surprisal_outcome
+from foreshock.lint import CHECKS, CheckResult, LintEvidence, LintWarning, run_checks
+from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal, sums_for_run
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.tables import ShardLint
 from service.platform.problem import ProblemError
@@ -123,7 +122,7 @@ def _judge(step: int, attempt: int, shards: Sequence[ShardLint]) -> tuple[StepLi
     if not parts:
         return None, None
     evidence = reduce(LintEvidence.merge, parts)
-    return StepLintRead.of(step, attempt, len(parts), judge(evidence)), evidence
+    return StepLintRead.of(step, attempt, len(parts), run_checks(evidence)), evidence
 
 
 def _worst(verdict: StepLintRead) -> str | None:
@@ -155,7 +154,7 @@ def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:
     if not sums.steps:
         return None, None
     excess = sums.surprisal - sums.entropy
-    tested = surprisal_outcome(
+    tested = check_surprisal(
         SurprisalSums(
             tokens=sums.tokens,
             surprisal=sums.surprisal,

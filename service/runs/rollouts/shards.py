@@ -10,7 +10,7 @@ from typing import Any
 from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError
-from foreshock.lint import gather_evidence
+from foreshock.lint import collect_evidence
 from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from service.platform.decoding.limits import stored_limits
@@ -94,7 +94,7 @@ def measure_stored(stored: Path) -> StoredShard:
 
 def lint_shard(batch: RolloutBatch) -> LintPart:
     """What the lint sees in a batch."""
-    evidence = gather_evidence(batch)
+    evidence = collect_evidence(batch)
     return LintPart(evidence.to_bytes(), evidence.examples_to_json())
 
 

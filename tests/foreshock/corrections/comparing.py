@@ -15,7 +15,7 @@ from foreshock.rollouts import RolloutBatch
 
 def flat(evaluation: Evaluation) -> dict[str, float]:
     """What both sides say, under the same names."""
-    casualties = evaluation.casualties
+    affected = evaluation.affected
     result: dict[str, float] = {
         "kept_tokens": evaluation.kept_tokens,
         "kept_sequences": evaluation.kept_sequences,
@@ -27,11 +27,11 @@ def flat(evaluation: Evaluation) -> dict[str, float]:
         "uncorrected_distortion": evaluation.uncorrected_distortion,
         "token_distortion": evaluation.token_distortion,
         "advantage_distortion": evaluation.advantage_distortion,
-        "groups": casualties.groups,
-        "groups_touched": casualties.groups_touched,
-        "groups_emptied": casualties.groups_emptied,
+        "groups": affected.groups,
+        "groups_touched": affected.groups_touched,
+        "groups_emptied": affected.groups_emptied,
     }
-    for side, population in (("touched", casualties.touched), ("untouched", casualties.untouched)):
+    for side, population in (("touched", affected.touched), ("untouched", affected.untouched)):
         result[f"{side}_sequences"] = population.sequences
         result[f"{side}_reward"] = population.reward
         result[f"{side}_length"] = population.length

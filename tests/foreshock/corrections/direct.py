@@ -86,7 +86,7 @@ def direct_tokens(batch: RolloutBatch, name: str, low: float = 0.0, high: float 
         **_of_pairs(pairs),
         "token_distortion": mean([abs(weight - ratio) for weight, ratio in pairs]),
         "advantage_distortion": mean(products),
-        **_casualties(sequences, touched_sequences),
+        **_affected(sequences, touched_sequences),
     }
 
 
@@ -133,7 +133,7 @@ def direct_sequences(
         **_of_pairs(pairs),
         "token_distortion": math.nan if has_ratio else mean(of_tokens),
         "advantage_distortion": mean(products),
-        **_casualties(sequences, [not stays for stays in kept]),
+        **_affected(sequences, [not stays for stays in kept]),
     }
 
 
@@ -155,7 +155,7 @@ def _of_pairs(pairs: Pairs) -> dict[str, float]:
     }
 
 
-def _casualties(sequences: list[DirectSequence], touched: list[bool]) -> dict[str, float]:
+def _affected(sequences: list[DirectSequence], touched: list[bool]) -> dict[str, float]:
     groups = defaultdict(list)
     for sequence, hit in zip(sequences, touched, strict=True):
         if sequence.group is not None:

@@ -141,7 +141,7 @@ def test_an_unknown_correction_is_refused_with_the_names_there_are() -> None:
 
 def test_statistics_and_summaries_must_be_of_the_same_rollouts() -> None:
     one, other = compared(random_batch(seed=1)), compared(random_batch(seed=2))
-    with pytest.raises(InvalidArgumentError, match="not of the same rollouts"):
+    with pytest.raises(InvalidArgumentError, match="must be of the same rollouts"):
         evaluate("token_tis", one.statistics, other.summaries)
 
 
@@ -160,7 +160,7 @@ def test_who_is_lost_is_told_from_who_is_kept() -> None:
         turn=np.array([0, 1, 1, 0, 0, 0, 1, 0], np.int16),
     )
     comparison = compared(batch)
-    found = evaluate("token_mis", comparison.statistics, comparison.summaries).casualties
+    found = evaluate("token_mis", comparison.statistics, comparison.summaries).affected
     assert (found.touched.sequences, found.touched.reward, found.touched.length) == (3, pytest.approx(2.5 / 3), 2.0)
     assert (found.untouched.sequences, found.untouched.reward, found.untouched.length) == (2, 0.0, 1.0)
     assert (found.touched.turns, found.untouched.turns) == (pytest.approx(5 / 3), 1.0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.corrections import ExactKl, Threshold, correction_named, evaluate
-from foreshock.corrections.undersampling import unseen_weight
+from foreshock.corrections.sequences import undersampling_notes
 from foreshock.errors import InvalidArgumentError
 from tests.foreshock.batches import random_batch
 from tests.foreshock.corrections.comparing import assert_same, batch_of, compared
@@ -102,8 +102,8 @@ def test_long_sequences_at_an_ordinary_mismatch_carry_no_information() -> None:
 
 def test_the_warning_comes_where_twice_the_kl_of_a_sequence_exceeds_ln_n() -> None:
     # ln 64 is 4.16.
-    assert unseen_weight(np.full(64, 2.0)) == ()
-    assert "2·KL of a sequence is 4.4, more than ln N = 4.16" in unseen_weight(np.full(64, 2.2))[0]
+    assert undersampling_notes(np.full(64, 2.0)) == ()
+    assert "2·KL of a sequence is 4.4, more than ln N = 4.16" in undersampling_notes(np.full(64, 2.2))[0]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_rollouts_without_a_measured_token_take_no_part() -> None:
     comparison = compared(batch)
     found = evaluate("geo_mis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
     assert found.kept_sequences == 0.5
-    assert found.casualties.touched.sequences + found.casualties.untouched.sequences == 2
+    assert found.affected.touched.sequences + found.affected.untouched.sequences == 2
 
 
 def test_trust_region_masks_need_exact_divergences() -> None:
@@ -202,7 +202,7 @@ def test_a_rollout_with_a_token_that_the_target_cannot_give_is_lost_whatever_the
     for name in ("trm_max", "trm_mean"):
         found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=1e300), exact)
         assert found.kept_sequences == 0.5
-        assert found.casualties is not None
+        assert found.affected is not None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreshock.lint import CHECKS, LintReport, LintWarning, gather_evidence, judge, lint_batch
+from foreshock.lint import CHECKS, LintReport, LintWarning, collect_evidence, lint_batch, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_step, recorded_steps
 from tests.foreshock.lint.healthy import healthy_batch
@@ -147,9 +147,9 @@ def test_a_real_batch_that_is_there_twice_is_seen_across_shards() -> None:
     step = recorded_step(60)
     half = step.select(np.arange(64))
     again = replace(half, sample_ids=[f"again-{name}" for name in half.sample_ids])
-    assert judge(gather_evidence(half)).is_clean
-    both = gather_evidence(half).merge(gather_evidence(again))
-    warning = only(judge(both), "duplicated_rollouts")
+    assert run_checks(collect_evidence(half)).is_clean
+    both = collect_evidence(half).merge(collect_evidence(again))
+    warning = only(run_checks(both), "duplicated_rollouts")
     assert warning.evidence["expected"] < 0.1 < warning.evidence["repeated"]
 
 
@@ -236,7 +236,7 @@ def test_sampling_columns_count_like_attributes(step: RolloutBatch) -> None:
 def test_shaped_sampling_without_a_mode_is_not_guessed(step: RolloutBatch) -> None:
     report = lint_batch(replace(step, attributes=BatchAttributes(top_p=0.9), entropy=None))
     assert report.is_clean
-    assert "logprobs_mode is not said" in not_checked(report)["raw_log_probs"]
+    assert "logprobs_mode is not declared" in not_checked(report)["raw_log_probs"]
     assert "chance of equal responses is not known" in not_checked(report)["duplicated_rollouts"]
 
 

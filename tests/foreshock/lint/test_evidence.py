@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.errors import StatisticsError
-from foreshock.lint import LintEvidence, gather_evidence, judge
-from foreshock.lint import tokens as lint_tokens
-from foreshock.lint.tally import COUNTS, SUMS
+from foreshock.lint import LintEvidence, collect_evidence, run_checks
+from foreshock.lint.evidence import pieces
+from foreshock.lint.evidence.fields import COUNTS, SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 from tests.foreshock.lint.conftest import recorded_step
@@ -38,40 +38,42 @@ def hurt(seed: int) -> RolloutBatch:
 @given(seed=st.integers(0, 10_000), order=st.permutations(range(26)), parts=st.integers(1, 6))
 def test_any_split_in_any_order_gives_the_same_evidence(seed: int, order: list[int], parts: int) -> None:
     batch = hurt(seed)
-    whole = gather_evidence(batch)
+    whole = collect_evidence(batch)
     shards = [batch.select(np.array(rows)) for rows in np.array_split(order, parts)]
-    merged = reduce(LintEvidence.merge, [gather_evidence(shard) for shard in shards])
+    merged = reduce(LintEvidence.merge, [collect_evidence(shard) for shard in shards])
     for name in COUNTS:
         if not any(word in name for word in SAMPLED):
             assert merged.count(name) == whole.count(name), name
     for name in SUMS:
         if not name.startswith("shift") and "float16" not in name:
             assert merged.sum(name) == pytest.approx(whole.sum(name), rel=1e-6, abs=1e-6), name
-    assert merged.dropped.ids.tolist() == whole.dropped.ids.tolist()
-    assert merged.dropped.counts[:, :2].tolist() == whole.dropped.counts[:, :2].tolist()
+    assert merged.missing.ids.tolist() == whole.missing.ids.tolist()
+    assert merged.missing.counts[:, :2].tolist() == whole.missing.counts[:, :2].tolist()
     assert merged.groups.keys.tolist() == whole.groups.keys.tolist()
     assert merged.groups.tokens.tolist() == whole.groups.tokens.tolist()
-    assert merged.marks.repeats() == pytest.approx(whole.marks.repeats())
-    assert [warning.name for warning in judge(merged).warnings] == [warning.name for warning in judge(whole).warnings]
+    assert merged.rollout_hashes.repeats() == pytest.approx(whole.rollout_hashes.repeats())
+    assert [warning.name for warning in run_checks(merged).warnings] == [
+        warning.name for warning in run_checks(whole).warnings
+    ]
 
 
 def test_merging_knows_no_order() -> None:
-    one, two = gather_evidence(hurt(1)), gather_evidence(hurt(2))
-    there, back = judge(one.merge(two)), judge(two.merge(one))
+    one, two = collect_evidence(hurt(1)), collect_evidence(hurt(2))
+    there, back = run_checks(one.merge(two)), run_checks(two.merge(one))
     assert there == back
     assert there.warnings
 
 
 def test_evidence_comes_back_from_its_bytes() -> None:
-    evidence = gather_evidence(hurt(3))
+    evidence = collect_evidence(hurt(3))
     again = LintEvidence.from_bytes(evidence.to_bytes(), evidence.examples_to_json())
     assert again.to_bytes() == evidence.to_bytes()
-    assert judge(again) == judge(evidence)
-    assert any(warning.where for warning in judge(again).warnings)
+    assert run_checks(again) == run_checks(evidence)
+    assert any(warning.where for warning in run_checks(again).warnings)
 
 
 def test_evidence_of_a_large_shard_is_small() -> None:
-    evidence = gather_evidence(recorded_step(160))
+    evidence = collect_evidence(recorded_step(160))
     assert len(evidence.to_bytes()) < 128 * 64 + 2048
 
 
@@ -84,7 +86,7 @@ def test_damaged_evidence_is_an_error(damage: bytes) -> None:
 def test_examples_hold_no_character_that_a_database_refuses() -> None:
     batch = hurt(4)
     named = replace(batch, sample_ids=[f"a\x00b\ud800{row}" for row in range(batch.num_rollouts)])
-    for examples in gather_evidence(named).examples_to_json().values():
+    for examples in collect_evidence(named).examples_to_json().values():
         for example in examples:
             assert "\x00" not in example["sample_id"]
             example["sample_id"].encode()
@@ -93,11 +95,11 @@ def test_examples_hold_no_character_that_a_database_refuses() -> None:
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_the_size_of_a_piece_makes_no_difference(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = hurt(5)
-    expected = gather_evidence(batch)
-    monkeypatch.setattr(lint_tokens, "_PIECE_TOKENS", piece)
-    evidence = gather_evidence(batch)
+    expected = collect_evidence(batch)
+    monkeypatch.setattr(pieces, "_PIECE_TOKENS", piece)
+    evidence = collect_evidence(batch)
     assert evidence.counts.tolist() == expected.counts.tolist()
     assert evidence.examples == expected.examples
-    assert [(warning.name, warning.seen) for warning in judge(evidence).warnings] == [
-        (warning.name, warning.seen) for warning in judge(expected).warnings
+    assert [(warning.name, warning.seen) for warning in run_checks(evidence).warnings] == [
+        (warning.name, warning.seen) for warning in run_checks(expected).warnings
     ]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.lint import LintEvidence, gather_evidence, judge, lint_batch
+from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.rollouts.jsonl import iterate_steps
 from tests.foreshock.batches import recorded_run
@@ -26,15 +26,15 @@ POLICIES = st.builds(
 
 
 def found(evidence: LintEvidence) -> list[str]:
-    return [f"{warning.name}: {warning.seen}" for warning in judge(evidence).warnings]
+    return [f"{warning.name}: {warning.seen}" for warning in run_checks(evidence).warnings]
 
 
 def test_the_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
-    steps = [gather_evidence(recorded_step(step)) for step in range(1, 161)]
+    steps = [collect_evidence(recorded_step(step)) for step in range(1, 161)]
     assert [found(step) for step in steps] == [[]] * 160
-    whole = reduce(LintEvidence.merge, (step.without_marks() for step in steps))
+    whole = reduce(LintEvidence.merge, (step.without_rollout_hashes() for step in steps))
     assert found(whole) == []
-    assert [check.name for check in judge(whole).not_checked] == ["duplicated_rollouts"]
+    assert [check.name for check in run_checks(whole).not_checked] == ["duplicated_rollouts"]
 
 
 @pytest.mark.shared
@@ -42,7 +42,7 @@ def test_the_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
 def test_the_shared_runs_are_clean_at_every_step(run: str) -> None:
     # The collapsed one collapses by its learning rate: its log-probs are what they say they are.
     for step, batch in iterate_steps(recorded_run(run)):
-        assert found(gather_evidence(batch)) == [], step
+        assert found(collect_evidence(batch)) == [], step
 
 
 @pytest.mark.shared
@@ -51,7 +51,7 @@ def test_what_a_shared_run_cannot_show_is_said() -> None:
     assert {check.name: check.why for check in lint_batch(batch).not_checked} == {
         "raw_log_probs": "the surprisal test needs rollout_log_probs and entropy",
         "entropy_of_trainer": "needs both log-probs and entropy",
-        "temperature_of_trainer": "seen only where temperature and logprobs_mode=processed_logprobs are declared",
+        "temperature_of_trainer": "needs a declared temperature and logprobs_mode=processed_logprobs",
     }
 
 
@@ -67,7 +67,7 @@ def test_a_healthy_batch_of_any_shape_is_clean(
     seed: int, policy: Policy, groups: int, per_group: int, longest: int
 ) -> None:
     batch = healthy_batch(seed, policy, groups=groups, per_group=per_group, longest=longest)
-    assert found(gather_evidence(batch)) == []
+    assert found(collect_evidence(batch)) == []
 
 
 @settings(max_examples=25)
@@ -77,7 +77,7 @@ def test_tool_tokens_that_carry_nothing_are_no_matter(seed: int, policy: Policy,
     mask = (np.random.default_rng(seed).random(batch.num_tokens) >= share).astype(np.uint8)
     assert batch.rollout_log_probs is not None
     masked = replace(batch, response_mask=mask, rollout_log_probs=np.where(mask, batch.rollout_log_probs, 0))
-    assert found(gather_evidence(masked)) == []
+    assert found(collect_evidence(masked)) == []
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_tool_tokens_that_carry_nothing_are_no_matter(seed: int, policy: Policy,
 def test_a_thousand_healthy_steps_give_no_warning(policy: Policy) -> None:
     whole: LintEvidence | None = None
     for step in range(500):
-        evidence = gather_evidence(healthy_batch(step, policy, per_group=8, longest=20))
+        evidence = collect_evidence(healthy_batch(step, policy, per_group=8, longest=20))
         assert found(evidence) == [], step
-        whole = evidence.without_marks() if whole is None else whole.merge(evidence.without_marks())
+        whole = evidence.without_rollout_hashes() if whole is None else whole.merge(evidence.without_rollout_hashes())
     assert whole is not None
     assert found(whole) == []
 
@@ -96,7 +96,7 @@ def test_a_thousand_healthy_steps_give_no_warning(policy: Policy) -> None:
 def test_a_large_mismatch_is_a_mismatch_and_no_mistake(lag_noise: float) -> None:
     # Stale weights, k3 of 0.05 and 0.2 a token: real, large, and every number means what it says.
     batch = healthy_batch(3, Policy(noise=lag_noise))
-    assert found(gather_evidence(batch)) == []
+    assert found(collect_evidence(batch)) == []
 
 
 def test_a_policy_that_is_sure_of_everything_is_not_blamed_for_equal_numbers() -> None:

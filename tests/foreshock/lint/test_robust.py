@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.lint import CHECKS, LintEvidence, gather_evidence, judge
+from foreshock.lint import CHECKS, LintEvidence, collect_evidence, run_checks
 from foreshock.rollouts import RolloutBatch
 
 FLOATS = st.one_of(
@@ -52,9 +52,9 @@ def strange_batches(draw: st.DrawFn) -> RolloutBatch:
 @settings(max_examples=150)
 @given(strange_batches(), strange_batches())
 def test_any_numbers_give_a_report(one: RolloutBatch, two: RolloutBatch) -> None:
-    evidence = gather_evidence(one).merge(gather_evidence(two))
+    evidence = collect_evidence(one).merge(collect_evidence(two))
     again = LintEvidence.from_bytes(evidence.to_bytes(), evidence.examples_to_json())
-    report = judge(again)
+    report = run_checks(again)
     assert len(report.checks) == len(CHECKS)
     json.dumps(report.to_dict(), allow_nan=False)
     for warning in report.warnings:

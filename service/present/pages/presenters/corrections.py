@@ -37,7 +37,7 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
         WHOLE,
         [_row(found) for found in evaluations if not found.not_estimable],
         any(math.isfinite(found.advantage_distortion) for found in evaluations),
-        any(math.isfinite(found.casualties.untouched.turns) for found in evaluations),
+        any(math.isfinite(found.affected.untouched.turns) for found in evaluations),
         missing,
         [_sentence(note) for note in notes],
         list(_theory_rows(theory)),
@@ -50,7 +50,7 @@ def _titles(evaluations: Sequence[Evaluation], reason: str) -> str:
 
 
 def _row(found: Evaluation) -> CorrectionRow:
-    hit, rest = found.casualties.touched, found.casualties.untouched
+    hit, rest = found.affected.touched, found.affected.untouched
     return CorrectionRow(
         title=found.correction.title,
         threshold="" if found.used == Threshold() else _threshold(found.used),

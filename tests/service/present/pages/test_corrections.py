@@ -38,11 +38,11 @@ def test_what_the_page_shows_is_what_the_api_says(site: Site) -> None:
     cells = dict(re.findall(r'data-column="([^"]+)"[^>]*>([^<]*)<', row))
     assert 0 < item["kept_sequences"] < 1
     assert float(cells["Sequences kept"].split()[0]) / 100 == round(item["kept_sequences"], 3)
-    assert float(cells["Beyond"]) == item["casualties"]["touched"]["sequences"]
+    assert float(cells["Beyond"]) == item["affected"]["touched"]["sequences"]
     lost, kept = (float(text) for text in cells["Reward beyond / within"].split(" / "))
-    casualties = item["casualties"]
-    assert abs(lost - casualties["touched"]["reward_mean"]) < 1e-2
-    assert abs(kept - casualties["untouched"]["reward_mean"]) < 1e-2
+    affected = item["affected"]
+    assert abs(lost - affected["touched"]["reward_mean"]) < 1e-2
+    assert abs(kept - affected["untouched"]["reward_mean"]) < 1e-2
     # No rollout of this run says turns or advantages: there is no column of dashes.
     assert "Turns" not in part
     assert "·A]" not in part

@@ -67,11 +67,11 @@ def test_the_figures_are_those_of_the_whole_step(sender: Sender) -> None:
         assert read(item["ess"]) == approximately(found.weights.effective_fraction)
         assert read(item["distortion"]) == approximately(found.distortion)
         assert read(item["advantage_distortion"]) == approximately(found.advantage_distortion)
-        touched = item["casualties"]["touched"]
-        assert touched["sequences"] == found.casualties.touched.sequences
-        assert read(touched["reward_mean"]) == approximately(found.casualties.touched.reward)
-    losing = [item for item in answer["items"] if item["effect"] == "lost" and item["kept_sequences"] is not None]
-    assert any(item["kept_sequences"] < 1 for item in losing)
+        touched = item["affected"]["touched"]
+        assert touched["sequences"] == found.affected.touched.sequences
+        assert read(touched["reward_mean"]) == approximately(found.affected.touched.reward)
+    dropping = [item for item in answer["items"] if item["effect"] == "dropped" and item["kept_sequences"] is not None]
+    assert any(item["kept_sequences"] < 1 for item in dropping)
 
 
 def test_a_caller_names_correction_and_thresholds(sender: Sender) -> None:
@@ -97,7 +97,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"correction": "token_tiss"}, "query.correction"),
     (
         {"correction": "token_tis", "threshold": "0.5"},
-        "query.threshold: name one ratio of at least 1, such as 2, not 0.5",
+        "query.threshold: expected one ratio of at least 1, such as 2, got 0.5",
     ),
     ({"correction": "geo_mis", "threshold": "2_0.5"}, "an upper bound of at least 1"),
     ({"correction": "token_tis", "threshold": "many"}, "query.threshold"),

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from foreshock.lint import gather_evidence, judge
+from foreshock.lint import collect_evidence, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from service.platform.database.session import Database
 from service.platform.database.tables import ShardLint, StepLint
@@ -58,7 +58,7 @@ def test_a_warning_is_merged_over_shards_and_judged_when_the_step_closes(http: h
     run.put_shard(4, two, 1, 2).raise_for_status()
     lint = run.get("steps/4/lint").raise_for_status().json()
     (warning,) = lint["warnings"]
-    merged = judge(gather_evidence(one).merge(gather_evidence(two))).warnings[0]
+    merged = run_checks(collect_evidence(one).merge(collect_evidence(two))).warnings[0]
     assert (warning["name"], warning["severity"]) == ("identical_log_probs", "bad")
     assert warning["seen"] == merged.seen
     assert warning["evidence"] == dict(merged.evidence)

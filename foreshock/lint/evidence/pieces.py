@@ -1,7 +1,4 @@
-"""The tokens that the checks look at: pieces of a batch, a few hundred thousand tokens at a time, cut between rollouts.
-
-Working in pieces keeps temporaries small: the lint needs no more memory than a fraction of the batch.
-"""
+"""Pieces of a batch: whole rollouts, about 131,000 tokens at a time, so that temporary arrays stay small."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from numpy.typing import NDArray
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.ragged import row_of_position
 
-__all__ = ["Piece", "pieces_of", "row_ranges", "row_sums"]
+__all__ = ["Piece", "iterate_pieces", "row_ranges", "row_sums"]
 
 _PIECE_TOKENS = 1 << 17
 
@@ -23,9 +20,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Some rollouts of a batch (`first_row` and on) and their model-generated tokens, [T] each, cut by `offsets`.
+    """Consecutive rollouts of a batch from `first_row` on, with the columns of their T generated tokens, [T] each.
 
-    `places` [T] are the tokens' places in the whole batch; None where they are `start` and on, without a gap.
+    Rollout i of the piece has the tokens `offsets[i]` to `offsets[i + 1]`. `places` [T] are the positions of the tokens
+    in the batch; None if they are consecutive from `start`.
     """
 
     first_row: int
@@ -38,20 +36,20 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """T, the generated tokens of the piece."""
         return int(self.offsets[-1])
 
     def column(self, name: str) -> Floats | None:
-        """`rollout`, `trainer` or `entropy`."""
+        """Return `rollout`, `trainer` or `entropy` by name, shape [T]."""
         values: Floats | None = getattr(self, name)
         return values
 
     def place(self, index: int) -> int:
-        """Where a token of this piece is in the batch."""
+        """Return the position in the batch of a token of this piece."""
         return self.start + index if self.places is None else int(self.places[index])
 
-    def kept(self, keep: NDArray[np.bool_]) -> Piece:
-        """The tokens where `keep` [T] is True; this very piece where all are."""
+    def select(self, keep: NDArray[np.bool_]) -> Piece:
+        """Return the tokens at which `keep` [T] is True; the piece itself if that is all."""
         if keep.all():
             return self
         chosen = np.flatnonzero(keep)
@@ -63,8 +61,8 @@ class Piece:
         return Piece(self.first_row, self.start, np.searchsorted(chosen, self.offsets), places=places, **columns)
 
 
-def pieces_of(batch: RolloutBatch) -> Iterator[Piece]:
-    """The batch in pieces, in order, of generated tokens only."""
+def iterate_pieces(batch: RolloutBatch) -> Iterator[Piece]:
+    """Yield the generated tokens of the batch in pieces, in order."""
     offsets = batch.response_offsets
     for row, end_row in row_ranges(offsets):
         start, end = int(offsets[row]), int(offsets[end_row])
@@ -76,11 +74,11 @@ def pieces_of(batch: RolloutBatch) -> Iterator[Piece]:
             _part(batch.trainer_log_probs, start, end),
             _part(batch.entropy, start, end),
         )
-        yield piece if batch.response_mask is None else piece.kept(batch.response_mask[start:end] != 0)
+        yield piece if batch.response_mask is None else piece.select(batch.response_mask[start:end] != 0)
 
 
 def row_ranges(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """The rows (first, end) of each piece: as many rollouts as fit, and at least one."""
+    """Yield (first, end) rows of each piece: as many rollouts as fit, and at least one."""
     row, rows = 0, offsets.size - 1
     while row < rows:
         end = min(max(row + 1, row_of_position(offsets, int(offsets[row]) + _PIECE_TOKENS)), rows)
@@ -95,7 +93,7 @@ def _part(values: Floats | None, start: int, end: int) -> Floats | None:
 def row_sums(
     values: NDArray[np.floating] | NDArray[np.integer] | NDArray[np.bool_], offsets: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """[N] float64 sums of rows that may be empty."""
+    """Return the float64 sum of each row, shape [N]; 0 for an empty row."""
     sums = np.zeros(offsets.size - 1)
     filled = np.flatnonzero(np.diff(offsets))
     if filled.size:

@@ -1,4 +1,4 @@
-"""All that the lint needs to know of a batch: small, and the evidence of two shards merges into that of both."""
+"""Mergeable evidence of a batch, a step or a run, and its stored form."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.lint.evidence.builder import EXAMPLES_KEPT, EvidenceBuilder
+from foreshock.lint.evidence.fields import COUNTS, EXTREMES, SUMS
+from foreshock.lint.evidence.group_sums import GroupSums
+from foreshock.lint.evidence.missing_log_probs import MissingByTokenId
+from foreshock.lint.evidence.rollout_hashes import RolloutHashes
 from foreshock.lint.report import Example
-from foreshock.lint.tables import DroppedIds, GroupSums, RolloutMarks
-from foreshock.lint.tally import COUNTS, EXAMPLES_KEPT, EXTREMES, SUMS, Tally
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
 __all__ = ["LintEvidence", "examples_from_json"]
 
-# Raise the number whenever a stored number changes its meaning.
+# Raise the number whenever a stored value changes its meaning.
 _KIND = "lint-2"
 _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "counts": ("<i8", (len(COUNTS),)),
@@ -37,66 +40,70 @@ Examples = Mapping[str, tuple[Example, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LintEvidence:
-    """Counts, sums and extremes by the names in `tally.py`, the tables of `tables.py`, and up to three examples of each
-    finding. Merging in any order gives the same evidence (sums to the last bits that float64 shows)."""
+    """Counts, sums and extremes named in `fields.py`, sums by prompt group, missing log-probs by token id, hashes of
+    rollouts, and up to three examples of each check.
+
+    Merging in any order gives the same evidence; sums agree up to float64 rounding.
+    """
 
     counts: NDArray[np.int64]
     sums: CompensatedSums
     extremes: NDArray[np.float64]
     groups: GroupSums
-    dropped: DroppedIds
-    marks: RolloutMarks
+    missing: MissingByTokenId
+    rollout_hashes: RolloutHashes
     examples: Examples
 
     @classmethod
-    def of(cls, tally: Tally, groups: GroupSums, dropped: DroppedIds, marks: RolloutMarks) -> LintEvidence:
-        """The evidence of one batch."""
-        sums = np.array([tally.sums[name] for name in SUMS])
+    def of(
+        cls, builder: EvidenceBuilder, groups: GroupSums, missing: MissingByTokenId, rollout_hashes: RolloutHashes
+    ) -> LintEvidence:
+        """Return the evidence of one batch."""
+        sums = np.array([builder.sums[name] for name in SUMS])
         return cls(
-            np.array([tally.counts[name] for name in COUNTS], dtype=np.int64),
+            np.array([builder.counts[name] for name in COUNTS], dtype=np.int64),
             CompensatedSums(sums, np.zeros_like(sums)),
-            np.array([tally.extremes[name] for name in EXTREMES]),
+            np.array([builder.extremes[name] for name in EXTREMES]),
             groups,
-            dropped,
-            marks,
-            {name: tuple(examples) for name, examples in sorted(tally.examples.items())},
+            missing,
+            rollout_hashes,
+            {name: tuple(examples) for name, examples in sorted(builder.examples.items())},
         )
 
     def merge(self, other: LintEvidence) -> LintEvidence:
-        """The evidence over the rollouts of both."""
+        """Return the evidence over the rollouts of both."""
         return LintEvidence(
             self.counts + other.counts,
             self.sums + other.sums,
             np.maximum(self.extremes, other.extremes),
             self.groups.merge(other.groups),
-            self.dropped.merge(other.dropped),
-            self.marks.merge(other.marks),
+            self.missing.merge(other.missing),
+            self.rollout_hashes.merge(other.rollout_hashes),
             _merge_examples(self.examples, other.examples),
         )
 
-    def without_marks(self) -> LintEvidence:
-        """The same evidence without what duplicates are found by: steps may well share rollouts, shards may not."""
-        nothing = np.zeros(0, np.uint64)
-        return replace(self, marks=RolloutMarks(nothing, nothing, nothing, np.zeros(0)))
+    def without_rollout_hashes(self) -> LintEvidence:
+        """Return the evidence without the hashes: two steps may share a rollout, two shards of a step may not."""
+        return replace(self, rollout_hashes=RolloutHashes.empty())
 
     def count(self, name: str) -> int:
-        """One of COUNTS."""
+        """Return one of COUNTS."""
         return int(self.counts[COUNTS.index(name)])
 
     def sum(self, name: str) -> float:
-        """One of SUMS."""
+        """Return one of SUMS."""
         return float(self.sums.value[SUMS.index(name)])
 
     def extreme(self, name: str) -> float:
-        """One of EXTREMES; −inf where nothing was seen."""
+        """Return one of EXTREMES; −inf if no value was seen."""
         return float(self.extremes[EXTREMES.index(name)])
 
     def where(self, check: str) -> tuple[Example, ...]:
-        """Examples of a finding."""
+        """Return the examples of a check."""
         return self.examples.get(check, ())
 
     def to_bytes(self) -> bytes:
-        """All but the examples as a blob that `from_bytes` reads: a JSON header and raw arrays."""
+        """Return all but the examples as a blob for `from_bytes`: a JSON header and raw arrays."""
         return blob.pack(
             _KIND,
             {
@@ -106,15 +113,17 @@ class LintEvidence:
                 "group_keys": self.groups.keys,
                 "group_tokens": self.groups.tokens,
                 "group_sums": self.groups.sums.to_array(),
-                "dropped_ids": self.dropped.ids,
-                "dropped_counts": self.dropped.counts,
-                "marks": np.stack([self.marks.prompts, self.marks.contents, self.marks.order]),
-                "mark_log_probs": self.marks.log_probs,
+                "dropped_ids": self.missing.ids,
+                "dropped_counts": self.missing.counts,
+                "marks": np.stack(
+                    [self.rollout_hashes.prompts, self.rollout_hashes.contents, self.rollout_hashes.order]
+                ),
+                "mark_log_probs": self.rollout_hashes.log_probs,
             },
         )
 
     def examples_to_json(self) -> dict[str, Any]:
-        """The examples as JSON holds them (no NUL, which PostgreSQL refuses)."""
+        """Return the examples as JSON values, without NUL characters, which PostgreSQL refuses."""
         return {
             name: [
                 {**asdict(example), "sample_id": _storable(example.sample_id), "text": _storable(example.text)}
@@ -125,9 +134,9 @@ class LintEvidence:
 
     @classmethod
     def from_bytes(cls, data: bytes, examples: Mapping[str, Any] | None = None) -> LintEvidence:
-        """The evidence of `to_bytes()` and `examples_to_json()`.
+        """Return the evidence of `to_bytes()` and `examples_to_json()`.
 
-        Raises StatisticsError where it is damaged or of another version.
+        Raises StatisticsError if the blob is damaged or of another version.
         """
         arrays = blob.unpack(_KIND, data, _LAYOUT)
         prompts, contents, order = arrays["marks"]
@@ -136,14 +145,14 @@ class LintEvidence:
             CompensatedSums.from_array(arrays["sums"]),
             arrays["extremes"],
             GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums.from_array(arrays["group_sums"])),
-            DroppedIds(arrays["dropped_ids"], arrays["dropped_counts"]),
-            RolloutMarks(prompts, contents, order, arrays["mark_log_probs"]),
+            MissingByTokenId(arrays["dropped_ids"], arrays["dropped_counts"]),
+            RolloutHashes(prompts, contents, order, arrays["mark_log_probs"]),
             examples_from_json(examples or {}),
         )
 
 
 def examples_from_json(values: Mapping[str, Any]) -> Examples:
-    """The examples of `examples_to_json()`."""
+    """Return the examples of `examples_to_json()`."""
     return {name: tuple(Example(**example) for example in examples) for name, examples in values.items()}
 
 

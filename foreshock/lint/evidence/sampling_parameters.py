@@ -1,31 +1,31 @@
-"""What a batch says of its own sampling: which rollouts were tempered or truncated, and which log-probs were logged."""
+"""Count rollouts by their declared sampling: temperature, truncation, and the kind of log-probs that were logged."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.tally import Tally
+from foreshock.lint.evidence.builder import EvidenceBuilder
 from foreshock.rollouts.batch import RolloutBatch
 
-__all__ = ["count_declared"]
+__all__ = ["count_sampling_parameters"]
 
 
-def count_declared(batch: RolloutBatch, tally: Tally) -> None:
-    """Count rollouts by what the attributes (else the engine's fingerprint) and the sampling columns declare."""
+def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
+    """Count rollouts by the sampling columns, else the batch attributes, else the engine's fingerprint."""
     values = {name: _declared(batch, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     temperature, top_p, top_k, min_p = (values[name] for name in ("temperature", "top_p", "top_k", "min_p"))
-    # NaN compares False: what is not declared is neither.
+    # NaN (not declared) compares False: such a rollout counts as neither tempered nor truncated.
     with np.errstate(invalid="ignore"):
         tempered = (temperature != 1.0) & ~np.isnan(temperature)
         truncated = (top_p < 1.0) | (top_k > 0) | (min_p > 0.0)
         greedy = temperature == 0.0
     shaped = tempered | truncated
     unknown = np.isnan(temperature) & np.isnan(top_p) & np.isnan(top_k) & np.isnan(min_p)
-    mode = _mode(batch)
+    mode = _logprobs_mode(batch)
     raw = mode == "raw_logprobs"
     rollouts = batch.num_rollouts
-    tally.count(
+    builder.count(
         declared_tempered=int(tempered.sum()),
         declared_truncated=int(truncated.sum()),
         declared_shaped=int(shaped.sum()),
@@ -36,12 +36,12 @@ def count_declared(batch: RolloutBatch, tally: Tally) -> None:
         raw_and_shaped=int(shaped.sum()) if raw else 0,
         processed_and_truncated=int(truncated.sum()) if mode == "processed_logprobs" else 0,
         shaped_mode_unknown=int(shaped.sum()) if mode is None else 0,
-        uncomparable_sampling=int((greedy if mode == "processed_logprobs" else shaped).sum()),
+        unknown_repeat_chance=int((greedy if mode == "processed_logprobs" else shaped).sum()),
         declared_bypass=rollouts if batch.attributes.trainer_policy == "bypass" else 0,
         declared_policy=rollouts if batch.attributes.trainer_policy is not None else 0,
     )
     if shaped.any():
-        tally.largest(
+        builder.raise_extremes(
             {
                 "max_temperature": _largest(temperature),
                 "minus_min_temperature": _largest(-temperature),
@@ -52,19 +52,19 @@ def count_declared(batch: RolloutBatch, tally: Tally) -> None:
         )
 
 
-def _mode(batch: RolloutBatch) -> str | None:
+def _logprobs_mode(batch: RolloutBatch) -> str | None:
     fingerprint = batch.attributes.engine_fingerprint
     return batch.attributes.logprobs_mode or (None if fingerprint is None else fingerprint.logprobs_mode)
 
 
 def _declared(batch: RolloutBatch, name: str) -> NDArray[np.float64]:
-    """[N] a sampling parameter of each rollout: its own, else the batch's, else the engine's; else NaN."""
+    """Return a sampling parameter by rollout, shape [N]: its own, else the batch's, else the engine's, else NaN."""
     column = getattr(batch, name)
     value = getattr(batch.attributes, name)
     if value is None and batch.attributes.engine_fingerprint is not None:
         value = getattr(batch.attributes.engine_fingerprint, name)
-    of_all = np.full(batch.num_rollouts, np.nan if value is None else float(value))
-    return of_all if column is None else np.where(np.isnan(column), of_all, column)
+    default = np.full(batch.num_rollouts, np.nan if value is None else float(value))
+    return default if column is None else np.where(np.isnan(column), default, column)
 
 
 def _largest(values: NDArray[np.float64]) -> float:

@@ -1,32 +1,41 @@
-"""Evidence of how the two columns lie to each other: shifted by one token, or one a multiple of the other."""
+"""Count how log μ and log π align: a shift by one token, or a constant factor between them."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.lint.evidence.builder import EvidenceBuilder
+from foreshock.lint.evidence.pieces import row_sums
 from foreshock.lint.report import Example
-from foreshock.lint.tally import Tally
-from foreshock.lint.tokens import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.ragged import take_rows
 
 __all__ = ["count_alignment"]
 
-# A sample is enough: a shift is in every rollout of its origin.
+# A sample is enough: a shift is in every rollout of a rank or a data source.
 _MOST_TOKENS = 1 << 18
-# One wild token is not to outweigh all others.
+# Each difference counts at most this much, in nats, so that one outlier does not decide.
 _SHIFT_CAP = 5.0
-# A rollout of so many tokens whose neighbour fits four times as well, where its own is far off, is shifted.
+# A rollout is clearly shifted if it has this many tokens, a mean difference of 0.1 nats or more, and a quarter of that
+# against its neighbour.
 _CLEAR_TOKENS, _CLEAR_GAP, _CLEAR_FACTOR = 6, 0.1, 0.25
-# Between these, log μ is likely and clearly below 0.
+# log μ of a likely token, the largest log-prob of an uncertain one, and the least that is taken, in nats.
 _LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
 
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 
 
+def count_alignment(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
+    """Count shifts and factors over an even sample of the rollouts, tool tokens included."""
+    sample = _sample_of_rollouts(batch)
+    if sample is not None:
+        _count_scale(sample[0], sample[1], builder)
+        _count_shifts(batch, sample, builder)
+
+
 def _sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
-    """log μ, log π and offsets of some rollouts, evenly taken, tool tokens included; None where one was not logged."""
+    """Return log μ [T], log π [T] and offsets of the sample; None if either was not logged."""
     if batch.rollout_log_probs is None or batch.trainer_log_probs is None:
         return None
     stride = _stride(batch)
@@ -36,29 +45,21 @@ def _sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
     return batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets
 
 
-def count_alignment(batch: RolloutBatch, tally: Tally) -> None:
-    """Both kinds of evidence, from the same sample of rollouts."""
-    sample = _sample_of_rollouts(batch)
-    if sample is not None:
-        _count_scale(sample[0], sample[1], tally)
-        _count_shifts(batch, sample, tally)
-
-
-def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], tally: Tally) -> None:
-    """Products of the two log-probs, of likely tokens and of others: a factor between the columns is in both."""
+def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], builder: EvidenceBuilder) -> None:
+    """Sum products of the two log-probs over likely and over unlikely tokens; a factor shows in both."""
     below = (behaviour < np.float32(_BELOW_ZERO)) & (target < np.float32(_BELOW_ZERO))
     chosen = np.flatnonzero(below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB))
     mu, pi = behaviour[chosen], target[chosen]
     likely = mu > np.float32(_LIKELY)
-    tally.count(scale_tokens=chosen.size)
+    builder.count(scale_tokens=chosen.size)
     for part, of_part in (("likely", likely), ("unlikely", ~likely)):
         one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
         products = {"cross": one * other, "mu": one * one, "pi": other * other}
-        tally.add(**{f"scale_{part}_{name}": float(values.sum()) for name, values in products.items()})
+        builder.add(**{f"scale_{part}_{name}": float(values.sum()) for name, values in products.items()})
 
 
-def _count_shifts(batch: RolloutBatch, sample: Pairs, tally: Tally) -> None:
-    """Compare |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the same tokens t: those with a neighbour on both sides."""
+def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) -> None:
+    """Sum |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the tokens t that have a neighbour on both sides."""
     behaviour, target, offsets = sample
     if behaviour.size < 3:
         return
@@ -77,14 +78,14 @@ def _count_shifts(batch: RolloutBatch, sample: Pairs, tally: Tally) -> None:
         row_sums(np.where(known, np.minimum(gap, np.float32(_SHIFT_CAP)), np.float32(0.0)), rows) for gap in gaps
     )
     tokens = row_sums(known, rows)
-    judged = tokens > 0
-    prefer_earlier, prefer_later = judged & (earlier < 0.5 * own), judged & (later < 0.5 * own)
+    counted = tokens > 0
+    prefer_earlier, prefer_later = counted & (earlier < 0.5 * own), counted & (later < 0.5 * own)
     far = (tokens >= _CLEAR_TOKENS) & (own >= _CLEAR_GAP * tokens)
-    tally.count(
+    builder.count(
         shift_clear_earlier=int((far & (earlier <= _CLEAR_FACTOR * own)).sum()),
         shift_clear_later=int((far & (later <= _CLEAR_FACTOR * own)).sum()),
         shift_tokens=int(tokens.sum()),
-        shift_rollouts=int(judged.sum()),
+        shift_rollouts=int(counted.sum()),
         shift_prefer_earlier=int(prefer_earlier.sum()),
         shift_prefer_later=int(prefer_later.sum()),
     )
@@ -92,15 +93,15 @@ def _count_shifts(batch: RolloutBatch, sample: Pairs, tally: Tally) -> None:
     for row in np.argsort(np.where(preferring, -own, 0.0), kind="stable")[: min(2, int(preferring.sum()))].tolist():
         start = int(offsets[row])
         four = slice(start, min(start + 4, int(offsets[row + 1])))
-        text = f"log μ {_numbers(behaviour[four])}, log π {_numbers(target[four])}"
-        tally.example("shifted_log_probs", Example(batch.sample_ids[row * _stride(batch)], 0, text))
-    tally.add(shift_earlier=float(earlier.sum()), shift_none=float(own.sum()), shift_later=float(later.sum()))
+        text = f"log μ {_join(behaviour[four])}, log π {_join(target[four])}"
+        builder.add_example("shifted_log_probs", Example(batch.sample_ids[row * _stride(batch)], 0, text))
+    builder.add(shift_earlier=float(earlier.sum()), shift_none=float(own.sum()), shift_later=float(later.sum()))
 
 
 def _stride(batch: RolloutBatch) -> int:
-    """Every how many rollouts one is looked at."""
+    """Return k so that every k-th rollout is in the sample."""
     return max(1, -(-batch.num_tokens // _MOST_TOKENS))
 
 
-def _numbers(values: NDArray[np.float32]) -> str:
+def _join(values: NDArray[np.float32]) -> str:
     return " ".join(f"{value:.3g}" for value in values.tolist())

@@ -1,4 +1,4 @@
-"""What judging a check gives: a finding, that it is clean, or that it could not be made."""
+"""The outcomes of a check (Finding, Clean, NotChecked), and the report that they make."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from foreshock.lint.catalogue import CHECKS
-from foreshock.lint.evidence import LintEvidence
+from foreshock.lint.evidence.lint_evidence import LintEvidence
 from foreshock.lint.report import CheckResult, Example, LintReport, LintWarning, Severity
 
-__all__ = ["FALSE_ALARM", "Clean", "Finding", "NotChecked", "Outcome", "assemble", "number", "percent"]
+__all__ = ["FALSE_ALARM", "LEAST_GROUPS", "Clean", "Finding", "NotChecked", "Outcome", "build_report"]
 
-# The chance that a healthy step fires one of the statistical checks. Four of them over 1000 steps: 0.4 %.
+# The chance of a false alarm of one statistical check at a healthy step. Four checks over 1000 steps: 0.4 %.
 FALSE_ALARM = 1e-6
+# With fewer groups Student's t has no power at such small chances.
+LEAST_GROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The check fires: what was seen, in words and numbers."""
+    """The check found a problem: `seen` in one sentence with its numbers, `evidence` by name."""
 
     check: str
     severity: Severity
@@ -29,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """Nothing found; `why` says what it rests on where that is not the data."""
+    """The check found nothing; `why` gives the basis if that is not the data."""
 
     check: str
     why: str = ""
@@ -37,7 +39,7 @@ class Clean:
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """The check could not be made."""
+    """The check could not be made, because of `why`."""
 
     check: str
     why: str
@@ -46,8 +48,8 @@ class NotChecked:
 Outcome = Finding | Clean | NotChecked
 
 
-def assemble(evidence: LintEvidence, outcomes: Iterable[Outcome]) -> LintReport:
-    """The report of these outcomes, one for each check, in the order of the catalogue; bad warnings first."""
+def build_report(evidence: LintEvidence, outcomes: Iterable[Outcome]) -> LintReport:
+    """Return the report of the outcomes, one for each check, in the order of the catalogue; `bad` warnings first."""
     by_name = {outcome.check: outcome for outcome in outcomes}
     findings = [found for name in CHECKS if isinstance(found := by_name[name], Finding)]
     return LintReport(
@@ -77,18 +79,3 @@ def _result(outcome: Outcome) -> CheckResult:
     if isinstance(outcome, Finding):
         return CheckResult(outcome.check, title, "warned")
     return CheckResult(outcome.check, title, "clean" if isinstance(outcome, Clean) else "not checked", outcome.why)
-
-
-def number(value: float) -> str:
-    """Three digits, the shorter of plain and scientific."""
-    if not math.isfinite(value):
-        return "∞" if value > 0 else "−∞" if value < 0 else "not estimable"
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        mantissa, _, exponent = f"{value:.1e}".partition("e")
-        return f"{mantissa}e{int(exponent)}".replace("-", "−")
-    return f"{value:.3g}".replace("-", "−") if abs(value) < 1000 else f"{value:,.0f}".replace("-", "−")
-
-
-def percent(part: float, whole: float) -> str:
-    """A share as a percentage."""
-    return f"{number(100.0 * part / whole)} %" if whole else "0 %"

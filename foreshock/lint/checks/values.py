@@ -1,0 +1,134 @@
+"""Check single values: signs, finiteness, rounding."""
+
+from __future__ import annotations
+
+from foreshock.lint.checks.outcomes import Clean, Finding, NotChecked, Outcome
+from foreshock.lint.evidence.fields import COLUMNS
+from foreshock.lint.evidence.lint_evidence import LintEvidence
+from foreshock.lint.formatting import format_number, format_percent
+
+__all__ = ["check_finite", "check_rounding", "check_signs", "columns_without_log_probs"]
+
+_SIGNS = ("probabilities_as_log_probs", "negated_log_probs", "positive_log_probs")
+_LEAST_ROUNDING_SEEN = 50
+# A part of a column: far more than chance gives among values of 0.5 or more.
+_LEAST_PARTLY, _PARTLY = 20, 0.1
+_ALL = 0.999
+_LEAST_SOME = 10
+_SOME = "; none of them is above 1: some rollouts may hold probabilities"
+_NAMES = {"rollout": "rollout_log_probs", "trainer": "trainer_log_probs"}
+
+
+def columns_without_log_probs(evidence: LintEvidence) -> list[str]:
+    """Return the columns whose values are probabilities, or log-probs of the wrong sign."""
+    return [_NAMES[name] for name in COLUMNS if _sign_check(evidence, name) in _SIGNS[:2]]
+
+
+def check_signs(evidence: LintEvidence) -> list[Outcome]:
+    """Check for probabilities, negated log-probs, and single values above 0."""
+    if not any(evidence.count(f"{name}_logged") for name in COLUMNS):
+        return [NotChecked(check, "no log-probs were logged") for check in _SIGNS]
+    found: dict[str, list[str]] = {check: [] for check in _SIGNS}
+    numbers: dict[str, dict[str, float]] = {check: {} for check in _SIGNS}
+    for name in COLUMNS:
+        check = _sign_check(evidence, name)
+        if check is None:
+            continue
+        positive, logged = evidence.count(f"{name}_positive"), evidence.count(f"{name}_logged")
+        least, most = -evidence.extreme(f"{name}_minus_min"), evidence.extreme(f"{name}_max")
+        found[check].append(
+            f"{positive:,} of {logged:,} values of {_NAMES[name]} ({format_percent(positive, logged)}) are above 0; "
+            f"they range from {format_number(least)} to {format_number(most)}"
+            f"{_SOME if check == 'positive_log_probs' and positive >= _LEAST_SOME and most <= 1.0 else ''}"
+        )
+        numbers[check] |= {f"{name}_positive": positive, f"{name}_min": least, f"{name}_max": most}
+    where = evidence.where("positive_log_probs")
+    return [
+        Finding(check, "bad", "; ".join(found[check]) + ".", numbers[check], where) if found[check] else Clean(check)
+        for check in _SIGNS
+    ]
+
+
+def _sign_check(evidence: LintEvidence, name: str) -> str | None:
+    """Return the check that the positive values of a column belong to; None if there are none."""
+    positive, logged = evidence.count(f"{name}_positive"), evidence.count(f"{name}_logged")
+    if not positive:
+        return None
+    if positive < 0.5 * logged or evidence.count(f"{name}_negative"):
+        return "positive_log_probs"
+    return "negated_log_probs" if evidence.count(f"{name}_above_one") else "probabilities_as_log_probs"
+
+
+def check_finite(evidence: LintEvidence) -> Outcome:
+    """Check for NaN and infinite values at generated tokens."""
+    check = "non_finite_log_probs"
+    if not any(evidence.count(f"{name}_logged") for name in COLUMNS):
+        return NotChecked(check, "no log-probs were logged")
+    kinds = {"nan": "NaN", "minus_inf": "−inf", "plus_inf": "+inf"}
+    numbers = {f"{name}_{kind}": float(evidence.count(f"{name}_{kind}")) for name in COLUMNS for kind in kinds}
+    if not any(numbers.values()):
+        return Clean(check)
+    parts = []
+    for name in COLUMNS:
+        counted = [f"{int(n):,} {text}" for kind, text in kinds.items() if (n := numbers[f"{name}_{kind}"])]
+        if counted:
+            total = int(sum(numbers[f"{name}_{kind}"] for kind in kinds))
+            logged = evidence.count(f"{name}_logged")
+            parts.append(f"{_NAMES[name]}: {', '.join(counted)} of {logged:,}{_place(evidence, name, total)}")
+    return Finding(check, "look", "; ".join(parts) + ".", {name: value for name, value in numbers.items() if value})
+
+
+def _place(evidence: LintEvidence, name: str, total: int) -> str:
+    """Return a clause if all non-finite values stand at the same end of the responses; else an empty string."""
+    for end in ("first", "last"):
+        if total > 1 and evidence.count(f"{name}_non_finite_{end}") == total < evidence.count(f"{name}_logged") / 2:
+            return f", each at the {end} token of its response"
+    return ""
+
+
+def check_rounding(evidence: LintEvidence) -> Outcome:
+    """Check for columns, or parts of them, whose values all fit into bfloat16 or float16."""
+    check = "rounded_log_probs"
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
+    enough = False
+    for name in COLUMNS:
+        seen = evidence.count(f"{name}_rounding_seen")
+        if seen < _LEAST_ROUNDING_SEEN or evidence.extreme(f"{name}_max") == -evidence.extreme(f"{name}_minus_min"):
+            continue
+        enough = True
+        kind = _short_type(evidence, name)
+        if kind is None:
+            continue
+        fitting, large = evidence.count(f"{name}_as_{kind}"), evidence.count(f"{name}_large_seen")
+        if fitting >= _ALL * seen:
+            # A uniform error over the last place has a variance of 1/12, and k3 is half the square of d.
+            floor = evidence.sum(f"{name}_{kind}_variance") / seen / 24.0
+            parts.append(
+                f"{fitting:,} of {seen:,} sampled values of {_NAMES[name]} fit into {kind}; this rounding alone gives "
+                f"a k3 of about {format_number(floor)} at these tokens"
+            )
+            numbers |= {f"{name}_as_{kind}": float(fitting), f"{name}_seen": float(seen), f"{name}_k3_floor": floor}
+        else:
+            fitting = evidence.count(f"{name}_large_as_{kind}")
+            parts.append(
+                f"{fitting:,} of {large:,} sampled values of {_NAMES[name]} below −0.5 fit into {kind}, and the others "
+                "do not: a part of the rollouts was rounded"
+            )
+            numbers |= {f"{name}_as_{kind}": float(fitting), f"{name}_seen": float(large)}
+    if parts:
+        return Finding(check, "look", "; ".join(parts) + ".", numbers)
+    return Clean(check) if enough else NotChecked(check, f"fewer than {_LEAST_ROUNDING_SEEN} uncertain tokens")
+
+
+def _short_type(evidence: LintEvidence, name: str) -> str | None:
+    """Return the type that a column, or a good part of its values of 0.5 or more, fits into; None if neither does."""
+    seen, large = evidence.count(f"{name}_rounding_seen"), evidence.count(f"{name}_large_seen")
+    for kind in ("bfloat16", "float16"):
+        # bfloat16 first: in the range of log-probs a bfloat16 nearly always fits into float16 too.
+        if evidence.count(f"{name}_as_{kind}") >= _ALL * seen:
+            return kind
+    halves, brains = (evidence.count(f"{name}_large_as_{kind}") for kind in ("float16", "bfloat16"))
+    if halves < max(_LEAST_PARTLY, _PARTLY * large):
+        return None
+    return "bfloat16" if brains > halves / 2 else "float16"
