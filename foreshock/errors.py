@@ -1,15 +1,20 @@
-"""Every error that Foreshock raises.
+"""Every public error, as one tree. docs/errors.md says for each when it is raised and what to do.
 
     ForeshockError
-     ├── RolloutsError              something is wrong with rollouts or scores that were handed over
-     │    ├── InvalidRolloutsError      they break the schema or a rule of it (HTTP 422)
-     │    └── LimitExceededError        they are larger than what is allowed (HTTP 413)
+     ├── RolloutsError              invalid rollouts or scores
+     │    ├── InvalidRolloutsError      they break the schema or one of its rules (HTTP 422)
+     │    └── LimitExceededError        they exceed a size limit (HTTP 413)
      ├── StatisticsError            a statistics blob is damaged, or of another `statistics_version`
-     ├── InvalidArgumentError       a number handed to a function makes no sense there, such as a threshold below 0
-     ├── ConfigurationError         a setting is missing or makes no sense
-     ├── SpoolError                 the client's folder for unsent data cannot be used
-     ├── ServiceError               the service answered with an error, or not at all
-     └── WeightsError               weights are missing, or are not the ones that were announced
+     ├── InvalidArgumentError       an argument of a function is out of range, such as a threshold below 0
+     ├── ConfigurationError         a setting is missing or invalid
+     ├── SpoolError                 the client's folder for unsent data cannot be read or written
+     ├── ServiceError               the service answered with an error, or did not answer
+     │    ├── ServiceUnavailable        no answer, or HTTP 408, 425, 429, 5xx: the same request may succeed later
+     │    │    └── WrongService             the address is not a Foreshock service
+     │    ├── Unauthorized              HTTP 401 or 403: the API key is missing, wrong, or lacks a scope
+     │    └── Rejected                  any other HTTP 4xx: the same request will fail again
+     │         └── RunNotFound              no run has that id, key or name
+     └── WeightsError               weights are missing, or are not the announced ones
 
 All of them keep their fields through pickle, because decoding happens in other processes.
 """
@@ -25,16 +30,21 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidRolloutsError",
     "LimitExceededError",
+    "Rejected",
     "RolloutsError",
+    "RunNotFound",
     "ServiceError",
+    "ServiceUnavailable",
     "SpoolError",
     "StatisticsError",
+    "Unauthorized",
     "WeightsError",
+    "WrongService",
 ]
 
 
 class ForeshockError(Exception):
-    """The root: `except ForeshockError` catches whatever Foreshock raises on purpose."""
+    """Base class: `except ForeshockError` catches every error that Foreshock raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls the class with `args`, which forgets keyword-only fields.
@@ -48,10 +58,10 @@ def _rebuild(kind: type[ForeshockError], arguments: tuple[Any, ...], fields: dic
 
 
 class RolloutsError(ForeshockError, ValueError):
-    """Rollouts or scores that cannot be taken.
+    """Invalid rollouts or scores.
 
-    `row` is the zero-based row (the rollout) and `column` the column it was seen in; both are None where the whole is
-    meant. `message` says what is wrong and what to do, without the place.
+    `row` is the zero-based row (the rollout) and `column` the name of the column; both are None if the error concerns
+    the whole table. `message` is the text without row and column.
     """
 
     def __init__(self, message: str, *, row: int | None = None, column: str | None = None) -> None:
@@ -74,15 +84,15 @@ class InvalidRolloutsError(RolloutsError):
 
 
 class LimitExceededError(RolloutsError):
-    """The rollouts are larger than a limit; the message names the limit and how to stay under it."""
+    """The rollouts exceed a size limit; the message names the limit and how to stay under it."""
 
 
 class StatisticsError(ForeshockError, ValueError):
-    """A blob of statistics cannot be read, or two of different versions or settings were to be merged."""
+    """A statistics blob cannot be read, or a merge of blobs of different versions or settings was asked for."""
 
 
 class InvalidArgumentError(ForeshockError, ValueError):
-    """A number or name handed to a function makes no sense there; `argument` says which, `message` what is right."""
+    """An argument is out of range; `argument` is its name, `message` says what is expected."""
 
     def __init__(self, message: str, argument: str) -> None:
         super().__init__(f"`{argument}`: {message}")
@@ -91,24 +101,56 @@ class InvalidArgumentError(ForeshockError, ValueError):
 
 
 class ConfigurationError(ForeshockError):
-    """A setting is missing or makes no sense; the message names it and an example of a right value."""
+    """A setting is missing or invalid; the message names it and gives a valid example."""
 
 
 class SpoolError(ForeshockError, OSError):
-    """The folder that keeps unsent data cannot be read or written."""
+    """The folder for unsent data cannot be read or written."""
 
 
 class ServiceError(ForeshockError):
-    """The service refused (`status` is its HTTP status) or could not be reached (`status` is None).
+    """The service answered with an error, or did not answer.
 
-    `problem` is the decoded application/problem+json body, empty where there was none.
+    `status` is the HTTP status (None without an answer), `problem` the decoded application/problem+json body (empty
+    without one), `retry_after_seconds` the service's Retry-After (None without one).
     """
 
-    def __init__(self, message: str, *, status: int | None = None, problem: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        problem: Mapping[str, Any] | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.problem: dict[str, Any] = dict(problem or {})
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ServiceUnavailable(ServiceError):
+    """No answer, or one that says "later" (HTTP 408, 425, 429, 5xx): the same request may succeed later."""
+
+
+class WrongService(ServiceUnavailable):
+    """The address answers, but not as a Foreshock service that this release understands.
+
+    Temporary like its base class: a proxy may answer while the service restarts.
+    """
+
+
+class Unauthorized(ServiceError):
+    """HTTP 401 or 403: the API key is missing, unknown or revoked, or lacks the scope or project."""
+
+
+class Rejected(ServiceError):
+    """HTTP 4xx that is final: the same request will fail again."""
+
+
+class RunNotFound(Rejected):
+    """No run has that id, key or name."""
 
 
 class WeightsError(ForeshockError):
-    """Weights are missing, unreadable, in a format that needs conversion, or do not match their digest."""
+    """Weights are missing or unreadable, need conversion, or do not match their digest."""

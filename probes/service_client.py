@@ -6,15 +6,12 @@ worker that was thought dead can never overwrite what its successor did.
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.errors import ServiceError
+from foreshock.errors import Rejected, WrongService
 
 __all__ = [
     "Checkpoint",
@@ -24,12 +21,8 @@ __all__ = [
     "LeaseClient",
     "LeaseLostError",
     "RequestedScorer",
-    "sleep_unless",
-    "with_retries",
-    "worth_retrying",
 ]
 
-T = TypeVar("T")
 FailKind = Literal["retry", "final", "skipped"]
 
 _TRANSFER_SECONDS = 300.0
@@ -39,7 +32,7 @@ _PARQUET = "application/vnd.apache.parquet"
 _LONGEST_REASON = 1_800
 
 
-class LeaseLostError(ServiceError):
+class LeaseLostError(Rejected):
     """The lease is another worker's by now, or the job is gone: what was computed under it is not wanted."""
 
 
@@ -126,7 +119,9 @@ class LeaseClient:
         try:
             return Lease.model_validate(self._connection.decoded(response))
         except ValidationError as error:
-            raise ServiceError(f"the service gave a lease that this worker does not understand: {error}") from error
+            raise WrongService(
+                f"{self._connection.url} sent a lease that this release does not understand: {error}"
+            ) from error
 
     def heartbeat(self, lease: Lease) -> None:
         """Keep the lease."""
@@ -170,45 +165,13 @@ class LeaseClient:
         headers = {_TOKEN_HEADER: str(lease.token), **options.pop("headers", {})}
         try:
             return self._connection.request(method, f"/v1/leases/{lease.lease}/{action}", headers=headers, **options)
-        except ServiceError as error:
+        except Rejected as error:
             if _lost(error):
                 raise LeaseLostError(str(error), status=error.status, problem=error.problem) from error
             raise
 
 
-def with_retries(
-    call: Callable[[], T], *, stop: Callable[[], bool], note: Callable[[str], None], patience_seconds: float = 600.0
-) -> T:
-    """The result of `call`, tried again with growing pauses while the service is away, overloaded or fails.
-
-    Raises the last ServiceError where the service refuses (4xx), where `stop` says so, or after `patience_seconds`.
-    """
-    give_up = time.monotonic() + patience_seconds
-    pause = 0.5
-    while True:
-        try:
-            return call()
-        except ServiceError as error:
-            if not worth_retrying(error) or stop() or time.monotonic() + pause > give_up:
-                raise
-            note(f"{error}; again in {pause:.0f} s" if pause >= 1 else f"{error}; again at once")
-        sleep_unless(stop, pause * random.uniform(0.7, 1.3))
-        pause = min(pause * 2, 30.0)
-
-
-def worth_retrying(error: ServiceError) -> bool:
-    """Whether the same request may succeed later: the service is away, overloaded, or failed."""
-    return error.status is None or error.status >= 500 or error.status in (408, 425, 429)
-
-
-def sleep_unless(stop: Callable[[], bool], seconds: float) -> None:
-    """Sleep, but not on when `stop` says so."""
-    until = time.monotonic() + seconds
-    while not stop() and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, 0.2))
-
-
-def _lost(error: ServiceError) -> bool:
+def _lost(error: Rejected) -> bool:
     if error.status in (404, 410):
         return True
     return error.status == 409 and "lease" in str(error.problem.get("type", ""))

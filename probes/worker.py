@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from foreshock.errors import ConfigurationError, ForeshockError, ServiceError
+from foreshock.errors import ConfigurationError, ForeshockError, ServiceError, ServiceUnavailable
+from foreshock.retry import Backoff, retry, sleep_until_stopped
 from probes.console import WorkerConsole
 from probes.engines.pool import EnginePool
 from probes.engines.process import EngineError, JobAbandonedError, Patience
@@ -33,9 +34,6 @@ from probes.service_client import (
     LeaseClient,
     LeaseLostError,
     RequestedScorer,
-    sleep_unless,
-    with_retries,
-    worth_retrying,
 )
 from probes.settings import WorkerSettings
 from probes.weights import (
@@ -50,8 +48,8 @@ __all__ = ["Worker"]
 
 T = TypeVar("T")
 
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
+_FIRST_RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 30.0
 _WORDS = {"retry": "failed, to be tried again", "final": "failed", "skipped": "skipped"}
 
 
@@ -73,7 +71,7 @@ class Worker:
         self._stop_reason: str | None = None
         self._stop_at = math.inf
         self._waiting_for_a_job = False
-        self._pause = _FIRST_PAUSE
+        self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
 
     def stop(self, reason: str) -> None:
         """Take no further job, finish the present one within the grace time; a second call ends that at once.
@@ -123,14 +121,14 @@ class Worker:
             lease = self._client.take(
                 self._settings.worker_name, self._accelerator, device_name(self._accelerator), self._scorers, wait
             )
-            self._pause = _FIRST_PAUSE
+            self._backoff.reset()
             return lease
         except ServiceError as error:
             self._waiting_for_a_job = False
             if not self._stopping():
-                self._console.say(f"{error}; asking again in {self._pause:g} s")
-                sleep_unless(self._stopping, self._pause)
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                delay = self._backoff.next_delay(error.retry_after_seconds)
+                self._console.say(f"{error}; next attempt in {delay:.1f} s")
+                sleep_until_stopped(self._stopping)(delay)
             return None
         finally:
             self._waiting_for_a_job = False
@@ -209,7 +207,7 @@ class Worker:
         if isinstance(error, EngineError):
             return error.kind, error.reason
         if isinstance(error, ServiceError):
-            kind: FailKind = "retry" if worth_retrying(error) else "final"
+            kind: FailKind = "retry" if isinstance(error, ServiceUnavailable) else "final"
             return kind, f"the service did not take the scores: {error}"
         if isinstance(error, ForeshockError):
             return "final", str(error)
@@ -225,7 +223,14 @@ class Worker:
             self._console.say(f"job {lease.job.id}: the service did not hear of it: {error}")
 
     def _reach(self, call: Callable[[], T], stop: Callable[[], bool], patience_seconds: float = 600.0) -> T:
-        return with_retries(call, stop=stop, note=self._console.say, patience_seconds=patience_seconds)
+        return retry(
+            call,
+            Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
+            is_retryable=lambda error: isinstance(error, ServiceUnavailable) and not stop(),
+            wait=sleep_until_stopped(stop),
+            deadline_seconds=patience_seconds,
+            on_retry=lambda error, delay: self._console.say(f"{error}; next attempt in {delay:.1f} s"),
+        )
 
     def _connect(self) -> LeaseClient:
         key = self._settings.api_key

@@ -13,7 +13,7 @@ from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
 from foreshock import AdviceFeed, Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.readings import find_run
-from foreshock.errors import ServiceError
+from foreshock.errors import RunNotFound
 
 STEPS_AHEAD = 8
 """How far logging may run ahead of what the service has measured: the advice shall be that of the step."""
@@ -24,9 +24,7 @@ def missing_steps(connection: ServiceConnection, record: RunRecord, manifest: Ma
     """The recorded steps that the service does not have yet, ascending; all of them where it does not know the run."""
     try:
         run = find_run(connection, manifest.run.key)
-    except ServiceError as error:
-        if error.status is not None:
-            raise
+    except RunNotFound:
         return record.steps()
     stored: set[int] = set()
     cursor: str | None = None

@@ -1,4 +1,4 @@
-"""The trainer's side: log rollouts, scalars and checkpoints from a background that never slows or stops training."""
+"""The client for trainers: logs rollouts, scalars and checkpoints in the background, without slowing training."""
 
 from __future__ import annotations
 

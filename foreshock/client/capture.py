@@ -1,7 +1,7 @@
-"""From what a trainer holds to a RolloutBatch, in two parts: a copy now, the building later in the background.
+"""Capture of a trainer's rollouts in two parts: copy the arrays now, build the RolloutBatch later in the background.
 
-The trainer's thread only copies (so that it may reuse its buffers); everything that walks over rollouts or validates
-happens in `CapturedRollouts.build`.
+The trainer's thread only copies, so that it can reuse its buffers. Everything that iterates over rollouts or validates
+them happens in `CapturedRollouts.build`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 
 __all__ = ["CapturedRollouts", "Rollouts", "capture_rollouts", "size_of"]
 
-# pyarrow ships no types, so that a checker would see no more than Any in its classes.
+# pyarrow ships no types: its classes are Any to a type checker.
 Rollouts = RolloutBatch | Mapping[str, Any] | Any
 """A RolloutBatch, a mapping of columns, a pyarrow Table or RecordBatch."""
 
@@ -42,7 +42,7 @@ _BYTES_PER_LIST_ITEM = 8
 
 
 def size_of(rollouts: Rollouts) -> int:
-    """About how many bytes `rollouts` take in memory, found without walking over tokens."""
+    """Return an estimate of the memory of `rollouts` in bytes, without iterating over tokens."""
     if isinstance(rollouts, RolloutBatch):
         return sum(_size(getattr(rollouts, name)) for name in RolloutBatch.__slots__)
     if isinstance(rollouts, pa.Table | pa.RecordBatch):
@@ -61,9 +61,9 @@ def _size(value: Any) -> int:
 def capture_rollouts(
     rollouts: Rollouts, *, default_ids: str, attributes: BatchAttributes | None, copy: bool = True
 ) -> CapturedRollouts:
-    """Copy what the trainer may change. `default_ids` starts the sample ids where none are given.
+    """Copy the arrays that the trainer may change. `default_ids` is the prefix of generated sample ids.
 
-    Raises InvalidRolloutsError for what cannot be taken at all, such as a tensor on a GPU.
+    Raises InvalidRolloutsError for unsupported inputs, such as a tensor on a GPU.
     """
     if isinstance(rollouts, RolloutBatch):
         values = {name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__}
@@ -74,12 +74,12 @@ def capture_rollouts(
         return CapturedRollouts(table=rollouts, attributes=attributes, default_ids=default_ids)
     if not isinstance(rollouts, Mapping):
         raise InvalidRolloutsError(
-            f"rollouts are a RolloutBatch, a mapping of columns or an Arrow table, not {type(rollouts).__name__}"
+            f"rollouts must be a RolloutBatch, a mapping of columns or an Arrow table, got {type(rollouts).__name__}"
         )
     columns = {}
     for name, value in rollouts.items():
         if name not in _FIELD_OF and name not in _LAYOUT:
-            raise InvalidRolloutsError(f"there is no such column; the columns are {', '.join(_FIELD_OF)}", column=name)
+            raise InvalidRolloutsError(f"unknown column; columns: {', '.join(_FIELD_OF)}", column=name)
         if value is not None:
             columns[_FIELD_OF.get(name, name)] = _copied(name, value, copy)
     return CapturedRollouts(columns=columns, attributes=attributes, default_ids=default_ids)
@@ -87,7 +87,7 @@ def capture_rollouts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturedRollouts:
-    """One of a batch, a table or columns, with what the caller said about it."""
+    """A captured batch, table or mapping of columns (one of the three), with the caller's attributes."""
 
     default_ids: str
     attributes: BatchAttributes | None
@@ -96,7 +96,7 @@ class CapturedRollouts:
     columns: Mapping[str, Any] | None = None
 
     def build(self) -> RolloutBatch:
-        """The validated batch. Raises InvalidRolloutsError naming row and column."""
+        """Build the validated batch. Raises InvalidRolloutsError with row and column."""
         if self.batch is not None:
             return self._with_attributes(_validated(self.batch))
         if self.table is not None:
@@ -104,12 +104,12 @@ class CapturedRollouts:
         return self._with_attributes(_from_columns(dict(self.columns or {}), self.default_ids))
 
     def _with_attributes(self, batch: RolloutBatch) -> RolloutBatch:
-        """Attributes given with the call count more than those of the batch only where the batch has none."""
+        """Fill attributes that the batch lacks from those of the call."""
         if self.attributes is None or self.attributes == BatchAttributes():
             return batch
-        logged = {name: getattr(batch.attributes, name) for name in BatchAttributes.__slots__}
-        known = {name: value for name, value in logged.items() if value is not None}
-        return replace(batch, attributes=replace(self.attributes, **known))
+        own = {name: getattr(batch.attributes, name) for name in BatchAttributes.__slots__}
+        own = {name: value for name, value in own.items() if value is not None}
+        return replace(batch, attributes=replace(self.attributes, **own))
 
 
 def _validated(batch: RolloutBatch) -> RolloutBatch:
@@ -120,7 +120,7 @@ def _validated(batch: RolloutBatch) -> RolloutBatch:
 
 
 def _copied(name: str, value: Any, copy: bool) -> Any:
-    """`value` out of the trainer's reach: arrays copied, lists copied with the lists in them."""
+    """Return a copy of `value` that the trainer cannot change: arrays are copied, lists copied deeply."""
     value = _to_numpy(name, value)
     if not copy:
         return value
@@ -137,19 +137,21 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _to_numpy(name: str, value: Any) -> Any:
-    """A torch tensor on the CPU as numpy holds it; anything else as it is.
+    """Return a torch tensor on the CPU as a numpy array, any other value unchanged.
 
-    A tensor on a device is refused: to copy it here would make the trainer's thread wait for the device.
+    A tensor on a device is refused: copying it here would make the trainer's thread wait for the device.
     """
     if not _is_tensor(value):
         return value
     if getattr(value.device, "type", "cpu") != "cpu":
-        raise InvalidRolloutsError("this tensor is on a device: copy it to the CPU before logging", column=name)
+        raise InvalidRolloutsError(
+            f"the tensor is on device {value.device}; copy it to the CPU before logging", column=name
+        )
     return as_array(value, name)
 
 
 def _from_table(table: pa.Table, default_ids: str) -> RolloutBatch:
-    """An Arrow table's batch: what a Parquet file may hold, a table may."""
+    """Convert an Arrow table; the same columns and types as in a Parquet file are allowed."""
     if "sample_id" not in table.column_names:
         table = table.append_column("sample_id", pa.array(_default_ids(default_ids, table.num_rows)))
     sink = io.BytesIO()
@@ -158,7 +160,7 @@ def _from_table(table: pa.Table, default_ids: str) -> RolloutBatch:
 
 
 def _from_columns(columns: dict[str, Any], default_ids: str) -> RolloutBatch:
-    """The batch of flat arrays and offsets, of padded arrays and masks, of Arrow lists, or of lists of rollouts."""
+    """Build a batch from flat arrays and offsets, padded arrays and masks, Arrow lists, or lists of rollouts."""
     layout = {name: columns.pop(name) for name in _LAYOUT if name in columns}
     for name in ("prompt_token_ids", "response_token_ids"):
         if name not in columns:
@@ -177,7 +179,9 @@ def _from_columns(columns: dict[str, Any], default_ids: str) -> RolloutBatch:
         return RolloutBatch.from_lists(sample_ids, **columns)
     if prompts is None or responses is None:
         missing = "prompt" if prompts is None else "response"
-        raise InvalidRolloutsError(f"give `{missing}_offsets` too, or lists for both", column=f"{missing}_token_ids")
+        raise InvalidRolloutsError(
+            f"add `{missing}_offsets`, or pass lists for both prompts and responses", column=f"{missing}_token_ids"
+        )
     return RolloutBatch.from_arrays(sample_ids, prompt_offsets=prompts, response_offsets=responses, **columns)
 
 
@@ -186,14 +190,14 @@ def _default_ids(start: str, count: int) -> list[str]:
 
 
 def _from_arrow(name: str, array: pa.Array | pa.ChunkedArray, layout: dict[str, Any]) -> Any:
-    """An Arrow column as a flat array (its offsets go into `layout`) or as one value a rollout."""
+    """Return an Arrow column as a flat array (its lengths go into `layout`) or as one value per rollout."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if name in _STRINGS:
         return array.to_pylist()
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         if array.null_count:
-            raise InvalidRolloutsError("a list is null: write an empty list", column=name)
+            raise InvalidRolloutsError("a list is null; use an empty list", column=name)
         side = "prompt" if name in _PROMPT else "response"
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
         if name in ("prompt_token_ids", "response_token_ids"):
@@ -203,7 +207,7 @@ def _from_arrow(name: str, array: pa.Array | pa.ChunkedArray, layout: dict[str, 
 
 
 def _offsets(side: str, columns: dict[str, Any], layout: Mapping[str, Any]) -> NDArray[np.int64] | None:
-    """The N + 1 offsets of prompts or responses, None where they are lists of rollouts; flattens padded arrays."""
+    """Return the offsets [N + 1] of prompts or responses, None for lists of rollouts; flattens padded arrays."""
     if f"{side}_padding_mask" in layout:
         mask = f"{side}_padding_mask"
         padding = Padding.of(mask_of(layout[mask], mask), holes=False)
@@ -218,7 +222,7 @@ def _offsets(side: str, columns: dict[str, Any], layout: Mapping[str, Any]) -> N
     tokens = columns[f"{side}_token_ids"]
     if not isinstance(tokens, Sequence):
         raise InvalidRolloutsError(
-            f"give `{side}_offsets` (or `{side}_lengths`) with a flat array, `{side}_padding_mask` with a padded one",
+            f"add `{side}_offsets` (or `{side}_lengths`) for a flat array, `{side}_padding_mask` for a padded one",
             column=f"{side}_token_ids",
         )
     return None

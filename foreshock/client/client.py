@@ -6,21 +6,19 @@
             client.log_rollouts(step, {...})
             client.log_scalars(step, {"grad_norm": 0.3})
 
-What happens to a call: its arrays are copied (`capture.py`) into a bounded queue (`queue.py`); one thread encodes them
-(`deliveries.py`) into an outbox (`outbox.py`) that spills to disk (`spool.py`); another sends (`uploader.py`).
+A call copies its arrays (`capture.py`) and puts them into the pipeline (`pipeline.py`): a bounded queue (`queue.py`), a
+thread that encodes (`deliveries.py`) into an outbox (`outbox.py`) which spills to disk (`spool.py`), and a thread that
+sends (`uploader.py`).
 
-Forking: in a forked child the client is switched off (its threads live in the parent) and what is logged there is
-counted as dropped. Make a client of its own in each process that logs.
+Forking: in a forked child the client is disabled, and items logged there are counted as dropped. Create a client in
+each process that logs.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
-import threading
 import uuid
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -28,17 +26,13 @@ from typing import Any, Literal, ParamSpec, Self
 
 from foreshock.client import requests
 from foreshock.client.capture import Rollouts, capture_rollouts, size_of
-from foreshock.client.checkpoint_requests import WantedWeights
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.log_once import LogOnce
-from foreshock.client.outbox import Outbox
-from foreshock.client.queue import BoundedQueue, Work
-from foreshock.client.registrar import Registrar
+from foreshock.client.pipeline import Pipeline
+from foreshock.client.queue import Work
 from foreshock.client.settings import ClientSettings, default_attempt_key
-from foreshock.client.spool import Spool
-from foreshock.client.uploader import Uploader
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
@@ -48,11 +42,9 @@ __all__ = ["Client"]
 
 Arguments = ParamSpec("Arguments")
 
-_EXTRA_SETTINGS = frozenset(ClientSettings.__slots__) - {"url", "api_key", "spool_directory"}
-
 
 def _never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Turn every exception into a counted, once-logged event, unless the client is `strict`."""
+    """Count every exception and log each kind once instead of raising it, unless the client is `strict`."""
 
     @functools.wraps(method)
     def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> None:
@@ -67,15 +59,15 @@ def _never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None
 
 
 class Client:
-    """Logs one run to the service. Methods are safe from any thread; none but `flush` and `close` waits.
+    """Logs one run to the service. Methods are safe from any thread; only `flush` and `close` wait.
 
     Arguments not given come from `FORESHOCK_URL`, `FORESHOCK_API_KEY`, `FORESHOCK_SPOOL_DIRECTORY`,
-    `FORESHOCK_RUN_KEY` and `FORESHOCK_ATTEMPT_KEY`. `run_key` is your own lasting name for the run: the same key
-    after a restart continues the run as a new attempt. With `strict=True` mistakes in arguments raise, for development.
-    `block_when_full` makes calls wait for room instead of dropping, for importers. Further settings are those of
-    `ClientSettings`, by name.
+    `FORESHOCK_RUN_KEY` and `FORESHOCK_ATTEMPT_KEY`. `run_key` is your own permanent name for the run: the same key
+    after a restart continues the run as a new attempt. `strict=True` raises errors in arguments, for development.
+    `block_when_full=True` makes calls wait for room in the queue instead of dropping, for importers. The other keyword
+    arguments are the fields of `ClientSettings`.
 
-    What was lost, kept or refused is in `counters`; see `Counters`.
+    `counters` has the numbers of delivered, spooled, rejected and dropped items; see `Counters`.
     """
 
     def __init__(
@@ -91,67 +83,41 @@ class Client:
         block_when_full: bool = False,
         **settings: Any,
     ) -> None:
-        """Nothing is sent until a run is started. Raises ConfigurationError for settings that make no sense."""
-        unknown = settings.keys() - _EXTRA_SETTINGS
-        if unknown:
-            raise ConfigurationError(f"there is no setting {', '.join(sorted(unknown))} of a client")
-        self.settings = replace(ClientSettings.resolve(url, api_key, spool_directory), **settings)
+        """Start the background. Nothing is sent until a run is started. Raises ConfigurationError."""
+        self.settings = ClientSettings.resolve(url, api_key, spool_directory, **settings)
         self.project = project
         self.run_key = run_key or os.environ.get("FORESHOCK_RUN_KEY") or f"run-{uuid.uuid4().hex[:12]}"
         self.attempt_key = attempt_key or default_attempt_key()
         self.counters = Counters()
         self._strict = strict
-        self._block_when_full = block_when_full
         self._log = LogOnce("foreshock.client")
-        self._registrar = Registrar()
         self._registration: Registration | None = None
         self._attributes = BatchAttributes()
-        self._closed = False
-        self._usable = True
-        self._queue = BoundedQueue(max_items=self.settings.max_queue_items, max_bytes=self.settings.max_queue_bytes)
-        self._spool = Spool(
-            self.settings.spool_directory,
-            max_bytes=self.settings.max_spool_bytes,
-            max_rejected_bytes=self.settings.max_rejected_bytes,
-        )
-        outbox = Outbox(
-            self._spool, self.counters, max_memory_bytes=self.settings.max_outbox_bytes, warn=self._log.warning
-        )
-        self._connection = self.new_connection()
-        self._wanted = WantedWeights(self._connection, self._registrar)
-        self._uploader = Uploader(
-            self._connection,
-            self._queue,
-            outbox,
-            self._registrar,
-            self.counters,
-            self._log,
-            after_delivery=self._wanted.after_delivery,
-        )
-        _open_clients.add(self)
-        self._uploader.start()
+        self._pipeline = Pipeline(self.settings, self.counters, self._log, block_when_full=block_when_full)
 
     @property
     def run_id(self) -> str | None:
-        """The run's id at the service, None until the service has been reached."""
-        return self._registrar.run_id(self._registration) if self._registration is not None else None
+        """The run's id at the service, None until the run is registered."""
+        registration = self._registration
+        return self._pipeline.registrar.run_id(registration) if registration is not None else None
 
     @property
     def attempt(self) -> int | None:
-        """The number of this attempt, None until the service has been reached."""
-        return self._registrar.attempt_number(self._registration) if self._registration is not None else None
+        """The number of this attempt, None until the attempt is registered."""
+        registration = self._registration
+        return self._pipeline.registrar.attempt_number(registration) if registration is not None else None
 
     @property
     def want_weights_at_step(self) -> int | None:
-        """A step whose weights the service would like to be saved and announced with `log_checkpoint`, if any."""
-        return self._wanted.step
+        """A step whose weights the service asks to save and announce with `log_checkpoint`, None if there is none."""
+        return self._pipeline.checkpoint_requests.step
 
-    def note_wanted_weights(self, step: int | None) -> None:
-        """Take an AdviceFeed's word for `want_weights_at_step`."""
-        self._wanted.told_by_feed(step)
+    def set_checkpoint_request(self, step: int | None) -> None:
+        """Set `want_weights_at_step` from an AdviceFeed's answer."""
+        self._pipeline.checkpoint_requests.set_from_feed(step)
 
     def new_connection(self, *, timeout_seconds: float | None = None) -> ServiceConnection:
-        """A connection with this client's address and key, for another thread."""
+        """Return another connection with this client's address and key, for another thread."""
         timeout_seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         return ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds)
 
@@ -170,12 +136,12 @@ class Client:
         fingerprint: Fingerprint | Mapping[str, Any] | None = None,
         attributes: BatchAttributes | None = None,
     ) -> Client:
-        """Say what the run is; returns the client, for `with client.start_run(...):`.
+        """Describe the run and start an attempt; returns the client, for `with client.start_run(...):`.
 
         `resume_step` is the first step that this attempt computes. `attributes` (sampling defaults, logprobs mode, …)
-        go with every batch that has none of its own. Without this call the first thing logged starts the run.
+        apply to every batch without its own. Without this call the first logged item starts the run.
         """
-        described = {
+        description = {
             "name": name,
             "model": model,
             "trainer": trainer,
@@ -185,7 +151,7 @@ class Client:
             "length_cap": length_cap,
             "advice_mode": advice_mode,
         }
-        self._start(described, resume_step, fingerprint, attributes)
+        self._start(description, resume_step, fingerprint, attributes)
         return self
 
     @_never_raises
@@ -199,19 +165,19 @@ class Client:
         attributes: BatchAttributes | None = None,
         copy: bool = True,
     ) -> None:
-        """Log rollouts of a step: all of them, or shard `shard` of `shards` (one per data-parallel rank, say).
+        """Log rollouts of a step: all of them, or shard `shard` of `shards` (for example one per data-parallel rank).
 
         `rollouts` is a RolloutBatch, an Arrow table, or a mapping of columns (the names of the rollout schema, or of
         RolloutBatch's fields). Columns of tokens are flat arrays with `prompt_offsets` and `response_offsets` [N + 1]
         (or `…_lengths` [N]), padded [N, L] arrays with `prompt_padding_mask` and `response_padding_mask`, Arrow lists,
-        or lists of one list a rollout. Arrays are numpy, torch on the CPU, or Arrow; `sample_ids` may be left out.
-        Arrays are copied before the call returns; `copy=False` skips that where the caller never changes them again.
+        or lists with one list per rollout. Arrays are numpy, torch on the CPU, or Arrow; `sample_ids` is optional.
+        Arrays are copied before the call returns; `copy=False` skips the copy if the caller never changes them again.
         """
         registration = self._started()
         requests.check_shard(step, shard, shards)
         what = f"shard {shard} of step {step}"
         size = size_of(rollouts)
-        if not self._reserve(what, size):
+        if not self._pipeline.reserve(what, size):
             return
         try:
             captured = capture_rollouts(
@@ -221,20 +187,17 @@ class Client:
                 copy=copy,
             )
         except BaseException:
-            self._queue.cancel(size)
+            self._pipeline.cancel(size)
             raise
         make = functools.partial(requests.rollouts, registration, step, shard, shards, captured.build)
-        self._put(Work(what, size, make))
+        self._pipeline.put(Work(what, size, make))
 
     @_never_raises
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:
-        """Log numbers of a step by name (`grad_norm`, `entropy`, …); those that are not finite count as missing."""
+        """Log numbers of a step by name (`grad_norm`, `entropy`, …); NaN and ±inf count as missing."""
         registration = self._started()
-        if not len(values):
-            return
-        delivery = requests.scalars(registration, step, source, values)
-        if self._reserve(f"scalars of step {step}", len(delivery.body)):
-            self._put(Work(f"scalars of step {step}", len(delivery.body), lambda: delivery))
+        if len(values):
+            self._log_delivery(f"scalars of step {step}", requests.scalars(registration, step, source, values))
 
     @_never_raises
     def log_checkpoint(
@@ -251,58 +214,44 @@ class Client:
         """Announce saved weights: those that sampled and scored `step`, as a Hugging Face folder of safetensors.
 
         `root` is a name from the workers' configuration, `path` the folder below it. `digest` is
-        `foreshock.digests.weights_digest(folder)`; where it is not given it is computed in the background from
-        `local_folder`. `expires_at_us` says until when the weights are kept (UTC microseconds).
+        `foreshock.digests.weights_digest(folder)`; without it the digest is computed in the background from
+        `local_folder`. `expires_at_us` is the time until which the weights are kept, in UTC microseconds.
         """
         registration = self._started()
         if digest is None and local_folder is None:
-            raise ConfigurationError("log_checkpoint needs the weights' `digest`, or the `local_folder` they are in")
+            raise ConfigurationError("log_checkpoint needs `digest` or `local_folder`, got neither")
         what = f"the checkpoint of step {step}"
 
         def make() -> Delivery:
-            of_weights = digest if digest is not None else weights_digest(os.fspath(local_folder or ""))
-            return requests.checkpoint(registration, step, root, path, of_weights, weights_version, expires_at_us)
+            weights = digest if digest is not None else weights_digest(os.fspath(local_folder or ""))
+            return requests.checkpoint(registration, step, root, path, weights, weights_version, expires_at_us)
 
-        if not self._reserve(what, 0, needed=True):
+        if not self._pipeline.reserve(what, 0, needed=True):
             return
         if digest is not None:
-            self._put(Work(what, 0, make))
+            self._pipeline.put(Work(what, 0, make))
         else:
-            # Reading gigabytes of weights must not keep rollouts from being encoded.
-            threading.Thread(target=self._make_and_put, args=(what, make), name="foreshock-digest", daemon=True).start()
+            self._pipeline.put_later(what, make)
 
     @_never_raises
     def acknowledge(self, revision: int, step: int, applied_learning_rate: float) -> None:
-        """Tell the service which learning rate was used at `step` under which revision of the advice."""
-        registration = self._started()
-        delivery = requests.acknowledgement(registration, revision, step, applied_learning_rate)
-        if self._reserve("an acknowledgement", len(delivery.body)):
-            self._put(Work("an acknowledgement", len(delivery.body), lambda: delivery))
+        """Report the learning rate used at `step` and the revision of the advice that it followed."""
+        delivery = requests.acknowledgement(self._started(), revision, step, applied_learning_rate)
+        self._log_delivery("an acknowledgement", delivery)
 
     @_never_raises
     def finish(self, *, failed: bool = False) -> None:
-        """Say that the run is over."""
+        """Mark the run as finished or failed."""
         delivery = requests.state(self._started(), "failed" if failed else "finished")
-        if self._reserve("the end of the run", 0, needed=True):
-            self._put(Work("the end of the run", 0, lambda: delivery))
+        self._log_delivery("the end of the run", delivery, needed=True)
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
-        """Wait until all that was logged is delivered (or refused for good); whether that was so in time."""
-        return self._usable and self._uploader.flush(timeout_seconds)
+        """Wait until everything logged is delivered, rejected or dropped; False if the timeout came first."""
+        return self._pipeline.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Deliver what can be delivered in time, leave the rest on disk for the next client, stop. Never raises."""
-        if self._closed or not self._usable:
-            return
-        self._closed = True
-        try:
-            self._uploader.stop(self.settings.exit_seconds if timeout_seconds is None else timeout_seconds)
-            self._spool.close()
-            self._connection.close()
-        except Exception as error:
-            self.counters.add(internal_errors=1)
-            self._log.exception("close", "closing the client failed", error)
-        _open_clients.discard(self)
+        """Deliver until the timeout, leave the rest on disk for the next client, and stop. Never raises."""
+        self._pipeline.close(timeout_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -316,28 +265,22 @@ class Client:
 
     def _start(
         self,
-        described: Mapping[str, Any],
+        description: Mapping[str, Any],
         resume_step: int,
         fingerprint: Fingerprint | Mapping[str, Any] | None,
         attributes: BatchAttributes | None,
     ) -> None:
         try:
             registration = requests.registration(
-                self.project, self.run_key, described, self.attempt_key, resume_step, fingerprint
+                self.project, self.run_key, description, self.attempt_key, resume_step, fingerprint
             )
             self._attributes = attributes or BatchAttributes()
-            cap = described.get("length_cap")
+            cap = description.get("length_cap")
             if self._attributes.length_cap is None and cap is not None:
                 self._attributes = replace(self._attributes, length_cap=cap)
             self._register(registration)
         except Exception as error:
             self._note_failure("start_run", error)
-
-    def _register(self, registration: Registration) -> None:
-        self._registration = registration
-        if self._reserve("the start of the run", 0, needed=True):
-            delivery = Delivery("register", registration)
-            self._put(Work("the start of the run", 0, lambda: delivery))
 
     def _started(self) -> Registration:
         if self._registration is None:
@@ -345,61 +288,21 @@ class Client:
         assert self._registration is not None
         return self._registration
 
-    def _reserve(self, what: str, size: int, *, needed: bool = False) -> bool:
-        if not self._usable or self._closed:
-            self.counters.add(dropped_closed=1, dropped_bytes=size)
-            self._log.warning("closed", f"{what} was logged after the client was closed or its process forked: dropped")
-            return False
-        wait = threading.TIMEOUT_MAX if self._block_when_full else 0.0
-        if self._queue.reserve(size, needed=needed, wait_seconds=wait):
-            return True
-        self.counters.add(dropped_queue_full=1, dropped_bytes=size)
-        self._log.warning("queue full", f"{what} is dropped: more is logged than can be encoded; see client.counters")
-        return False
+    def _register(self, registration: Registration) -> None:
+        self._registration = registration
+        self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
 
-    def _put(self, work: Work) -> None:
-        self.counters.add(accepted=1)
-        self._queue.put(work)
-
-    def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
-        try:
-            delivery = make()
-        except Exception as error:
-            self._queue.cancel(0)
-            self.counters.add(invalid=1)
-            self._log.warning(f"invalid {what}", f"{what} is not announced: {error}")
-        else:
-            self._put(Work(what, 0, lambda: delivery))
+    def _log_delivery(self, what: str, delivery: Delivery, *, needed: bool = False) -> None:
+        size = len(delivery.body)
+        if self._pipeline.reserve(what, size, needed=needed):
+            self._pipeline.put(Work(what, size, lambda: delivery))
 
     def _note_failure(self, name: str, error: Exception) -> None:
-        wrong_argument = isinstance(error, ForeshockError | ValueError | TypeError)
         if self._strict:
             raise error
-        if wrong_argument:
+        if isinstance(error, ForeshockError | ValueError | TypeError):
             self.counters.add(invalid=1)
-            self._log.warning(f"invalid {name}", f"{name} is left out: {error}")
+            self._log.warning(f"invalid {name}", f"{name} was called with invalid arguments, nothing is sent: {error}")
         else:
             self.counters.add(internal_errors=1)
-            self._log.exception(f"failed {name} {type(error).__name__}", f"{name} failed, and is left out", error)
-
-    def _after_fork_in_child(self) -> None:
-        self._usable = False
-        self.counters.forget_locks()
-        self._spool.forget_locks()
-
-
-_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for client in list(_open_clients):
-        client.close()
-
-
-def _switch_off_all() -> None:
-    for client in list(_open_clients):
-        client._after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_switch_off_all)
+            self._log.exception(f"failed {name} {type(error).__name__}", f"{name} failed, nothing is sent", error)

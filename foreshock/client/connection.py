@@ -1,7 +1,6 @@
-"""One HTTP connection to the service, shared by the uploader, the advice feed and the commands.
+"""One HTTP connection to the service, used by the uploader, the advice feed, the commands and the workers.
 
-Failures come out in two kinds only: `ServiceError` with a status (the service answered) or without one (it could not
-be reached, or its answer was cut off).
+Every failure is a ServiceError: ServiceUnavailable, WrongService, Unauthorized or Rejected (`foreshock/errors.py`).
 """
 
 from __future__ import annotations
@@ -10,30 +9,43 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from foreshock.errors import ConfigurationError, ServiceError
+from foreshock.errors import (
+    ConfigurationError,
+    Rejected,
+    ServiceError,
+    ServiceUnavailable,
+    Unauthorized,
+    WrongService,
+)
 
 __all__ = ["DEFAULT_URL", "ServiceConnection", "problem_of"]
 
 DEFAULT_URL = "http://127.0.0.1:8765"
+
+_TEMPORARY_STATUSES = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 
 QueryValue = str | int | float | None
 Query = Mapping[str, QueryValue] | list[tuple[str, QueryValue]] | None
 
 
 class ServiceConnection:
-    """Requests to one service, with its key; not safe to share between threads that wait long."""
+    """HTTP requests to one service, with its API key. Use one connection per thread."""
 
     def __init__(self, url: str, api_key: str | None = None, *, timeout_seconds: float = 30.0) -> None:
-        """Nothing is sent yet. Raises ConfigurationError where `url` is not an http(s) address."""
+        """Prepare the connection; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigurationError(f"the service's address must look like {DEFAULT_URL}, and is {url!r}")
+            raise ConfigurationError(
+                f"the service's address must look like {DEFAULT_URL}, got {url!r}; check FORESHOCK_URL"
+            )
         self.url = url.rstrip("/")
         headers = {"User-Agent": "foreshock-client"}
         if api_key:
@@ -58,7 +70,7 @@ class ServiceConnection:
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> httpx.Response:
-        """The answer, whatever its status below 400. Raises ServiceError on any other, and when there is none."""
+        """Send a request and return the answer (2xx or 304). Raises ServiceError for any other, and for none."""
         if isinstance(query, Mapping):
             query = list(query.items())
         parameters: Any = [(name, value) for name, value in query or () if value is not None]
@@ -72,24 +84,30 @@ class ServiceConnection:
             response = self._http.request(method, path, params=parameters, content=content, headers=headers, **options)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as error:
             reason = str(error) or type(error).__name__
-            raise ServiceError(f"the service at {self.url} cannot be reached: {reason}") from error
+            raise ServiceUnavailable(
+                f"no answer from {self.url}: {reason}; check that the service runs, and FORESHOCK_URL"
+            ) from error
         if response.status_code >= 300 and response.status_code != httpx.codes.NOT_MODIFIED:
-            self._refuse(response)
+            raise self._error_of(response)
         return response
 
     def get_json(self, path: str, query: Query = None) -> Any:
-        """The decoded JSON of a GET. Raises ServiceError, also where the answer is not JSON."""
+        """Return the decoded JSON of a GET. Raises ServiceError."""
         return self.decoded(self.request("GET", path, query=query))
 
     def decoded(self, response: httpx.Response) -> Any:
-        """The JSON of an answer; raises ServiceError where it is none (another server at that address)."""
+        """Return the JSON of an answer. Raises WrongService if it is not JSON."""
         try:
             return response.json()
         except ValueError as error:
-            raise ServiceError(f"{self.url} answered, but not as Foreshock does: is the address right?") from error
+            raise self.wrong_service() from error
+
+    def wrong_service(self) -> WrongService:
+        """Return the error for an answer that no Foreshock service gives."""
+        return WrongService(f"{self.url} is not a Foreshock service; check FORESHOCK_URL")
 
     def interrupt(self) -> None:
-        """Make a request that waits in another thread fail at once."""
+        """Make a request that is waiting in another thread fail at once. Safe from any thread."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -111,21 +129,41 @@ class ServiceConnection:
         if event == "connection.connect_tcp.complete":
             self._socket = info["return_value"].get_extra_info("socket")
 
-    def _refuse(self, response: httpx.Response) -> NoReturn:
-        problem = problem_of(response)
+    def _error_of(self, response: httpx.Response) -> ServiceError:
+        status, problem = response.status_code, problem_of(response)
         detail = problem.get("detail") or problem.get("title") or response.reason_phrase
-        where = f"{response.request.method} {response.request.url.path}"
-        raise ServiceError(f"{where}: {response.status_code} {detail}", status=response.status_code, problem=problem)
+        message = f"{response.request.method} {response.request.url.path}: {status} {detail}"
+        fields: dict[str, Any] = {
+            "status": status, "problem": problem, "retry_after_seconds": _retry_after_seconds(response)
+        }  # fmt: skip
+        if status < 400:
+            target = response.headers.get("Location", "another address")
+            return WrongService(f"{self.url} redirects to {target}; set FORESHOCK_URL to the final address", **fields)
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            return Unauthorized(f"{message}; check FORESHOCK_API_KEY", **fields)
+        if status >= 500 or status in _TEMPORARY_STATUSES:
+            return ServiceUnavailable(message, **fields)
+        return Rejected(message, **fields)
 
 
 def problem_of(response: httpx.Response) -> dict[str, Any]:
-    """The problem+json of an error answer, with a `retry_after` from its header; a short text where it is not JSON."""
+    """Return the problem+json of an error answer; the start of its text as `detail` if it is not JSON."""
     try:
         body = response.json()
     except (ValueError, RecursionError):
         body = None
-    problem = dict(body) if isinstance(body, dict) else {"detail": response.text[:500]}
-    retry_after = response.headers.get("Retry-After")
-    if retry_after is not None and retry_after.isdigit():
-        problem["retry_after"] = int(retry_after)
-    return problem
+    return dict(body) if isinstance(body, dict) else {"detail": response.text[:500]}
+
+
+def _retry_after_seconds(response: httpx.Response) -> float | None:
+    """Return the Retry-After header in seconds from now (it may be a number or an HTTP date), None without one."""
+    value = response.headers.get("Retry-After", "")
+    if value.isdigit():
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    # A date without a zone ("-0000") is UTC by RFC 5322.
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

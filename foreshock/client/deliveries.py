@@ -1,4 +1,4 @@
-"""What is on its way to the service: one HTTP request each, whole enough to be sent by another process later."""
+"""Deliveries: one HTTP request each, complete enough to be sent by another process later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["register", "rollouts", "scalars", "checkpoint", "state", "acknow
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Which run and attempt something belongs to, and all that is needed to (get or) create both.
+    """The run and attempt of a delivery, with the request bodies that get or create them.
 
     `run` and `attempt` are the JSON bodies of `POST /v1/runs` and `POST /v1/runs/{run}/attempts`; both are
     get-or-create by their `key`, so sending them again from another process is harmless.
@@ -31,18 +31,18 @@ class Registration:
 
     @property
     def run_identity(self) -> tuple[str, str]:
-        """Project and client key: what makes it one run."""
+        """Project and client key, which identify the run."""
         return str(self.run["project"]), str(self.run["key"])
 
     @property
     def attempt_key(self) -> str:
-        """What makes it one attempt of the run."""
+        """The client's key of the attempt, which identifies it within the run."""
         return str(self.attempt["key"])
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One request. `path` and the values of `query` may hold `{run}` and `{attempt}`, filled in when it is sent."""
+    """One request. `path` and the values of `query` may hold `{run}` and `{attempt}`, filled in when sending."""
 
     kind: Kind
     registration: Registration
@@ -53,22 +53,22 @@ class Delivery:
     body: bytes | memoryview = b""
 
     def slices(self) -> Iterator[bytes]:
-        """The body in pieces, so that no step of sending it holds the interpreter's lock for long."""
+        """Yield the body in slices of 256 KiB, so that no step of sending holds the GIL for long."""
         view = memoryview(self.body)
         for start in range(0, len(view), _SLICE_BYTES):
             yield bytes(view[start : start + _SLICE_BYTES])
 
     @property
     def needed(self) -> bool:
-        """Whether it is small and others depend on it, so that no bound on size drops it."""
+        """True for small deliveries that others depend on: no bound on size drops them."""
         return self.kind in ("register", "state", "checkpoint")
 
     def describe(self) -> str:
-        """A few words for log messages."""
+        """Return a short description for log messages."""
         return f"{self.kind} ({self.method} {self.path})" if self.path else f"{self.kind} of the run"
 
     def metadata_json(self) -> str:
-        """All but the body, and the body's digest."""
+        """Return everything except the body as JSON, with the body's digest."""
         return json.dumps(
             {
                 "kind": self.kind,
@@ -86,11 +86,11 @@ class Delivery:
 
     @classmethod
     def from_metadata(cls, text: str | bytes, body: bytes) -> Delivery:
-        """The delivery of `metadata_json()` and its body. Raises ValueError where the two do not belong together."""
+        """Rebuild a delivery from `metadata_json()` and its body. Raises ValueError if they do not match."""
         try:
             values = json.loads(text)
             if values["digest"] != digest_of_bytes(body):
-                raise ValueError("the bytes are not the ones that were written")
+                raise ValueError("the digest of the bytes differs from the recorded one")
             return cls(
                 kind=values["kind"],
                 registration=Registration(run=values["run"], attempt=values["attempt"]),
@@ -101,4 +101,4 @@ class Delivery:
                 body=body,
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"the metadata lacks {error}") from error
+            raise ValueError(f"the metadata has no field {error}") from error

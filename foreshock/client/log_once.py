@@ -1,4 +1,4 @@
-"""Logging that cannot flood a trainer's log: each kind of message once, until it is forgotten."""
+"""Logging that cannot flood a trainer's log: each kind of message is logged once, until it is forgotten."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["LogOnce"]
 
 
 class LogOnce:
-    """Warnings by key; the second of a key is left out."""
+    """A logger that logs one message per key."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -21,15 +21,15 @@ class LogOnce:
             self._logger.warning("%s", message)
 
     def exception(self, key: str, message: str, error: BaseException) -> None:
-        """Log `message` with the error's trace unless `key` was used before."""
+        """Log `message` with the error's traceback unless `key` was used before."""
         if key not in self._seen:
             self._seen.add(key)
             self._logger.error("%s", message, exc_info=error)
 
     def info(self, message: str) -> None:
-        """Log `message` each time."""
+        """Log `message` every time."""
         self._logger.info("%s", message)
 
     def forget(self, key: str) -> None:
-        """Let the next message of `key` through."""
+        """Log the next message of `key` again."""
         self._seen.discard(key)

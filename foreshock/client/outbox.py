@@ -1,5 +1,4 @@
-"""The outbox: deliveries in the order they were made, in memory while that is little and the service is there,
-otherwise on disk."""
+"""The outbox: undelivered items in order, in memory while they are small and the service answers, else on disk."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class OutboxEntry:
 
 
 class Outbox:
-    """An ordered queue that two threads share: one appends, one takes from the front."""
+    """An ordered queue shared by two threads: the encoder appends, the sender takes from the front."""
 
     def __init__(self, spool: Spool, counters: Counters, *, max_memory_bytes: int, warn: Callable[[str, str], None]):
         self._spool = spool
@@ -45,12 +44,12 @@ class Outbox:
         return len(self._entries)
 
     def recover(self) -> int:
-        """Put what earlier processes have left in front; how many entries that is."""
+        """Put the entries that earlier processes left on disk in front; return their number."""
         with self._lock:
             try:
                 left = self._spool.adopt()
             except SpoolError as error:
-                self._warn("spool", f"{error}; what an earlier process may have left there is not sent")
+                self._warn("spool", f"{error}; data of earlier processes in it is not sent")
                 return 0
             self._entries.extend(
                 OutboxEntry(0, entry.size, needed=entry.kind in ("register", "state"), spooled=entry) for entry in left
@@ -58,7 +57,7 @@ class Outbox:
             return len(left)
 
     def append(self, delivery: Delivery, *, to_disk: bool) -> None:
-        """Add at the end: on disk where that is asked for or where it does not fit into memory."""
+        """Add at the end: on disk if `to_disk` or if it does not fit into memory."""
         with self._lock:
             entry = OutboxEntry(self._next_sequence, len(delivery.body), delivery.needed, delivery=delivery)
             self._next_sequence += 1
@@ -72,12 +71,12 @@ class Outbox:
             self._entries.append(entry)
 
     def at(self, position: int) -> OutboxEntry | None:
-        """The entry at `position` from the front, None where there is none."""
+        """Return the entry at `position` from the front, None if there is none."""
         with self._lock:
             return self._entries[position] if position < len(self._entries) else None
 
     def load(self, entry: OutboxEntry) -> Delivery | None:
-        """The entry's delivery; a damaged one is set aside and None."""
+        """Return the entry's delivery; a damaged entry is moved to the folder `rejected` and None returned."""
         delivery = entry.delivery
         if delivery is not None:
             return delivery
@@ -85,7 +84,7 @@ class Outbox:
         try:
             return self._spool.load(entry.spooled)
         except (ValueError, SpoolError) as error:
-            self._warn("damaged", f"{entry.spooled.body_path} cannot be sent ({error}) and is set aside")
+            self._warn("damaged", f"{entry.spooled.body_path} is damaged ({error}); moved to the folder `rejected`")
             self._counters.add(rejected=1)
             with self._lock:
                 try:
@@ -96,7 +95,7 @@ class Outbox:
             return None
 
     def done(self, entry: OutboxEntry) -> None:
-        """The service has it: forget it."""
+        """Remove a delivered entry."""
         with self._lock:
             if entry.spooled is not None:
                 try:
@@ -106,17 +105,17 @@ class Outbox:
         self._take(entry)
 
     def reject(self, entry: OutboxEntry, delivery: Delivery, problem: dict[str, object]) -> None:
-        """The service will never take it: keep it apart."""
+        """Remove a rejected entry, keeping its bytes in the spool's folder `rejected`."""
         with self._lock:
             try:
                 path = self._spool.reject(delivery, problem)
-                self._warn(f"kept {path.name}", f"the refused bytes are kept in {path}")
+                self._warn(f"kept {path.name}", f"the rejected bytes are kept in {path}")
             except SpoolError as error:
                 self._warn("spool", str(error))
         self.done(entry)
 
     def all_to_disk(self) -> None:
-        """Write what is in memory to disk, where it outlives this process."""
+        """Write the entries in memory to disk, where they survive the end of this process."""
         with self._lock:
             for entry in self._entries:
                 if entry.delivery is None:
@@ -125,21 +124,17 @@ class Outbox:
                     return
                 self._memory_bytes -= entry.size
 
-    @property
-    def all_on_disk(self) -> bool:
-        """Whether nothing would be lost if the process ended now."""
-        with self._lock:
-            return all(entry.spooled is not None for entry in self._entries)
-
     def _to_disk(self, entry: OutboxEntry, delivery: Delivery) -> bool:
-        """Write an entry to disk; whether that worked. Holds the lock."""
+        """Write an entry to disk and return True on success. The caller holds the lock."""
         try:
             entry.spooled = self._spool.write(entry.sequence, delivery)
         except SpoolFullError as error:
-            self._warn("spool full", f"{error}: what does not fit into memory is lost until the service takes some")
+            self._warn(
+                "spool full", f"{error}; items that do not fit into memory are dropped until the service accepts some"
+            )
             return False
         except SpoolError as error:
-            self._warn("spool", f"{error}: what does not fit into memory is lost until the service is back")
+            self._warn("spool", f"{error}; items that do not fit into memory are dropped until the service is back")
             return False
         entry.delivery = None
         self._counters.add(spooled=1, spooled_bytes=entry.size)

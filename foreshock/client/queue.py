@@ -1,4 +1,4 @@
-"""What stands between the trainer and the background: a queue bounded in items and bytes that never makes it wait."""
+"""The queue between the trainer and the background threads, bounded in items and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BoundedQueue", "Work"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Something logged: `make` encodes it, in the background. `size` is its bytes in memory."""
+    """One logged item: `make` encodes it in the background. `size` is its size in memory, in bytes."""
 
     what: str
     size: int
@@ -23,7 +23,7 @@ class Work:
 
 
 class BoundedQueue:
-    """First in, first out. Room is reserved before arrays are copied, so that a full queue costs nothing."""
+    """A FIFO queue. Room is reserved before arrays are copied, so that a full queue costs no copy."""
 
     def __init__(self, *, max_items: int, max_bytes: int) -> None:
         self._max_items = max_items
@@ -36,13 +36,13 @@ class BoundedQueue:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits, nor is being copied or encoded."""
+        """True if nothing is queued, being copied or being encoded."""
         return self._reserved_items == 0
 
     def reserve(self, size: int, *, needed: bool = False, wait_seconds: float = 0.0) -> bool:
-        """Reserve room for one item of `size` bytes; False where there is none (after `wait_seconds`) or it is closed.
+        """Reserve room for one item of `size` bytes; False if there is none after `wait_seconds`, or it is closed.
 
-        An item larger than the bound is let in when the queue is empty: it could never be logged otherwise.
+        An item larger than the bound fits into an empty queue: it could never be logged otherwise.
         """
         deadline = time.monotonic() + wait_seconds
         with self._changed:
@@ -65,28 +65,28 @@ class BoundedQueue:
             self._changed.notify_all()
 
     def cancel(self, size: int) -> None:
-        """Give back room that was reserved and not used."""
+        """Give back room that was reserved and is not used."""
         with self._changed:
             self._reserved_items -= 1
             self._reserved_bytes -= size
             self._changed.notify_all()
 
     def get(self) -> Work | None:
-        """The oldest work, waiting for one; None when closed and empty. Its room stays reserved until `release`."""
+        """Wait for the oldest work and return it; None if closed and empty. Its room stays reserved until `release`."""
         with self._changed:
             while not self._items:
-                # Closed with room still reserved: someone is copying, and will put.
+                # Closed, but room is still reserved: another thread is copying and will call `put`.
                 if self._closed and not self._reserved_items:
                     return None
                 self._changed.wait()
             return self._items.popleft()
 
     def release(self, work: Work) -> None:
-        """The work is encoded: its memory is free."""
+        """Give back the room of encoded work."""
         self.cancel(work.size)
 
     def close(self) -> None:
-        """Take nothing more; what waits can still be got."""
+        """Accept no further work; queued work can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

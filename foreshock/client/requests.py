@@ -1,4 +1,4 @@
-"""The requests that the client's calls become: paths, bodies and the checks of their arguments."""
+"""Requests of the client's calls: paths, bodies, and the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _ATTEMPT = {"attempt": "{attempt}"}
 def registration(
     project: str,
     run_key: str,
-    described: Mapping[str, Any],
+    description: Mapping[str, Any],
     attempt_key: str,
     resume_step: int,
     fingerprint: Fingerprint | Mapping[str, Any] | None,
 ) -> Registration:
-    """The bodies that get or create run and attempt; what is None is left out. Raises ConfigurationError."""
+    """Return the bodies that get or create run and attempt; None values are omitted. Raises ConfigurationError."""
     _check_whole_number("resume_step", resume_step)
     run = {"project": project, "key": run_key}
-    run |= {name: value for name, value in described.items() if value is not None}
-    made = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
-    attempt = {"key": attempt_key, "resume_step": int(resume_step), "fingerprint": made}
+    run |= {name: value for name, value in description.items() if value is not None}
+    fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
+    attempt = {"key": attempt_key, "resume_step": int(resume_step), "fingerprint": fingerprint}
     _json(run), _json(attempt)
     return Registration(run=run, attempt=attempt)
 
 
 def check_shard(step: int, shard: int, shards: int) -> None:
-    """Raise ConfigurationError where the three make no sense."""
+    """Raise ConfigurationError unless step >= 0 and 0 <= shard < shards."""
     _check_whole_number("step", step)
     _check_whole_number("shard", shard)
     if not shard < shards:
-        raise ConfigurationError(f"`shard` counts from 0 and is below `shards`: {shard!r} of {shards!r} is neither")
+        raise ConfigurationError(f"shard must satisfy 0 <= shard < shards, got shard={shard!r}, shards={shards!r}")
 
 
 def rollouts(
     registration: Registration, step: int, shard: int, shards: int, build: Callable[[], RolloutBatch]
 ) -> Delivery:
-    """One shard. Builds and encodes, so it takes a while; raises InvalidRolloutsError."""
+    """Build and encode one shard; call it in the background. Raises InvalidRolloutsError."""
     return Delivery(
         kind="rollouts",
         registration=registration,
@@ -60,14 +60,14 @@ def rollouts(
 
 
 def scalars(registration: Registration, step: int, source: str, values: Mapping[str, Any]) -> Delivery:
-    """Numbers by name; not finite ones become null. Raises ConfigurationError where a value is no number."""
+    """Return the delivery of numbers by name; NaN and ±inf become null. Raises ConfigurationError for other types."""
     _check_whole_number("step", step)
     numbers: dict[str, float | None] = {}
     for name, value in values.items():
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigurationError(f"the scalar {name!r} must be one number, and is {value!r}") from error
+            raise ConfigurationError(f"scalar {name!r} must be one number, got {value!r}") from error
         numbers[str(name)] = finite_or_none(number)
     path = f"/v1/runs/{{run}}/steps/{int(step)}/scalars"
     return _json_delivery("scalars", registration, "PUT", path, {"source": source, "values": numbers}, _ATTEMPT)
@@ -82,7 +82,7 @@ def checkpoint(
     weights_version: int | None,
     expires_at_us: int | None,
 ) -> Delivery:
-    """The announcement of saved weights."""
+    """Return the delivery that announces saved weights."""
     _check_whole_number("step", step)
     body = {
         "root": root,
@@ -98,12 +98,12 @@ def checkpoint(
 
 
 def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
-    """The end of the run."""
+    """Return the delivery that marks the end of the run."""
     return _json_delivery("state", registration, "PATCH", "/v1/runs/{run}", {"state": state}, {})
 
 
 def acknowledgement(registration: Registration, revision: int, step: int, learning_rate: float) -> Delivery:
-    """Which learning rate was applied."""
+    """Return the delivery that reports the applied learning rate."""
     body = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
     return _json_delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body, {})
 
@@ -123,7 +123,7 @@ def _json(value: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(value, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"this cannot be sent as JSON: {error}") from error
+        raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error
 
 
 def _check_whole_number(name: str, value: object) -> None:
@@ -132,4 +132,4 @@ def _check_whole_number(name: str, value: object) -> None:
     except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
-        raise ConfigurationError(f"`{name}` must be a whole number >= 0, and is {value!r}")
+        raise ConfigurationError(f"{name} must be a whole number >= 0, got {value!r}")

@@ -1,4 +1,4 @@
-"""The client's settings: arguments first, then `FORESHOCK_*` environment variables, then defaults."""
+"""Settings of the client: arguments first, then `FORESHOCK_*` environment variables, then defaults."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from foreshock.client.connection import DEFAULT_URL
+from foreshock.errors import ConfigurationError
 
 __all__ = ["ClientSettings", "default_attempt_key"]
 
@@ -20,38 +22,53 @@ _GIBIBYTE = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Everything about how a client works; what it logs is not in here. Sizes are bytes, durations seconds."""
+    """Settings of one client. Sizes are in bytes, durations in seconds."""
 
     url: str
     api_key: str | None
     spool_directory: Path
     max_queue_items: int = 10_000
     max_queue_bytes: int = 2 * _GIBIBYTE
-    """Arrays of the trainer, copied and not yet encoded."""
+    """Bound on the trainer's arrays that are copied and not yet encoded."""
     max_outbox_bytes: int = 256 * _MEBIBYTE
-    """Encoded and not yet delivered, in memory; what is above goes to disk."""
+    """Bound on encoded, undelivered items in memory; further ones go to disk."""
     max_spool_bytes: int = 16 * _GIBIBYTE
+    """Bound on undelivered items on disk; further ones are dropped and counted."""
     max_rejected_bytes: int = _GIBIBYTE
+    """Bound on items kept on disk because the service rejected them."""
     timeout_seconds: float = 60.0
+    """Timeout of a request."""
     exit_seconds: float = 10.0
-    """How long the end of the process may be held up to deliver what is left; then it stays on disk."""
+    """Longest delay of the end of the process to deliver the rest, which then stays on disk."""
 
     @classmethod
     def resolve(
-        cls, url: str | None = None, api_key: str | None = None, spool_directory: str | os.PathLike[str] | None = None
+        cls,
+        url: str | None = None,
+        api_key: str | None = None,
+        spool_directory: str | os.PathLike[str] | None = None,
+        **settings: Any,
     ) -> ClientSettings:
-        """Settings from the arguments, the environment and the defaults, in this order."""
+        """Return the settings from the arguments, the environment and the defaults, in this order.
+
+        Raises ConfigurationError for a setting that does not exist.
+        """
+        known = [name for name in cls.__slots__ if name not in ("url", "api_key", "spool_directory")]
+        for name in settings:
+            if name not in known:
+                raise ConfigurationError(f"unknown setting {name!r} of Client; settings: {', '.join(known)}")
         address = url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
         directory = spool_directory or os.environ.get("FORESHOCK_SPOOL_DIRECTORY") or _default_spool_directory(address)
         return cls(
             url=address,
             api_key=api_key or os.environ.get("FORESHOCK_API_KEY") or None,
             spool_directory=Path(directory).expanduser().absolute(),
+            **settings,
         )
 
 
 def _default_spool_directory(url: str) -> Path:
-    """A folder per user and service that survives a restart of the machine where there is a home."""
+    """Return a folder per user and service; below the home folder, if writable, so that it survives a reboot."""
     service = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
     cache = os.environ.get("XDG_CACHE_HOME")
     home = Path(cache) if cache else Path.home() / ".cache"
@@ -66,9 +83,9 @@ def _default_spool_directory(url: str) -> Path:
 
 
 def default_attempt_key(environment: Mapping[str, str] | None = None) -> str:
-    """A key for this start of the job, the same on all ranks of a launch by torchrun or Slurm.
+    """Return a key for this start of the job, the same on all ranks of a launch by torchrun or Slurm.
 
-    Elsewhere each process is an attempt of its own: hand all ranks the same `attempt_key` when several log.
+    With other launchers each process is an attempt of its own: pass the same `attempt_key` on all ranks that log.
     """
     environment = os.environ if environment is None else environment
     if given := environment.get("FORESHOCK_ATTEMPT_KEY"):

@@ -1,13 +1,13 @@
-"""The spool: what could not be sent, on disk until it can.
+"""The spool: undelivered items on disk.
 
     <directory>/<process>/lock                       held while its process lives
     <directory>/<process>/000000000012-<digest>.body the bytes of the request
-    <directory>/<process>/000000000012-<digest>.json the request around them; written last, it makes the entry count
-    <directory>/rejected/…                           what the service refused for good, with its problem+json
+    <directory>/<process>/000000000012-<digest>.json the rest of the request; written last, it makes the entry valid
+    <directory>/rejected/…                           items that the service rejected, with its problem+json
 
-Every file is written beside its place, synced and renamed, so that a crash leaves whole entries or none. Numbers give
-the order of sending. A folder whose lock is free belonged to a process that is gone: the next client adopts it.
-One spool directory is meant for one service.
+Every file is written under a temporary name, synced and renamed, so that a crash leaves complete entries or none. The
+numbers give the order of sending. A folder whose lock is free belonged to a process that has ended: the next client
+adopts it. Use one spool directory per service.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = ["Spool", "SpoolFullError", "SpooledEntry"]
 
 _LOCK = "lock"
 _REJECTED = "rejected"
-_BEING_MADE = ".new-"
+_TEMPORARY = ".new-"
 
 
 class SpoolFullError(SpoolError):
-    """The bound on the spool's size is reached."""
+    """The spool has reached its size limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledEntry:
-    """One delivery on disk. `size` is the body's, in bytes."""
+    """One delivery on disk. `size` is the size of the body in bytes."""
 
     body_path: Path
     size: int
@@ -49,15 +49,15 @@ class SpooledEntry:
 
     @property
     def metadata_path(self) -> Path:
-        """The file that makes the entry count."""
+        """The file that makes the entry valid."""
         return self.body_path.with_suffix(".json")
 
 
 class Spool:
-    """One process's use of a spool directory. Used by one thread at a time."""
+    """A spool directory as used by one process, by one thread at a time."""
 
     def __init__(self, directory: Path, *, max_bytes: int, max_rejected_bytes: int) -> None:
-        """Nothing is created until something has to be written."""
+        """Set the limits in bytes. The directory is created by the first write."""
         self.directory = directory
         self._max_bytes = max_bytes
         self._max_rejected_bytes = max_rejected_bytes
@@ -67,11 +67,11 @@ class Spool:
 
     @property
     def size(self) -> int:
-        """Bytes of the bodies on disk that this process answers for."""
+        """Size of the bodies on disk that this process has written or adopted, in bytes."""
         return self._bytes
 
     def adopt(self) -> list[SpooledEntry]:
-        """Take over what processes that are gone have left, oldest first. Raises SpoolError."""
+        """Take over the entries of processes that have ended, oldest first. Raises SpoolError."""
         entries: list[SpooledEntry] = []
         with _as_spool_error(self.directory):
             if not self.directory.is_dir():
@@ -85,10 +85,12 @@ class Spool:
         return entries
 
     def write(self, sequence: int, delivery: Delivery) -> SpooledEntry:
-        """Write a delivery durably. Raises SpoolFullError at the bound, SpoolError where the disk fails."""
+        """Write a delivery durably. Raises SpoolFullError at the size limit, SpoolError if the disk fails."""
         size = len(delivery.body)
         if self._bytes + size > self._max_bytes and not delivery.needed:
-            raise SpoolFullError(f"the spool {self.directory} holds {self._bytes:,} bytes, and its bound is reached")
+            raise SpoolFullError(
+                f"the spool {self.directory} is full: it holds {self._bytes:,} of at most {self._max_bytes:,} bytes"
+            )
         with _as_spool_error(self.directory):
             folder = self._own_folder()
             digest = digest_of_bytes(delivery.body).removeprefix("sha256:")[:16]
@@ -100,20 +102,20 @@ class Spool:
         return SpooledEntry(body_path, size, delivery.kind)
 
     def load(self, entry: SpooledEntry) -> Delivery:
-        """Read a delivery back. Raises ValueError where it is damaged, SpoolError where it cannot be read."""
+        """Read a delivery. Raises ValueError if it is damaged, SpoolError if it cannot be read."""
         with _as_spool_error(self.directory):
             return Delivery.from_metadata(entry.metadata_path.read_bytes(), entry.body_path.read_bytes())
 
     def remove(self, entry: SpooledEntry) -> None:
-        """Forget a delivered entry. Raises SpoolError."""
+        """Delete a delivered entry. Raises SpoolError."""
         with _as_spool_error(self.directory):
-            # The metadata first: a body alone does not count as an entry.
+            # The metadata first: a body without metadata is not a valid entry.
             entry.metadata_path.unlink(missing_ok=True)
             entry.body_path.unlink(missing_ok=True)
         self._bytes -= entry.size
 
     def reject(self, delivery: Delivery, problem: Mapping[str, Any]) -> Path:
-        """Keep what the service refused, with its problem; the body only within the bound. Raises SpoolError."""
+        """Keep a rejected delivery and its problem; the body only within the size limit. Raises SpoolError."""
         with _as_spool_error(self.directory):
             folder = self.directory / _REJECTED
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,12 +124,12 @@ class Spool:
             kept = sum(file.stat().st_size for file in folder.glob("*.body"))
             if kept + len(delivery.body) <= self._max_rejected_bytes:
                 _write_durably(path, delivery.body)
-            about = {"problem": dict(problem), "request": json.loads(delivery.metadata_json())}
-            _write_durably(path.with_suffix(".json"), json.dumps(about, indent=1, default=str).encode())
+            record = {"problem": dict(problem), "request": json.loads(delivery.metadata_json())}
+            _write_durably(path.with_suffix(".json"), json.dumps(record, indent=1, default=str).encode())
         return path
 
     def set_aside(self, entry: SpooledEntry) -> None:
-        """Move a damaged entry out of the way, whatever it holds. Raises SpoolError."""
+        """Move a damaged entry into the folder `rejected`. Raises SpoolError."""
         with _as_spool_error(self.directory):
             folder = self.directory / _REJECTED
             folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +139,7 @@ class Spool:
         self._bytes -= entry.size
 
     def close(self) -> None:
-        """Let go of the folders, removing the empty ones; what is left waits for the next client."""
+        """Unlock the folders and remove the empty ones; the next client adopts the remaining entries."""
         for folder, lock in self._locks.items():
             if not any(folder.glob("*.json")):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -145,8 +147,8 @@ class Spool:
         self._locks.clear()
         self._own = None
 
-    def forget_locks(self) -> None:
-        """In a forked child: close the inherited locks, which stay the parent's."""
+    def close_inherited_locks(self) -> None:
+        """Close the locks inherited by a forked child; the parent keeps them."""
         for lock in self._locks.values():
             with contextlib.suppress(OSError):
                 os.close(lock)
@@ -154,20 +156,20 @@ class Spool:
         self._own = None
 
     def _own_folder(self) -> Path:
-        """This process's folder, locked before anyone can see it."""
+        """Return this process's folder, which is locked before it gets its visible name."""
         if self._own is None:
             name = f"{now_us()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-            being_made = self.directory / f"{_BEING_MADE}{name}"
-            being_made.mkdir(parents=True, mode=0o700)
-            lock = os.open(being_made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            temporary = self.directory / f"{_TEMPORARY}{name}"
+            temporary.mkdir(parents=True, mode=0o700)
+            lock = os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._own = being_made.rename(self.directory / name)
+            self._own = temporary.rename(self.directory / name)
             self._locks[self._own] = lock
             _sync_folder(self.directory)
         return self._own
 
     def _lock(self, folder: Path) -> bool:
-        """Whether the folder's process is gone, so that it is ours now."""
+        """Lock a folder; False if its process is still running."""
         try:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):

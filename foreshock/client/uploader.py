@@ -1,35 +1,37 @@
-"""The two threads behind a client: one encodes what the trainer logged, one sends it.
+"""The two threads behind a client: one encodes what the trainer logged, one sends it in order.
 
-Encoding never waits for the service: what is encoded goes to the outbox, which keeps it on disk while the service is
-away or slow. Sending keeps the order. An answer decides: 2xx is delivered; no answer, 5xx, 429 and the like mean
-"away", and the same bytes are sent again after a growing pause; 401 and 403 too, because an operator mends a key and
-the data is still good; any other 4xx is final, and the bytes are kept apart.
+Encoding never waits for the service: encoded deliveries go to the outbox, which keeps them on disk while the service is
+away or slow. The answer to a delivery decides what follows:
+
+    2xx                 delivered
+    ServiceUnavailable  the same bytes are sent again, with backoff
+    Unauthorized        the same: an operator can correct the key, and the data is still good
+    Rejected            final: the bytes are kept in the spool's folder `rejected`
 """
 
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections.abc import Callable
 
-from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery
 from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox, OutboxEntry
 from foreshock.client.queue import BoundedQueue, Work
-from foreshock.client.registrar import Registrar
-from foreshock.errors import RolloutsError, ServiceError, WeightsError
+from foreshock.client.sender import DeliverySender
+from foreshock.errors import Rejected, RolloutsError, ServiceError, Unauthorized, WeightsError
+from foreshock.retry import Backoff
 
 __all__ = ["Uploader"]
 
-_SHORTEST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
-_RETRIED_STATUSES = frozenset({401, 403, 408, 425, 429})
-_BUSY_STATUSES = frozenset({502, 503, 504})
-_FAULTS_BEFORE_STEPPING_OVER = 5
+_FIRST_RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 30.0
+# These say that the service is overloaded or away; any other 5xx may be caused by the delivery itself.
+_OVERLOAD_STATUSES = frozenset({502, 503, 504})
+_SERVER_FAULTS_BEFORE_SKIPPING = 5
 
 
 class Uploader:
@@ -37,57 +39,55 @@ class Uploader:
 
     def __init__(
         self,
-        connection: ServiceConnection,
+        sender: DeliverySender,
         queue: BoundedQueue,
         outbox: Outbox,
-        registrar: Registrar,
         counters: Counters,
         log: LogOnce,
         *,
         after_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
-        self._connection = connection
+        self._sender = sender
         self._queue = queue
         self._outbox = outbox
-        self._registrar = registrar
         self._counters = counters
         self._log = log
         self._after_delivery = after_delivery
         self._changed = threading.Condition()
         self._stopping = False
-        self._failures = 0
-        self._refusals = 0
-        self._next_try = 0.0
+        self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
+        self._failed_attempts = 0
+        self._next_attempt = 0.0
         self._encoder = threading.Thread(target=self._encode_all, name="foreshock-encoder", daemon=True)
-        self._sender = threading.Thread(target=self._send_all, name="foreshock-sender", daemon=True)
+        self._deliverer = threading.Thread(target=self._send_all, name="foreshock-sender", daemon=True)
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Take up what earlier processes left, and start both threads."""
+        """Load what earlier processes left on disk, and start both threads."""
         recovered = self._outbox.recover()
         if recovered:
             self._counters.add(recovered=recovered)
         self._encoder.start()
-        self._sender.start()
+        self._deliverer.start()
 
     @property
     def idle(self) -> bool:
-        """Whether everything logged so far has been delivered, rejected or dropped."""
+        """True if everything logged so far has been delivered, rejected or dropped."""
         return self._queue.empty and not len(self._outbox)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until idle, trying the service at once; whether that was reached in time."""
+        """Try the service at once and wait until idle; False if the timeout came first."""
         return self._wait(lambda: self.idle, timeout_seconds)
 
     def stop(self, timeout_seconds: float) -> None:
-        """Deliver what can be delivered in time, put the rest on disk, end the threads."""
-        tries = self._refusals
+        """Deliver until the timeout, write the rest to disk, end the threads."""
+        failed_before = self._failed_attempts
         deadline = time.monotonic() + timeout_seconds
         self._wait(
             lambda: (
                 self.idle
-                # The service was tried since and is away: waiting longer helps nobody, the disk keeps it.
-                or (self._queue.empty and self._refusals > tries)
+                # The service was tried since the call and is away: the disk keeps the rest, waiting gains nothing.
+                or (self._queue.empty and self._failed_attempts > failed_before)
             ),
             timeout_seconds,
         )
@@ -95,16 +95,16 @@ class Uploader:
             self._stopping = True
             self._changed.notify_all()
         self._queue.close()
-        # The encoder ends when the queue is empty: what is still there is encoded and put on disk.
+        # The encoder ends when the queue is empty: the rest of the queue is encoded and written to disk.
         self._encoder.join(max(1.0, deadline - time.monotonic()))
-        self._connection.interrupt()
-        self._sender.join(5.0)
+        self._sender.interrupt()
+        self._deliverer.join(5.0)
         self._outbox.all_to_disk()
 
     def _wait(self, reached: Callable[[], bool], timeout_seconds: float) -> bool:
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
-            self._next_try = 0.0
+            self._next_attempt = 0.0
             self._changed.notify_all()
             while not reached():
                 left = deadline - time.monotonic()
@@ -130,9 +130,9 @@ class Uploader:
             delivery = work.make()
         except (RolloutsError, WeightsError) as error:
             self._counters.add(invalid=1)
-            self._log.warning(f"invalid {type(error).__name__}", f"{work.what} is not sent: {error}")
+            self._log.warning(f"invalid {type(error).__name__}", f"{work.what} is invalid and not sent: {error}")
             return
-        self._outbox.append(delivery, to_disk=self._failures > 0 or self._stopping)
+        self._outbox.append(delivery, to_disk=self._backoff.failures > 0 or self._stopping)
 
     def _send_all(self) -> None:
         while True:
@@ -143,63 +143,60 @@ class Uploader:
                 self._send(entry)
             except Exception as error:
                 self._counters.add(internal_errors=1)
-                self._log.exception(f"sending {type(error).__name__}", "the sender failed, and goes on", error)
-                self._pause(None)
+                self._log.exception(f"sending {type(error).__name__}", "sending failed and is retried", error)
+                self._schedule_retry(None)
             with self._changed:
                 self._changed.notify_all()
 
     def _next_entry(self) -> OutboxEntry | None:
-        """The entry to send now, once there is one and it is time; None at the end."""
+        """Wait for the next entry and for the end of the backoff, and return it; None when stopping."""
         with self._changed:
             while True:
                 if self._stopping:
                     return None
-                wait = self._next_try - time.monotonic()
+                wait = self._next_attempt - time.monotonic()
                 entry = self._outbox.at(0)
                 if entry is not None and wait <= 0:
                     return entry
                 self._changed.wait(wait if entry is not None else None)
 
-    def _send(self, entry: OutboxEntry) -> bool:
-        """Try one entry; whether it is off our hands."""
+    def _send(self, entry: OutboxEntry) -> None:
+        """Make one attempt to deliver `entry`."""
         delivery = self._outbox.load(entry)
         if delivery is None:
-            return True
+            return
         try:
-            response = self._registrar.send(self._connection, delivery)
-        except ServiceError as error:
-            return self._failed(entry, delivery, error)
-        self._is_back()
-        duplicate = response is not None and _says_duplicate(response.content)
-        self._counters.add(delivered=1, delivered_bytes=entry.size, duplicates=int(duplicate))
-        self._outbox.done(entry)
-        if self._after_delivery is not None and not self._stopping:
-            self._after_delivery(delivery)
-        return True
-
-    def _failed(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> bool:
-        status = error.status
-        if status is not None and 400 <= status < 500 and status not in _RETRIED_STATUSES:
+            response = self._sender.send(delivery)
+        except Rejected as error:
             self._reject(entry, delivery, error)
-            return True
+        except ServiceError as error:
+            self._failed(entry, delivery, error)
+        else:
+            self._note_success()
+            duplicate = response is not None and _reports_duplicate(response.content)
+            self._counters.add(delivered=1, delivered_bytes=entry.size, duplicates=int(duplicate))
+            self._outbox.done(entry)
+            if self._after_delivery is not None and not self._stopping:
+                self._after_delivery(delivery)
+
+    def _failed(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
         self._counters.add(failed_requests=1)
         if self._stopping:
-            return False
-        if status is not None and status >= 500 and status not in _BUSY_STATUSES:
+            return
+        if error.status is not None and error.status >= 500 and error.status not in _OVERLOAD_STATUSES:
             entry.server_faults += 1
-            if entry.server_faults >= _FAULTS_BEFORE_STEPPING_OVER and self._stepped_over(entry):
+            if entry.server_faults >= _SERVER_FAULTS_BEFORE_SKIPPING and self._next_is_delivered(entry):
                 self._reject(entry, delivery, error)
-                return True
-        if status in (401, 403):
-            self._log.warning("key", f"the service refuses the API key; all is kept until it is right: {error}")
+                return
+        if isinstance(error, Unauthorized):
+            self._log.warning("key", f"the service refuses the API key; data is kept until the key is valid: {error}")
         else:
-            self._log.warning("away", f"{error}; what is logged is kept and sent later")
-        self._pause(error)
+            self._log.warning("away", f"{error}; data is kept and sent later")
+        self._schedule_retry(error)
         self._outbox.all_to_disk()
-        return False
 
-    def _stepped_over(self, entry: OutboxEntry) -> bool:
-        """Whether the service takes what comes after an entry that it fails on time and again."""
+    def _next_is_delivered(self, entry: OutboxEntry) -> bool:
+        """Try the entry after one that the service repeatedly fails on; True if the service accepts that one."""
         after = self._outbox.at(1)
         if after is None or self._outbox.at(0) is not entry or entry.needed:
             return False
@@ -207,38 +204,33 @@ class Uploader:
         if delivery is None:
             return False
         try:
-            self._registrar.send(self._connection, delivery)
+            self._sender.send(delivery)
         except ServiceError:
             return False
         self._counters.add(delivered=1, delivered_bytes=after.size)
         self._outbox.done(after)
         return True
 
-    def _is_back(self) -> None:
-        if self._failures:
-            self._log.info("the service is back; sending what was kept")
+    def _note_success(self) -> None:
+        if self._backoff.failures:
+            self._log.info("the service is back; sending the kept data")
             self._log.forget("away")
-        self._failures = 0
+        self._backoff.reset()
 
     def _reject(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
-        self._is_back()
+        self._note_success()
         self._counters.add(rejected=1)
         key = f"rejected {delivery.kind} {error.status}"
         self._log.warning(key, f"the service refused {delivery.describe()}: {error}")
         self._outbox.reject(entry, delivery, {"status": error.status, **error.problem})
 
-    def _pause(self, error: ServiceError | None) -> None:
-        """Wait longer after each failure, with jitter, and as long as the service asks."""
-        self._failures += 1
-        pause = min(_LONGEST_PAUSE_SECONDS, _SHORTEST_PAUSE_SECONDS * 2 ** min(self._failures - 1, 10))
-        pause *= random.uniform(0.75, 1.25)
-        if error is not None and isinstance(asked := error.problem.get("retry_after"), int):
-            pause = max(pause, min(asked, 60))
+    def _schedule_retry(self, error: ServiceError | None) -> None:
+        delay = self._backoff.next_delay(error.retry_after_seconds if error is not None else None)
         with self._changed:
-            self._refusals += 1
-            self._next_try = time.monotonic() + pause
+            self._failed_attempts += 1
+            self._next_attempt = time.monotonic() + delay
 
 
-def _says_duplicate(body: bytes) -> bool:
-    # A glance, not a parse: the field is for people who read the counters.
+def _reports_duplicate(body: bytes) -> bool:
+    # No JSON parsing: this only feeds a counter.
     return len(body) < 4096 and b'"duplicate"' in body

@@ -15,7 +15,7 @@ from foreshock.client.client import Client
 from foreshock.commands.command import add_service_options, connect, run_url
 from foreshock.commands.progress import Progress
 from foreshock.commands.recording import Recording, find_recording, read_scalars, read_shard
-from foreshock.errors import ConfigurationError, ServiceError
+from foreshock.errors import ConfigurationError, Rejected, ServiceUnavailable
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 __all__ = ["command"]
@@ -132,17 +132,17 @@ def _wait(client: Client) -> None:
         if now.delivered != delivered:
             delivered, since = now.delivered, time.monotonic()
         elif time.monotonic() - since > _STALLED_SECONDS:
-            raise ServiceError(
-                f"the service takes nothing any more; what is left waits in {client.settings.spool_directory} and is "
-                "sent by the next import"
+            raise ServiceUnavailable(
+                f"nothing was delivered for {_STALLED_SECONDS:.0f} s; the rest is kept in "
+                f"{client.settings.spool_directory} and sent by the next import"
             )
     now = client.counters.snapshot()
     progress.show(now.delivered)
     if now.rejected or now.invalid or now.dropped:
         kept = client.settings.spool_directory / "rejected"
-        raise ServiceError(
-            f"{now.rejected} items were refused by the service (their bytes are in {kept}), "
-            f"{now.invalid} could not be encoded, {now.dropped} were lost"
+        raise Rejected(
+            f"{now.rejected} items were rejected by the service (their bytes are in {kept}), "
+            f"{now.invalid} were invalid, {now.dropped} were dropped"
         )
 
 

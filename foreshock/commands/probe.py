@@ -12,7 +12,7 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.readings import find_run
 from foreshock.commands.text import table
-from foreshock.errors import ConfigurationError, ServiceError
+from foreshock.errors import ConfigurationError, ServiceUnavailable
 from foreshock.scorers import default_scorers, noise_floor_scorers, split_score_name
 
 __all__ = ["command"]
@@ -103,9 +103,8 @@ def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds:
         time.sleep(0.5)
         try:
             probe = connection.get_json(f"/v1/probes/{probe['id']}")
-        except ServiceError as error:
-            if error.status is not None:
-                raise
+        except ServiceUnavailable:
+            continue
     if probe["state"] == "queued":
         print("no worker has taken it yet: start one with `foreshock worker`", file=sys.stderr)
     return probe

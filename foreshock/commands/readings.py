@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.errors import ServiceError
+from foreshock.errors import Rejected, RunNotFound
 from foreshock.learning_rate.advice import Advice
 
 __all__ = [
@@ -171,14 +171,14 @@ def find_run(connection: ServiceConnection, wanted: str | None) -> RunReading:
     if wanted is not None:
         try:
             return _run(connection.get_json(f"/v1/runs/{wanted}"))
-        except ServiceError as error:
+        except Rejected as error:
             if error.status not in (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY):
                 raise
     for run in list_runs(connection):
         if wanted is None or wanted in (run.key, run.name):
             return run
     what = "no run yet" if wanted is None else f"no run with the id, key or name {wanted!r}"
-    raise ServiceError(f"{connection.url} knows {what}; `foreshock runs` lists those there are")
+    raise RunNotFound(f"{connection.url} has {what}; list them with `foreshock runs`", status=httpx.codes.NOT_FOUND)
 
 
 class Readings:
@@ -192,7 +192,7 @@ class Readings:
         """The measures of a comparison from a step on; those that a service of another release knows."""
         try:
             columns = self._columns(comparison, measures, from_step)
-        except ServiceError as error:
+        except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
                 raise
             there = {item["column"] for item in self._connection.get_json("/v1/measures")["items"]}
@@ -211,7 +211,7 @@ class Readings:
         """The buckets of a step that hold tokens; a sentence where another release measured them."""
         try:
             answer = self._optional(f"{self._path}/steps/{step}/buckets", {"comparison": comparison})
-        except ServiceError as error:
+        except Rejected as error:
             if error.status != httpx.codes.CONFLICT:
                 raise
             return f"{error}."
@@ -273,7 +273,7 @@ class Readings:
     def _optional(self, path: str, query: Mapping[str, str]) -> Any:
         try:
             return self._connection.get_json(path, query)
-        except ServiceError as error:
+        except Rejected as error:
             if error.status == httpx.codes.NOT_FOUND:
                 return None
             raise

@@ -13,7 +13,7 @@ from foreshock.commands.readings import AlertReading, Readings, find_run
 from foreshock.commands.text import Paint, number, wrap
 from foreshock.commands.verdicts import RANGES, STYLES, verdict_of
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.errors import ServiceError
+from foreshock.errors import ServiceUnavailable
 
 __all__ = ["command"]
 
@@ -85,8 +85,8 @@ class WatchCommand:
                     state = find_run(connection, run.id).state
                     watch.print_news()
                     away = False
-                except ServiceError as error:
-                    if arguments.once or error.status is not None:
+                except ServiceUnavailable as error:
+                    if arguments.once:
                         raise
                     if not away:
                         print(f"{error}; still trying", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Following the advice: a feed that polls it, and the ways to put its scale on an optimizer.
+"""Follow the learning-rate advice: a feed that polls it, and functions that apply its scale to an optimizer.
 
-Nothing here imports torch until `ForeshockLR` is asked for.
+Only `ForeshockLR` imports torch, when it is first used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the torch scheduler when it is first asked for."""
+    """Import the torch scheduler when it is first used."""
     if name != "ForeshockLR":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module("foreshock.learning_rate.torch_scheduler").ForeshockLR

@@ -1,4 +1,4 @@
-"""The advice of the service as the trainer holds it: absolute state from which `scale(step)` follows for any step."""
+"""The advice of the service: absolute state from which the trainer computes `scale(step)` for any step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AdviceAlert:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> AdviceAlert:
-        """What is missing is empty: a newer service may name things otherwise."""
+        """Parse an alert; missing fields become empty, because a service of another release may rename them."""
         return cls(
             rule=str(value.get("rule", "")),
             step=int(value.get("step") or 0),
@@ -34,7 +34,7 @@ class AdviceAlert:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The value of `from_json`."""
+        """Return the alert as JSON values for `from_json`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -42,8 +42,8 @@ class AdviceAlert:
 class Advice:
     """One answer of `GET /v1/runs/{run}/lr-advice`.
 
-    `schedule` and `halvings` (the steps of halvings beside it) are absolute: the scale of a step does not depend on
-    when, how often or in which order answers came. In mode "shadow" the trainer is told 1.0.
+    `schedule` and `halvings` (the steps of further halvings) are absolute: the scale of a step does not depend on when,
+    how often or in which order answers arrived. In mode "shadow", the default, `scale` returns 1.0.
     """
 
     attempt: int
@@ -60,30 +60,27 @@ class Advice:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Answers sort by it from older to newer: attempt, then revision, then how far the service had seen."""
+        """Sort key of answers, oldest first: attempt, revision, newest step that the service had seen."""
         return self.attempt, self.revision, self.observed_step
 
     def advised_scale(self, step: int) -> float:
-        """η(step) / η₀ as advised, whatever the mode."""
+        """Return the advised η(step) / η₀, in either mode."""
         return scale_at(self.schedule, self.halvings, step)
 
     def scale(self, step: int) -> float:
-        """The factor to apply at `step`: `advised_scale`, or 1.0 in shadow."""
+        """Return the factor to apply at `step`: `advised_scale`, or 1.0 in shadow mode."""
         return self.advised_scale(step) if self.mode == "apply" else 1.0
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Advice:
-        """The advice of an answer's body, or of `to_json()`.
-
-        Raises ValueError, KeyError or TypeError where it is none.
-        """
+        """Parse an answer's body, or `to_json()`. Raises ValueError, KeyError or TypeError if it is invalid."""
         schedule = value.get("schedule")
         halvings = tuple(sorted(int(step) for step in value.get("rule_halvings") or ()))
         observed = value.get("observed_step")
-        wanted = value.get("want_weights_at_step")
+        requested = value.get("want_weights_at_step")
         parsed = LengthDecaySchedule.from_json(schedule) if schedule is not None else None
         if parsed is not None and not math.isfinite(parsed.factor):
-            raise ValueError("the schedule's factor is not finite")
+            raise ValueError(f"the schedule's factor must be finite, got {parsed.factor}")
         return cls(
             attempt=int(value["attempt"]),
             revision=int(value["revision"]),
@@ -95,11 +92,11 @@ class Advice:
             stale=bool(value.get("stale", False)),
             reason=str(value.get("reason") or ""),
             alerts=tuple(AdviceAlert.from_json(alert) for alert in value.get("alerts") or ()),
-            want_weights_at_step=None if wanted is None else int(wanted),
+            want_weights_at_step=None if requested is None else int(requested),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values for a checkpoint; `from_json` reads them."""
+        """Return the advice as plain JSON values for `from_json`, for a checkpoint."""
         return {
             "attempt": self.attempt,
             "revision": self.revision,

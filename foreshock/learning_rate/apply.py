@@ -1,18 +1,18 @@
-"""Put a scale on an optimizer's learning rate, after any scheduler, without ever compounding.
+"""Apply a scale to an optimizer's learning rate, after any scheduler, without ever compounding.
 
-Three kinds of scheduler have to be lived with:
+There are three cases:
 
-- one that computes `lr` anew each step from its own state (LambdaLR, Megatron's OptimizerParamScheduler);
-- one that multiplies the `lr` it finds in the param group (ExponentialLR, CosineAnnealingLR, ReduceLROnPlateau): were
-  our scaled `lr` left there, it would be taken for the base and the scale would compound step by step;
-- none.
+1. The scheduler computes `lr` from its own state in each step (LambdaLR, Megatron's OptimizerParamScheduler).
+2. The scheduler multiplies the `lr` in the param group (ExponentialLR, CosineAnnealingLR, ReduceLROnPlateau). A scaled
+   `lr` left there would be taken for the base rate, and the scale would compound from step to step.
+3. There is no scheduler.
 
-So each param group remembers the base and what was written over it (three plain floats, which every checkpoint format
-can carry), and for torch optimizers the scaled `lr` stands in the group only from `apply_scale` to the end of
-`optimizer.step()`: hooks put it in before each further step (gradient accumulation, PPO mini-batches) and put the base
-back after it, where the scheduler then finds it. An optimizer without hooks keeps the scaled `lr`, which is right with
-schedulers of the first kind; for the second kind, or where a gradient scaler skips `optimizer.step()`, call
-`restore_base` before the scheduler's step, or use `ForeshockLR`, which does.
+Each param group therefore stores the base rate and the scaled rate written over it (three plain floats, which every
+checkpoint format can hold). With torch optimizers the scaled `lr` is in the group only from `apply_scale` to the end of
+`optimizer.step()`: hooks write it before each further step (gradient accumulation, PPO mini-batches) and restore the
+base rate after it, for the scheduler. An optimizer without hooks keeps the scaled `lr`, which is correct in cases 1 and
+3. In case 2, or if a gradient scaler skips `optimizer.step()`, call `restore_base` before the scheduler's step, or use
+`ForeshockLR`, which does that.
 
 Param groups are any mapping with an "lr" that is a float or a tensor of one number; torch is never imported.
 """
@@ -36,7 +36,7 @@ ParamGroup = MutableMapping[str, Any]
 
 
 class HasParamGroups(Protocol):
-    """What is needed of an optimizer."""
+    """The part of an optimizer that is used here."""
 
     @property
     def param_groups(self) -> Sequence[Any]:
@@ -44,66 +44,66 @@ class HasParamGroups(Protocol):
 
 
 def apply_scale(optimizer: HasParamGroups, scale: float) -> None:
-    """Make the learning rate of every param group its base times `scale`, until the next call.
+    """Set the learning rate of every param group to its base rate times `scale`, until the next call.
 
-    Call it after the scheduler's step, or before the optimizer's, once per training step or as often as you like: the
-    same scale again changes nothing, another scale replaces the one before. The base is what the scheduler (or the
-    constructor) last wrote. Build schedulers before the first call, or they take a scaled rate for the initial one.
+    Call it after the scheduler's step, or before the optimizer's, at least once per training step: the same scale again
+    changes nothing, another scale replaces the previous one. The base rate is the one that the scheduler (or the
+    constructor) wrote last. Create schedulers before the first call; later ones would take a scaled rate as initial.
 
-    After loading an optimizer's state dict, call it again before the next step. With checkpoint formats that keep only
-    keys which the fresh optimizer has (torch's distributed checkpoints), call `apply_scale(optimizer, 1.0)` before it.
+    After loading an optimizer's state dict, call it again before the next step. Checkpoint formats that keep only the
+    keys of the fresh optimizer (torch's distributed checkpoints) need `apply_scale(optimizer, 1.0)` before loading.
 
-    Raises ValueError where `scale` is not a finite number >= 0.
+    Raises ValueError if `scale` is not a finite number >= 0.
     """
     if not math.isfinite(scale) or scale < 0:
-        raise ValueError(f"a learning-rate scale is a finite number >= 0, and this is {scale!r}")
+        raise ValueError(f"scale must be a finite number >= 0, got {scale!r}")
     write_scale(optimizer, scale)
-    _put_base_back_after_steps(optimizer)
+    _register_step_hooks(optimizer)
 
 
 def write_scale(optimizer: HasParamGroups, scale: float) -> None:
-    """`apply_scale` without the hooks: the scaled rate stays in the param groups until `restore_base`."""
+    """Apply a scale without hooks: the scaled rate stays in the param groups until `restore_base`."""
     for index, group in enumerate(optimizer.param_groups):
         group[SCALE_KEY] = float(scale)
         _write_scaled(optimizer, index, group)
 
 
 def restore_base(optimizer: HasParamGroups) -> None:
-    """Put the base learning rates back, for a scheduler that multiplies what it finds.
+    """Restore the base learning rates, for a scheduler that multiplies the rate in the param group.
 
-    What a scheduler has written over the scaled rate meanwhile is left alone: it is the base now.
+    A rate that a scheduler wrote over the scaled one is kept: it is the new base rate.
     """
     for index, group in enumerate(optimizer.param_groups):
         _restore(optimizer, index, group)
 
 
 def base_learning_rates(optimizer: HasParamGroups) -> list[float]:
-    """The learning rate of each param group as its scheduler wants it, without the scale."""
+    """Return the unscaled learning rate of each param group."""
     return [_base(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
 
 
 def applied_learning_rates(optimizer: HasParamGroups) -> list[float]:
-    """The learning rate of each param group that the next `optimizer.step()` uses: base times scale; for logging."""
+    """Return the learning rate of each param group in the next `optimizer.step()`: base times scale; for logging."""
     bases = base_learning_rates(optimizer)
     return [base * group.get(SCALE_KEY, 1.0) for base, group in zip(bases, optimizer.param_groups, strict=True)]
 
 
 _written_objects: weakref.WeakKeyDictionary[Any, dict[int, float]] = weakref.WeakKeyDictionary()
-"""Per optimizer, the float objects this process wrote, by the group's index.
+"""Per optimizer, the float objects that this process wrote, by index of the group.
 
-A scheduler may by chance write the very number that we wrote (a base halved while the scale is a half). Whether `lr` is
-still our object tells the two apart; only in a group that was just loaded from a checkpoint is the number all there is.
+A scheduler may write the same number as we did (a base halved while the scale is 0.5). The identity of the object tells
+the two apart; in a group just loaded from a checkpoint only the number can be compared.
 """
 
 
 def _is_ours(optimizer: HasParamGroups, index: int, group: ParamGroup) -> bool:
-    """Whether `lr` is still the scaled rate that was written here, and not something a scheduler wrote since."""
+    """Return True if `lr` is the scaled rate written here, False if a scheduler has written it since."""
     written = group.get(WRITTEN_KEY, _NOT_WRITTEN)
     if math.isnan(written):
         return False
     rate = group["lr"]
-    remembered = _remembered(optimizer).get(index)
-    if remembered is written and isinstance(rate, float):
+    stored = _written_by(optimizer).get(index)
+    if stored is written and isinstance(rate, float):
         return rate is written
     return bool(float(rate) == written)
 
@@ -116,11 +116,11 @@ def _write_scaled(optimizer: HasParamGroups, index: int, group: ParamGroup) -> N
     base = _base(optimizer, index, group)
     rate = base * group[SCALE_KEY]
     _set_rate(group, rate)
-    # A tensor rounds to its own precision: remember what it will be read back as.
+    # A tensor rounds to its own precision: store the number that will be read back.
     written = rate if group["lr"] is rate else float(group["lr"])
     group[BASE_KEY] = base
     group[WRITTEN_KEY] = written
-    _remembered(optimizer)[index] = written
+    _written_by(optimizer)[index] = written
 
 
 def _restore(optimizer: HasParamGroups, index: int, group: ParamGroup) -> None:
@@ -131,7 +131,7 @@ def _restore(optimizer: HasParamGroups, index: int, group: ParamGroup) -> None:
 
 
 def _set_rate(group: ParamGroup, rate: float) -> None:
-    """Write `lr`, into a tensor in place: a captured or compiled step reads that very tensor."""
+    """Write `lr`; into a tensor in place, because a captured or compiled step reads that tensor."""
     fill = getattr(group["lr"], "fill_", None)
     if fill is not None:
         fill(rate)
@@ -139,18 +139,18 @@ def _set_rate(group: ParamGroup, rate: float) -> None:
         group["lr"] = rate
 
 
-def _remembered(optimizer: HasParamGroups) -> dict[int, float]:
+def _written_by(optimizer: HasParamGroups) -> dict[int, float]:
     try:
         return _written_objects.setdefault(optimizer, {})
-    except TypeError:  # An optimizer that cannot be referred to weakly, or not hashed.
+    except TypeError:  # The optimizer is not hashable, or does not allow weak references.
         return {}
 
 
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _put_base_back_after_steps(optimizer: HasParamGroups) -> None:
-    """Register the hooks once, on the optimizer or on the torch optimizer it wraps; without hooks do nothing."""
+def _register_step_hooks(optimizer: HasParamGroups) -> None:
+    """Register the hooks once, on the optimizer or on the torch optimizer it wraps, if it has hooks."""
     candidate: Any = optimizer
     for _ in range(4):
         if candidate is None:

@@ -1,14 +1,13 @@
-"""The feed: polls the advice in a background thread, and answers `scale(step)` from what it holds, without waiting.
+"""The advice feed: polls the advice in a background thread; `scale(step)` uses the newest answer and never waits.
 
-One process asks (the driver, or rank 0) and hands the number on in what it already broadcasts: the feed never starts a
-collective. When the service is away the last answer's schedule goes on being evaluated for each new step.
+One process polls (the driver, or rank 0) and passes the scale on in what it already broadcasts: the feed never starts a
+collective. While the service is unavailable, `scale` evaluates the schedule of the last answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import threading
 import time
 from collections import deque
@@ -21,28 +20,29 @@ import httpx
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.log_once import LogOnce
 from foreshock.client.settings import ClientSettings
-from foreshock.errors import ConfigurationError, ServiceError
+from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert
+from foreshock.retry import Backoff
 
 if TYPE_CHECKING:
     from foreshock.client.client import Client
 
 __all__ = ["AdviceFeed"]
 
-_SHORTEST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 30.0
-_LEAST_SECONDS_BETWEEN_POLLS = 0.2
-_KEPT_ACKNOWLEDGEMENTS = 256
-_LONGEST_CLOSE_SECONDS = 2.0
+_FIRST_RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 30.0
+_MIN_SECONDS_BETWEEN_POLLS = 0.2
+_MAX_ACKNOWLEDGEMENTS = 256
+_MAX_CLOSE_SECONDS = 2.0
 
 
 class AdviceFeed:
     """The advice of one run. `scale`, `advised_scale` and `acknowledge` never wait and never raise.
 
-    Make it from a Client (it waits in the background until the run is registered), or from the service's address and
-    a run's id. `attempt` is the attempt that this trainer is; answers for another one are left out. Keep
-    `state_dict()` in the trainer's checkpoint: a resumed trainer then starts at the scale it had, even while the
-    service is away.
+    Create it from a Client (polling starts when the run is registered), or from the service's address and a run's id.
+    The default is shadow mode: advice is shown, `scale()` returns 1.0. `attempt` is the number of this trainer's
+    attempt; answers for other attempts are ignored. Save `state_dict()` in the trainer's checkpoint: a resumed trainer
+    then starts at the same scale, even if the service is unavailable.
     """
 
     def __init__(
@@ -54,12 +54,17 @@ class AdviceFeed:
         api_key: str | None = None,
         wait_seconds: float = 20.0,
     ) -> None:
-        """`source` is a Client, or the service's address (None: FORESHOCK_URL). Raises ConfigurationError."""
+        """Start polling. `source` is a Client, or the service's address (None: FORESHOCK_URL).
+
+        `wait_seconds` is the timeout of a long poll. Raises ConfigurationError.
+        """
         self._client: Client | None = None
         self._run = run
         if source is None or isinstance(source, str):
             if run is None:
-                raise ConfigurationError("AdviceFeed needs a Client, or the service's address and a run's id")
+                raise ConfigurationError(
+                    "AdviceFeed needs a Client, or the service's address and a run's id; got no run"
+                )
             settings = ClientSettings.resolve(source, api_key)
             self._new_connection: Callable[[], ServiceConnection] = functools.partial(
                 ServiceConnection, settings.url, settings.api_key
@@ -73,40 +78,40 @@ class AdviceFeed:
         self._connection = self._new_connection()
         self._log = LogOnce("foreshock.learning_rate")
         self._advice: Advice | None = None
-        self._taking = threading.Lock()
+        self._advice_lock = threading.Lock()
         self._step: int | None = None
-        self._asked_beyond_wanted_at: int | None = None
+        self._polled_past_request_at: int | None = None
         self._etag: str | None = None
         self._stop = threading.Event()
-        self._acknowledgements: deque[tuple[int, int, float]] = deque(maxlen=_KEPT_ACKNOWLEDGEMENTS)
-        self._acknowledged = threading.Event()
+        self._acknowledgements: deque[tuple[int, int, float]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
+        self._acknowledgement_added = threading.Event()
         self._acknowledger: threading.Thread | None = None
         self._poller = threading.Thread(target=self._poll_until_stopped, name="foreshock-advice", daemon=True)
         self._poller.start()
 
     def scale(self, step: int) -> float:
-        """The factor for the learning rate at training step `step`; 1.0 in shadow, or before anything is known."""
-        advice = self._at(step)
+        """Return the learning-rate factor of training step `step`; 1.0 in shadow mode and before the first answer."""
+        advice = self._advice_at(step)
         return 1.0 if advice is None else advice.scale(int(step))
 
     def advised_scale(self, step: int) -> float:
-        """The factor as advised, in shadow too."""
-        advice = self._at(step)
+        """Return the advised factor of `step`, also in shadow mode; 1.0 before the first answer."""
+        advice = self._advice_at(step)
         return 1.0 if advice is None else advice.advised_scale(int(step))
 
     @property
     def advice(self) -> Advice | None:
-        """The newest answer, None before there is one."""
+        """The newest answer, None before the first one."""
         return self._advice
 
     @property
     def mode(self) -> str:
-        """Either "shadow" (the trainer is told 1.0) or "apply"."""
+        """The run's mode: "shadow" (the default: `scale` returns 1.0) or "apply"."""
         return "shadow" if self._advice is None else self._advice.mode
 
     @property
     def revision(self) -> int:
-        """The revision of the newest answer; it never goes back. 0 before there is one."""
+        """The revision of the newest answer, which never decreases; 0 before the first one."""
         return 0 if self._advice is None else self._advice.revision
 
     @property
@@ -116,11 +121,11 @@ class AdviceFeed:
 
     @property
     def want_weights_at_step(self) -> int | None:
-        """A step whose weights the service would like to have saved, if any."""
+        """A step whose weights the service asks to be saved, None if there is none."""
         return None if self._advice is None else self._advice.want_weights_at_step
 
     def acknowledge(self, step: int, applied_learning_rate: float) -> None:
-        """Tell the service, in the background, which learning rate was used at `step`."""
+        """Report the learning rate used at `step` to the service, in the background."""
         if self._client is not None:
             self._client.acknowledge(self.revision, step, applied_learning_rate)
             return
@@ -130,27 +135,27 @@ class AdviceFeed:
                 target=self._acknowledge_until_stopped, name="foreshock-acknowledgements", daemon=True
             )
             self._acknowledger.start()
-        self._acknowledged.set()
+        self._acknowledgement_added.set()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known, as plain JSON values, for the trainer's checkpoint."""
+        """Return the newest answer as plain JSON values, for the trainer's checkpoint."""
         return {"advice": self._advice.to_json() if self._advice is not None else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up `state_dict()`, unless something newer is known already."""
+        """Load `state_dict()`, unless a newer answer is already known."""
         if state.get("advice") is not None:
             self._take(Advice.from_json(state["advice"]))
 
     def close(self) -> None:
-        """Stop asking; `scale` goes on answering from what is known."""
+        """Stop polling; `scale` continues with the newest answer."""
         self._stop.set()
-        self._acknowledged.set()
-        deadline = time.monotonic() + _LONGEST_CLOSE_SECONDS
+        self._acknowledgement_added.set()
+        deadline = time.monotonic() + _MAX_CLOSE_SECONDS
         for thread in (self._poller, self._acknowledger):
             if thread is None or thread is threading.current_thread():
                 continue
             while thread.is_alive() and time.monotonic() < deadline:
-                # Time and again: a request that is only on its way out cannot be interrupted yet.
+                # Repeatedly: a request that is not on its socket yet cannot be interrupted.
                 self._connection.interrupt()
                 thread.join(0.05)
         if not self._poller.is_alive():
@@ -164,46 +169,44 @@ class AdviceFeed:
     ) -> None:
         self.close()
 
-    def _at(self, step: int) -> Advice | None:
+    def _advice_at(self, step: int) -> Advice | None:
         self._step = int(step) if self._step is None else max(self._step, int(step))
         return self._advice
 
     def _take(self, advice: Advice) -> bool:
-        """Make `advice` the newest, unless it is late or a repetition; whether it was."""
-        with self._taking:
+        """Make `advice` the newest; False if it is older than the newest one."""
+        with self._advice_lock:
             if self._advice is not None and advice.order < self._advice.order:
                 return False
             self._advice = advice
         return True
 
     def _poll_until_stopped(self) -> None:
-        failures = 0
+        backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
         while not self._stop.is_set():
             started = time.monotonic()
             try:
                 polled = self._poll()
             except Exception as error:
-                failures += 1
                 if not self._stop.is_set():
-                    self._log.warning("poll", f"no advice for now, the last schedule goes on: {error}")
-                pause = min(_LONGEST_PAUSE_SECONDS, _SHORTEST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10))
-                self._stop.wait(pause * random.uniform(0.75, 1.25))
+                    self._log.warning("poll", f"polling the advice failed, the last schedule stays in use: {error}")
+                self._stop.wait(backoff.next_delay(getattr(error, "retry_after_seconds", None)))
                 continue
-            if polled and failures:
-                failures = 0
+            if polled and backoff.failures:
+                backoff.reset()
                 self._log.forget("poll")
-            self._stop.wait(max(0.0, _LEAST_SECONDS_BETWEEN_POLLS - (time.monotonic() - started)))
+            self._stop.wait(max(0.0, _MIN_SECONDS_BETWEEN_POLLS - (time.monotonic() - started)))
 
     def _poll(self) -> bool:
-        """Ask once; False where the run is not registered yet. Raises ServiceError, and ValueError for nonsense."""
+        """Poll once; False if the run is not registered yet. Raises ServiceError."""
         run = self._run if self._client is None else self._client.run_id
         if run is None:
             return False
-        etag = self._etag if not self._has_passed_wanted_step() else None
+        etag = self._etag if not self._passed_requested_step() else None
         response = self._connection.request(
             "GET",
             f"/v1/runs/{run}/lr-advice",
-            # A follower's steps are told: later decisions leave them alone.
+            # `follow` reports our step to the service: later decisions do not change steps up to it.
             query={"step": self._step, "wait": self._wait_seconds if etag is not None else 0, "follow": "true"},
             headers={"If-None-Match": etag} if etag is not None else {},
             timeout_seconds=self._wait_seconds + 15.0,
@@ -213,19 +216,19 @@ class AdviceFeed:
         try:
             advice = Advice.from_json(self._connection.decoded(response))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ServiceError(f"the service's advice cannot be understood: {error!r}") from error
+            raise WrongService(f"{self._connection.url} sent invalid advice: {error!r}; check its release") from error
         self._etag = response.headers.get("ETag")
         if self._is_ours(advice) and self._take(advice) and self._client is not None:
-            self._client.note_wanted_weights(advice.want_weights_at_step)
+            self._client.set_checkpoint_request(advice.want_weights_at_step)
         return True
 
-    def _has_passed_wanted_step(self) -> bool:
-        # The entity tag does not change with the step, so the next step that is wanted has to be asked for: once a
-        # step, or a service that goes on wanting an old one would be asked without end.
-        wanted, step = self.want_weights_at_step, self._step
-        if wanted is None or step is None or step < wanted or step == self._asked_beyond_wanted_at:
+    def _passed_requested_step(self) -> bool:
+        # The ETag does not depend on the step, so the next requested step needs a poll without it: one per step, or a
+        # service that keeps requesting an old step would be polled in a busy loop.
+        requested, step = self.want_weights_at_step, self._step
+        if requested is None or step is None or step < requested or step == self._polled_past_request_at:
             return False
-        self._asked_beyond_wanted_at = step
+        self._polled_past_request_at = step
         return True
 
     def _is_ours(self, advice: Advice) -> bool:
@@ -235,23 +238,27 @@ class AdviceFeed:
         if own is None or advice.attempt == own:
             return True
         if advice.attempt > own:
-            self._log.warning("attempt", f"attempt {advice.attempt} has taken over the run: its advice is not for us")
+            self._log.warning(
+                "attempt", f"attempt {advice.attempt} has taken over the run; its advice is ignored by attempt {own}"
+            )
         return False
 
     def _acknowledge_until_stopped(self) -> None:
+        backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
         with contextlib.closing(self._new_connection()) as connection:
             while not self._stop.is_set():
-                self._acknowledged.wait()
-                self._acknowledged.clear()
+                self._acknowledgement_added.wait()
+                self._acknowledgement_added.clear()
                 while self._acknowledgements and not self._stop.is_set():
                     revision, step, learning_rate = self._acknowledgements[0]
                     body = {"revision": revision, "step": step, "applied_lr": learning_rate}
                     try:
                         connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
                     except ServiceError as error:
-                        self._log.warning("acknowledge", f"the learning rate could not be acknowledged: {error}")
-                        if error.status is None or error.status >= 500:
-                            self._stop.wait(_SHORTEST_PAUSE_SECONDS)
+                        self._log.warning("acknowledge", f"reporting the applied learning rate failed: {error}")
+                        if isinstance(error, ServiceUnavailable):
+                            self._stop.wait(backoff.next_delay(error.retry_after_seconds))
                             continue
+                    backoff.reset()
                     with contextlib.suppress(IndexError):
                         self._acknowledgements.popleft()

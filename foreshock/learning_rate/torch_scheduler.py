@@ -1,4 +1,4 @@
-"""The advice as a torch scheduler: wraps any other scheduler, or stands alone. Importing this imports torch."""
+"""A torch scheduler that follows the advice, alone or around another scheduler. Importing this imports torch."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from foreshock.learning_rate.apply import applied_learning_rates, restore_base, write_scale
 
-__all__ = ["Advised", "ForeshockLR"]
+__all__ = ["ForeshockLR", "HasScale"]
 
 
-class Advised(Protocol):
-    """What is needed of an AdviceFeed; `acknowledge`, `state_dict` and `load_state_dict` are used where they exist."""
+class HasScale(Protocol):
+    """The required part of an AdviceFeed; `acknowledge`, `state_dict` and `load_state_dict` are optional."""
 
     def scale(self, step: int) -> float:
-        """The factor for the training step `step`."""
+        """Return the learning-rate factor of training step `step`."""
 
 
 class ForeshockLR(LRScheduler):
-    """`scheduler`'s learning rates times the advised scale.
+    """The learning rates of `scheduler` times the advised scale.
 
-    Wrap the outermost scheduler and step only this one, as often as that one was stepped:
+    Wrap the outermost scheduler and step only this one, as often as the wrapped one was stepped:
 
         scheduler = ForeshockLR(optimizer, feed, CosineAnnealingLR(optimizer, T_max=1000))
 
     `advice` is an AdviceFeed, or any function of the training step. The training step is `first_step` plus the
-    number of `step()` calls divided by `steps_per_training_step` (optimizer steps in one training step), unless
-    `training_step` is given, a function that says which step comes next.
+    number of `step()` calls divided by `steps_per_training_step` (optimizer steps in one training step), or the result
+    of `training_step()` if that function is given.
 
-    Before each step of `scheduler` its own learning rates are put back, so that schedulers which multiply what they
-    find do not compound. What was applied is acknowledged to the service in the background. `state_dict` holds the
-    wrapped scheduler's state and the feed's. `get_last_lr` and the param groups show the scaled rates.
+    The base learning rates are restored before each step of `scheduler`, so that schedulers which multiply the rate in
+    the param group do not compound. The applied rate is reported to the service in the background. `state_dict` holds
+    the state of the wrapped scheduler and of the feed. `get_last_lr` and the param groups show the scaled rates.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        advice: Advised | Callable[[int], float],
+        advice: HasScale | Callable[[int], float],
         scheduler: LRScheduler | None = None,
         *,
         first_step: int = 1,
@@ -47,10 +47,12 @@ class ForeshockLR(LRScheduler):
         training_step: Callable[[], int] | None = None,
     ) -> None:
         if scheduler is not None and scheduler.optimizer is not optimizer:
-            raise ValueError("the wrapped scheduler belongs to another optimizer")
+            raise ValueError(
+                "the wrapped scheduler belongs to another optimizer; pass the optimizer that it was created with"
+            )
         if steps_per_training_step < 1:
-            raise ValueError(f"steps_per_training_step is at least 1, and this is {steps_per_training_step!r}")
-        # LRScheduler.__init__ is left out on purpose: its initial step would count as a training step.
+            raise ValueError(f"steps_per_training_step must be at least 1, got {steps_per_training_step!r}")
+        # LRScheduler.__init__ is not called: its initial step would count as a training step.
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.advice = advice
@@ -63,13 +65,13 @@ class ForeshockLR(LRScheduler):
         self._apply()
 
     def training_step(self) -> int:
-        """The training step whose learning rate stands in the param groups now."""
+        """Return the training step whose learning rate is in the param groups now."""
         if self._training_step is not None:
             return self._training_step()
         return self.first_step + self.last_epoch // self.steps_per_training_step
 
     def step(self, epoch: Any = None, **keywords: Any) -> None:
-        """Step the wrapped scheduler (handing on what it takes, such as `metrics`), then apply the scale."""
+        """Step the wrapped scheduler with the same arguments (such as `metrics`), then apply the scale."""
         restore_base(self.optimizer)
         if self.scheduler is not None:
             self.scheduler.step(*(() if epoch is None else (epoch,)), **keywords)
@@ -78,11 +80,11 @@ class ForeshockLR(LRScheduler):
         self._apply()
 
     def get_lr(self) -> list[Any]:
-        """The scaled learning rates, one per param group."""
+        """Return the scaled learning rates, one per param group."""
         return list(applied_learning_rates(self.optimizer))
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped scheduler's state, the feed's, and the number of steps taken."""
+        """Return the state of the wrapped scheduler and of the feed, and the number of steps taken."""
         save = getattr(self.advice, "state_dict", None)
         return {
             "last_epoch": self.last_epoch,
@@ -91,7 +93,7 @@ class ForeshockLR(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up `state_dict()`; before or after the optimizer's own, both orders give the same rates."""
+        """Load `state_dict()`, before or after the optimizer's own: both orders give the same rates."""
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = self.last_epoch + 1
         if self.scheduler is not None and state_dict.get("scheduler") is not None:

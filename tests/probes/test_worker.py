@@ -278,5 +278,5 @@ def test_a_service_that_is_away_is_waited_for(checkpoints: Path) -> None:
         said = StringIO()
         away = WorkerSettings(url=url, weights_roots={"runs": checkpoints}, accelerator="cpu")
         Worker(away, WorkerConsole(said), scorers=TORCH).run(until_idle_seconds=3.4)
-    assert said.getvalue().count("asking again") >= 2
+    assert said.getvalue().count("; next attempt in ") >= 2
     assert "leaving" in said.getvalue()

@@ -52,9 +52,12 @@ def database_now_us(session: Session) -> int:
     return int(session.execute(text(query)).scalar_one())
 
 
-def is_retryable(error: OperationalError) -> bool:
-    """Whether PostgreSQL gave up on a transaction that may simply be run again."""
-    return getattr(error.orig, "sqlstate", None) in (_SERIALIZATION_FAILURE, _DEADLOCK)
+def is_retryable(error: Exception) -> bool:
+    """True if PostgreSQL aborted a transaction (deadlock, serialization failure) that can be run again."""
+    return isinstance(error, OperationalError) and getattr(error.orig, "sqlstate", None) in (
+        _SERIALIZATION_FAILURE,
+        _DEADLOCK,
+    )
 
 
 def table_of(target: type[Base] | Table) -> Table:

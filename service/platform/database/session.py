@@ -7,16 +7,19 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from foreshock.retry import Backoff, retry
 from service.platform.database.dialect import is_retryable
 from service.platform.database.engine import make_engine
 from service.platform.database.hooks import run_after_commit
 from service.platform.database.writer import GroupCommitWriter
 
 Result = TypeVar("Result")
-_ATTEMPTS = 5
+_MAX_ATTEMPTS = 5
+# A deadlock's other transaction takes milliseconds; jitter keeps the two from meeting again.
+_FIRST_RETRY_SECONDS = 0.01
+_LONGEST_RETRY_SECONDS = 0.2
 
 
 class Database:
@@ -48,13 +51,12 @@ class Database:
         """
         if self._writer is not None:
             return self._writer.run(work)
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._write_directly(work)
-            except OperationalError as error:
-                if attempt == _ATTEMPTS or not is_retryable(error):
-                    raise
-        raise AssertionError("unreachable")
+        return retry(
+            lambda: self._write_directly(work),
+            Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
+            is_retryable=is_retryable,
+            max_attempts=_MAX_ATTEMPTS,
+        )
 
     def ping(self) -> None:
         """Raise unless the database answers."""

@@ -19,9 +19,9 @@ def service() -> Iterator[FaultyService]:
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "_SHORTEST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_SECONDS", 0.1)
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "_FIRST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(uploader, "_LONGEST_RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture

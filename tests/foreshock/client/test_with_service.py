@@ -18,8 +18,8 @@ from tests.foreshock.running_service import RunningService
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "_LONGEST_PAUSE_SECONDS", 0.5)
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "_LONGEST_RETRY_SECONDS", 0.5)
 
 
 @pytest.fixture

@@ -75,12 +75,18 @@ def test_the_list_of_commands_survives_missing_extras() -> None:
 def test_a_service_that_is_down_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--url", f"http://127.0.0.1:{free_port()}"]) == 1
     shown = capsys.readouterr().err
-    assert shown.startswith("foreshock: error: the service at http://127.0.0.1:")
+    assert shown.startswith("foreshock: error: no answer from http://127.0.0.1:")
+    assert shown.endswith("check that the service runs, and FORESHOCK_URL\n")
     assert shown.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [(500, "500 told to answer 500"), (403, "403"), ("html", "is the address right?")]
+    ("fault", "words"),
+    [
+        (500, "500 told to answer 500"),
+        (403, "403 told to answer 403; check FORESHOCK_API_KEY"),
+        ("html", "is not a Foreshock service; check FORESHOCK_URL"),
+    ],
 )
 def test_an_answer_that_is_an_error_is_one_line(
     fault: int | str, words: str, capsys: pytest.CaptureFixture[str]

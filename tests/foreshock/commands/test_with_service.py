@@ -89,7 +89,7 @@ def test_importing_other_rollouts_under_the_same_key_is_refused_and_said(
 ) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(encode_rollouts(random_batch(99)))
     assert run(imported, "import", str(tmp_path), "--run-key", "imported") == 1
-    assert "1 items were refused" in capsys.readouterr().err
+    assert "1 items were rejected" in capsys.readouterr().err
 
 
 def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:

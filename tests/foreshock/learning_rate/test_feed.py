@@ -31,11 +31,11 @@ def service() -> Iterator[FaultyService]:
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_SHORTEST_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(feed, "_LONGEST_PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(feed, "_LEAST_SECONDS_BETWEEN_POLLS", 0.02)
-    monkeypatch.setattr(feed, "_LONGEST_CLOSE_SECONDS", 15.0)
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_FIRST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(feed, "_LONGEST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(feed, "_MIN_SECONDS_BETWEEN_POLLS", 0.02)
+    monkeypatch.setattr(feed, "_MAX_CLOSE_SECONDS", 15.0)
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -1,0 +1,144 @@
+"""The background of one client: bounded queue, encoder thread, outbox, spool, sender thread, and their end.
+
+In a forked child the pipeline is disabled (its threads live in the parent): items logged there are counted as dropped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+from foreshock.client.checkpoint_requests import CheckpointRequests
+from foreshock.client.connection import ServiceConnection
+from foreshock.client.counters import Counters
+from foreshock.client.deliveries import Delivery
+from foreshock.client.log_once import LogOnce
+from foreshock.client.outbox import Outbox
+from foreshock.client.queue import BoundedQueue, Work
+from foreshock.client.registrar import Registrar
+from foreshock.client.sender import DeliverySender
+from foreshock.client.settings import ClientSettings
+from foreshock.client.spool import Spool
+from foreshock.client.uploader import Uploader
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """Takes work, encodes and delivers it in the background. All methods are safe from any thread."""
+
+    def __init__(self, settings: ClientSettings, counters: Counters, log: LogOnce, *, block_when_full: bool) -> None:
+        """Start the threads. Nothing is sent until something is put in."""
+        self.registrar = Registrar()
+        self._settings = settings
+        self._counters = counters
+        self._log = log
+        self._block_when_full = block_when_full
+        self._closed = False
+        self._disabled_by_fork = False
+        self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
+        self._spool = Spool(
+            settings.spool_directory,
+            max_bytes=settings.max_spool_bytes,
+            max_rejected_bytes=settings.max_rejected_bytes,
+        )
+        outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
+        self._connection = ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
+        self.checkpoint_requests = CheckpointRequests(self._connection, self.registrar)
+        self._uploader = Uploader(
+            DeliverySender(self._connection, self.registrar),
+            self._queue,
+            outbox,
+            counters,
+            log,
+            after_delivery=self.checkpoint_requests.after_delivery,
+        )
+        _open_pipelines.add(self)
+        self._uploader.start()
+
+    def reserve(self, what: str, size: int, *, needed: bool = False) -> bool:
+        """Reserve room for an item of `size` bytes; without room, count it as dropped and return False.
+
+        `needed` items are small and others depend on them: they always fit.
+        """
+        if self._disabled_by_fork or self._closed:
+            self._counters.add(dropped_closed=1, dropped_bytes=size)
+            self._log.warning("closed", f"{what} is dropped: the client was closed, or its process forked")
+            return False
+        wait = threading.TIMEOUT_MAX if self._block_when_full else 0.0
+        if self._queue.reserve(size, needed=needed, wait_seconds=wait):
+            return True
+        self._counters.add(dropped_queue_full=1, dropped_bytes=size)
+        self._log.warning(
+            "queue full", f"{what} is dropped: the queue is full, encoding is slower than logging; see client.counters"
+        )
+        return False
+
+    def cancel(self, size: int) -> None:
+        """Give back room that was reserved and is not used."""
+        self._queue.cancel(size)
+
+    def put(self, work: Work) -> None:
+        """Add work whose `size` was reserved."""
+        self._counters.add(accepted=1)
+        self._queue.put(work)
+
+    def put_later(self, what: str, make: Callable[[], Delivery]) -> None:
+        """Run `make` in a thread of its own and add the delivery; its room (size 0) was reserved.
+
+        For slow work, such as reading gigabytes of weights, that must not delay the encoding of rollouts.
+        """
+        threading.Thread(target=self._make_and_put, args=(what, make), name="foreshock-digest", daemon=True).start()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until everything is delivered, rejected or dropped; False if the timeout came first."""
+        return not self._disabled_by_fork and self._uploader.flush(timeout_seconds)
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Deliver until the timeout (default: `exit_seconds`), leave the rest on disk, stop. Never raises."""
+        if self._closed or self._disabled_by_fork:
+            return
+        self._closed = True
+        try:
+            self._uploader.stop(self._settings.exit_seconds if timeout_seconds is None else timeout_seconds)
+            self._spool.close()
+            self._connection.close()
+        except Exception as error:
+            self._counters.add(internal_errors=1)
+            self._log.exception("close", "closing the client failed", error)
+        _open_pipelines.discard(self)
+
+    def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
+        try:
+            delivery = make()
+        except Exception as error:
+            self._queue.cancel(0)
+            self._counters.add(invalid=1)
+            self._log.warning(f"invalid {what}", f"{what} is not announced: {error}")
+        else:
+            self.put(Work(what, 0, lambda: delivery))
+
+    def _disable_after_fork(self) -> None:
+        self._disabled_by_fork = True
+        self._counters.replace_lock()
+        self._spool.close_inherited_locks()
+
+
+_open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pipeline in list(_open_pipelines):
+        pipeline.close()
+
+
+def _disable_all_after_fork() -> None:
+    for pipeline in list(_open_pipelines):
+        pipeline._disable_after_fork()
+
+
+os.register_at_fork(after_in_child=_disable_all_after_fork)

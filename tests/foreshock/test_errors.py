@@ -1,0 +1,110 @@
+"""The tree of errors: its drawing, its page, what the connection raises."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from foreshock import errors
+from foreshock.client.connection import ServiceConnection
+from foreshock.errors import ForeshockError, Rejected, ServiceError, ServiceUnavailable, Unauthorized, WrongService
+from tests.foreshock.client.faulty_service import faulty_service
+from tests.ports import free_port
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+
+
+def drawn_tree() -> dict[str, str | None]:
+    """Each class of the module docstring's drawing and the class that it is drawn below."""
+    parents: dict[str, str | None] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^([ │├└─]*)([A-Z]\w+)(  |$)", line)
+        if found is None:
+            continue
+        indent = len(found[1])
+        above = [item for item in above if item[0] < indent]
+        parents[found[2]] = above[-1][1] if above else None
+        above.append((indent, found[2]))
+    return parents
+
+
+def real_tree() -> dict[str, str | None]:
+    classes = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, ForeshockError)]
+    return {item.__name__: item.__bases__[0].__name__ if item is not ForeshockError else None for item in classes}
+
+
+def test_drawing_is_the_class_tree() -> None:
+    assert drawn_tree() == real_tree()
+    assert sorted(errors.__all__) == sorted(real_tree())
+
+
+def test_page_lists_every_error_once_in_the_order_of_the_drawing() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert rows == list(drawn_tree())
+
+
+def test_example_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", str(tmp_path))
+    exec(code.replace("http://127.0.0.1:8765", f"http://127.0.0.1:{free_port()}"), {})
+    assert capsys.readouterr().out.startswith("logprobs unknown column; columns: sample_id, ")
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(400, Rejected), (404, Rejected), (409, Rejected), (410, Rejected), (413, Rejected), (422, Rejected),
+     (401, Unauthorized), (403, Unauthorized), (408, ServiceUnavailable), (425, ServiceUnavailable),
+     (429, ServiceUnavailable), (500, ServiceUnavailable), (503, ServiceUnavailable), ("reset", ServiceUnavailable),
+     ("half", ServiceUnavailable), ("html", WrongService), (302, WrongService)],
+)  # fmt: skip
+def test_connection_raises_the_error_of_the_answer(status: int | str, expected: type[ServiceError]) -> None:
+    with faulty_service(always=status) as service, ServiceConnection(service.url) as connection:
+        with pytest.raises(ServiceError) as raised:
+            connection.get_json("/v1/runs")
+        assert type(raised.value) is expected
+        assert raised.value.status == (status if isinstance(status, int) else None)
+
+
+def test_address_without_a_listener_is_unavailable() -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    with ServiceConnection(address) as connection, pytest.raises(ServiceUnavailable, match="FORESHOCK_URL") as raised:
+        connection.get_json("/v1/runs")
+    assert str(raised.value).startswith(f"no answer from {address}: ")
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("17", 17.0), ("0", 0.0), ("soon", None), ("", None), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0)],
+)
+def test_retry_after_is_read(header: str, seconds: float | None) -> None:
+    with faulty_service(always=503, retry_after=header) as service, ServiceConnection(service.url) as connection:
+        with pytest.raises(ServiceUnavailable) as raised:
+            connection.get_json("/v1/runs")
+        assert raised.value.retry_after_seconds == seconds
+
+
+def test_retry_after_may_be_a_date() -> None:
+    moment = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    with faulty_service(always=429, retry_after=moment) as service, ServiceConnection(service.url) as connection:
+        with pytest.raises(ServiceUnavailable) as raised:
+            connection.get_json("/v1/runs")
+        assert raised.value.retry_after_seconds == pytest.approx(90, abs=30)
+
+
+def test_redirect_names_its_target() -> None:
+    def redirect(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(308, headers={"Location": "https://elsewhere.example/v1/runs"})
+
+    with ServiceConnection("http://127.0.0.1:8765") as connection:
+        connection._http = httpx.Client(base_url=connection.url, transport=httpx.MockTransport(redirect))
+        with pytest.raises(WrongService, match=r"redirects to https://elsewhere\.example/v1/runs; set FORESHOCK_URL"):
+            connection.get_json("/v1/runs")
