@@ -1,4 +1,4 @@
-"""How long does `make demo` take? Three starts, each as a user does it, in a fresh clone of what is committed:
+"""Time `make demo` as a user runs it, in a fresh clone of what is committed. Three starts:
 
 with installs   a new folder, a new environment, nothing cached          bar 12 minutes
 with packages   the same folder, what the first start stored removed     bar  5 minutes

@@ -1,4 +1,4 @@
-"""The real service, started as a user would start it, for as long as a benchmark or a test needs it."""
+"""The real service, started as a user starts it, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-# Two cores that are busy with an engine take long to import a web framework.
+# Importing the web framework is slow while an engine keeps both cores busy.
 PATIENCE_SECONDS = 240
 
 
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 @contextmanager
 def running_service(folder: Path, **settings: str) -> Iterator[str]:
-    """Starts `foreshock serve` on its embedded default in `folder`; yields its address; stops it at the end.
+    """Start `foreshock serve` on its embedded default in `folder`, yield its address, and stop it at the end.
 
     `settings` are FORESHOCK_* variables by name. Raises RuntimeError with the end of its log when it dies or is not
     ready in time.

@@ -1,4 +1,4 @@
-"""A policy so small that its whole distribution is there: what sampled estimators estimate, exactly.
+"""A policy small enough to compute exactly what sampled estimators estimate.
 
 A two-layer network over a vocabulary of 32 reads the prompt, the token before and a clock of eight phases, which keeps
 it out of loops, and gives the next token's logits. One token is the stop token, so the length of a response is a
@@ -8,7 +8,7 @@ between an engine and a trainer.
 
 A state is (prompt, phase, token before). For functions of state and token, E_μ[Σ f over a response] and E_μ[T] follow
 by propagating the distribution over states step by step up to the length limit; their ratio is what a token mean
-estimates, since prompts are drawn alike. Nothing of that is sampled.
+estimates, since prompts are drawn uniformly. None of it is sampled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LENGTH_LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How a policy's prompts differ, and how heavy its tails are.
+    """Settings of a policy: how its prompts differ, and how heavy its tails are.
 
     `prompt_size`: of the prompt's part in the first layer, beside parts of size 1. `sharpness`: mean and spread of the
     logarithm of what logits are multiplied by. `stopping`: the same of the odds to stop. `outliers`: how much larger
@@ -46,7 +46,7 @@ class Traits:
 
 
 def rounded(values: Float64, bits: int | None) -> Float64:
-    """`values` rounded to `bits` significant bits; as they are for None."""
+    """Round `values` to `bits` significant bits; None leaves them unchanged."""
     if bits is None:
         return values
     significand, exponent = np.frexp(values)
@@ -65,7 +65,7 @@ class TinyPolicy:
 
     @classmethod
     def of(cls, seed: int, bits: int | None = None, traits: Traits | None = None) -> TinyPolicy:
-        """The policy of a seed, rounded to `bits` significant bits."""
+        """Return the policy of a seed, rounded to `bits` significant bits."""
         traits = traits or Traits()
         random = np.random.default_rng(seed)
         of_tokens = random.normal(size=(VOCABULARY, HIDDEN))
@@ -88,7 +88,7 @@ class TinyPolicy:
         return cls(logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))
 
     def expectations(self, values: Float64) -> tuple[Float64, float]:
-        """E_μ[Σ_t values] [K] and E_μ[T] over prompts drawn alike; `values` are [*log_probs.shape, K]."""
+        """Return E_μ[Σ_t values], [K], and E_μ[T] over uniformly drawn prompts; `values` are [*log_probs.shape, K]."""
         probabilities = np.exp(self.log_probs)
         onward = probabilities.copy()
         onward[..., STOP] = 0.0
@@ -112,7 +112,7 @@ class Sampler:
 
     @classmethod
     def of(cls, policy: TinyPolicy) -> Sampler:
-        """The tables of `policy`."""
+        """Build the alias tables of `policy`."""
         keep = np.exp(policy.log_probs).reshape(-1, VOCABULARY) * VOCABULARY
         alias = np.tile(np.arange(VOCABULARY), (keep.shape[0], 1))
         rows = np.arange(keep.shape[0])

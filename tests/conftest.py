@@ -1,4 +1,4 @@
-"""What holds for every test: property tests look anew each time, and the same way each time in CI."""
+"""Settings of all tests: property tests use new examples locally and the same examples in CI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# No deadlines: a test must not judge how busy the machine is. In CI a property test that fails has to fail again.
+# No deadlines: the result must not depend on the load. In CI a property test that fails must fail again.
 settings.register_profile("development", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "ci", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, print_blob=True

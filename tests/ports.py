@@ -1,4 +1,4 @@
-"""Ports of the loopback for what tests start: free, and given to nobody else while the tests run."""
+"""Free loopback ports for servers that tests start."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 
 
 def free_port() -> int:
-    """A port where nobody listens, and that nobody but who is told its number gets: connections to it are refused.
+    """Return a free port, reserved for the caller; connections to it are refused until it is used.
 
-    It stays bound to the end of the process: a server that binds with SO_REUSEADDR, as all do, may listen on it, and
-    the kernel gives it neither to whoever asks for any port nor to outgoing connections.
+    It stays bound until the process ends: a server that binds with SO_REUSEADDR may listen on it, and the kernel gives
+    it to no other socket.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

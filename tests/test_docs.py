@@ -1,4 +1,4 @@
-"""The docs against the code: README's Python runs, the settings, commands and files that docs name exist."""
+"""The documents agree with the code: README's Python runs; settings, commands and files that they name exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER_VARIABLES = {
 
 
 def batch(seed: int) -> dict[str, object]:
-    """What a trainer has in hand: 8 rollouts of up to 30 tokens."""
+    """Return 8 rollouts of up to 30 tokens as a trainer holds them."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 30, 8)
     engine = [(-random.exponential(1.0, n)).astype(np.float32) for n in lengths]

@@ -1,4 +1,4 @@
-"""The house rules that a program can check: sizes of files and functions, what the project may say of itself."""
+"""The rules of the code that a program can check: sizes of files and functions, docstrings, no path of one machine."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_no_file_of_code_is_longer_than_450_lines() -> None:
     assert not too_long
 
 
-def test_no_function_needs_a_scroll() -> None:
-    # Migrations are lists of columns, drafted by Alembic, with nothing in them to follow.
+def test_no_function_is_longer_than_60_lines() -> None:
+    # Migrations are generated lists of columns.
     too_long = [
         f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.name} ({node.end_lineno - node.lineno + 1} lines)"
         for path in tracked_files(*(f"{package}/*.py" for package in PACKAGES))
@@ -51,7 +51,7 @@ def test_no_function_needs_a_scroll() -> None:
     assert not too_long
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [
         str(path.relative_to(REPOSITORY))
         for path in tracked_files(*(f"{package}/*.py" for package in PACKAGES))

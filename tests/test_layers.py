@@ -24,7 +24,7 @@ MODULES = modules()
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The modules of the service that a module imports, by full name."""
+    """Yield the modules of the service that a module imports, by full name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
@@ -35,7 +35,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def noun_of(module: str) -> str:
-    """The noun that a module belongs to: `service.runs.steps.service` is of `service.runs.steps`."""
+    """Return the noun that a module belongs to: `service.runs.steps.service` is of `service.runs.steps`."""
     parts = module.split(".")
     in_part = len(parts) > 2 and parts[1] in PARTS and (REPOSITORY / Path(*parts[:3])).is_dir()
     return ".".join(parts[:3]) if in_part else module

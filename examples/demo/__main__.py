@@ -1,8 +1,8 @@
-"""`make demo`: see what Foreshock does, on a real run, in a few minutes.
+"""Run the demo (`make demo`): Foreshock on a recorded real run, in a few minutes.
 
 Starts the service on its embedded default (SQLite and a folder), logs a recorded run over HTTP as its trainer would
 have, starts a worker that replays checkpointed steps through vLLM and torch, prints the diagnosis, and keeps the
-pages up until Ctrl-C. A second start finds everything done.
+pages up until Ctrl-C. A second start repeats no work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ console = Console(highlight=False)
 
 
 def main() -> int:
-    """0 done, 1 with a message where something did not come about, 130 after Ctrl-C before the end."""
+    """Run the demo; return 0 if it is done, 1 with a message after an error, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,7 +45,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     for name in [name for name in os.environ if name.startswith("FORESHOCK_")]:
-        del os.environ[name]  # The demo is the same whatever the shell has set.
+        del os.environ[name]  # The demo does not depend on settings of the shell.
     try:
         with only_demo_of(arguments.data.resolve()):
             run_demo(arguments.data.resolve(), once=arguments.once)
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def run_demo(data: Path, *, once: bool) -> None:
-    """The whole demo. Raises DemoError."""
+    """Run every part of the demo. Raises DemoError."""
     started = time.monotonic()
     record = RunRecord(RECORDED)
     manifest = record.manifest()
@@ -73,21 +73,21 @@ def run_demo(data: Path, *, once: bool) -> None:
         failures = replay(record, manifest, data, connection, service, run.id)
         console.print("[bold]4. Diagnosis[/]\n")
         if foreshock_command(["report", run.id, "--url", url]):
-            raise DemoError("the report could not be made")
+            raise DemoError("the report failed; its message is above")
         console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s.")
         if not once:
             keep_up(service, f"{url}/runs/{run.id}")
         if failures:
-            raise DemoError(f"not all was replayed:\n{failures}{(data / 'worker.log')} says more.")
+            raise DemoError(f"some replays failed:\n{failures}See {(data / 'worker.log')}.")
 
 
 def log_missing(
     record: RunRecord, manifest: Manifest, data: Path, connection: ServiceConnection, service: Child, url: str
 ) -> None:
-    """Log what the service does not have yet."""
+    """Log the steps that the service does not have yet."""
     steps = missing_steps(connection, record, manifest)
     if not steps:
-        console.print("   all of it is there already")
+        console.print("   nothing to do: it is stored already")
         return
     with _progress() as progress:
         task = progress.add_task("logged", total=len(steps), note="")
@@ -101,11 +101,11 @@ def log_missing(
 def replay(
     record: RunRecord, manifest: Manifest, data: Path, connection: ServiceConnection, service: Child, run: str
 ) -> str:
-    """Have the probes done that are not done yet; what came to nothing, a line each."""
+    """Run the probes that are not done yet; return one line per replay that failed."""
     probes = request_probes(connection, run, manifest)
     total = unfinished_jobs(probes)
     if not total:
-        console.print("   all of it is there already")
+        console.print("   nothing to do: it is stored already")
     else:
         with start_worker(connection.url, record, data / "worker.log") as worker, _progress() as progress:
             task = progress.add_task("replayed", total=total, note="engines start, this takes a while")
@@ -120,7 +120,7 @@ def replay(
 
 
 def keep_up(service: Child, page: str) -> None:
-    """Until Ctrl-C, which ends it well as soon as the line invites it. Raises DemoError where the service ends."""
+    """Keep the service up until Ctrl-C. Raises DemoError if the service ends."""
     with contextlib.suppress(KeyboardInterrupt):
         console.print(f"The pages stay up until Ctrl-C: {page}", soft_wrap=True)
         while True:
@@ -143,12 +143,12 @@ def _progress() -> Iterator[Progress]:
 
 
 def _plain(text: str) -> str:
-    """Text from elsewhere, safe from being read as markup."""
+    """Escape text so that rich does not read it as markup."""
     return text.replace("[", "\\[")
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """End by way of every `with`, so that no child stays behind."""
+    """Exit through every `with` block, so that all child processes end."""
     raise SystemExit(128 + number)
 
 

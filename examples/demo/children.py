@@ -1,4 +1,4 @@
-"""Processes that the demo starts: each logs to a file, is watched, and never outlives the demo."""
+"""Child processes of the demo: each logs to a file, is watched, and ends with the demo."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
     def require_running(self) -> None:
-        """Raise DemoError with the end of the log where the process has ended."""
+        """Raise DemoError with the end of the log if the process has ended."""
         if self.exit_code is not None:
             raise DemoError(f"the {self.name} ended with exit code {self.exit_code}.{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines of the log, ready to be put under a message."""
+        """Return the last lines of the log, to append to a message."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         except OSError as error:
@@ -57,12 +57,12 @@ class Child:
         return "".join(f"\n    {line}" for line in [f"The end of {self.log}:", *lines])
 
     def stop(self) -> None:
-        """End the process and all it started: politely, then not."""
+        """End the process group with SIGTERM, then SIGKILL after `GRACE_SECONDS`."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self.exit_code is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        # Also when it has ended: an engine that it started may still be there.
+        # Also if the process has ended: an engine that it started may still run.
         self._signal(signal.SIGKILL)
         self._process.wait()
 

@@ -1,4 +1,4 @@
-"""Ask for the checkpointed steps to be replayed, run a worker that does it, and wait."""
+"""Request probes of the checkpointed steps, run a worker for them, and wait."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PROBE_SCORERS = tuple(
 )
 """Scorers and variants: the default probe, and the noise floor of each scorer of the chain."""
 WORKER_IDLE_SECONDS = 90
-"""Longer than a lease: what a worker that was killed has left comes free only when its lease ends."""
+"""Longer than a lease: the job of a killed worker is queued again only when its lease expires."""
 PATIENCE_SECONDS = 900.0
 
 FINAL_STATES = frozenset({"done", "failed", "skipped"})
 
 
 def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) -> list[dict[str, Any]]:
-    """One exact probe per checkpoint; one that was asked for before is found again, with what came of it."""
+    """Request one exact probe per checkpoint; a probe that was requested before is returned with its state."""
     return [
         connection.decoded(
             connection.request(
@@ -47,12 +47,12 @@ def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) 
 
 
 def unfinished_jobs(probes: list[dict[str, Any]]) -> int:
-    """How many jobs of `probes` are still to be done."""
+    """Return the number of jobs of `probes` that have not ended."""
     return sum(job["state"] not in FINAL_STATES for probe in probes for job in probe["jobs"])
 
 
 def start_worker(url: str, record: RunRecord, log: Path) -> Child:
-    """A worker that knows the record's weights; leaving its context ends it, idle or not."""
+    """Start a worker that can read the record's weights; leaving its context ends it."""
     environment = {"FORESHOCK_WEIGHTS_ROOTS": f"{WEIGHTS_ROOT}={record.folder.resolve()}"}
     arguments = ["worker", "--url", url, "--until-idle", str(WORKER_IDLE_SECONDS)]
     return Child("worker", arguments, environment, log)
@@ -65,9 +65,9 @@ def wait_for_probes(
     service: Child,
     report: Callable[[int], None],
 ) -> list[dict[str, Any]]:
-    """The probes when all are finished; `report(unfinished jobs)` meanwhile.
+    """Wait until all probes have ended and return them; call `report(unfinished jobs)` meanwhile.
 
-    Raises DemoError where service or worker end before that, or where a probe came to nothing.
+    Raises DemoError if the service or the worker ends before that, or after `PATIENCE_SECONDS`.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left := unfinished_jobs(probes):
@@ -83,7 +83,7 @@ def wait_for_probes(
 
 
 def complaints(probes: list[dict[str, Any]]) -> list[str]:
-    """Why replays came to nothing, one line each; empty where all are done."""
+    """Return one line per replay that failed, with its reason; empty if all are done."""
     return [
         f"replay of step {probe['step']} through {job['engine']}: {job['state']}: {job['reason']}"
         for probe in probes

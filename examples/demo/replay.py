@@ -1,4 +1,4 @@
-"""Log a recorded run over HTTP as its trainer would have: step by step, in order, asking for advice as it goes."""
+"""Log a recorded run over HTTP as its trainer would have: step by step, polling the advice."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foreshock.commands.readings import find_run
 from foreshock.errors import RunNotFound
 
 STEPS_AHEAD = 8
-"""How far logging may run ahead of what the service has measured: the advice shall be that of the step."""
+"""Steps that logging may be ahead of measuring, so that the advice is that of the step."""
 PATIENCE_SECONDS = 120.0
 
 
 def missing_steps(connection: ServiceConnection, record: RunRecord, manifest: Manifest) -> list[int]:
-    """The recorded steps that the service does not have yet, ascending; all of them where it does not know the run."""
+    """Return the recorded steps that the service does not have yet, ascending; all of them if it has no such run."""
     try:
         run = find_run(connection, manifest.run.key)
     except RunNotFound:
@@ -48,9 +48,9 @@ def log_run(
     service: Child,
     report: Callable[[int, float], None],
 ) -> None:
-    """Log `steps`, with `report(step, advised scale)` for each.
+    """Log `steps` and call `report(step, advised scale)` for each.
 
-    Raises DemoError where the service does not take it all.
+    Raises DemoError if the service does not accept everything.
     """
     attempt = manifest.attempts[-1]
     scalars = record.scalars()
@@ -75,11 +75,11 @@ def log_run(
 
 
 def _deliver(client: Client, service: Child) -> None:
-    """Wait until all that was logged is stored and measured."""
+    """Wait until everything logged is stored and measured."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not client.flush(1.0):
         service.require_running()
         if time.monotonic() > deadline:
-            raise DemoError(f"the service does not take the run: {client.counters!r}{service.log_tail()}")
+            raise DemoError(f"the service did not accept the run in time: {client.counters!r}{service.log_tail()}")
     if client.counters.rejected or client.counters.dropped:
-        raise DemoError(f"the service did not take everything: {client.counters!r}{service.log_tail()}")
+        raise DemoError(f"the service did not accept everything: {client.counters!r}{service.log_tail()}")

@@ -1,4 +1,4 @@
-"""Start the service on its embedded default, or join none: one demo per data folder."""
+"""Start the service on its embedded default. One demo runs per data folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_SECONDS = 120.0
 
 @contextlib.contextmanager
 def only_demo_of(data: Path) -> Iterator[None]:
-    """Hold the data folder's lock. Raises DemoError where another demo has it."""
+    """Hold the data folder's lock. Raises DemoError if another demo holds it."""
     data.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         try:
@@ -36,7 +36,7 @@ def only_demo_of(data: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_port() -> Iterator[int]:
-    """The usual port, or any free one where that is taken, be it by another demo whose service only starts yet."""
+    """Yield the usual port, or any free one if it is taken, also by a demo whose service is still starting."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(_lock(Path(tempfile.gettempdir()) / f"foreshock-demo-{USUAL_PORT}.lock"))
@@ -48,7 +48,7 @@ def own_port() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the file's lock. Raises BlockingIOError where another process has it."""
+    """Hold the file's lock. Raises BlockingIOError if another process holds it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -56,7 +56,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running_service(data: Path) -> Iterator[tuple[Child, str]]:
-    """A service that is ready, and its address. Raises DemoError, with the end of its log, where it does not start."""
+    """Yield a ready service and its address. Raises DemoError with the end of its log if it does not start."""
     with own_port() as port:
         url = f"http://{HOST}:{port}"
         environment = {
@@ -71,10 +71,10 @@ def running_service(data: Path) -> Iterator[tuple[Child, str]]:
 
 
 def free_port(*wanted: int) -> int:
-    """The first of the ports that is free; 0 is any."""
+    """Return the first free port of `wanted`; 0 stands for any."""
     for port in wanted:
         with socket.socket() as probe, contextlib.suppress(OSError):
-            # As the service binds: a port in TIME_WAIT is free for it.
+            # The service binds with the same option: a port in TIME_WAIT is free for it.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])

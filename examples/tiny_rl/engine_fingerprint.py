@@ -1,4 +1,4 @@
-"""What sampled the rollouts: everything about the engine and this machine that can change the last bits of μ."""
+"""The fingerprint of the engine that sampled: everything on this machine that can change the last bits of μ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foreshock.fingerprint import Fingerprint
 
 
 def engine_fingerprint(engine_version: str, weights_version: int | None, weights_digest: str | None) -> Fingerprint:
-    """The fingerprint of `Sampler` with the weights of one step, or of any (None)."""
+    """Return the fingerprint of `Sampler` with the weights of one step; None leaves the weights open."""
     return Fingerprint(
         engine="vllm",
         engine_version=engine_version,
@@ -34,7 +34,7 @@ def engine_fingerprint(engine_version: str, weights_version: int | None, weights
 
 
 def cpu_name() -> str:
-    """The processor's model name, where Linux tells it."""
+    """Return the processor's model name; empty if Linux does not report one."""
     information = Path("/proc/cpuinfo")
     if information.exists():
         for line in information.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The figures of a recorded run, as the table that its README shows.
+"""Print the figures of a recorded run as the table of its README.
 
 python -m examples.tiny_rl.figures examples/tiny_rl/recorded
 """
@@ -18,14 +18,14 @@ STEPS_BETWEEN_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Of one step; k3 is the mean of expm1(d) − d over all tokens, d = log π − log μ as logged, in float64."""
+    """The figures of one step; k3 is the mean of expm1(d) − d over all tokens in float64, d = log π − log μ."""
 
     step: int
     learning_rate: float
     reward: float
     response_length: float
     worked_share: float
-    """Of the rollouts that write the running sums down: responses of more than five tokens."""
+    """Share of rollouts that write the running sums down: responses of more than five tokens."""
     entropy: float
     k3_kl: float
     max_abs_d: float
@@ -51,7 +51,7 @@ def figures_of_step(record: RunRecord, step: int) -> StepFigures:
 
 
 def table(record: RunRecord) -> str:
-    """The first step, every twentieth and the last, as Markdown."""
+    """Return the first step, every twentieth and the last as a Markdown table."""
     steps = record.steps()
     shown = [step for step in steps if step in (steps[0], steps[-1]) or step % STEPS_BETWEEN_ROWS == 0]
     lines = [

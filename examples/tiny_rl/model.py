@@ -17,7 +17,7 @@ MAX_POSITIONS = 128
 
 
 def new_model(seed: int) -> Qwen3ForCausalLM:
-    """A randomly initialised float32 model; the same seed gives the same weights."""
+    """Return a randomly initialised float32 model; the same seed gives the same weights."""
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -38,7 +38,7 @@ def new_model(seed: int) -> Qwen3ForCausalLM:
 
 
 def load_model(folder: Path) -> Qwen3ForCausalLM:
-    """The float32 master weights of a checkpoint."""
+    """Load the float32 master weights of a checkpoint."""
     return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
@@ -46,7 +46,7 @@ def save_model(model: Qwen3ForCausalLM, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` (float32), which transformers and vLLM both load."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    # Sampling defaults are the sampler's own; a file of them beside the weights would be read and obeyed.
+    # vLLM would read sampling defaults from a generation_config.json beside the weights; the sampler sets its own.
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Make a record small enough to ship: all steps, a few checkpoints.
+"""Copy a record with all steps and only a few checkpoints, small enough for the repository.
 
 python -m examples.tiny_rl.pack my-run examples/tiny_rl/recorded --checkpoints 1 60 200
 """

@@ -1,9 +1,9 @@
-"""The trainer's forward pass: log-probabilities of sampled tokens, and nothing else.
+"""The trainer's forward pass: log-probabilities of sampled tokens.
 
-One place, because the replay stands on it: sequences (prompt, then response) padded to the right with the pad id,
+The replay reproduces exactly this pass: sequences (prompt, then response) padded to the right with the pad id,
 attention masked **by length** (a pad id that the model sampled is kept), bfloat16 autocast over float32 master
-weights, log-softmax in float32. Whoever runs this over the same weights and the same batch gets the same numbers,
-bit for bit on the same machine.
+weights, log-softmax in float32. The same weights and the same batch give the same numbers, bit for bit on the same
+machine.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) ->
 def next_token_log_probs(
     model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each next token and the entropy of its distribution, in nats: two [B, W - 1] float32 tensors.
+    """Return log-probability and entropy of each next token, in nats: two [B, W - 1] float32 tensors.
 
-    Where `response_mask` is False the values mean nothing.
+    Values are undefined at positions where `response_mask` is False.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = model(input_ids=batch.token_ids, attention_mask=batch.attention_mask, use_cache=False).logits

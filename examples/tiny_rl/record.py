@@ -1,6 +1,6 @@
-"""A run on disk: what `recorded/` holds, written by a run and read by the demo and the tests.
+"""A run on disk, written by a run and read by the demo and the tests; `recorded/` is one.
 
-manifest.json                 what made it: model, trainer, engine, attempts, checkpoints with their digests
+manifest.json                 the description: model, trainer, engine, attempts, checkpoints with their digests
 metrics.jsonl                 a step a line: the trainer's scalars
 rollouts/step_0001.parquet    every rollout of the step, in Foreshock's rollout table
 checkpoints/step_0001/        float32 master weights that sampled and scored that step (Hugging Face format)
@@ -35,7 +35,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What a run is called and made of, as it is told to the service."""
+    """The name and settings of a run, as the service receives them."""
 
     key: str
     name: str
@@ -49,7 +49,7 @@ class RunDescription:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A start of the run."""
+    """One start or resume of the run."""
 
     key: str
     resume_step: int
@@ -57,15 +57,15 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What made a run."""
+    """The description of a run: settings, attempts, checkpoints and their digests."""
 
     run: RunDescription
     parameters: int
     task: str
     training: dict[str, Any]
-    """The options of the training command."""
+    """Options of the training command."""
     scorer_options: dict[str, dict[str, Any]]
-    """What a scorer must be told to replay this run: scorer -> its options."""
+    """Options that a scorer needs to replay this run: scorer -> options."""
     engine_fingerprint: dict[str, Any]
     attempts: list[Attempt]
     steps: int
@@ -73,14 +73,14 @@ class Manifest:
 
 
 class RunRecord:
-    """A folder in the form above."""
+    """A record in a folder with the layout above."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def create(cls, folder: Path) -> RunRecord:
-        """An empty record. Raises FileExistsError where the folder already holds one."""
+        """Create an empty record. Raises FileExistsError if the folder already holds one."""
         if (folder / "metrics.jsonl").exists():
             raise FileExistsError(f"{folder} already holds a run: choose another folder, or remove it")
         (folder / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class RunRecord:
         return Manifest(**values)
 
     def steps(self) -> list[int]:
-        """The recorded steps, ascending."""
+        """Return the recorded steps, ascending."""
         return sorted(
             int(path.stem.removeprefix("step_")) for path in (self.folder / "rollouts").glob("step_*.parquet")
         )
@@ -121,7 +121,7 @@ class RunRecord:
         return self.folder / "rollouts" / f"step_{step:04d}.parquet"
 
     def scalars(self) -> dict[int, dict[str, float]]:
-        """Per step the trainer's scalars; NaN where there was none."""
+        """Return the trainer's scalars by step; NaN for a missing value."""
         found = {}
         for line in (self.folder / "metrics.jsonl").read_text().splitlines():
             values = json.loads(line)
@@ -130,7 +130,7 @@ class RunRecord:
         return found
 
     def checkpoints_found(self) -> list[Checkpoint]:
-        """The checkpoints in the folder, with their digests taken now."""
+        """Return the checkpoints in the folder; their digests are computed now."""
         return [
             Checkpoint(int(path.name.removeprefix("step_")), str(path.relative_to(self.folder)), weights_digest(path))
             for path in sorted((self.folder / "checkpoints").glob("step_*"))

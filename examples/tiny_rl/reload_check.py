@@ -1,4 +1,4 @@
-"""Did the new weights arrive in the engine? Never trust a reload that was not checked.
+"""Check that new weights arrived in the engine after a reload.
 
 An engine that keeps old weights, or a part of them, raises no error: the run goes on, its mismatch grows with the
 learning rate, and that looks like numerics. So after every reload a fixed set of sequences is scored by the engine
@@ -26,33 +26,33 @@ from examples.tiny_rl.sampler import Sampler
 from examples.tiny_rl.task import END_OF_SEQUENCE, draw_problem, encode
 
 LARGEST_MEAN_DIFFERENCE = 0.1
-"""Nats a token. Seen between vLLM's bfloat16 and torch's float32 on this model: 0.001 to 0.01."""
+"""Nats per token. Measured between vLLM's bfloat16 and torch's float32 on this model: 0.001 to 0.01."""
 SMALLEST_SLOPE = 0.5
 STANDARD_ERRORS = 4.0
-"""How clearly the slope must lie below that before it counts: a tiny update drowns in rounding."""
+"""Standard errors that the slope must lie below the bound before it counts: rounding hides a tiny update."""
 VISIBLE_CHANGE = 0.02
-"""Nats. Where the trainer's log-prob of any token moved so far, bfloat16 cannot have hidden it in all of them."""
+"""Nats. If the trainer's log-prob of any token moved this far, bfloat16 cannot hide the change in every token."""
 REMEMBERED_RELOADS = 8
-"""The slope is taken over the change since so many reloads, which is far larger than rounding."""
+"""Reloads over which the change is taken; over several reloads it is far larger than rounding."""
 
 
 class StaleWeightsError(RuntimeError):
-    """The engine does not hold the weights it was given."""
+    """The engine does not hold the weights of the last reload."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadReport:
-    """How well the engine follows the trainer on the fixed set."""
+    """Agreement of engine and trainer on the fixed set of sequences."""
 
     mean_difference: float
-    """Mean |log-prob of the engine − that of the trainer's weights in float32| over the tokens, nats."""
+    """Mean |engine's log-prob − log-prob of the trainer's weights in float32| over the tokens, nats."""
     slope: float
-    """Of the engine's change on the trainer's; 1 is a full reload, NaN before the second check."""
+    """Slope of the engine's change on the trainer's; 1 is a full reload, NaN before the second check."""
     slope_error: float
 
 
 class ReloadCheck:
-    """Scores a fixed set of right answers, of both kinds, after each reload."""
+    """Scores a fixed set of right answers, direct and worked ones, after each reload."""
 
     def __init__(self, sampler: Sampler, model: Qwen3ForCausalLM, seed: int, sequences: int = 32) -> None:
         random_source = random.Random(seed)
@@ -69,7 +69,7 @@ class ReloadCheck:
         self._before = deque([(engine, trainer)], maxlen=REMEMBERED_RELOADS)
 
     def after_reload(self, model: Qwen3ForCausalLM) -> ReloadReport:
-        """Compare engine and trainer. Raises StaleWeightsError where the engine has not followed."""
+        """Compare engine and trainer. Raises StaleWeightsError if the engine holds old weights."""
         engine, trainer = self._scores(model)
         mean_difference = self._refuse_disagreement(engine, trainer)
         engine_then, trainer_then = self._before[0]
@@ -90,7 +90,7 @@ class ReloadCheck:
     def _scores(self, model: Qwen3ForCausalLM) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         engine = np.asarray(self._sampler.score(self._prompts, self._responses))
         with torch.no_grad():
-            # In float32: a cause with rounding noise of its own would pull the slope towards 0.
+            # In float32: rounding noise in the trainer's change would bias the slope towards 0.
             log_probs, _ = next_token_log_probs(model, self._batch, autocast=False)
         return engine, log_probs[self._batch.response_mask].double().numpy()
 
@@ -105,9 +105,9 @@ class ReloadCheck:
 
 
 def regression_slope(cause: NDArray[np.float64], effect: NDArray[np.float64]) -> tuple[float, float]:
-    """Least-squares slope through the origin of `effect` on `cause` ([T] each), and its standard error.
+    """Return the least-squares slope through the origin of `effect` on `cause`, [T] each, and its standard error.
 
-    The error is White's (HC0): rounding is larger for the rare tokens that move most. NaNs where the cause is 0.
+    The error is White's (HC0): rounding is larger for the rare tokens that move most. Both are NaN if `cause` is 0.
     """
     power = float(cause @ cause)
     if power == 0.0:

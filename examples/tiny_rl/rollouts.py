@@ -1,4 +1,4 @@
-"""One step's rollouts: what was asked, what the engine sampled, and the form in which it is logged."""
+"""One step's rollouts: problems, sampled responses, and the batch that is logged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StepRollouts:
         return sum(map(len, self.token_ids)) / len(self.responses)
 
     def as_batch(self, update: Update, engine: Fingerprint) -> RolloutBatch:
-        """The rollouts as they are logged: μ of the engine and π of the trainer, one value a token."""
+        """Return the rollouts as they are logged: log μ of the engine and log π of the trainer, one value per token."""
         responses_per_prompt = self.rewards.shape[1]
         groups = [f"step-{self.step:04d}-prompt-{row // responses_per_prompt}" for row in range(len(self.responses))]
         lengths = [len(response.token_ids) for response in self.responses]
@@ -69,7 +69,7 @@ class StepRollouts:
 
 
 def sample_step(step: int, sampler: Sampler, problems: list[Problem], responses_per_prompt: int) -> StepRollouts:
-    """Let the engine answer each problem `responses_per_prompt` times, and judge the answers."""
+    """Sample `responses_per_prompt` responses to each problem and compute their rewards."""
     groups = sampler.sample([problem.prompt_token_ids for problem in problems], responses_per_prompt)
     return StepRollouts(
         step=step,

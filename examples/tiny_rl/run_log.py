@@ -1,6 +1,6 @@
-"""Where a run is logged: always to a record on disk, and to a Foreshock service where one is given.
+"""Log a run to a record on disk and, if a URL is given, to a Foreshock service.
 
-The service also says how the learning rate is to be scaled; without one the scale is 1.
+The service also advises the scale of the learning rate; without a service the scale is 1.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from foreshock import AdviceFeed, Client
 from foreshock.rollouts import RolloutBatch
 
 WEIGHTS_ROOT = "tiny-rl"
-"""The name under which workers know the folder of a record: FORESHOCK_WEIGHTS_ROOTS='tiny-rl=/path/of/the/record'."""
+"""Name of the weights root in a worker's configuration: FORESHOCK_WEIGHTS_ROOTS='tiny-rl=/path/of/the/record'."""
 
 
 class RunLog(Protocol):
-    """What the training loop needs."""
+    """The interface that the training loop uses."""
 
     def scale(self, step: int) -> float:
-        """The factor for the learning rate of a step."""
+        """Return the advised factor of the learning rate for a step."""
 
     def log_step(self, step: int, batch: RolloutBatch, scalars: Mapping[str, float]) -> None:
         """Log all rollouts of a step and the trainer's scalars."""
@@ -32,7 +32,7 @@ class RunLog(Protocol):
 
 
 class RecordLog:
-    """To disk alone."""
+    """A run logged to disk only."""
 
     def __init__(self, record: RunRecord) -> None:
         self.record = record
@@ -48,7 +48,7 @@ class RecordLog:
 
 
 class ServiceLog:
-    """To disk and to a service, whose advice it follows."""
+    """A run logged to disk and to a service; the advice of the service is applied."""
 
     def __init__(self, record: RunRecord, client: Client, feed: AdviceFeed) -> None:
         self._to_disk = RecordLog(record)
@@ -72,7 +72,7 @@ class ServiceLog:
 
 @contextlib.contextmanager
 def open_run_log(record: RunRecord, description: RunDescription, attempt: Attempt, url: str | None) -> Iterator[RunLog]:
-    """The log of one run; at the end the service is told that it is over."""
+    """Open the log of one run; on exit the run is marked as finished in the service."""
     if url is None:
         yield RecordLog(record)
         return
@@ -85,7 +85,7 @@ def open_run_log(record: RunRecord, description: RunDescription, attempt: Attemp
 
 
 def start_run(client: Client, description: RunDescription, attempt: Attempt) -> None:
-    """Say what the run is; the trainer obeys the advice."""
+    """Register the run with its description, in the mode `apply`."""
     client.start_run(
         name=description.name,
         model=description.model,

@@ -14,20 +14,20 @@ from examples.tiny_rl.task import END_OF_SEQUENCE, MAX_RESPONSE_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One sampled response, its end-of-sequence token included."""
+    """One sampled response, including its end-of-sequence token."""
 
     token_ids: list[int]
     log_probs: list[float]
     """log μ of each token as it was sampled, in nats."""
     finish_reason: str
-    """`stop` where the model ended it, `length` where the cap did."""
+    """`stop` if the model ended it, `length` if it reached the cap."""
 
 
 class Sampler:
-    """vLLM with one model loaded. Temperature 1 and no truncation: the logged μ is the law that sampled."""
+    """vLLM with one model loaded. Temperature 1 and no truncation: the logged μ is the sampling distribution."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        # Read when vllm is imported: the engine runs in this process, and its cache stays small.
+        # vLLM reads these at import: the engine runs in this process, and its cache stays small.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -54,7 +54,7 @@ class Sampler:
         return str(self._vllm.__version__)
 
     def sample(self, prompts: Sequence[Sequence[int]], responses_per_prompt: int) -> list[list[Response]]:
-        """For each prompt its `responses_per_prompt` independent responses."""
+        """Return `responses_per_prompt` independent responses to each prompt."""
         parameters = self._vllm.SamplingParams(
             n=responses_per_prompt,
             temperature=1.0,
@@ -80,7 +80,7 @@ class Sampler:
         ]
 
     def score(self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> list[float]:
-        """Log-probabilities of given responses by prefill, flat in the order of the responses."""
+        """Return log-probabilities of given responses by prefill, flat in the order of the responses."""
         sequences = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
         parameters = self._vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs = self._engine.generate(self._as_prompts(sequences), parameters, use_tqdm=False)
@@ -91,7 +91,7 @@ class Sampler:
         ]
 
     def reload(self, folder: Path) -> None:
-        """Take the weights of a checkpoint folder. Whether they arrived is for `reload_check` to say."""
+        """Load the weights of a checkpoint folder. `reload_check` verifies that they arrived."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
 
     def _as_prompts(self, sequences: Sequence[Sequence[int]]) -> list[Any]:

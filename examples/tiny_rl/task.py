@@ -1,10 +1,8 @@
-"""The task: add six to nine digits, and be right. A response is verified by arithmetic, nothing is learned to judge
-it.
+"""The task: add six to nine digits. The reward is computed by arithmetic; there is no reward model.
 
 A prompt reads `4+7+6+3+7+9=`. Two ways of answering are taught by the warm-up: at once (`>36`), or with the running
 sums written down first (` 4 11 17 20 27 36>36`). The second is several times longer and right far more often, so
-reinforcement learning makes responses longer: the small, honest version of the growth in length that large runs
-show.
+reinforcement learning makes responses longer, as it does in large runs.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 PAD = 0
-"""Padding in batches. It is in the vocabulary: the model may sample it, and then it is a token like any other."""
+"""Padding in batches. The id is in the vocabulary: if the model samples it, it is an ordinary token."""
 END_OF_SEQUENCE = 1
 CHARACTERS = "0123456789+= >"
 VOCABULARY_SIZE = 2 + len(CHARACTERS)
 FEWEST_DIGITS, MOST_DIGITS = 6, 9
 MAX_RESPONSE_TOKENS = 48
-"""The longest working the task can need is 29 tokens; what reaches the cap is cut there, unfinished and wrong."""
+"""Cap of a response in tokens. The longest correct answer has 29; a response that reaches the cap earns nothing."""
 
 _ID_OF = {character: index + 2 for index, character in enumerate(CHARACTERS)}
 
@@ -52,17 +50,17 @@ def draw_problem(random_source: random.Random) -> Problem:
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text over `CHARACTERS`; KeyError for any other character."""
+    """Return the token ids of a text. Raises KeyError for a character outside `CHARACTERS`."""
     return [_ID_OF[character] for character in text]
 
 
 def decode(token_ids: list[int]) -> str:
-    """The text of token ids, readable in a log: `_` stands for the pad id, `$` for the end of the sequence."""
+    """Return the text of token ids; `_` stands for the pad id, `$` for the end of the sequence."""
     return "".join(("_", "$", *CHARACTERS)[token_id] for token_id in token_ids)
 
 
 def reward(problem: Problem, response_token_ids: list[int]) -> float:
-    """1.0 where the response ends by itself and what follows its only `>` is the sum, else 0.0."""
+    """Return 1.0 if the response ends by itself and the sum follows its only `>`, else 0.0."""
     if not response_token_ids or response_token_ids[-1] != END_OF_SEQUENCE:
         return 0.0
     _, mark, answer = decode(response_token_ids[:-1]).partition(">")

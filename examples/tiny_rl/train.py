@@ -1,4 +1,4 @@
-"""The run: warm up, then sample, judge, learn, reload, step after step; logged to Foreshock and obeying its advice.
+"""Train: warm up, then sample, reward, update and reload at every step; log to Foreshock and apply its advice.
 
     python -m examples.tiny_rl.train --output my-run                                  # to disk only
     python -m examples.tiny_rl.train --output my-run --url http://127.0.0.1:8765      # and to a service
@@ -34,12 +34,12 @@ from foreshock.learning_rate import applied_learning_rates, apply_scale
 logger = logging.getLogger(__name__)
 
 SCORER_OPTIONS = {"torch.trainer": {"autocast": "bfloat16", "master_dtype": "float32", "batch_size": 128}}
-"""How `policy.py` computes π, in the words of the replaying scorer."""
+"""The settings of `policy.py` as options of the scorer `torch.trainer`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What the command line says."""
+    """Options of the command line."""
 
     output: Path
     url: str | None
@@ -54,11 +54,11 @@ class TrainOptions:
 
 
 def train(options: TrainOptions) -> None:
-    """The whole run, into `options.output` and, where there is a `url`, to the service."""
+    """Run the training, logging to `options.output` and, if `url` is given, to the service."""
     record = RunRecord.create(options.output)
     weights = options.output / "weights"
     save_model(prepare_model(options), weights)
-    # Loaded back even when it was just made, so that both ways start from the very same numbers.
+    # Loaded from disk also if it was just made, so that both ways start from the same numbers.
     model = load_model(weights)
     sampler = Sampler(weights, options.seed)
     check = ReloadCheck(sampler, model, seed=options.seed)
@@ -84,7 +84,7 @@ def learn(
     trainer: Trainer,
     log: RunLog,
 ) -> None:
-    """One update at the advised learning rate; then the engine takes the new weights, provably."""
+    """Update at the advised learning rate, reload the engine and check the reload."""
     fingerprint = engine_fingerprint(sampler.version, step, weights_digest(weights))
     apply_scale(trainer.optimizer, log.scale(step))
     learning_rate = applied_learning_rates(trainer.optimizer)[0]
@@ -98,7 +98,7 @@ def learn(
 
 
 def scalars_of(rollouts: StepRollouts, update: Update, report: ReloadReport, learning_rate: float) -> dict[str, float]:
-    """What the trainer says about its step."""
+    """Return the trainer's scalars of a step."""
     behaviour = np.concatenate([response.log_probs for response in rollouts.responses])
     difference = update.log_probs.astype(np.float64) - behaviour
     return {
@@ -114,7 +114,7 @@ def scalars_of(rollouts: StepRollouts, update: Update, report: ReloadReport, lea
 
 
 def prepare_model(options: TrainOptions) -> Qwen3ForCausalLM:
-    """The model that reinforcement learning starts from: given, or warmed up here (some minutes)."""
+    """Return the model that reinforcement learning starts from: loaded, or warmed up here (some minutes)."""
     if options.start_from is not None:
         return load_model(options.start_from)
     model = new_model(options.seed)

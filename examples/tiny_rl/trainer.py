@@ -1,8 +1,7 @@
 """RLOO: one gradient step on fresh rollouts, in bfloat16 autocast over float32 master weights.
 
-The log-probabilities of the forward pass that the gradient is taken of are π **before** the update: they are what a
-trainer logs as its old log-probs, and what is compared with the engine's μ. No correction of the mismatch is applied:
-the example is there to show it.
+The log-probabilities of the forward pass whose gradient is taken are log π **before** the update. A trainer logs them
+as its old log-probs, and they are compared with the engine's log μ. No correction of the mismatch is applied.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from examples.tiny_rl.policy import next_token_log_probs, pad
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
-    """Of the optimizer; the learning rate is the base that the advice scales."""
+    """Options of the optimizer; the advice scales `learning_rate`."""
 
     learning_rate: float = 1e-4
     gradient_clip: float = 1.0
@@ -29,16 +28,16 @@ class TrainerOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What one training step measured; T tokens in all, flat in the order of the responses."""
+    """Results of one training step over T tokens, flat in the order of the responses."""
 
     log_probs: NDArray[np.float32]  # [T] log π before the update
     entropy: NDArray[np.float32]  # [T] of π, in nats
     gradient_norm: float
-    """Before clipping; NaN where every prompt's responses were all right or all wrong: no update was made."""
+    """Before clipping; NaN if all responses of every prompt have the same reward, so that no update was made."""
 
 
 def rloo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Reward minus the mean reward of the *other* responses to the same prompt: [prompts, responses] -> the same.
+    """Return the reward minus the mean reward of the *other* responses to the same prompt, [prompts, responses].
 
     Ahmadian et al. 2024, "Back to Basics", eq. 8. Each row sums to 0. At least two responses per prompt.
     """
@@ -48,7 +47,7 @@ def rloo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Trainer:
-    """Master weights and their optimizer."""
+    """The float32 master weights and their optimizer."""
 
     def __init__(self, model: Qwen3ForCausalLM, options: TrainerOptions) -> None:
         self.model = model
@@ -63,7 +62,7 @@ class Trainer:
         responses: Sequence[Sequence[int]],
         advantages: NDArray[np.float64],
     ) -> Update:
-        """Score all responses, then take one step up the policy gradient Σ_i A_i log π(y_i | x_i) / N."""
+        """Score all responses and take one step along the policy gradient of Σ_i A_i log π(y_i | x_i) / N."""
         batch = pad(prompts, responses)
         log_probs, entropy = next_token_log_probs(self.model, batch)
         gradient_norm = math.nan

@@ -1,9 +1,9 @@
-"""Replay the checkpointed steps of a record in this fresh process, and say how near the logged numbers come out.
+"""Replay the checkpointed steps of a record in this process and print the largest difference from what was logged.
 
     python -m examples.tiny_rl.verify examples/tiny_rl/recorded
 
-μ is scored again by vLLM prefill, π by the trainer's forward pass. On the same kind of processor, as the record's
-manifest names it, both come out within 1e-5.
+log μ is scored again by vLLM prefill, log π by the trainer's forward pass. On the kind of processor that the
+record's manifest names, both agree within 1e-5.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Replay:
 
 
 def verify(record: RunRecord) -> list[Replay]:
-    """One `Replay` per checkpoint of the record."""
+    """Return one `Replay` per checkpoint of the record."""
     replays = []
     sampler: Sampler | None = None
     for checkpoint in record.manifest().checkpoints:
@@ -62,7 +62,7 @@ def verify(record: RunRecord) -> list[Replay]:
 
 
 def rows(values: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[list[int]]:
-    """Flat values cut at `offsets`."""
+    """Split flat values at `offsets`."""
     return [part.tolist() for part in np.split(values, offsets[1:-1])]
 
 

@@ -1,7 +1,7 @@
 """The supervised warm-up: teaches the format and both ways of answering, mostly the short one.
 
-The share of worked answers is what reinforcement learning starts from: at a few percent it takes some tens of steps
-before the better way has spread, which is the quiet stretch before responses grow.
+Reinforcement learning starts from the share of worked answers. At a few percent it takes some tens of steps before
+worked answers spread and responses grow.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Lesson:
     steps: int
     worked_share: float
     guessing: bool
-    """Whether direct answers are guesses: the answer of another problem with as many digits."""
+    """True: direct answers are guesses, the answer of another problem with as many digits."""
     peak_learning_rate: float
     batch_size: int
 
 
 BOTH_WAYS = Lesson(steps=1600, worked_share=0.5, guessing=False, peak_learning_rate=4e-3, batch_size=128)
 MOSTLY_GUESSES = Lesson(steps=160, worked_share=0.03, guessing=True, peak_learning_rate=1e-3, batch_size=64)
-"""A hasty pupil: mostly short, mostly wrong. Few worked answers are needed to keep what was learned before."""
+"""Mostly short and mostly wrong answers. A few worked ones suffice to keep what was learned before."""
 
 
 def warm_up(model: Qwen3ForCausalLM, lessons: tuple[Lesson, ...], seed: int) -> float:
-    """Train in place, lesson after lesson; returns the last loss, in nats a token."""
+    """Train in place, lesson after lesson; return the last loss in nats per token."""
     random_source = random.Random(seed)
     return [_teach(model, lesson, random_source) for lesson in lessons][-1]
 
@@ -50,7 +50,7 @@ def _teach(model: Qwen3ForCausalLM, lesson: Lesson, random_source: random.Random
     loss = torch.tensor(float("nan"))
     for step in range(1, lesson.steps + 1):
         batch = pad(*_draw_batch(random_source, lesson))
-        # In float32: without bfloat16 instructions autocast is ten times slower, and nothing is compared here.
+        # In float32: autocast is ten times slower on a CPU without bfloat16 instructions.
         log_probs, _ = next_token_log_probs(model, batch, autocast=False)
         loss = -log_probs[batch.response_mask].mean()
         optimizer.zero_grad()

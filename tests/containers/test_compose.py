@@ -42,7 +42,7 @@ def validator() -> Draft202012Validator:
 
 
 def source_of_bind(volume: Any) -> str | None:
-    """The host path of a bind mount, or None for a named volume."""
+    """Return the host path of a bind mount; None for a named volume."""
     if isinstance(volume, dict):
         return str(volume["source"]) if volume["type"] == "bind" else None
     source = str(volume).split(":", 1)[0]
@@ -118,7 +118,7 @@ def test_every_file_that_is_mounted_or_built_from_exists(services: dict[str, dic
             assert (REPOSITORY / service["build"]["context"] / service["build"]["dockerfile"]).is_file(), name
         for volume in service.get("volumes", []):
             source = source_of_bind(volume)
-            # A path with a variable is the user's own folder, made by compose when it is missing.
+            # A path with a variable is the user's own folder; compose creates it if it is missing.
             if source is not None and "${" not in source:
                 assert (REPOSITORY / source).exists(), f"{name} mounts {source}"
 

@@ -1,4 +1,4 @@
-"""The demo: it does its work once, says what went wrong, and leaves no process behind."""
+"""The demo does its work once, reports errors, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def start_demo(data: Path, *options: str) -> subprocess.Popen[str]:
-    # Tests that are themselves started in the background inherit an ignored SIGINT, and their children would too.
+    # Tests started in the background inherit an ignored SIGINT; their children would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-m", "examples.demo", "--data", str(data), *options],
@@ -37,12 +37,12 @@ def start_demo(data: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def finish(demo: subprocess.Popen[str]) -> str:
-    said, _ = demo.communicate(timeout=600)
-    return said
+    output, _ = demo.communicate(timeout=600)
+    return output
 
 
 def children_of(data: Path) -> list[psutil.Process]:
-    """Processes that were started for a demo on `data`, by what their environment says."""
+    """Return the processes of a demo on `data`, found by their environment."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -54,7 +54,7 @@ def children_of(data: Path) -> list[psutil.Process]:
 
 
 def no_child_stays_behind(data: Path) -> bool:
-    """Whether all of them end: one that was killed may take a moment to be gone."""
+    """Return True if all of them end; a killed process may take a moment to disappear."""
     deadline = time.monotonic() + 30
     while children_of(data) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -75,7 +75,7 @@ def test_a_child_ends_with_its_context(tmp_path: Path) -> None:
     assert child.exit_code is not None
 
 
-def test_another_port_is_taken_where_the_usual_one_is_not_free() -> None:
+def test_another_port_is_used_if_the_usual_one_is_taken() -> None:
     with socket.socket() as taken:
         try:
             taken.bind((HOST, USUAL_PORT))
@@ -96,18 +96,20 @@ def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_ctrl_c_ends_well_from_the_moment_that_it_is_invited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_ctrl_c_exits_cleanly_as_soon_as_the_line_that_offers_it_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output: list[str] = []
 
     def interrupted_at_once(text: str, **_: object) -> None:
-        said.append(text)
+        output.append(text)
         if "Ctrl-C" in text:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(console, "print", interrupted_at_once)
     with Child("service", ["worker", "--help"], {}, tmp_path / "service.log") as child:
         keep_up(child, "http://127.0.0.1/runs/1")
-    assert said == ["The pages stay up until Ctrl-C: http://127.0.0.1/runs/1", "\nStopping."]
+    assert output == ["The pages stay up until Ctrl-C: http://127.0.0.1/runs/1", "\nStopping."]
 
 
 @pytest.mark.slow
@@ -116,21 +118,21 @@ def test_ctrl_c_ends_well_from_the_moment_that_it_is_invited(tmp_path: Path, mon
 def test_the_demo_does_its_work_once(tmp_path: Path) -> None:
     manifest = RunRecord(RECORDED).manifest()
     first = start_demo(tmp_path, "--once")
-    said = finish(first)
-    assert first.returncode == 0, said
+    output = finish(first)
+    assert first.returncode == 0, output
     # Diagnosed, with the chain of each replayed step, and nothing failed.
     for expected in ("vllm.prefill/rollout", "trainer/torch.trainer", "Pages: http://127.0.0.1:"):
-        assert expected in said
-    assert "failed" not in said
+        assert expected in output
+    assert "failed" not in output
     assert no_child_stays_behind(tmp_path)
     worked = (tmp_path / "worker.log").stat().st_mtime_ns
     scores = count(tmp_path, "scores")
     assert scores >= len(manifest.checkpoints) * 3
 
     second = start_demo(tmp_path, "--once")
-    said = finish(second)
-    assert second.returncode == 0, said
-    assert said.count("all of it is there already") == 2
+    output = finish(second)
+    assert second.returncode == 0, output
+    assert output.count("nothing to do: it is stored already") == 2
     assert (tmp_path / "worker.log").stat().st_mtime_ns == worked
     assert count(tmp_path, "scores") == scores
     assert count(tmp_path, "runs") == count(tmp_path, "attempts") == 1
@@ -146,12 +148,12 @@ def test_the_demo_does_its_work_once(tmp_path: Path) -> None:
 
 def wait_for(demo: subprocess.Popen[str], text: str) -> None:
     assert demo.stdout is not None
-    said = ""
+    output = ""
     for line in demo.stdout:
-        said += line
+        output += line
         if text in line:
             return
-    raise AssertionError(f"the demo ended without saying {text!r}:\n{said}")
+    raise AssertionError(f"the demo ended without printing {text!r}:\n{output}")
 
 
 def count(data: Path, table: str) -> int:

@@ -1,4 +1,4 @@
-"""The recorded run is what its README says: whole, valid, small, and sampled by the weights beside it."""
+"""The recorded run is complete, valid and small, and was sampled by the weights beside it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_readme_shows_the_figures_of_the_data(record: RunRecord) -> None:
     assert table(record) in (RECORDED / "README.md").read_text()
 
 
-def test_responses_at_least_double_within_forty_steps_after_a_quiet_start(record: RunRecord) -> None:
+def test_responses_at_least_double_within_forty_steps_after_a_stable_start(record: RunRecord) -> None:
     lengths = np.array([record.scalars()[step]["response_length"] for step in record.steps()])
     quiet = lengths[:20].mean()
     doubled = int(np.argmax(lengths > 2 * quiet))

@@ -1,4 +1,4 @@
-"""The task is verifiable: right answers of both kinds earn the reward, and nothing else does."""
+"""Right answers of both kinds earn the reward, and no other response does."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_answer_that_was_cut_off_or_padded_or_given_twice_earns_nothing(probl
 
 
 @given(text=st.text(alphabet=CHARACTERS))
-def test_text_survives_the_tokenizer(text: str) -> None:
+def test_decode_inverts_encode(text: str) -> None:
     assert decode(encode(text)) == text
 
 

@@ -1,4 +1,4 @@
-"""RLOO: the advantages, the gradient's direction, and the forward pass that the replay stands on."""
+"""RLOO: the advantages, the gradient's direction, and the forward pass that the replay reproduces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_advantage_is_the_reward_minus_the_mean_of_the_others(rewards: np.nda
         assert advantages[row, column] == pytest.approx(rewards[row, column] - others.mean(), abs=1e-12)
 
 
-def test_responses_that_are_all_right_or_all_wrong_teach_nothing() -> None:
+def test_equal_rewards_of_a_prompt_give_no_update() -> None:
     assert not rloo_advantages(np.ones((3, 4))).any()
     trainer = Trainer(new_model(0), TrainerOptions())
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
@@ -49,13 +49,13 @@ def test_a_step_makes_the_rewarded_response_likelier_than_the_other() -> None:
     assert gaps[0] < gaps[1] < gaps[2]
 
 
-def test_a_pad_id_that_the_model_sampled_is_a_token_like_any_other() -> None:
+def test_a_sampled_pad_id_is_scored_as_an_ordinary_token() -> None:
     batch = pad([[5, 6], [7]], [[PAD, END_OF_SEQUENCE], [8, 9, 10, 11]])
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert batch.response_mask.tolist() == [[False, True, True, False], [True, True, True, True]]
 
 
-def test_padding_does_not_change_what_a_response_is_given() -> None:
+def test_padding_does_not_change_log_probs() -> None:
     model = new_model(0)
     alone, beside = pad([[5, 6]], [[7, 8]]), pad([[5, 6], [7]], [[7, 8], [9] * 20])
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_padding_does_not_change_what_a_response_is_given() -> None:
     torch.testing.assert_close(scores[0], scores[1], atol=1e-5, rtol=0)
 
 
-def test_the_model_is_small_and_its_head_is_its_own() -> None:
+def test_the_model_is_small_and_its_head_is_untied() -> None:
     model = new_model(0)
     assert parameter_count(model) < 400_000
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()

@@ -36,7 +36,7 @@ def run(*command: str | Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    # Of a copy: a build takes over whatever an earlier one has left in `build`, and two at once spoil each other's.
+    # A copy, so that the wheel holds only what is listed here.
     for package in ("foreshock", "service", "probes", "migrations"):
         shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md", "LICENSE"):
@@ -53,7 +53,7 @@ def new_environment(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def base_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with nothing but the wheel and what it needs."""
+    """Return the programs of an environment with only the wheel and its dependencies."""
     binaries = new_environment(tmp_path_factory.mktemp("base"))
     install(binaries, str(wheel))
     return binaries
@@ -61,7 +61,7 @@ def base_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def install(binaries: Path, requirement: str) -> None:
     constraints = REPOSITORY / "constraints.txt"
-    # What is not imported need not be compiled.
+    # Most modules are never imported here; compiling them would take longer than the test.
     pip = (sys.executable, "-m", "pip", "--python", binaries / "python", "install", "-q", "--no-compile")
     run(*pip, "-c", constraints, requirement)
 
