@@ -7,10 +7,10 @@ three sizes of batch; and healthy ones of many kinds (benchmarks/lint_healthy.py
 A cell is the share of batches in which a right name was among the warnings; `beside` are other names, over the row.
 A defect whose right name is "-" is one that nothing in the data can show; the lint is right to say nothing, and says
 elsewhere what it did not check. Thresholds were chosen on other seeds of the defects' tables; one of them (how
-much nearer π has to fit an entropy) was chosen after one of these healthy batches had been called bad.
+much nearer π has to fit an entropy) was chosen after one of these healthy batches had been called critical.
 
-Bar: no healthy batch is called `bad`, and every defect marked "bar" is rightly named in every batch of 128 rollouts
-of middle length.
+Bar: no healthy batch is called `critical`, and every defect marked "bar" is rightly named in every batch of 128
+rollouts of middle length.
 """
 
 from __future__ import annotations
@@ -118,13 +118,13 @@ class Alarms:
 
     kind: int
     batches: int = 0
-    bad: int = 0
+    critical: int = 0
     names: Counter[str] = field(default_factory=Counter)
 
     def see(self, report: LintReport) -> None:
         """Count one batch."""
         self.batches += 1
-        self.bad += any(warning.severity == "bad" for warning in report.warnings)
+        self.critical += any(warning.severity == "critical" for warning in report.warnings)
         self.names.update(f"{warning.name} ({warning.severity})" for warning in report.warnings)
 
 
@@ -158,22 +158,23 @@ def main() -> int:
     print("\n".join(row.line() for row in rows))
     print("Lengths: s about 13 tokens, m about 60, l up to 2000; the number is rollouts a batch (of 2, 8, 16 prompts).")
     print()
-    total, bad = sum(each.batches for each in alarms), sum(each.bad for each in alarms)
+    total, critical = sum(each.batches for each in alarms), sum(each.critical for each in alarms)
     print(f"{total} healthy batches of {len(alarms)} kinds; those with a warning:")
     for each in alarms:
         if each.names:
             told = ", ".join(f"{name} {100 * count / each.batches:.0f} %" for name, count in each.names.most_common())
             print(f"  {KINDS[each.kind].name:60} {told}")
-    # π's entropy under a lag, and a support that differs: these looks say what is so.
-    expected = {"entropy_of_trainer (look)", "non_finite_log_probs (look)"}
-    looks = sum(
-        count for each in alarms for name, count in each.names.items() if "(look)" in name and name not in expected
+    # π's entropy under a lag, and a support that differs: these warnings say what is so.
+    expected = {"entropy_of_trainer (warning)", "non_finite_log_probs (warning)"}
+    warnings = sum(
+        count for each in alarms for name, count in each.names.items() if "(warning)" in name and name not in expected
     )
     missed = [row.name for row in rows if not row.reached]
     barred = sum(row.defect.barred for row in rows)
-    reached = bad == 0 and not missed
+    reached = critical == 0 and not missed
     print(
-        f"healthy={total} false_bad={bad} false_bad_below_95pct={3 / total:.5f} other_looks={looks} "
+        f"healthy={total} false_critical={critical} false_critical_below_95pct={3 / total:.5f} "
+        f"other_warnings={warnings} "
         f"defects={len(rows)} barred={barred} missed={len(missed)} seconds={time.perf_counter() - started:.1f} "
         f"reached={str(reached).lower()}"
     )

@@ -1,4 +1,4 @@
-"""Healthy rollouts of many kinds, in which the lint is to find nothing that it calls bad."""
+"""Healthy rollouts of many kinds, in which the lint is to find nothing that it calls critical."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def _mismatch() -> tuple[Panel, ...]:
             "k3 per token, every comparison",
             "trend",
             (measure_by_comparison("k3_kl", main_comparisons()),),
-            "Estimate of KL(behaviour‖target) in nats, mean over tokens. Dense bf16 at lag 0: look above 1e-3, bad "
-            "above 1e-2; a mixture of experts sits about ten times higher. 0 is not drawn on a log axis.",
+            "Estimate of KL(behaviour‖target) in nats, mean over tokens. Dense bf16 at lag 0: warning above 1e-3, "
+            "critical above 1e-2; a mixture of experts sits about ten times higher. 0 is not drawn on a log axis.",
             width=24,
             height=11,
             logarithmic=True,

@@ -14,6 +14,8 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 __all__ = ["render"]
 
 _CURVE_WIDTH = 48
+# Narrower: a verdict and its range stand beside these curves.
+_MISMATCH_WIDTH = 34
 _TABLE_ROWS = 12
 _COPIED = (
     "The difference is exactly 0 everywhere: the trainer's log-probs look like a copy of the engine's (bypass), so "
@@ -44,7 +46,7 @@ def _title(text: str, paint: Paint, aside: str = "", style: Style | None = None)
 
 def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     run = diagnosis.run
-    lines = [_title(f"Foreshock · {run.title}", paint, run.state, "bad" if run.state == "failed" else None)]
+    lines = [_title(f"Foreshock · {run.title}", paint, run.state, "critical" if run.state == "failed" else None)]
     described = {"model": run.model, "trainer": run.trainer, "engine": run.engine, "on": run.hardware}
     parts = [f"{label} {value}" for label, value in described.items() if value]
     if run.initial_learning_rate is not None:
@@ -73,9 +75,9 @@ def _mismatch(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     rows = []
     for known, item in zip(ranges, diagnosis.verdicts, strict=True):
         values = curve.of(known.measure)
-        line = sparkline(values, _CURVE_WIDTH - 8, logarithmic=known.measure == "k3_kl")
+        line = sparkline(values, _MISMATCH_WIDTH, logarithmic=known.measure == "k3_kl")
         now = f"{item.recent:.5f}" if known.measure == "token_mult_prob_error" else number(item.recent)
-        rows.append([known.label, line.ljust(_CURVE_WIDTH - 8), now, item.verdict, known.shown])
+        rows.append([known.label, line.ljust(_MISMATCH_WIDTH), now, item.verdict, known.shown])
     header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "", "healthy"]
     lines += _paint_words(table(header, rows, left=(0, 1, 3, 4)), paint, column_of=3, rows=rows)
     newest = min(RECENT_STEPS, len(curve.steps))
@@ -295,10 +297,10 @@ def _alerts(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     shown = [alert for alert in diagnosis.alerts if alert.state != "retracted"]
     is_open = [alert for alert in shown if alert.state in ("open", "acknowledged")]
     aside = f"{len(is_open)} open" if is_open else "none open"
-    gravest = "bad" if any(alert.severity == "bad" for alert in is_open) else "look" if is_open else "good"
+    gravest = "critical" if any(alert.severity == "critical" for alert in is_open) else "warning" if is_open else "good"
     lines = [_title("Alerts", paint, aside, "good" if gravest == "good" else STYLES[gravest])]
     for alert in shown:
-        head = f"{alert.severity:<5}"
+        head = f"{alert.severity:<8}"
         about = f"step {alert.step}, {alert.rule}, {alert.state}"
         if math.isfinite(alert.value) and math.isfinite(alert.threshold):
             about += f" (value {number(alert.value)}, threshold {number(alert.threshold)})"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from foreshock.commands.text import Paint, count, wrap
 from foreshock.lint import LintEvidence, LintReport, LintWarning
+from foreshock.severity import severity_rank
 
 __all__ = ["CheckedStep", "render"]
 
@@ -29,7 +30,7 @@ def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Pa
         return ["Nothing could be read."]
     lines: list[str] = []
     found = _by_name(steps)
-    for name in sorted(found, key=lambda each: (found[each][0][1].severity, found[each][0][0].step)):
+    for name in sorted(found, key=lambda each: (severity_rank(found[each][0][1].severity), found[each][0][0].step)):
         lines += [*_warning(found[name][0][1], _at(found[name], steps), paint), ""]
     if together is not None:
         for warning in together.report.warnings:
@@ -58,7 +59,7 @@ def _at(found: Sequence[tuple[CheckedStep, LintWarning]], steps: Sequence[Checke
 
 
 def _warning(warning: LintWarning, at: str, paint: Paint) -> Iterator[str]:
-    head = f"{warning.severity:<5}  {warning.name}: {warning.title}" + (f" ({at})" if at else "")
+    head = f"{warning.severity:<8}  {warning.name}: {warning.title}" + (f" ({at})" if at else "")
     first, *rest = wrap(head, _INDENT, first=" ")
     yield paint(first, warning.severity)
     yield from rest

@@ -13,12 +13,12 @@ from typing import Literal, TextIO
 
 __all__ = ["WIDTH", "Paint", "bar", "count", "moment", "number", "sparkline", "table", "wrap"]
 
-Style = Literal["bold", "dim", "good", "look", "bad"]
+Style = Literal["bold", "dim", "good", "warning", "critical"]
 
 WIDTH = 100
 DASH = "–"
 _LEVELS = "▁▂▃▄▅▆▇█"
-_CODES: dict[Style, str] = {"bold": "1", "dim": "2", "good": "32", "look": "33;1", "bad": "31;1"}
+_CODES: dict[Style, str] = {"bold": "1", "dim": "2", "good": "32", "warning": "33;1", "critical": "31;1"}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 

@@ -18,6 +18,7 @@ from foreshock.early_warning.events import Event
 from foreshock.early_warning.rules import LAG_KEY, RulesState, ThresholdRule, advance_rules
 from foreshock.early_warning.schedule import LengthDecaySchedule
 from foreshock.early_warning.surge import SurgeSettings, SurgeSign, SurgeState, advance_surge
+from foreshock.severity import Severity
 
 DETECTOR_VERSION = 1
 """Raised with every change of behaviour: snapshots of another version are not continued."""
@@ -122,6 +123,12 @@ def open_signals(state: WarningState, configuration: WarningConfiguration) -> tu
     return tuple(sorted(standing, key=lambda signal: (signal.fired_step, signal.rule)))
 
 
+_SEVERITY: dict[str, Severity] = {
+    "surge": "critical",
+    "early_surge": "warning",
+    "surge_again": "warning",
+    "ramp": "info",
+}
 _WHY = {
     "surge": "Responses have doubled within a window of steep growth: the length surge that comes before a collapse.",
     "early_surge": "Responses have doubled steeply within the first steps. Many healthy runs do so, and no mismatch or "
@@ -147,7 +154,6 @@ def _event_of(sign: SurgeSign, settings: SurgeSettings) -> Event:
     }
     if sign.effective:
         evidence["decay_period"] = LengthDecaySchedule.from_surge(sign.surge_step).decay_period
-    severity = {"surge": "bad", "early_surge": "look", "surge_again": "look", "ramp": "info"}
     kind = "surge" if sign.effective else sign.kind
     name = {"early_surge": "length_surge_early", "surge_again": "length_surge_again", "ramp": "length_ramp"}
     return Event(
@@ -155,7 +161,7 @@ def _event_of(sign: SurgeSign, settings: SurgeSettings) -> Event:
         step=sign.step,
         value=sign.length,
         threshold=settings.growth * sign.baseline,
-        severity=severity[kind],  # type: ignore[arg-type]
+        severity=_SEVERITY[kind],
         why=_WHY[kind],
         what_to_do=_WHAT_TO_DO[kind],
         moves_learning_rate=sign.effective,

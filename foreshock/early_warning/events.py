@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Severity = Literal["info", "look", "bad"]
+from foreshock.severity import Severity
+
 Change = Literal["fired", "cleared"]
 Evidence = Mapping[str, float | int | str]
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from foreshock.early_warning.events import Event, Severity
+from foreshock.early_warning.events import Event
 from foreshock.early_warning.robust import median, step_noise
 from foreshock.json_values import finite_or_none
+from foreshock.severity import Severity
 
 BASELINE_VALUES = 10
 """The run's own baseline is the median of its first ten values: short, so that an early rise is not swallowed by it."""

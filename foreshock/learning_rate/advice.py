@@ -14,7 +14,7 @@ __all__ = ["Advice", "AdviceAlert"]
 
 @dataclass(frozen=True, slots=True)
 class AdviceAlert:
-    """An open alert of the run; `severity` is "info", "look" or "bad"."""
+    """An open alert of the run; `severity` is "info", "warning" or "critical"."""
 
     rule: str
     step: int

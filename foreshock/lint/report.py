@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 __all__ = ["CheckResult", "CheckState", "Example", "LintReport", "LintWarning", "Severity"]
 
-Severity = Literal["bad", "look"]
+Severity = Literal["critical", "warning"]
 CheckState = Literal["clean", "warned", "not checked"]
 
 
@@ -27,7 +27,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class LintWarning:
-    """A named warning. `bad`: measures of this data are wrong; `look`: they may mislead.
+    """A named warning. `critical`: measures of this data are wrong; `warning`: they may mislead.
 
     `seen` says in a sentence what was seen, `evidence` holds its numbers by name (finite), `where` up to three
     examples, `effect` says what it does to the measures, `remedy` what to do.
@@ -55,7 +55,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """All checks over `rollouts` rollouts and `tokens` model-generated tokens; bad warnings first."""
+    """All checks over `rollouts` rollouts and `tokens` model-generated tokens; critical warnings first."""
 
     rollouts: int
     tokens: int

@@ -41,7 +41,9 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
         f"{repeated:,} of {hashes.prompts.size:,} rollouts equal another one of their prompt in every token and in "
         f"every bit of log μ{unlikely}; {format_number(expected)} are expected by chance{greedy}."
     )
-    return Finding(check, "look", seen, {"repeated": repeated, "expected": expected, "rollouts": hashes.prompts.size})
+    return Finding(
+        check, "warning", seen, {"repeated": repeated, "expected": expected, "rollouts": hashes.prompts.size}
+    )
 
 
 def _log_chance(repeated: int, expected: float) -> float:

@@ -48,7 +48,7 @@ def check_missing_trainer(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
             )
             numbers = {"token_id": float(token_id), "sampled": sampled, "dropped": affected}
             where = tuple(each for each in evidence.where(one) if each.text.startswith(f"id {token_id},"))
-            return Finding(one, "bad", seen, {**numbers, "dropped_of_others": others}, where), rest
+            return Finding(one, "critical", seen, {**numbers, "dropped_of_others": others}, where), rest
     # NaN and −inf have a check of their own.
     zeros = missing - evidence.count("trainer_nan") - evidence.count("trainer_minus_inf")
     if zeros > 0:
@@ -56,7 +56,7 @@ def check_missing_trainer(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
             f"{zeros:,} tokens of {ids.size:,} ids have log π = 0 while log μ is below −0.5"
             f"{_place(evidence, 'missing', missing)}."
         )
-        rest = Finding(many, "bad", seen, {"tokens": zeros, "token_ids": ids.size})
+        rest = Finding(many, "critical", seen, {"tokens": zeros, "token_ids": ids.size})
     return Clean(one), rest
 
 
@@ -77,7 +77,7 @@ def check_missing_engine(evidence: LintEvidence) -> Outcome:
     mean_log_pi = format_number(evidence.sum("no_mu_log_pi") / missing)
     seen = f"{missing:,} tokens have log μ = 0 exactly, and a mean log π of {mean_log_pi}{place}."
     numbers = {name: evidence.count(name) for name in ("no_mu", "no_mu_first", "no_mu_last", "no_mu_trailing")}
-    return Finding(check, "bad", seen, numbers)
+    return Finding(check, "critical", seen, numbers)
 
 
 def check_masked_values(evidence: LintEvidence, pad_id: Outcome) -> Outcome:
@@ -94,7 +94,7 @@ def check_masked_values(evidence: LintEvidence, pad_id: Outcome) -> Outcome:
     values = {"rollout": "a log μ", "advantage": "an advantage", "trainer": "a log π", "entropy": "an entropy"}
     counted = ", ".join(f"{numbers[name]:,} have {value}" for name, value in values.items() if numbers[name])
     return Finding(
-        check, "look", f"Of {masked:,} masked tokens, {counted} other than 0.", {"masked": masked, **numbers}
+        check, "warning", f"Of {masked:,} masked tokens, {counted} other than 0.", {"masked": masked, **numbers}
     )
 
 

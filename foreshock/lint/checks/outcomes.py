@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from foreshock.lint.catalogue import CHECKS
 from foreshock.lint.evidence.lint_evidence import LintEvidence
 from foreshock.lint.report import CheckResult, Example, LintReport, LintWarning, Severity
+from foreshock.severity import severity_rank
 
 __all__ = ["FALSE_ALARM", "LEAST_GROUPS", "Clean", "Finding", "NotChecked", "Outcome", "build_report"]
 
@@ -49,13 +50,14 @@ Outcome = Finding | Clean | NotChecked
 
 
 def build_report(evidence: LintEvidence, outcomes: Iterable[Outcome]) -> LintReport:
-    """Return the report of the outcomes, one for each check, in the order of the catalogue; `bad` warnings first."""
+    """Return the report of the outcomes, one for each check, in the order of the catalogue, critical warnings first."""
     by_name = {outcome.check: outcome for outcome in outcomes}
     findings = [found for name in CHECKS if isinstance(found := by_name[name], Finding)]
+    ordered = sorted(findings, key=lambda each: severity_rank(each.severity))
     return LintReport(
         rollouts=evidence.count("rollouts"),
         tokens=evidence.count("tokens"),
-        warnings=tuple(_warning(evidence, finding) for finding in sorted(findings, key=lambda each: each.severity)),
+        warnings=tuple(_warning(evidence, finding) for finding in ordered),
         checks=tuple(_result(by_name[name]) for name in CHECKS),
     )
 

@@ -56,7 +56,7 @@ def check_identical(evidence: LintEvidence) -> Outcome:
         f"{paired:,} of {paired:,} differences are exactly 0, {uncertain:,} of them at tokens with log μ below −0.01"
         f"{'; bypass is declared' if bypass else ''}."
     )
-    severity: Severity = "look" if evidence.count("declared_policy") == evidence.count("rollouts") else "bad"
+    severity: Severity = "warning" if evidence.count("declared_policy") == evidence.count("rollouts") else "critical"
     return Finding(check, severity, seen, {"tokens": paired, "uncertain_tokens": uncertain})
 
 
@@ -67,7 +67,7 @@ def _partly_copied(evidence: LintEvidence) -> Outcome:
     if copied < max(_LEAST_COPIED_ROLLOUTS, _COPIED_SHARE * copiable):
         return Clean(check)
     seen = f"{copied:,} of {copiable:,} rollouts have log π equal to log μ at every uncertain token; the others do not."
-    return Finding(check, "look", seen, {"copied_rollouts": copied, "rollouts": copiable})
+    return Finding(check, "warning", seen, {"copied_rollouts": copied, "rollouts": copiable})
 
 
 def check_log_base(evidence: LintEvidence) -> Outcome:
@@ -92,7 +92,7 @@ def check_log_base(evidence: LintEvidence) -> Outcome:
                     f"log π is {format_number(slopes[0])} times log μ over {tokens:,} uncertain tokens, at likely and "
                     f"unlikely ones alike: {meaning}, and the other one in base e."
                 )
-                return Finding(check, "bad", seen, {"factor": slopes[0], "tokens": tokens})
+                return Finding(check, "critical", seen, {"factor": slopes[0], "tokens": tokens})
     return Clean(check)
 
 
@@ -126,7 +126,7 @@ def check_trainer_temperature(evidence: LintEvidence) -> Outcome:
         f"{format_number(low)}; both are 1 if the trainer divides its logits by it."
     )
     numbers = {"factor_at_likely": slopes["likely"], "factor_at_unlikely": slopes["unlikely"], "temperature": low}
-    return Finding(check, "look", seen, {**numbers, "tokens": tokens})
+    return Finding(check, "warning", seen, {**numbers, "tokens": tokens})
 
 
 def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
@@ -154,11 +154,11 @@ def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
             f"{mean_text}; d is below −0.01 at {below:,} tokens and above 0.01 at {above:,}; {certain:,} tokens "
             f"({format_percent(certain, paired)}) are certain under μ and not under π."
         )
-        return Finding(processed, "bad", seen, numbers), NotChecked(other, "explained by processed log-probs")
+        return Finding(processed, "critical", seen, numbers), NotChecked(other, "explained by processed log-probs")
     if not tested:
         return NotChecked(processed, too_few.why), too_few
     if off:
-        return Clean(processed), Finding(other, "look", f"{mean_text}, Student's t {format_number(t)}.", numbers)
+        return Clean(processed), Finding(other, "warning", f"{mean_text}, Student's t {format_number(t)}.", numbers)
     return Clean(processed), Clean(other)
 
 
@@ -182,7 +182,7 @@ def check_shift(evidence: LintEvidence) -> Outcome:
         f"and log μ of token {other}; the shift fits at least twice as well in {preferring:,} of {rollouts:,} rollouts."
     )
     numbers = {"mean_gap": own, "mean_gap_earlier": gaps["earlier"], "mean_gap_later": gaps["later"]}
-    return Finding(check, "bad", seen, {**numbers, "rollouts_preferring": preferring, "rollouts": rollouts})
+    return Finding(check, "critical", seen, {**numbers, "rollouts_preferring": preferring, "rollouts": rollouts})
 
 
 def _partly_shifted(evidence: LintEvidence) -> Outcome:
@@ -196,7 +196,7 @@ def _partly_shifted(evidence: LintEvidence) -> Outcome:
         f"In {clear[best]:,} of {rollouts:,} rollouts log π of token t fits log μ of token {_OTHER[best]} at least "
         "four times as well as log μ of token t; in the others it does not."
     )
-    return Finding(check, "bad", seen, {"rollouts_preferring": clear[best], "rollouts": rollouts})
+    return Finding(check, "critical", seen, {"rollouts_preferring": clear[best], "rollouts": rollouts})
 
 
 def _interval(mean: float, t: float, groups: int) -> str:

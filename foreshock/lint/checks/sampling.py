@@ -39,7 +39,7 @@ def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: boo
             f"{declared:,} of {evidence.count('rollouts'):,} rollouts were sampled with {_parameters(evidence)}, and "
             f"the engine logs raw_logprobs, before these are applied{_result_of(tested)}."
         )
-        return Finding(_CHECK, "bad", seen, sums.numbers()), other
+        return Finding(_CHECK, "critical", seen, sums.numbers()), other
     if unreliable or not isinstance(tested, NotChecked) or isinstance(other, Finding):
         return tested, other
     if evidence.count("shaped_mode_unknown"):
@@ -62,7 +62,7 @@ def _entropy_of_trainer(evidence: LintEvidence, sums: SurprisalSums) -> Finding 
         f"from the entropy by only {format_signed_percent(of_target)}."
     )
     numbers = {"share_of_mu": share, "share_of_pi": of_target, "tokens": sums.tokens}
-    return Finding("entropy_of_trainer", "look", seen, numbers)
+    return Finding("entropy_of_trainer", "warning", seen, numbers)
 
 
 def _entropy_not_checked(evidence: LintEvidence, unreliable: str) -> Clean | NotChecked:

@@ -129,7 +129,7 @@ def check_surprisal(sums: SurprisalSums) -> Finding | Clean | NotChecked:
         f"{format_number(sums.entropy / sums.tokens)} ({format_signed_percent(excess / sums.entropy)}); surprisal_z "
         f"{format_number(sums.z)} over {sums.clusters:,} {sums.unit}; {meaning}{''.join(base)}."
     )
-    return Finding(_CHECK, "bad", seen, sums.numbers())
+    return Finding(_CHECK, "critical", seen, sums.numbers())
 
 
 def sums_for_run(evidence: LintEvidence) -> SurprisalSums:

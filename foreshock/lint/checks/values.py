@@ -44,7 +44,9 @@ def check_signs(evidence: LintEvidence) -> list[Outcome]:
         numbers[check] |= {f"{name}_positive": positive, f"{name}_min": least, f"{name}_max": most}
     where = evidence.where("positive_log_probs")
     return [
-        Finding(check, "bad", "; ".join(found[check]) + ".", numbers[check], where) if found[check] else Clean(check)
+        Finding(check, "critical", "; ".join(found[check]) + ".", numbers[check], where)
+        if found[check]
+        else Clean(check)
         for check in _SIGNS
     ]
 
@@ -75,7 +77,7 @@ def check_finite(evidence: LintEvidence) -> Outcome:
             total = int(sum(numbers[f"{name}_{kind}"] for kind in kinds))
             logged = evidence.count(f"{name}_logged")
             parts.append(f"{_NAMES[name]}: {', '.join(counted)} of {logged:,}{_place(evidence, name, total)}")
-    return Finding(check, "look", "; ".join(parts) + ".", {name: value for name, value in numbers.items() if value})
+    return Finding(check, "warning", "; ".join(parts) + ".", {name: value for name, value in numbers.items() if value})
 
 
 def _place(evidence: LintEvidence, name: str, total: int) -> str:
@@ -117,7 +119,7 @@ def check_rounding(evidence: LintEvidence) -> Outcome:
             )
             numbers |= {f"{name}_as_{kind}": float(fitting), f"{name}_seen": float(large)}
     if parts:
-        return Finding(check, "look", "; ".join(parts) + ".", numbers)
+        return Finding(check, "warning", "; ".join(parts) + ".", numbers)
     return Clean(check) if enough else NotChecked(check, f"fewer than {_LEAST_ROUNDING_SEEN} uncertain tokens")
 
 

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 
 from service.present.pages.figures.attribution import percent
-from service.present.pages.figures.mismatch import BAD_ABOVE, LOOK_ABOVE
+from service.present.pages.figures.mismatch import CRITICAL_ABOVE, WARNING_ABOVE
 from service.present.pages.figures.specification import scientific
 from service.present.pages.view_models import Label, Moment, Tone, Value
 
@@ -20,14 +20,14 @@ OUT_OF_DATE = (
 RUN_STATES: dict[str, Label] = {
     "running": Label("running", "good", live=True),
     "finished": Label("finished"),
-    "failed": Label("failed", "bad"),
+    "failed": Label("failed", "critical"),
 }
 PROBE_STATES: dict[str, Label] = {
     "queued": Label("queued"),
     "running": Label("running", "good", live=True),
     "done": Label("done", "good"),
-    "failed": Label("failed", "bad"),
-    "skipped": Label("skipped", "look"),
+    "failed": Label("failed", "critical"),
+    "skipped": Label("skipped", "warning"),
 }
 PHASES: dict[str, str] = {
     "warming": "warming: no baseline yet",
@@ -40,7 +40,7 @@ MODES: dict[str, Label] = {
     "shadow": Label("shadow: only shown"),
     "apply": Label("apply: the trainer follows", "good"),
 }
-TONES: dict[str, Tone] = {"info": "", "look": "look", "bad": "bad"}
+TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
 
 
 def label_of(state: str, known: dict[str, Label]) -> Label:
@@ -90,7 +90,7 @@ def mismatch_value(value: float | None) -> Value:
     """k3 with the tone of the published ranges for dense models at lag 0."""
     if value is None or math.isnan(value):
         return Value(DASH)
-    tone: Tone = "bad" if value > BAD_ABOVE else "look" if value > LOOK_ABOVE else ""
+    tone: Tone = "critical" if value > CRITICAL_ABOVE else "warning" if value > WARNING_ABOVE else ""
     return Value(number(value), tone)
 
 
@@ -98,5 +98,5 @@ def alerts_label(severities: list[str]) -> Label:
     """How many alerts are open, in the tone of the worst."""
     if not severities:
         return Label("none", "good")
-    tone: Tone = "bad" if "bad" in severities else "look" if "look" in severities else ""
+    tone: Tone = "critical" if "critical" in severities else "warning" if "warning" in severities else ""
     return Label(f"{len(severities)} open", tone)

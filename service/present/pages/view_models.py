@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Tone = Literal["", "good", "look", "bad"]
+Tone = Literal["", "good", "warning", "critical"]
 
 
 @dataclass(frozen=True, slots=True)

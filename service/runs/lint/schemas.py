@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from foreshock.lint import CheckResult, Example, LintReport, LintWarning
 
-Severity = Literal["bad", "look"]
+Severity = Literal["critical", "warning"]
 
 
 class ExampleRead(BaseModel):
@@ -28,7 +28,7 @@ class WarningRead(BaseModel):
     """A named warning with its evidence."""
 
     name: str
-    severity: Severity = Field(description="`bad`: measures are wrong; `look`: they may mislead")
+    severity: Severity = Field(description="`critical`: measures are wrong; `warning`: they may mislead")
     title: str
     seen: str
     evidence: dict[str, float]
@@ -73,7 +73,7 @@ class StepLintRead(BaseModel):
     shards: int = Field(description="shards that were looked at")
     rollouts: int
     tokens: int = Field(description="model-generated tokens")
-    warnings: list[WarningRead] = Field(description="bad ones first; empty where the step is clean")
+    warnings: list[WarningRead] = Field(description="critical ones first; empty where the step is clean")
     checks: list[CheckRead]
 
     @classmethod
@@ -110,7 +110,7 @@ class RunLintRead(BaseModel):
 
     checked_steps: int
     clean_steps: int
-    warnings: list[RunWarningRead] = Field(description="bad ones first, then by their newest step")
+    warnings: list[RunWarningRead] = Field(description="critical ones first, then by their newest step")
     whole_run: WarningRead | None = Field(
         description="the surprisal test over all steps together, where these have something to say that no step has"
     )

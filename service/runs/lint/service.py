@@ -14,6 +14,7 @@ from foreshock.errors import StatisticsError
 from foreshock.lint import CHECKS, CheckResult, LintEvidence, LintWarning, run_checks
 from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal, sums_for_run
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.severity import severity_rank
 from service.platform.database.tables import ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
@@ -138,7 +139,7 @@ def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
     warnings = [
         RunWarningRead(
             name=name,
-            severity=cast(Severity, min(step.warnings[name] for step in having)),
+            severity=cast(Severity, min((step.warnings[name] for step in having), key=severity_rank)),
             title=CHECKS[name].title if name in CHECKS else name,
             steps=len(having),
             first_step=having[0].step,
@@ -146,7 +147,7 @@ def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
         )
         for name, having in found.items()
     ]
-    return sorted(warnings, key=lambda each: (each.severity, -each.newest_step, each.name))
+    return sorted(warnings, key=lambda each: (severity_rank(each.severity), -each.newest_step, each.name))
 
 
 def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from foreshock.severity import Severity
 from service.platform.schemas import AttemptNumber, Name, Step
 
 
@@ -28,7 +29,7 @@ class AdviceAlertRead(BaseModel):
     id: str
     rule: str
     step: int
-    severity: Literal["info", "look", "bad"]
+    severity: Severity
     value: float
     threshold: float
     why: str

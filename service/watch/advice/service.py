@@ -41,7 +41,7 @@ STALE_AFTER_STEPS = 10
 
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10
-"""Steps between the weights that a probe would like to have, in quiet times and while a bad alert is open."""
+"""Steps between the weights that a probe would like to have, in quiet times and while a critical alert is open."""
 
 
 class AdviceConflict(ProblemError):
@@ -183,5 +183,5 @@ def _reason(detectors: WarningState) -> str:
 def _wanted(run: Run, step: int, opened: list[Alert]) -> int | None:
     if run.state != "running":
         return None
-    every = WANT_WEIGHTS_EVERY_IN_ALARM if any(alert.severity == "bad" for alert in opened) else WANT_WEIGHTS_EVERY
+    every = WANT_WEIGHTS_EVERY_IN_ALARM if any(alert.severity == "critical" for alert in opened) else WANT_WEIGHTS_EVERY
     return (step // every + 1) * every

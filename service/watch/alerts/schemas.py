@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from foreshock.severity import Severity
+
 AlertState = Literal["open", "acknowledged", "resolved", "retracted"]
 
 
@@ -22,7 +24,7 @@ class AlertRead(BaseModel):
     attempt: int
     rule: str
     step: int
-    severity: Literal["info", "look", "bad"]
+    severity: Severity
     value: float
     threshold: float
     why: str

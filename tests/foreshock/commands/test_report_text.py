@@ -77,9 +77,9 @@ def test_the_gravest_measure_is_the_verdict() -> None:
     text = text_of()
     assert "π the trainer's ─" in text
     (title,) = [line for line in text.splitlines() if line.startswith("Mismatch")]
-    assert title.endswith(" bad")
+    assert title.endswith(" critical")
     (row,) = [line for line in text.splitlines() if line.startswith("  E[exp |d|]")]
-    assert " 1.20000  bad " in row
+    assert " 1.20000  critical " in row
     assert "at most 4.00e-4 (step 40)" in text
 
 
@@ -127,10 +127,12 @@ def test_an_empty_run_is_a_report_too() -> None:
 
 
 def test_alerts_are_said_with_what_to_do() -> None:
-    alert = AlertReading("a", "mismatch_bad", 9, "bad", "open", 0.02, 0.01, "k3 is high. " * 12, "Probe a step. " * 12)
+    alert = AlertReading(
+        "a", "mismatch_critical", 9, "critical", "open", 0.02, 0.01, "k3 is high. " * 12, "Probe a step. " * 12
+    )
     text = text_of(alerts=(alert, dataclasses.replace(alert, id="b", state="retracted", rule="gone")))
     assert "1 open" in text
-    assert "  bad   step 9, mismatch_bad, open (value 0.0200, threshold 0.0100)" in text
+    assert "  critical step 9, mismatch_critical, open (value 0.0200, threshold 0.0100)" in text
     assert "→ Probe a step." in text
     assert "gone" not in text
 

@@ -72,7 +72,7 @@ def test_probabilities_in_json_lines_are_named_and_not_only_refused(
     path = write_lines(tmp_path / "step_0040.jsonl.gz", step, rollout_log_probs=np.exp(step.rollout_log_probs))
     assert main(["selfcheck", str(path)]) == 1
     out = capsys.readouterr().out
-    assert "bad    probabilities_as_log_probs: probabilities were logged instead of log-probs" in out
+    assert "critical  probabilities_as_log_probs: probabilities were logged instead of log-probs" in out
     assert "rollout_log_probs" in out
     assert "What to do: Log the natural logarithm" in out
     assert max(len(line) for line in out.splitlines()) <= 100

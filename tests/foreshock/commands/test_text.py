@@ -91,7 +91,7 @@ def test_colours_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert Paint(io.StringIO())("bad", "bad") == "bad"
-    assert Paint(Terminal())("bad", "bad") == "\x1b[31;1mbad\x1b[0m"
+    assert Paint(io.StringIO())("critical", "critical") == "critical"
+    assert Paint(Terminal())("critical", "critical") == "\x1b[31;1mcritical\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert Paint(Terminal())("bad", "bad") == "bad"
+    assert Paint(Terminal())("critical", "critical") == "critical"

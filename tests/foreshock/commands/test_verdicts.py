@@ -14,18 +14,18 @@ from foreshock.commands.verdicts import Verdict, verdict_of, worst
     [
         ("k3_kl", 5e-4, "healthy", "healthy"),
         ("k3_kl", 1e-3, "healthy", "healthy"),
-        ("k3_kl", 5e-3, "look", "healthy"),
-        ("k3_kl", 5e-2, "bad", "look"),
-        ("k3_kl", 0.5, "bad", "bad"),
+        ("k3_kl", 5e-3, "warning", "healthy"),
+        ("k3_kl", 5e-2, "critical", "warning"),
+        ("k3_kl", 0.5, "critical", "critical"),
         ("k3_kl", math.nan, "unknown", "unknown"),
         ("rollout_probs_diff_mean", 0.004, "healthy", "healthy"),
-        ("rollout_probs_diff_mean", 0.02, "look", "look"),
+        ("rollout_probs_diff_mean", 0.02, "warning", "warning"),
         ("token_mult_prob_error", 1.05, "healthy", "healthy"),
-        ("token_mult_prob_error", 1.08, "look", "look"),
-        ("token_mult_prob_error", 1.2, "bad", "bad"),
+        ("token_mult_prob_error", 1.08, "warning", "warning"),
+        ("token_mult_prob_error", 1.2, "critical", "critical"),
         ("tail_2", 0.005, "healthy", "healthy"),
-        ("tail_2", 0.05, "look", "look"),
-        ("tail_2", 0.2, "bad", "bad"),
+        ("tail_2", 0.05, "warning", "warning"),
+        ("tail_2", 0.2, "critical", "critical"),
         ("response_length_mean", 1e9, "unknown", "unknown"),
     ],
 )
@@ -35,6 +35,6 @@ def test_the_verdict_on_a_value(measure: str, value: float, dense: Verdict, moe:
 
 
 def test_the_gravest_counts() -> None:
-    assert worst(["healthy", "bad", "look"]) == "bad"
+    assert worst(["healthy", "critical", "warning"]) == "critical"
     assert worst(["unknown", "healthy"]) == "healthy"
     assert worst([]) == "unknown"

@@ -123,7 +123,7 @@ def test_the_report_is_readable_in_100_columns(imported: RunningService, capsys:
                   "Lengths", "Alerts", "Learning-rate advice"):  # fmt: skip
         assert f"\n{title}" in text
     (worst,) = [line for line in text.splitlines() if line.startswith("    17 ")]
-    assert worst.endswith("bad")
+    assert worst.endswith("critical")
     assert "step 17 ─" in text
     assert f"Pages: {imported.url}/runs/run_" in text
 
@@ -146,9 +146,9 @@ def test_watching_prints_a_line_a_step_and_the_alerts(
     lines = [line for line in text.splitlines() if line.startswith("step ")]
     assert [int(line.split()[1]) for line in lines] == list(range(15, 31))
     assert all(len(line) <= WIDTH + 5 for line in lines)
-    assert " bad " in lines[2]
+    assert " critical " in lines[2]
     # These rollouts lag behind the trainer, where absolute rules rest: what fires is relative to the run itself.
-    assert "\nLOOK at step " in text
+    assert "\nWARNING at step " in text
     assert "\n     → " in text
     assert text.splitlines()[-1] == "the run is finished"
 

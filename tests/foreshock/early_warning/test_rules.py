@@ -24,14 +24,14 @@ def rise(before: float, after: float, at: int = 30, steps: int = 60) -> np.ndarr
 
 
 REACHED = {
-    "mismatch_look": (K3, flat(2e-3)),
-    "mismatch_bad": (K3, flat(2e-2)),
+    "mismatch_warning": (K3, flat(2e-3)),
+    "mismatch_critical": (K3, flat(2e-2)),
     "mismatch_rise": (K3, rise(5e-5, 4e-4)),
     "mismatch_runaway": (K3, rise(5e-4, 2e-2)),
-    "mismatch_baseline_bad": (K3, flat(2e-2)),
+    "mismatch_baseline_critical": (K3, flat(2e-2)),
     "probability_difference": ("trainer/rollout:rollout_probs_diff_mean", flat(0.02)),
-    "multiplicative_error_look": ("trainer/rollout:token_mult_prob_error", flat(1.07)),
-    "multiplicative_error_bad": ("trainer/rollout:token_mult_prob_error", flat(1.2)),
+    "multiplicative_error_warning": ("trainer/rollout:token_mult_prob_error", flat(1.07)),
+    "multiplicative_error_critical": ("trainer/rollout:token_mult_prob_error", flat(1.2)),
     "tail_heavy": ("trainer/rollout:tail_2", flat(0.2)),
     "effective_sample_size_low": ("trainer/rollout:ess_token", flat(0.1)),
     "scores_identical": ("trainer/rollout:max_abs_d", flat(0.0)),
@@ -42,16 +42,16 @@ REACHED = {
     "log_probs_not_finite": ("rollout:nonfinite_log_probs", flat(3.0)),
 }
 SILENT = {
-    "mismatch_look": noisy(flat(5e-4), 0.2),
-    "mismatch_bad": flat(5e-3),
+    "mismatch_warning": noisy(flat(5e-4), 0.2),
+    "mismatch_critical": flat(5e-3),
     # As noisy as a tiny healthy run: the noise is part of the threshold.
     "mismatch_rise": noisy(flat(3e-5), 0.9),
     # Bad from the start: an absolute crossing alone is not enough.
     "mismatch_runaway": flat(2e-2),
-    "mismatch_baseline_bad": flat(5e-3),
+    "mismatch_baseline_critical": flat(5e-3),
     "probability_difference": flat(0.007),
-    "multiplicative_error_look": flat(1.03),
-    "multiplicative_error_bad": flat(1.07),
+    "multiplicative_error_warning": flat(1.03),
+    "multiplicative_error_critical": flat(1.07),
     "tail_heavy": flat(0.01),
     "effective_sample_size_low": flat(0.9),
     "scores_identical": flat(1e-3),
@@ -112,7 +112,7 @@ def watched(rule: ThresholdRule, curve: list[float]) -> list[tuple[str, int, int
 
 
 RULE = ThresholdRule(
-    name="test", key="scalars:x", severity="look", why="w", what_to_do="d", source="s",
+    name="test", key="scalars:x", severity="warning", why="w", what_to_do="d", source="s",
     absolute=1.0, minimum_duration=3, cooldown_steps=10,
 )  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_an_absolute_rule_cannot_be_made_to_move_the_learning_rate() -> None:
 
 def test_a_mismatch_that_was_always_bad_alarms_but_never_moves_the_learning_rate() -> None:
     _, events = watch(closed_steps({K3: noisy(flat(5e-2, 300), 0.3)}))
-    assert {"mismatch_bad", "mismatch_baseline_bad"} <= {event.rule for event in events}
+    assert {"mismatch_critical", "mismatch_baseline_critical"} <= {event.rule for event in events}
     assert not any(event.moves_learning_rate for event in events)
 
 
@@ -154,7 +154,7 @@ def test_absolute_ranges_rest_while_rollouts_lag_and_relative_rules_use_the_base
     k3 = np.r_[flat(5e-4, 30), flat(8e-3, 40), flat(8e-2, 30)]
     _, events = watch(closed_steps({K3: k3, "rollout:lag_mean": lag}))
     names = dict(fired(events))
-    assert "mismatch_bad" not in names
+    assert "mismatch_critical" not in names
     # The tenfold higher value at lag 4 is that lag's own baseline; what rises above it is a rise.
     assert names["mismatch_runaway"] == 73
     assert names["mismatch_rise"] == 75
@@ -164,7 +164,7 @@ def test_a_mixture_of_experts_has_its_own_ranges() -> None:
     steps = closed_steps({K3: flat(5e-3)})
     dense = {event.rule for event in watch(steps)[1]}
     experts = {event.rule for event in watch(steps, WarningConfiguration.for_model(mixture_of_experts=True))[1]}
-    assert "mismatch_look" in dense
+    assert "mismatch_warning" in dense
     assert experts == set()
     assert [rule.name for rule in default_rules(True)] == [rule.name for rule in DEFAULT_RULES]
 

@@ -23,7 +23,7 @@ ANSWER: dict[str, Any] = {
     "observed_step": 201,
     "stale": False,
     "reason": "Response lengths surged at step 110.",
-    "alerts": [{"rule": "length_surge", "step": 110, "severity": "look", "why": "w", "what_to_do": "d", "new": 1}],
+    "alerts": [{"rule": "length_surge", "step": 110, "severity": "warning", "why": "w", "what_to_do": "d", "new": 1}],
     "want_weights_at_step": 210,
 }
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_holds_all_of_it(surge: int, period: int, halvings: list[in
         mode=mode,
         schedule=LengthDecaySchedule(surge, period),
         halvings=tuple(sorted(halvings)),
-        alerts=(AdviceAlert("rule", 3, "bad", "why", "what"),),
+        alerts=(AdviceAlert("rule", 3, "critical", "why", "what"),),
         want_weights_at_step=5,
     )
     again = Advice.from_json(json.loads(json.dumps(advice.to_json())))

@@ -50,7 +50,7 @@ def rounded_to_float16(values: np.ndarray) -> np.ndarray:
 def test_a_copied_column_is_a_bypass_and_not_agreement(step: RolloutBatch) -> None:
     copied = replace(step, trainer_log_probs=real_mu(step).copy(), attributes=BatchAttributes())
     warning = only(lint_batch(copied), "identical_log_probs")
-    assert warning.severity == "bad"
+    assert warning.severity == "critical"
     assert warning.evidence["tokens"] == step.num_tokens
     assert "1,120 differences are exactly 0" in warning.seen
     assert not_checked(lint_batch(copied))["mean_ratio"] == "the two log-probs are the same numbers"
@@ -60,7 +60,7 @@ def test_a_declared_bypass_is_still_said_and_no_longer_bad(step: RolloutBatch) -
     attributes = BatchAttributes(trainer_policy="bypass")
     copied = replace(step, trainer_log_probs=real_mu(step).copy(), attributes=attributes)
     warning = only(lint_batch(copied), "identical_log_probs")
-    assert warning.severity == "look"
+    assert warning.severity == "warning"
     assert "bypass is declared" in warning.seen
 
 
@@ -72,7 +72,7 @@ def test_a_shift_by_one_token_is_seen_in_both_directions(
     report = lint_batch(replace(step, trainer_log_probs=moved))
     assert "shifted_log_probs" in names(report)
     warning = next(each for each in report.warnings if each.name == "shifted_log_probs")
-    assert warning.severity == "bad"
+    assert warning.severity == "critical"
     assert f"log μ of token {other}" in warning.seen
     assert warning.evidence[f"mean_gap_{neighbour}"] < 0.05 * warning.evidence["mean_gap"]
     assert "different tokens" in not_checked(report)["mean_ratio"]
@@ -89,7 +89,7 @@ def test_probabilities_are_named_and_what_stands_on_them_is_not_judged(step: Rol
 
 
 def test_losses_are_log_probs_of_the_wrong_sign(step: RolloutBatch) -> None:
-    assert only(lint_batch(replace(step, rollout_log_probs=-real_mu(step))), "negated_log_probs").severity == "bad"
+    assert only(lint_batch(replace(step, rollout_log_probs=-real_mu(step))), "negated_log_probs").severity == "critical"
 
 
 def test_a_probability_beyond_1_is_named_with_its_place(step: RolloutBatch) -> None:

@@ -25,7 +25,7 @@ def test_a_shift_in_the_rollouts_of_one_rank_is_a_shift_and_no_lost_tokens(by: i
     batch = healthy_batch(1)
     moved = np.where(of_one_rank(batch), shifted(real_pi(batch), batch.response_offsets, by), real_pi(batch))
     warning = only(lint_batch(replace(batch, trainer_log_probs=moved)), "shifted_log_probs")
-    assert warning.severity == "bad"
+    assert warning.severity == "critical"
     assert 16 <= warning.evidence["rollouts_preferring"] <= 32
     assert "in the others it does not" in warning.seen
 
@@ -40,7 +40,7 @@ def test_rollouts_copied_by_one_rank_are_seen_beside_recomputed_ones() -> None:
     batch = healthy_batch(2)
     copied = np.where(of_one_rank(batch), real_mu(batch), real_pi(batch))
     warning = only(lint_batch(replace(batch, trainer_log_probs=copied)), "identical_log_probs")
-    assert warning.severity == "look"
+    assert warning.severity == "warning"
     assert 16 <= warning.evidence["copied_rollouts"] <= 32
 
 
@@ -117,7 +117,7 @@ def test_entropies_of_a_trainer_that_has_moved_on_are_no_raw_log_probs(scale: fl
     policy = Policy(sharpness=2.0, trainer_scale=scale, trainer_entropy=True)
     report = lint_batch(healthy_batch(7, policy, attributes=BatchAttributes()))
     warning = only(report, "entropy_of_trainer")
-    assert warning.severity == "look"
+    assert warning.severity == "warning"
     assert abs(warning.evidence["share_of_pi"]) < 0.05 < abs(warning.evidence["share_of_mu"])
     assert not_checked(report)["raw_log_probs"] == "`entropy` is that of π and not of μ"
     # The same policies with μ's own entropies: a lag, and nothing to say.
@@ -128,7 +128,7 @@ def test_a_declared_temperature_that_the_trainer_leaves_out_is_seen() -> None:
     batch = sample(Sampling(temperature=0.6, processed=True))
     declared = BatchAttributes(temperature=0.6, logprobs_mode="processed_logprobs")
     warning = only(lint_batch(replace(batch, attributes=declared, entropy=None)), "temperature_of_trainer")
-    assert warning.severity == "look"
+    assert warning.severity == "warning"
     assert warning.evidence["factor_at_unlikely"] < 1 < 1.3 < warning.evidence["factor_at_likely"]
     undeclared = lint_batch(replace(batch, attributes=BatchAttributes(), entropy=None))
     assert undeclared.is_clean

@@ -33,7 +33,7 @@ def test_raw_log_probs_look_perfect_but_for_their_surprisal(how: Sampling, words
     warnings = warnings_of(sample(how))
     assert set(warnings) == {"raw_log_probs"}, "mean ρ is 1 and d is small: nothing else can see it"
     warning = warnings["raw_log_probs"]
-    assert warning.severity == "bad"
+    assert warning.severity == "critical"
     assert words in warning.seen
     assert abs(warning.evidence["surprisal_z"]) > 3
     assert abs(warning.evidence["mean_surprisal"] / warning.evidence["mean_entropy"] - 1) > 0.05
@@ -42,7 +42,7 @@ def test_raw_log_probs_look_perfect_but_for_their_surprisal(how: Sampling, words
 def test_processed_log_probs_of_a_truncated_law_pull_the_mean_of_rho_below_1() -> None:
     batch = sample(Sampling(top_p=0.8, processed=True))
     warning = warnings_of(batch)["processed_log_probs"]
-    assert warning.severity == "bad"
+    assert warning.severity == "critical"
     assert warning.evidence["mean_ratio"] < 0.95
     assert warning.evidence["certain_under_mu_only"] > 50
     assert "log π" in warning.where[0].text

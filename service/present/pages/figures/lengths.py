@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.present.pages.figures.specification import (
-    BAD,
+    CRITICAL,
     MUTED,
     SERIES,
     SERIES_BAND,
@@ -66,7 +66,9 @@ def _marks(curves: LengthCurves) -> tuple[list[Json], list[Json]]:
     shapes: list[Json] = []
     labels: list[Json] = []
     if curves.surge_step is not None:
-        shape, label = vertical_marker(curves.surge_step, f"surge at {curves.surge_step}", BAD, left=_is_late(curves))
+        shape, label = vertical_marker(
+            curves.surge_step, f"surge at {curves.surge_step}", CRITICAL, left=_is_late(curves)
+        )
         shapes.append(shape)
         labels.append(label)
     if curves.length_cap is not None and _cap_is_near(curves):

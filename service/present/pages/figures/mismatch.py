@@ -1,4 +1,4 @@
-"""k3 per token of every comparison over steps, on a log axis, in front of the healthy, look and bad ranges."""
+"""k3 per token of every comparison over steps, on a log axis, in front of the healthy, warning and critical ranges."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from statistics import median
 from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
 from foreshock.scorers import REFERENCE, SCORERS, main_comparisons
 from service.present.pages.figures.specification import (
-    BAD,
-    BAD_BAND,
+    CRITICAL,
+    CRITICAL_BAND,
     HEALTHY,
     HEALTHY_BAND,
-    LOOK,
-    LOOK_BAND,
     SERIES,
+    WARNING,
+    WARNING_BAND,
     Curve,
     Figure,
     Json,
@@ -28,8 +28,8 @@ from service.present.pages.figures.specification import (
 TITLE = "Mismatch per token (k3)"
 
 # Token mean at lag 0 of a dense bfloat16 model; a mixture of experts lives ten times higher.
-LOOK_ABOVE = 1e-3
-BAD_ABOVE = 1e-2
+WARNING_ABOVE = 1e-3
+CRITICAL_ABOVE = 1e-2
 LOWEST_SHOWN = 3e-6
 HIGHEST_SHOWN = 3e-2
 MANY_DECADES = 1e7
@@ -114,7 +114,11 @@ def running_median(curve: Curve) -> Curve:
 
 
 def _bands(low: float, high: float) -> list[Json]:
-    edges = ((low, LOOK_ABOVE, HEALTHY_BAND), (LOOK_ABOVE, BAD_ABOVE, LOOK_BAND), (BAD_ABOVE, high, BAD_BAND))
+    edges = (
+        (low, WARNING_ABOVE, HEALTHY_BAND),
+        (WARNING_ABOVE, CRITICAL_ABOVE, WARNING_BAND),
+        (CRITICAL_ABOVE, high, CRITICAL_BAND),
+    )
     return [
         {
             "type": "rect", "layer": "below", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": bottom, "y1": top,
@@ -125,7 +129,7 @@ def _bands(low: float, high: float) -> list[Json]:
 
 
 def _band_names(high: float) -> list[Json]:
-    tops = ((LOOK_ABOVE, "healthy", HEALTHY), (BAD_ABOVE, "look", LOOK), (high, "bad", BAD))
+    tops = ((WARNING_ABOVE, "healthy", HEALTHY), (CRITICAL_ABOVE, "warning", WARNING), (high, "critical", CRITICAL))
     return [
         {
             "xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": math.log10(top), "yanchor": "top",
@@ -143,7 +147,7 @@ def _caption(curves: Mapping[str, Curve]) -> str:
     ]
     bands = (
         "Estimate of KL(behaviour‖target), mean over tokens, named target/behaviour. "
-        "Bands: a dense bfloat16 model at lag 0 (look above 1e-3, bad above 1e-2); "
+        "Bands: a dense bfloat16 model at lag 0 (warning above 1e-3, critical above 1e-2); "
         "a mixture of experts sits about ten times higher."
     )
     smoothed = any(len(curve.points()) > SMOOTHED_ABOVE for curve in curves.values())

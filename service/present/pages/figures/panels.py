@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.present.pages.figures.specification import (
-    BAD,
-    LOOK,
+    CRITICAL,
     SERIES,
+    WARNING,
     Curve,
     Figure,
     Json,
@@ -24,12 +24,12 @@ ROW_HEIGHT = 130
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One row: a curve, its name, and the lines that mark where it needs a look and where it is bad."""
+    """One row: a curve, its name, and the lines where the warning and critical ranges begin."""
 
     name: str
     curve: Curve
-    look_above: float | None = None
-    bad_above: float | None = None
+    warning_above: float | None = None
+    critical_above: float | None = None
     logarithmic: bool = False
     up_to: float | None = None
 
@@ -82,7 +82,7 @@ def _name(panel: Panel, top: float) -> Json:
 
 def _thresholds(panel: Panel, row: int) -> list[Json]:
     values = [value for _, value in panel.curve.points()]
-    levels = ((panel.look_above, LOOK), (panel.bad_above, BAD))
+    levels = ((panel.warning_above, WARNING), (panel.critical_above, CRITICAL))
     return [
         {
             "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": _axis("y", row), "y0": level, "y1": level,

@@ -20,8 +20,8 @@ Json = dict[str, Any]
 INK = "var(--ink)"
 MUTED = "var(--muted)"
 GRID = "var(--grid)"
-HEALTHY, LOOK, BAD = "var(--healthy)", "var(--look)", "var(--bad)"
-HEALTHY_BAND, LOOK_BAND, BAD_BAND = "var(--healthy-band)", "var(--look-band)", "var(--bad-band)"
+HEALTHY, WARNING, CRITICAL = "var(--healthy)", "var(--warning)", "var(--critical)"
+HEALTHY_BAND, WARNING_BAND, CRITICAL_BAND = "var(--healthy-band)", "var(--warning-band)", "var(--critical-band)"
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 7))
 SERIES_BAND = "var(--series-band)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foreshock.severity import severity_rank
 from service.present.pages.formatting import TONES, number
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import AlertCard
@@ -12,11 +13,10 @@ MOST_ALERTS = 50
 
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertCard]:
-    """Open and acknowledged alerts, the newest step first, the bad ones before the others."""
+    """Open and acknowledged alerts, the newest step first, the most severe first."""
     states: tuple[AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
-    order = {"bad": 0, "look": 1, "info": 2}
-    return [_card(run_id, alert) for alert in sorted(found, key=lambda each: order[each.severity])]
+    return [_card(run_id, alert) for alert in sorted(found, key=lambda each: severity_rank(each.severity))]
 
 
 def _card(run_id: str, alert: AlertRead) -> AlertCard:

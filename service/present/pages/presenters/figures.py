@@ -15,7 +15,7 @@ from service.present.pages.figures.panels import Panel, panels_figure
 from service.present.pages.presenters.advice import scale_curve, surge_step
 from service.present.pages.presenters.attribution import chain_of_step, newest_chain
 from service.present.pages.presenters.curves import curves_of, scalar_curves
-from service.present.pages.presenters.measures import PARETO_BAD, PARETO_FAR, PARETO_LOOK
+from service.present.pages.presenters.measures import PARETO_CRITICAL, PARETO_FAR, PARETO_WARNING
 from service.present.pages.presenters.viewing import Viewing
 from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_statistics
 
@@ -105,21 +105,21 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     # Where no ratio reaches e, a heavy shape harms no mean.
     matters = any(value >= PARETO_FAR for _, value in largest.points())
     panels = (
-        Panel("F(2): tokens off by more than a factor of 2", tail, look_above=0.01, bad_above=0.1),
+        Panel("F(2): tokens off by more than a factor of 2", tail, warning_above=0.01, critical_above=0.1),
         Panel("where it leans: π ≪ μ above 0, π ≫ μ below", asymmetry),
         Panel(
             "k̂, the shape of the tail of π/μ",
             shape,
-            look_above=PARETO_LOOK if matters else None,
-            bad_above=PARETO_BAD if matters else None,
+            warning_above=PARETO_WARNING if matters else None,
+            critical_above=PARETO_CRITICAL if matters else None,
         ),
-        Panel("mean |Δ probability|", difference, look_above=0.01),
+        Panel("mean |Δ probability|", difference, warning_above=0.01),
         Panel("effective sample size of the token weights", ess),
     )
     caption = (
-        f"{WHOLE}. F(2) is healthy below 0.01 and dangerous above 0.1; mean |Δ probability| needs a look above 0.01. "
+        f"{WHOLE}. F(2) is healthy below 0.01 and critical above 0.1; mean |Δ probability| needs attention above 0.01. "
         f"{'Where ratios reach e and' if matters else 'No ratio of this run reaches e; where they do and'} k̂ is above "
-        f"{PARETO_BAD}, means of ratios and effective sizes cannot be trusted."
+        f"{PARETO_CRITICAL}, means of ratios and effective sizes cannot be trusted."
     )
     missing = f"No step has {WHOLE} yet: log trainer_log_probs beside rollout_log_probs."
     return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)

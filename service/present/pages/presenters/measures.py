@@ -68,7 +68,7 @@ GROUPS = (
 )  # fmt: skip
 
 # k̂ says something of means and effective sizes once ratios reach e: the measure that tells, and from where on.
-PARETO_LOOK, PARETO_BAD, PARETO_FAR = 0.5, 0.7, 1.0
+PARETO_WARNING, PARETO_CRITICAL, PARETO_FAR = 0.5, 0.7, 1.0
 _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
 
@@ -114,4 +114,4 @@ def _pareto_tone(column: str, values: Values) -> dict[str, Tone]:
     shape, reach = values.get(column), values.get(_PARETO_REACH.get(column, ""))
     if shape is None or reach is None or not math.isfinite(shape) or abs(reach) < PARETO_FAR:
         return {}
-    return {"tone": "bad" if shape > PARETO_BAD else "look" if shape > PARETO_LOOK else ""}
+    return {"tone": "critical" if shape > PARETO_CRITICAL else "warning" if shape > PARETO_WARNING else ""}

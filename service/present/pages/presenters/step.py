@@ -115,5 +115,5 @@ def _address(run_id: str, step: int | None) -> str | None:
 def _state(step: StepRead) -> Label:
     if step.closed:
         missing = step.expected_shards - step.shards
-        return Label("closed", "good") if missing <= 0 else Label(f"closed without {missing} shards", "look")
+        return Label("closed", "good") if missing <= 0 else Label(f"closed without {missing} shards", "warning")
     return Label("waiting for shards", live=True)

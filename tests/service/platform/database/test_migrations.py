@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from alembic.script import ScriptDirectory
 from service.platform.database.engine import make_engine
 from service.platform.database.schema import MIGRATIONS, current_revision, newest_revision, upgrade
 from service.platform.database.session import Database
-from service.platform.database.tables import Base, measurements
+from service.platform.database.tables import Alert, Base, StepLint, measurements
 
 _MIGRATIONS = str(MIGRATIONS)
 # The release before the measures of statistics version 2.
@@ -131,6 +132,100 @@ def test_going_back_leaves_what_the_release_before_had(empty_database: str) -> N
     upgrade(empty_database)
     migrate(empty_database, _BEFORE, down=True)
     assert rows_of(empty_database, "measurements") == before
+
+
+OLD_SEVERITIES: dict[str, list[dict[str, object]]] = {
+    "steps": [
+        {
+            "run_id": "run_1", "attempt": 1, "step": step, "expected_shards": 1, "received_shards": 1, "rollouts": 8,
+            "tokens": 80, "first_shard_at_us": 1, "last_shard_at_us": 1, "closed_at_us": 2,
+        }
+        for step in (7, 8, 9)
+    ],
+    "alerts": [
+        {
+            "id": f"alert_{rule}", "run_id": "run_1", "attempt": 1, "rule": rule, "step": 7, "severity": severity,
+            "value": 0.02, "threshold": 0.01, "why": "why", "what_to_do": "what", "moves_learning_rate": False,
+            "evidence": "{}", "state": "acknowledged", "cleared_step": None, "changed_by": "operator", "version": 1,
+            "opened_at_us": 1, "changed_at_us": 2,
+        }
+        for rule, severity in (("mismatch_bad", "bad"), ("mismatch_look", "look"), ("length_ramp", "info"))
+    ],
+    "step_lint": [
+        {
+            "run_id": "run_1", "attempt": 1, "step": step, "severity": severity, "warnings": json.dumps(warnings),
+            "report": json.dumps({"step": step, "warnings": [
+                {"name": name, "severity": of_warning, "title": "what looks bad"}
+                for name, of_warning in warnings.items()
+            ]}),
+            "surprisal_tokens": 0, "surprisal": 0.0, "entropy": 0.0, "surprisal_variance": 0.0,
+            "largest_surprisal": 0.0,
+        }
+        for step, severity, warnings in (
+            (7, "bad", {"shifted_log_probs": "bad", "pad_id_sampled": "look"}),
+            (8, "look", {"pad_id_sampled": "look"}),
+            (9, None, {}),
+        )
+    ],
+}  # fmt: skip
+
+
+def fill_old_severities(url: str) -> None:
+    """Alerts and lint verdicts of a run, as the release before left them."""
+    fill_old(url)
+    with connected(url) as connection:
+        for table, rows in OLD_SEVERITIES.items():
+            columns, values = ", ".join(rows[0]), ", ".join(f":{name}" for name in rows[0])
+            connection.execute(sa.text(f"INSERT INTO {table} ({columns}) VALUES ({values})"), rows)
+
+
+def test_stored_severities_and_rule_names_are_renamed(empty_database: str) -> None:
+    migrate(empty_database, "0005")
+    fill_old_severities(empty_database)
+    upgrade(empty_database)
+    database = Database(empty_database)
+    with database.read() as session:
+        alerts = {alert.id: alert for alert in session.scalars(sa.select(Alert))}
+        verdicts = {verdict.step: verdict for verdict in session.scalars(sa.select(StepLint))}
+    database.close()
+    assert {key: (alert.rule, alert.severity, alert.state) for key, alert in alerts.items()} == {
+        "alert_mismatch_bad": ("mismatch_critical", "critical", "acknowledged"),
+        "alert_mismatch_look": ("mismatch_warning", "warning", "acknowledged"),
+        "alert_length_ramp": ("length_ramp", "info", "acknowledged"),
+    }
+    assert {step: (verdict.severity, verdict.warnings) for step, verdict in verdicts.items()} == {
+        7: ("critical", {"shifted_log_probs": "critical", "pad_id_sampled": "warning"}),
+        8: ("warning", {"pad_id_sampled": "warning"}),
+        9: (None, {}),
+    }
+    assert verdicts[7].report["warnings"] == [
+        {"name": "shifted_log_probs", "severity": "critical", "title": "what looks bad"},
+        {"name": "pad_id_sampled", "severity": "warning", "title": "what looks bad"},
+    ]
+    assert verdicts[9].report == {"step": 9, "warnings": []}
+
+
+def test_downgrade_restores_the_severities_of_the_release_before(empty_database: str) -> None:
+    migrate(empty_database, "0005")
+    fill_old_severities(empty_database)
+    before = {table: rows_of(empty_database, table) for table in OLD_SEVERITIES}
+    upgrade(empty_database)
+    migrate(empty_database, "0005", down=True)
+    after = {table: rows_of(empty_database, table) for table in OLD_SEVERITIES}
+    by_id = {table: sorted(map(repr, _parsed(rows))) for table, rows in after.items()}
+    assert by_id == {table: sorted(map(repr, _parsed(rows))) for table, rows in before.items()}
+
+
+def _parsed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """SQLite gives JSON columns as text, which Alembic may write with other spaces."""
+    columns = ("warnings", "report", "evidence")
+    return [
+        {
+            name: json.loads(value) if name in columns and isinstance(value, str) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
 
 
 def test_revisions_are_one_chain() -> None:

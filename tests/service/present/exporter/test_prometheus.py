@@ -17,7 +17,7 @@ from tests.ports import free_port
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 
-RULES = Path(__file__).parents[3] / "dashboards" / "prometheus" / "rules.yml"
+RULES = Path(__file__).parents[4] / "dashboards" / "prometheus" / "rules.yml"
 pytestmark = pytest.mark.slow
 
 
@@ -107,7 +107,7 @@ def test_a_finished_run_leaves_prometheus_and_its_alerts_end(http: httpx.Client,
     run.put_shard(1, make_batch(4, rollout_log_probs=spoiled)).raise_for_status()
     firing = 'ALERTS{alertname="ForeshockNonFiniteLogProbs", alertstate="firing"}'
     (alert,) = wait_for(lambda: ask(prometheus_url, firing))
-    assert (alert["metric"]["run"], alert["metric"]["severity"]) == (run.run, "look")
+    assert (alert["metric"]["run"], alert["metric"]["severity"]) == (run.run, "warning")
     http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}).raise_for_status()
     wait_for(lambda: not ask(prometheus_url, "foreshock_step") and ask(prometheus_url, "foreshock_runs"))
     wait_for(lambda: not ask(prometheus_url, firing))

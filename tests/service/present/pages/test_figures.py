@@ -16,7 +16,13 @@ from service.present.pages.figures.attribution import Chain, LinkShare, attribut
 from service.present.pages.figures.buckets import BY, BucketColumns, TokenIdColumns, bucket_figure, token_id_figure
 from service.present.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
 from service.present.pages.figures.lengths import LengthCurves, length_figure
-from service.present.pages.figures.mismatch import BAD_ABOVE, LOOK_ABOVE, MEDIAN_WINDOW, mismatch_figure, running_median
+from service.present.pages.figures.mismatch import (
+    CRITICAL_ABOVE,
+    MEDIAN_WINDOW,
+    WARNING_ABOVE,
+    mismatch_figure,
+    running_median,
+)
 from service.present.pages.figures.panels import Panel, panels_figure
 from service.present.pages.figures.specification import scientific
 
@@ -45,8 +51,8 @@ class TestMismatch:
         figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2], [1e-5, 2e-5])}))
         bands = [(shape["y0"], shape["y1"]) for shape in figure.layout["shapes"]]
         low, high = (10**edge for edge in figure.layout["yaxis"]["range"])
-        assert [bottom for bottom, _ in bands] == [pytest.approx(low), LOOK_ABOVE, BAD_ABOVE]
-        assert [top for _, top in bands] == [LOOK_ABOVE, BAD_ABOVE, pytest.approx(high)]
+        assert [bottom for bottom, _ in bands] == [pytest.approx(low), WARNING_ABOVE, CRITICAL_ABOVE]
+        assert [top for _, top in bands] == [WARNING_ABOVE, CRITICAL_ABOVE, pytest.approx(high)]
         assert figure.layout["yaxis"]["type"] == "log"
 
     @given(st.lists(st.floats(1e-12, 1e3), min_size=1, max_size=30))
@@ -163,7 +169,7 @@ class TestPanels:
 
     @pytest.mark.parametrize(("largest", "shown"), [(0.15, [0.01, 0.1]), (0.005, [0.01]), (0.0001, [])])
     def test_a_threshold_is_drawn_where_the_curve_comes_near_it(self, largest: float, shown: list[float]) -> None:
-        panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), look_above=0.01, bad_above=0.1)
+        panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), warning_above=0.01, critical_above=0.1)
         figure = drawn(panels_figure("Tails", "", [panel], why_missing=""))
         assert [shape["y0"] for shape in figure.layout["shapes"]] == shown
 

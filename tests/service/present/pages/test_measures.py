@@ -44,14 +44,14 @@ def test_the_interval_is_the_bootstraps_where_there_is_one() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "tone"),
     [
-        ("pareto_k", {"pareto_k": 0.8, "max_d": 2.0}, "bad"),
-        ("pareto_k", {"pareto_k": 0.6, "max_d": 2.0}, "look"),
+        ("pareto_k", {"pareto_k": 0.8, "max_d": 2.0}, "critical"),
+        ("pareto_k", {"pareto_k": 0.6, "max_d": 2.0}, "warning"),
         ("pareto_k", {"pareto_k": 0.4, "max_d": 2.0}, ""),
         # Where no ratio reaches e, a heavy shape harms no mean.
         ("pareto_k", {"pareto_k": 0.8, "max_d": 0.2}, ""),
         ("pareto_k", {"pareto_k": None, "max_d": 2.0}, ""),
-        ("pareto_k_inverse", {"pareto_k_inverse": 0.8, "min_d": -3.0}, "bad"),
-        ("k3_kl", {"k3_kl": 0.02}, "bad"),
+        ("pareto_k_inverse", {"pareto_k_inverse": 0.8, "min_d": -3.0}, "critical"),
+        ("k3_kl", {"k3_kl": 0.02}, "critical"),
     ],
 )
 def test_a_tone_is_of_a_published_range(name: str, values: Values, tone: str) -> None:
@@ -61,7 +61,7 @@ def test_a_tone_is_of_a_published_range(name: str, values: Values, tone: str) ->
 def test_what_float64_cannot_hold_is_not_shown_as_not_estimable() -> None:
     assert value_of("chi2_token", {"chi2_token": math.inf}).text == "too large"
     assert value_of("tail_asymmetry(1)", {"tail_asymmetry_1": -math.inf}).text == "−too large"
-    assert value_of("k3_kl", {"k3_kl": math.inf}) == Value("too large", "bad")
+    assert value_of("k3_kl", {"k3_kl": math.inf}) == Value("too large", "critical")
     assert value_of("chi2_token", {"chi2_token": None}).text == "–"
 
 

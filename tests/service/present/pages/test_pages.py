@@ -166,7 +166,7 @@ def test_a_heavy_shape_is_marked_bad_only_in_a_run_whose_ratios_reach_e(http: ht
     colours = [[shape["line"]["color"] for shape in figure["layout"]["shapes"]] for figure in figures]
     assert "No ratio of this run reaches e" in figures[0]["caption"]
     assert "No ratio" not in figures[1]["caption"]
-    assert colours[1].count("var(--bad)") > colours[0].count("var(--bad)")
+    assert colours[1].count("var(--critical)") > colours[0].count("var(--critical)")
 
 
 def test_words_between_backticks_are_code_and_markup_in_them_is_inert() -> None:

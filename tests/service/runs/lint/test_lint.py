@@ -59,7 +59,7 @@ def test_a_warning_is_merged_over_shards_and_judged_when_the_step_closes(http: h
     lint = run.get("steps/4/lint").raise_for_status().json()
     (warning,) = lint["warnings"]
     merged = run_checks(collect_evidence(one).merge(collect_evidence(two))).warnings[0]
-    assert (warning["name"], warning["severity"]) == ("identical_log_probs", "bad")
+    assert (warning["name"], warning["severity"]) == ("identical_log_probs", "critical")
     assert warning["seen"] == merged.seen
     assert warning["evidence"] == dict(merged.evidence)
     assert lint["tokens"] == one.num_tokens + two.num_tokens
@@ -75,7 +75,7 @@ def test_the_run_names_the_first_and_the_newest_step_of_each_warning(http: httpx
     (warning,) = lint["warnings"]
     assert warning == {
         "name": "identical_log_probs",
-        "severity": "bad",
+        "severity": "critical",
         "title": "the two log-probs are the same numbers",
         "steps": 2,
         "first_step": 2,

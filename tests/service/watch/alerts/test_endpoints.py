@@ -11,7 +11,7 @@ from tests.service.watch.recorded import K3, RecordedRun
 
 @pytest.fixture
 def alarmed(http: httpx.Client, app: FastAPI) -> RecordedRun:
-    """A run whose mismatch is bad from the start: three alerts, over HTTP at `http`."""
+    """A run whose mismatch is critical from the start: three alerts, over HTTP at `http`."""
     run = RecordedRun(app.state.context.database).begin()
     run.close_all({K3: [2e-2] * 12}, range(1, 13))
     return run
@@ -23,9 +23,9 @@ def test_alerts_are_listed_newest_step_first_in_pages_and_by_state(http: httpx.C
     steps = [alert["step"] for alert in everything["items"]]
     assert steps == sorted(steps, reverse=True)
     assert {alert["rule"] for alert in everything["items"]} == {
-        "mismatch_look",
-        "mismatch_bad",
-        "mismatch_baseline_bad",
+        "mismatch_warning",
+        "mismatch_critical",
+        "mismatch_baseline_critical",
     }
     first = http.get(address, params={"limit": 2}).json()
     rest = http.get(address, params={"limit": 2, "cursor": first["next_cursor"]}).json()

@@ -18,7 +18,7 @@ STEPS = range(31, 49)
 def test_a_surge_opens_an_alert_with_its_evidence_and_sets_the_schedule(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     (alert,) = recorded.alerts()
-    assert (alert.rule, alert.step, alert.state, alert.severity) == ("length_surge", 45, "open", "bad")
+    assert (alert.rule, alert.step, alert.state, alert.severity) == ("length_surge", 45, "open", "critical")
     assert (alert.value, alert.threshold, alert.moves_learning_rate) == (260.0, 200.0, True)
     assert alert.evidence["surge_step"] == 41
     assert alert.why
@@ -62,25 +62,25 @@ def test_late_data_that_unfires_an_alert_retracts_it_and_ends_the_schedule(recor
 
 def test_a_rule_that_clears_resolves_its_alert_and_late_data_can_take_that_back(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [2e-2] * 6 + [1e-4] * 4}, range(1, 11))
-    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
-    assert (bad.step, bad.state, bad.cleared_step, bad.changed_by) == (3, "resolved", 9, "detector")
+    alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
+    assert (alert.step, alert.state, alert.cleared_step, alert.changed_by) == (3, "resolved", 9, "detector")
     recorded.close(8, {K3: 2e-2})
-    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
-    assert (bad.state, bad.cleared_step) == ("open", None)
+    alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
+    assert (alert.state, alert.cleared_step) == ("open", None)
 
 
 def test_an_alert_from_before_the_replayed_steps_clears_too(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [2e-2] * 60 + [1e-4] * 3}, range(1, 64))
-    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
-    assert (bad.step, bad.state, bad.cleared_step) == (3, "resolved", 63)
+    alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
+    assert (alert.step, alert.state, alert.cleared_step) == (3, "resolved", 63)
 
 
 def test_what_a_person_resolved_stays_resolved_when_it_is_derived_again(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [2e-2] * 6}, range(1, 7))
-    bad = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_bad")
-    recorded.database.write(lambda session: alerts.resolve(session, UNRESTRICTED, recorded.run, bad.id))
+    alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
+    recorded.database.write(lambda session: alerts.resolve(session, UNRESTRICTED, recorded.run, alert.id))
     recorded.close(2, {K3: 3e-2})
-    assert recorded.states()[("mismatch_bad", 3)] == "resolved"
+    assert recorded.states()[("mismatch_critical", 3)] == "resolved"
 
 
 def test_the_alert_version_grows_with_every_change_and_never_else(recorded: RecordedRun) -> None:
