@@ -40,6 +40,7 @@ from service.runs.attempts.endpoints import router as attempts
 from service.runs.checkpoints.endpoints import router as checkpoints
 from service.runs.corrections.endpoints import router as corrections
 from service.runs.events import AdviceModeChanged, AttemptStarted, MeasurementsChanged, ScalarsChanged, StepClosed
+from service.runs.ingest.endpoints import router as ingest
 from service.runs.lint.endpoints import router as lint
 from service.runs.lint.service import lint_closed_step
 from service.runs.measurements.endpoints import router as measurements
@@ -63,6 +64,7 @@ ROUTERS = (
     runs,
     attempts,
     steps,
+    ingest,
     rollouts,
     scalars,
     checkpoints,

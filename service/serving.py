@@ -10,9 +10,7 @@ from service.app import create_app
 from service.platform.database.engine import parse_database_url
 from service.platform.database.schema import upgrade
 from service.platform.database.session import Database
-from service.platform.keys.repository import any_key_was_made
-from service.platform.keys.service import create_key
-from service.platform.security import Scope
+from service.platform.keys.service import Scope, create_key, keys_exist
 from service.platform.settings import Settings, load_settings
 
 # Long polls end by themselves after at most this long.
@@ -63,7 +61,7 @@ def prepare_keys(settings: Settings) -> None:
             secret = settings.bootstrap_key.get_secret_value()
             database.write(lambda session: create_key(session, secret, "bootstrap", None, {Scope.ADMIN}))
         with database.read() as session:
-            guarded = any_key_was_made(session)
+            guarded = keys_exist(session)
     finally:
         database.close()
     if not guarded and not settings.binds_loopback_only:

@@ -17,8 +17,8 @@ AttemptNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
 RunIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 StepPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
 AttemptQuery = Annotated[int, Query(ge=1, le=LARGEST_STEP)]
-SurvivingOrAttempt = Annotated[
-    int | None, Query(ge=1, le=LARGEST_STEP, description="one attempt; absent: the steps that survive")
+ActiveOrAttempt = Annotated[
+    int | None, Query(ge=1, le=LARGEST_STEP, description="one attempt; absent: the active steps")
 ]
 FromStep = Annotated[int, Query(ge=0, le=LARGEST_STEP)]
 ToStep = Annotated[int, Query(ge=0, le=LARGEST_STEP, description="included")]

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -18,22 +16,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from foreshock.clock import now_us
 from service.platform.context import Context, ServiceContext
-from service.platform.keys import repository
+from service.platform.database.tables import ApiKey
+from service.platform.keys.service import Scope, find_key, find_key_by_secret, keys_exist
 from service.platform.problem import ProblemError
 
-KEY_PREFIX = "fsk_"
 SESSION_COOKIE = "foreshock_session"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
-
-
-class Scope(StrEnum):
-    """What a key may be used for; `admin` includes the others."""
-
-    INGEST = "ingest"
-    READ = "read"
-    WORKER = "worker"
-    ADMIN = "admin"
 
 
 class AuthenticationRequired(ProblemError):
@@ -77,16 +66,6 @@ class Principal:
 UNRESTRICTED = Principal(None, None, frozenset(Scope))
 
 
-def new_secret() -> str:
-    """A new API key: 256 random bits after the prefix that secret scanners look for."""
-    return KEY_PREFIX + secrets.token_urlsafe(32)
-
-
-def hash_secret(secret: str) -> str:
-    """What is stored of a key. The secret has 256 random bits, so a plain SHA-256 cannot be guessed back."""
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
 def require(scope: Scope | str) -> Callable[..., Principal]:
     """The dependency of an endpoint that needs `scope`: `principal: Annotated[Principal, Depends(require("read"))]`."""
     needed = Scope(scope)
@@ -121,21 +100,20 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
             _refuse_foreign_form(request)
             return _principal_of_key(context, key_id)
     with context.database.read() as session:
-        if repository.any_key_was_made(session):
+        if keys_exist(session):
             raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
     return UNRESTRICTED
 
 
 def principal_of_secret(context: ServiceContext, secret: str) -> Principal:
     """The principal of an API key; raises AuthenticationRequired unless it is known and not revoked."""
-    secret_hash = hash_secret(secret)
     with context.database.read() as session:
-        key = repository.find_by_hash(session, secret_hash)
-        if key is None and not repository.any_key_was_made(session):
+        key = find_key_by_secret(session, secret)
+        if key is None and not keys_exist(session):
             return UNRESTRICTED
-    if key is None or not hmac.compare_digest(key.secret_hash, secret_hash) or key.revoked_at_us is not None:
+    if key is None or key.revoked_at_us is not None:
         raise AuthenticationRequired("this API key is unknown or revoked")
-    return Principal(key.id, key.project, frozenset(Scope(scope) for scope in key.scopes))
+    return _principal(key)
 
 
 def sign_session(secret: bytes, key_id: str, lifetime_seconds: float) -> str:
@@ -160,9 +138,13 @@ def form_token(secret: bytes, cookie: str) -> str:
 
 def _principal_of_key(context: ServiceContext, key_id: str) -> Principal:
     with context.database.read() as session:
-        key = repository.find(session, key_id)
+        key = find_key(session, key_id)
     if key is None or key.revoked_at_us is not None:
         raise AuthenticationRequired("this session has ended: log in again")
+    return _principal(key)
+
+
+def _principal(key: ApiKey) -> Principal:
     return Principal(key.id, key.project, frozenset(Scope(scope) for scope in key.scopes))
 
 

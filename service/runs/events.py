@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.runs.step_key import StepKey
+
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
@@ -12,6 +14,11 @@ class StepEvent:
     run_id: str
     attempt: int
     step: int
+
+    @property
+    def key(self) -> StepKey:
+        """Return the key of the step."""
+        return StepKey(self.run_id, self.attempt, self.step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from foreshock.commands.progress import Progress
 from foreshock.errors import ConfigurationError
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.maintenance.remeasure import repository
-from service.maintenance.remeasure.repository import Choice, StepKey
+from service.maintenance.remeasure.repository import Choice
 from service.maintenance.remeasure.service import StepReport, check_step, remeasure_step
 from service.platform.context import ServiceContext
 from service.platform.database.engine import parse_database_url
@@ -26,6 +26,7 @@ from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings, load_settings
 from service.platform.store.tokens import TokenStore
 from service.runs.rollouts.shards import PRELOAD
+from service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def _run_called(session: Session, name: str) -> str:
 def _extent(context: ServiceContext, keys: Sequence[StepKey]) -> str:
     with context.database.read() as session:
         extents = [repository.extent_of(session, key) for key in keys]
-    runs, files = len({key[0] for key in keys}), sum(each.shards for each in extents)
+    runs, files = len({key.run_id for key in keys}), sum(each.shards for each in extents)
     megabytes = sum(each.file_bytes for each in extents) / 1e6
     return f"{len(keys)} steps of {runs} runs, {files} token files of {megabytes:,.1f} MB together"
 

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.tables import MeasurementStatistics, Run, Shard, ShardStatistics, Step
-
-StepKey = tuple[str, int, int]
+from service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +47,13 @@ def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:
     if not choice.everything:
         query = query.where(_of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics))
     ordered = query.order_by(Run.created_at_us, Step.run_id, Step.attempt, Step.step)
-    return [(run_id, attempt, step) for run_id, attempt, step in session.execute(ordered)]
+    return [StepKey(*row) for row in session.execute(ordered)]
 
 
 def extent_of(session: Session, key: StepKey) -> Extent:
     """How many shards a step has, and how large their files are together."""
     query = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
-    chosen = query.where(Shard.run_id == key[0], Shard.attempt == key[1], Shard.step == key[2])
+    chosen = query.where(Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
     shards, file_bytes = session.execute(chosen).one()
     return Extent(int(shards), int(file_bytes))
 
@@ -63,9 +62,9 @@ def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
     """The comparisons of a step whose measurement is of another version."""
     table = MeasurementStatistics
     query = select(table.comparison).where(
-        table.run_id == key[0],
-        table.attempt == key[1],
-        table.step == key[2],
+        table.run_id == key.run_id,
+        table.attempt == key.attempt,
+        table.step == key.step,
         table.statistics_version != STATISTICS_VERSION,
     )
     return session.scalars(query.order_by(table.comparison)).all()

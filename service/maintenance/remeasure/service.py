@@ -19,21 +19,20 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import ForeshockError
 from service.maintenance.remeasure import repository
-from service.maintenance.remeasure.repository import StepKey
 from service.platform.context import ServiceContext
 from service.platform.problem import ProblemError
 from service.replay.attribution.compute import StepFindings, compute_findings
 from service.replay.attribution.service import ScoredStep, scored_step, store_findings
 from service.runs.events import StepClosed
 from service.runs.lint.service import lint_closed_step
-from service.runs.measurements.folded import FoldedStatistics
+from service.runs.measurements.folding import FoldedStatistics, fold_shards
 from service.runs.measurements.service import store_measurement
-from service.runs.rollouts import repository as shards
-from service.runs.rollouts.remeasuring import TokenFile, measure_file, replace_shards
+from service.runs.rollouts.remeasuring import TokenFile, measure_file
+from service.runs.rollouts.service import replace_shards, shards_of_step
 from service.runs.rollouts.shards import ShardPart, StoredShard
-from service.runs.runs.repository import find_and_lock
-from service.runs.steps import repository as steps
-from service.runs.steps.folding import fold_shards
+from service.runs.runs.service import lock_run_for_background
+from service.runs.step_key import StepKey
+from service.runs.steps.service import is_closed
 
 _TRIES = 5
 
@@ -55,7 +54,7 @@ class _Stored:
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
-        files = tuple(TokenFile.of(shard) for shard in shards.of_step(session, *key))
+        files = tuple(TokenFile.of(shard) for shard in shards_of_step(session, key))
         return cls(files, scored_step(context, session, key))
 
 
@@ -123,17 +122,15 @@ def _measure(context: ServiceContext, stored: _Stored) -> tuple[_Measured, str |
 
 def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session: Session) -> bool:
     """Replace everything in this transaction; False where the step is no longer what was measured."""
-    run = find_and_lock(session, key[0])
-    if run is None or run.deleted_at_us is not None:
+    if lock_run_for_background(session, key.run_id) is None:
         return True
     if _Stored.read(context, session, key) != measured.stored:
         return False
     numbers = [file.shard for file in measured.stored.files]
     replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
-    step = steps.find(session, *key)
-    if step is not None and step.closed_at_us is not None:
+    if is_closed(session, key):
         for each in measured.folded:
-            store_measurement(session, *key, each)
+            store_measurement(session, key, each)
         session.flush()
         lint_closed_step(session, StepClosed(*key))
     if measured.findings is not None:

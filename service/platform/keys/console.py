@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from foreshock.errors import ConfigurationError
 from service.platform.database.schema import upgrade
 from service.platform.database.session import Database
-from service.platform.keys.service import create_key, list_keys, revoke_key
-from service.platform.security import Scope, new_secret
+from service.platform.keys.service import Scope, create_key, list_keys, new_secret, revoke_key
 from service.platform.settings import load_settings
 
 

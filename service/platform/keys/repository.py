@@ -11,20 +11,20 @@ from service.platform.database.tables import ApiKey
 
 
 def find(session: Session, key_id: str) -> ApiKey | None:
-    """The key with this id."""
+    """Return the key with this id."""
     return session.get(ApiKey, key_id)
 
 
 def find_by_hash(session: Session, secret_hash: str) -> ApiKey | None:
-    """The key whose secret has this hash."""
+    """Return the key whose secret has this hash."""
     return session.scalar(select(ApiKey).where(ApiKey.secret_hash == secret_hash))
 
 
-def any_key_was_made(session: Session) -> bool:
-    """Whether there is any key, revoked ones included: then requests without one are refused for ever."""
+def any_exists(session: Session) -> bool:
+    """Return whether there is any key, revoked ones included."""
     return session.scalar(select(ApiKey.id).limit(1)) is not None
 
 
 def all_keys(session: Session) -> Sequence[ApiKey]:
-    """Every key, oldest first."""
+    """Return every key, oldest first."""
     return session.scalars(select(ApiKey).order_by(ApiKey.created_at_us, ApiKey.id)).all()

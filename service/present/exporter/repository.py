@@ -24,6 +24,7 @@ from service.platform.database.tables import (
 )
 from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Worker
 from service.replay.leases.transitions import FAILURES, JobState
+from service.runs.step_key import StepKey
 
 # A job that any worker may do has none; this is how it is shown.
 ANY_ACCELERATOR = "any"
@@ -31,7 +32,6 @@ _KEYS_AT_ONCE = 100
 # The comparisons of what a trainer logs; all others come of replayed scores.
 LOGGED = (STEP_ROW, "trainer/rollout")
 
-StepKey = tuple[str, int, int]
 ComparisonKey = tuple[str, int, int, str]
 
 
@@ -83,7 +83,7 @@ def newest_closed_steps(session: Session, run_ids: Collection[str]) -> dict[str,
     """The newest closed step of each run, in its newest attempt that has one."""
     step = select(Step.step).where(Step.closed_at_us.is_not(None))
     step = step.where(Step.run_id == Attempt.run_id, Step.attempt == Attempt.attempt)
-    return {key[0]: key for key in _newest_of_attempts(session, run_ids, step.order_by(Step.step.desc()))}
+    return {key.run_id: key for key in _newest_of_attempts(session, run_ids, step.order_by(Step.step.desc()))}
 
 
 def newest_comparisons(session: Session, run_ids: Collection[str]) -> list[ComparisonKey]:
@@ -97,7 +97,7 @@ def newest_comparisons(session: Session, run_ids: Collection[str]) -> list[Compa
         step = select(table.step).where(table.comparison == comparison)
         step = step.where(table.run_id == Attempt.run_id, table.attempt == Attempt.attempt)
         for key in _newest_of_attempts(session, run_ids, step.order_by(table.step.desc())):
-            newest[key[0], comparison] = (*key, comparison)
+            newest[key.run_id, comparison] = (*key, comparison)
     of_replayed = and_(
         table.run_id == Attribution.run_id,
         table.attempt == Attribution.attempt,
@@ -233,7 +233,7 @@ def _newest_of_attempts(session: Session, run_ids: Collection[str], step: Select
     query = select(Attempt.run_id, Attempt.attempt, newest).where(Attempt.run_id.in_(run_ids))
     for run_id, attempt, found in session.execute(query.order_by(Attempt.attempt)):
         if found is not None:
-            yield run_id, attempt, found
+            yield StepKey(run_id, attempt, found)
 
 
 def _visible(project: str | None) -> ColumnElement[bool]:

@@ -14,13 +14,13 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.platform.context import Context, ServiceContext
+from service.platform.keys.service import Scope
 from service.platform.problem import ProblemError
 from service.platform.security import (
     SESSION_COOKIE,
     AuthenticationRequired,
     CrossSiteRefused,
     Principal,
-    Scope,
     ScopeMissing,
     authenticate,
     form_token,

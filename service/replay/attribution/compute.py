@@ -20,7 +20,7 @@ from foreshock.measures.estimators.attribution import Attribution, attribute
 from foreshock.rollouts import RolloutBatch, ScoreBatch
 from foreshock.scorers import NOISE_FLOOR_VARIANT, score_name
 from service.replay.scores.replayed import PinnedRollouts, read_rollouts, read_scores
-from service.runs.measurements.folded import FoldedStatistics
+from service.runs.measurements.folding import FoldedStatistics
 
 Values = NDArray[np.float32]
 # It is measured when its step closes, over all of the step's rollouts.

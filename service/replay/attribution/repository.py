@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import Attempt, Run
 from service.platform.database.tables.probes import Attribution
-from service.runs.attempts.active_attempts import survives
+from service.runs.attempts.active_attempts import is_active
+from service.runs.step_key import StepKey
 
 KEY = ("run_id", "attempt", "step")
 
@@ -35,8 +36,8 @@ def mark_stale(session: Session, run_id: str, attempt: int, step: int, now_us: i
 
 
 def newest_steps(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[int]:
-    """Up to `limit` steps that survive and of which something was replayed, the newest first."""
-    chosen = survives(attempts, Attribution.attempt, Attribution.step)
+    """Up to `limit` active steps that have replayed scores, the newest first."""
+    chosen = is_active(attempts, Attribution.attempt, Attribution.step)
     query = select(Attribution.step).where(Attribution.run_id == run_id, chosen)
     return session.scalars(query.order_by(Attribution.step.desc()).limit(limit)).all()
 
@@ -55,8 +56,8 @@ def put(session: Session, run_id: str, attempt: int, step: int, document: dict[s
     upsert(session, Attribution, [row], KEY)
 
 
-def left_stale(session: Session, before_us: int, limit: int) -> Sequence[tuple[str, int, int]]:
-    """(run, attempt, step) of what became out of date before a time and was not computed since."""
+def left_stale(session: Session, before_us: int, limit: int) -> list[StepKey]:
+    """Return the steps that became out of date before a time and were not computed since."""
     query = (
         select(Attribution.run_id, Attribution.attempt, Attribution.step)
         .join(Run, Run.id == Attribution.run_id)
@@ -64,4 +65,4 @@ def left_stale(session: Session, before_us: int, limit: int) -> Sequence[tuple[s
         .order_by(Attribution.changed_at_us)
         .limit(limit)
     )
-    return [(run_id, attempt, step) for run_id, attempt, step in session.execute(query)]
+    return [StepKey(*row) for row in session.execute(query)]

@@ -11,6 +11,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import Attribution, Link, SideBranch
 from service.replay.attribution.compute import Floor
 from service.replay.attribution.excess import excess_over_floors
+from service.runs.step_key import StepKey
 
 
 class LinkRead(BaseModel):
@@ -133,7 +134,7 @@ class AttributionRead(BaseModel):
     @classmethod
     def of(
         cls,
-        key: tuple[str, int, int],
+        key: StepKey,
         attribution: Attribution,
         floors: Sequence[Floor],
         of_rollouts: int,
@@ -144,9 +145,9 @@ class AttributionRead(BaseModel):
         of_scorer = {floor.scorer: floor.k3_kl for floor in floors}
         branch = attribution.side_branch
         return cls(
-            run=key[0],
-            attempt=key[1],
-            step=key[2],
+            run=key.run_id,
+            attempt=key.attempt,
+            step=key.step,
             chain=list(attribution.chain),
             missing=list(attribution.missing),
             links=[LinkRead.of(link, of_scorer) for link in attribution.links],

@@ -26,17 +26,14 @@ from service.replay.events import ScoresPublished
 from service.replay.probes.service import pinned_rollouts
 from service.replay.scores import repository as scores
 from service.replay.scores.replayed import PinnedRollouts
-from service.runs.attempts.repository import of_run
-from service.runs.attempts.service import attempt_of_step
+from service.runs.attempts.service import attempts_of_run, resolve_step
 from service.runs.events import MeasurementsChanged
 from service.runs.measurements.service import store_measurement
-from service.runs.rollouts.repository import of_step as shards_of_step
-from service.runs.runs.repository import find_and_lock
-from service.runs.runs.service import get_run
-from service.runs.steps import repository as steps
-from service.runs.steps.service import is_closed
+from service.runs.rollouts.service import shards_of_step
+from service.runs.runs.service import get_run, lock_run_for_background
+from service.runs.step_key import StepKey
+from service.runs.steps.service import find_step, is_closed
 
-StepKey = tuple[str, int, int]
 _logger = logging.getLogger(__name__)
 _TRIES = 5
 _LEFT_AFTER_US = 30_000_000
@@ -67,7 +64,7 @@ def read_attribution(
     """Where the step's mismatch comes from; raises AttributionNotFound until a probe of it is done."""
     with context.database.read() as session:
         get_run(session, principal, run_id)
-        key = (run_id, attempt_of_step(session, run_id, step, attempt), step)
+        key = resolve_step(session, run_id, step, attempt)
         is_stale = repository.is_stale(session, *key) or _has_late_rollouts(session, key)
     if is_stale:
         compute_attribution(context, key)
@@ -75,15 +72,15 @@ def read_attribution(
         document = repository.document_of(session, *key)
     if document is None:
         raise AttributionNotFound(
-            f"step {step} of attempt {key[1]} was not replayed: ask for a probe with POST /v1/runs/{run_id}/probes"
+            f"step {step} of attempt {key.attempt} was not replayed: ask for a probe with POST /v1/runs/{run_id}/probes"
         )
     return AttributionRead.model_validate(document)
 
 
 def newest_replayed_steps(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[int]:
-    """Up to `limit` steps that survive and of which something was replayed, the newest first."""
+    """Up to `limit` active steps that have replayed scores, the newest first."""
     get_run(session, principal, run_id)
-    return repository.newest_steps(session, run_id, of_run(session, run_id), limit)
+    return repository.newest_steps(session, run_id, attempts_of_run(session, run_id), limit)
 
 
 def compute_attribution(context: ServiceContext, key: StepKey) -> None:
@@ -106,7 +103,7 @@ def scored_step(context: ServiceContext, session: Session, key: StepKey) -> Scor
     chosen = newest_scores(session, key)
     return ScoredStep(
         _version(chosen),
-        pinned_rollouts(context, shards_of_step(session, *key), None),
+        pinned_rollouts(context, shards_of_step(session, key), None),
         tuple(_files(context, session, score) for score in chosen),
     )
 
@@ -117,7 +114,7 @@ def try_to_compute(context: ServiceContext, key: StepKey) -> bool:
         compute_attribution(context, key)
         return True
     except Exception:
-        _logger.exception("the attribution of step %s of run %s failed; it is tried again", key[2], key[0])
+        _logger.exception("the attribution of step %s of run %s failed; it is tried again", key.step, key.run_id)
         context.database.write(lambda session: repository.mark_stale(session, *key, now_us()))
         return False
 
@@ -148,25 +145,24 @@ def store_findings(session: Session, key: StepKey, version: str, findings: StepF
         ).model_dump(mode="json")
     repository.put(session, *key, document, now)
     for each in findings.comparisons:
-        store_measurement(session, *key, each.folded, from_sample=each.from_sample)
+        store_measurement(session, key, each.folded, from_sample=each.from_sample)
     session.flush()
     return True
 
 
 def _store(context: ServiceContext, key: StepKey, version: str, findings: StepFindings, session: Session) -> bool:
-    run = find_and_lock(session, key[0])
-    if run is None or run.deleted_at_us is not None:
+    if lock_run_for_background(session, key.run_id) is None:
         return True
     if not store_findings(session, key, version, findings):
         return False
-    if is_closed(session, *key):
+    if is_closed(session, key):
         context.events.publish(session, MeasurementsChanged(*key))
     return True
 
 
 def _has_late_rollouts(session: Session, key: StepKey) -> bool:
     """Whether rollouts came after it was computed: how many of the step took part is another number then."""
-    document, found = repository.document_of(session, *key), steps.find(session, *key)
+    document, found = repository.document_of(session, *key), find_step(session, key)
     return document is not None and found is not None and document["of_rollouts"] != found.rollouts
 
 

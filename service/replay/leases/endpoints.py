@@ -22,6 +22,7 @@ from service.replay.leases.schemas import FailBody, HeartbeatRead, LeaseRead, Le
 from service.replay.probes.schemas import ScorerName, VariantName
 from service.replay.scores import service as scores
 from service.replay.scores.schemas import ScoreAddress, ScoreReceipt
+from service.runs.step_key import StepKey
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 
@@ -103,7 +104,7 @@ async def put_scores(
 def complete(lease: LeaseIdentifier, body: TokenBody, context: Context, principal: Worker) -> None:
     """The job is done: its scores count from now on, and the step's attribution is computed with them."""
     probe = scores.publish_job(context, principal, lease, body.token)
-    try_to_compute(context, (probe.run_id, probe.attempt, probe.step))
+    try_to_compute(context, StepKey(probe.run_id, probe.attempt, probe.step))
 
 
 @router.post("/{lease}/fail", status_code=status.HTTP_204_NO_CONTENT)

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Checkpoint, Run, Shard
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.runs.rollouts.repository import of_step
+from service.runs.rollouts.service import shards_of_step
+from service.runs.step_key import StepKey
 
 
 def find(session: Session, probe_id: str) -> Probe | None:
@@ -64,7 +65,8 @@ def run_of(session: Session, probe: Probe) -> Run:
 def shards_of_probe(session: Session, probe: Probe) -> Sequence[Shard]:
     """The shards whose rollouts the probe pinned, in order."""
     pinned = {number for number, _ in probe.selection}
-    return [each for each in of_step(session, probe.run_id, probe.attempt, probe.step) if each.shard in pinned]
+    key = StepKey(probe.run_id, probe.attempt, probe.step)
+    return [each for each in shards_of_step(session, key) if each.shard in pinned]
 
 
 def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:

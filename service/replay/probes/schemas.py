@@ -31,7 +31,7 @@ class ProbeCreate(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     step: Step
-    attempt: AttemptNumber | None = Field(default=None, description="else the one that the step survives in")
+    attempt: AttemptNumber | None = Field(default=None, description="absent: the attempt in which the step is active")
     scorers: list[ScorerRequest] = Field(min_length=1, max_length=32)
     kind: Literal["exact"] = Field(default="exact", description="exact: with the weights that sampled the step")
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")

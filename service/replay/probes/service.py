@@ -24,10 +24,10 @@ from service.replay.leases.transitions import ENDED, JobState, requeue
 from service.replay.probes import repository
 from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest
 from service.replay.scores.replayed import PinnedRollouts, RolloutCount, count_rollouts
-from service.runs.attempts.service import attempt_of_step
-from service.runs.rollouts.repository import of_step
+from service.runs.attempts.service import resolve_step
+from service.runs.rollouts.service import shards_of_step
 from service.runs.runs.service import get_run
-from service.runs.steps import repository as steps
+from service.runs.steps.service import find_step
 
 _WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
@@ -156,8 +156,9 @@ def _check_scorers(body: ProbeCreate) -> None:
 
 def _plan(context: ServiceContext, session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
     get_run(session, principal, run_id)
-    attempt = attempt_of_step(session, run_id, body.step, body.attempt)
-    step = steps.find(session, run_id, attempt, body.step)
+    key = resolve_step(session, run_id, body.step, body.attempt)
+    attempt = key.attempt
+    step = find_step(session, key)
     if step is None:
         raise ProbeNotPossible(f"step {body.step} of attempt {attempt} has no rollouts to score")
     if step.closed_at_us is None:
@@ -177,7 +178,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         )
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
         raise ProbeNotPossible(f"the checkpoint of step {body.step} has expired: its weights are gone")
-    shards = of_step(session, run_id, attempt, body.step)
+    shards = shards_of_step(session, key)
     return _Plan(
         run_id=run_id,
         attempt=attempt,

@@ -1,4 +1,7 @@
-"""Which attempt a step survives in: the newest one whose `resume_step` ≤ step. Older tails are superseded."""
+"""The active steps of a run: a step is active in the newest attempt whose `resume_step` ≤ step.
+
+Steps of older attempts from there on are superseded; they are kept and not shown by default.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,37 @@ from service.platform.database.tables import Attempt
 
 
 @dataclass(frozen=True, slots=True)
-class SurvivingRange:
-    """The steps `first` ≤ step < `end` survive in `attempt`; `end` None: without end."""
+class ActiveRange:
+    """The steps `first` ≤ step < `end`, which are active in `attempt`; `end` None: no upper bound."""
 
     attempt: int
     first: int
     end: int | None
 
 
-def surviving_ranges(attempts: Iterable[Attempt]) -> list[SurvivingRange]:
-    """The ranges of steps that survive, newest attempt first; they do not overlap."""
-    ranges: list[SurvivingRange] = []
+def active_ranges(attempts: Iterable[Attempt]) -> list[ActiveRange]:
+    """Return the ranges of active steps, newest attempt first; they do not overlap."""
+    ranges: list[ActiveRange] = []
     end: int | None = None
     for attempt in sorted(attempts, key=lambda each: each.attempt, reverse=True):
         if end is None or attempt.resume_step < end:
-            ranges.append(SurvivingRange(attempt.attempt, attempt.resume_step, end))
+            ranges.append(ActiveRange(attempt.attempt, attempt.resume_step, end))
             end = attempt.resume_step
     return ranges
 
 
-def surviving_attempt(attempts: Iterable[Attempt], step: int) -> int | None:
-    """The attempt that the step survives in; None where every attempt begins after it."""
-    for each in surviving_ranges(attempts):
+def active_attempt_of(attempts: Iterable[Attempt], step: int) -> int | None:
+    """Return the attempt in which the step is active; None if every attempt begins after it."""
+    for each in active_ranges(attempts):
         if each.first <= step and (each.end is None or step < each.end):
             return each.attempt
     return None
 
 
-def survives(attempts: Sequence[Attempt], attempt: Any, step: Any) -> ColumnElement[bool]:
-    """SQL: whether the row of these two columns survives."""
+def is_active(attempts: Sequence[Attempt], attempt: Any, step: Any) -> ColumnElement[bool]:
+    """Return the SQL condition that the row with these two columns is of an active step."""
     conditions = []
-    for each in surviving_ranges(attempts):
+    for each in active_ranges(attempts):
         within = [attempt == each.attempt, step >= each.first]
         if each.end is not None:
             within.append(step < each.end)

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 def create_attempt(
     run: RunIdentifier, body: AttemptCreate, context: Context, principal: Ingester, response: Response
 ) -> AttemptRead:
-    """Get or create the attempt of this key: 201 where it is new. A step survives in the newest one that holds it."""
+    """Get or create the attempt of this key: 201 where it is new. A step is active in the newest one that holds it."""
     attempt, created = context.database.write(
         lambda session: service.get_or_create_attempt(session, context.events, principal, run, body)
     )

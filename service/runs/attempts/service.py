@@ -1,4 +1,4 @@
-"""Attempts: get or create by the client's key; find the one that a step survives in."""
+"""Attempts: get or create by the client's key; find the one in which a step is active."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from service.platform.events import EventBus
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts import repository
-from service.runs.attempts.active_attempts import surviving_attempt
+from service.runs.attempts.active_attempts import active_attempt_of
 from service.runs.attempts.schemas import AttemptCreate, AttemptRead
 from service.runs.events import AttemptStarted
 from service.runs.runs.service import get_run, lock_run
+from service.runs.step_key import StepKey
 
 
 class AttemptNotFound(ProblemError):
@@ -79,11 +80,11 @@ def require_attempt(session: Session, run_id: str, attempt: int) -> Attempt:
     return found
 
 
-def attempt_of_step(session: Session, run_id: str, step: int, attempt: int | None) -> int:
-    """The attempt asked for, else the one that the step survives in; raises AttemptNotFound."""
+def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:
+    """Return the step's key in the attempt asked for, else in the one where it is active; raises AttemptNotFound."""
     if attempt is not None:
-        return require_attempt(session, run_id, attempt).attempt
-    surviving = surviving_attempt(repository.of_run(session, run_id), step)
-    if surviving is None:
+        return StepKey(run_id, require_attempt(session, run_id, attempt).attempt, step)
+    active = active_attempt_of(repository.of_run(session, run_id), step)
+    if active is None:
         raise AttemptNotFound(f"no attempt of the run holds step {step}")
-    return surviving
+    return StepKey(run_id, active, step)

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from service.platform.context import Context
-from service.platform.schemas import Name, RunIdentifier, StepPath, SurvivingOrAttempt
+from service.platform.schemas import ActiveOrAttempt, Name, RunIdentifier, StepPath
 from service.platform.security import Reader
 from service.runs.corrections import service
 from service.runs.corrections.schemas import CorrectionsRead
@@ -31,7 +31,7 @@ def read_corrections(
             description="`2`, or `0.5_5` for two bounds; of one correction; absent: the thresholds in use",
         ),
     ] = None,
-    attempt: SurvivingOrAttempt = None,
+    attempt: ActiveOrAttempt = None,
 ) -> CorrectionsRead:
     """What corrections of the mismatch would do to this step: what they keep, lose and distort. Nothing is applied."""
     question = service.CorrectionQuestion(run, step, attempt, comparison, correction or (), threshold or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.platform.context import Context
-from service.platform.schemas import RunIdentifier, StepPath, SurvivingOrAttempt
+from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
 from service.platform.security import Reader
 from service.runs.lint import service
 from service.runs.lint.schemas import RunLintRead, StepLintRead
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
 
 @router.get("/lint")
 def read_run_lint(
-    run: RunIdentifier, context: Context, principal: Reader, attempt: SurvivingOrAttempt = None
+    run: RunIdentifier, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
 ) -> RunLintRead:
     """Which warnings the run's closed steps have, with the first and the newest step of each."""
     with context.database.read() as session:
@@ -24,7 +24,7 @@ def read_run_lint(
 
 @router.get("/steps/{step}/lint")
 def read_step_lint(
-    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: SurvivingOrAttempt = None
+    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
 ) -> StepLintRead:
     """Are this step's log-probs what they are taken for? Named warnings with evidence, and what was not checked."""
     with context.database.read() as session:

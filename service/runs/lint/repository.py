@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import Attempt, ShardLint, StepLint
-from service.runs.attempts.active_attempts import survives
+from service.runs.attempts.active_attempts import is_active
+from service.runs.step_key import StepKey
 
 STEP_KEY = ("run_id", "attempt", "step")
 SHARD_KEY = (*STEP_KEY, "shard")
@@ -41,19 +42,21 @@ class RunSums:
     square_excess: float
 
 
-def add(session: Session, row: dict[str, Any]) -> None:
+def add_evidence(session: Session, row: dict[str, Any]) -> None:
     """Add the evidence of a shard."""
     session.execute(insert(ShardLint), [row])
 
 
-def replace(session: Session, row: dict[str, Any]) -> None:
-    """Put the evidence of a shard in the place of an older one, if there is one."""
+def replace_evidence(session: Session, row: dict[str, Any]) -> None:
+    """Replace the evidence of a shard, or add it if there is none."""
     upsert(session, ShardLint, [row], SHARD_KEY)
 
 
-def of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[ShardLint]:
-    """The evidence of a step's shards, in order."""
-    query = select(ShardLint).where(ShardLint.run_id == run_id, ShardLint.attempt == attempt, ShardLint.step == step)
+def evidence_of_step(session: Session, key: StepKey) -> Sequence[ShardLint]:
+    """Return the evidence of a step's shards, in order."""
+    query = select(ShardLint).where(
+        ShardLint.run_id == key.run_id, ShardLint.attempt == key.attempt, ShardLint.step == key.step
+    )
     return session.scalars(query.order_by(ShardLint.shard)).all()
 
 
@@ -62,13 +65,13 @@ def put_verdict(session: Session, row: dict[str, Any]) -> None:
     upsert(session, StepLint, [row], STEP_KEY)
 
 
-def verdict_of(session: Session, run_id: str, attempt: int, step: int) -> StepLint | None:
-    """The verdict on a step."""
-    return session.get(StepLint, (run_id, attempt, step))
+def verdict_of(session: Session, key: StepKey) -> StepLint | None:
+    """Return the verdict on a step."""
+    return session.get(StepLint, key)
 
 
 def warned_steps(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> list[WarnedStep]:
-    """The steps with warnings, in order: those that survive, or those of one attempt."""
+    """The steps with warnings, in order: the active ones, or those of one attempt."""
     query = (
         select(StepLint.step, StepLint.warnings)
         .where(StepLint.run_id == run_id, StepLint.severity.is_not(None), _chosen(attempts, attempt))
@@ -78,7 +81,7 @@ def warned_steps(session: Session, run_id: str, attempts: Sequence[Attempt], att
 
 
 def run_sums(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> RunSums:
-    """The sums over the steps that survive, or over those of one attempt."""
+    """The sums over the active steps, or over those of one attempt."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
         func.count(),
@@ -99,4 +102,4 @@ def run_sums(session: Session, run_id: str, attempts: Sequence[Attempt], attempt
 def _chosen(attempts: Sequence[Attempt], attempt: int | None) -> ColumnElement[bool]:
     if attempt is not None:
         return StepLint.attempt == attempt
-    return survives(attempts, StepLint.attempt, StepLint.step)
+    return is_active(attempts, StepLint.attempt, StepLint.step)

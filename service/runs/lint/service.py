@@ -18,14 +18,14 @@ from foreshock.severity import severity_rank
 from service.platform.database.tables import ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.runs.attempts.repository import of_run
-from service.runs.attempts.service import attempt_of_step, require_attempt
+from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.events import StepClosed
 from service.runs.lint import repository
+from service.runs.lint.evidence import LintPart
 from service.runs.lint.repository import RunSums, WarnedStep
 from service.runs.lint.schemas import CheckRead, RunLintRead, RunWarningRead, Severity, StepLintRead, WarningRead
-from service.runs.rollouts.shards import LintPart
 from service.runs.runs.service import get_run
+from service.runs.step_key import StepKey
 
 _logger = logging.getLogger(__name__)
 _SURPRISAL = "raw_log_probs"
@@ -37,23 +37,19 @@ class LintNotFound(ProblemError):
     status = 404
 
 
-def evidence_row(step: tuple[str, int, int], shard: int, part: LintPart) -> dict[str, Any]:
-    """The row of the evidence of a shard of a step (run, attempt, step)."""
-    run_id, attempt, number = step
-    return {
-        "run_id": run_id,
-        "attempt": attempt,
-        "step": number,
-        "shard": shard,
-        "statistics_version": STATISTICS_VERSION,
-        "evidence": part.evidence,
-        "examples": part.examples,
-    }
+def add_evidence(session: Session, key: StepKey, shard: int, part: LintPart) -> None:
+    """Store the evidence of a new shard."""
+    repository.add_evidence(session, _evidence_row(key, shard, part))
+
+
+def replace_evidence(session: Session, key: StepKey, shard: int, part: LintPart) -> None:
+    """Replace the evidence of a shard that was measured again."""
+    repository.replace_evidence(session, _evidence_row(key, shard, part))
 
 
 def lint_closed_step(session: Session, closed: StepClosed) -> None:
     """Judge a step that has closed or changed, inside that transaction; what cannot be read is left out, and said."""
-    shards = repository.of_step(session, closed.run_id, closed.attempt, closed.step)
+    shards = repository.evidence_of_step(session, closed.key)
     verdict, evidence = _judge(closed.step, closed.attempt, shards)
     if verdict is None or evidence is None:
         return
@@ -83,22 +79,24 @@ def lint_closed_step(session: Session, closed: StepClosed) -> None:
 def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepLintRead:
     """The verdict on a step; of one that has not closed, on the shards that are there. Raises LintNotFound."""
     get_run(session, principal, run_id)
-    chosen = attempt_of_step(session, run_id, step, attempt)
-    stored = repository.verdict_of(session, run_id, chosen, step)
+    key = resolve_step(session, run_id, step, attempt)
+    stored = repository.verdict_of(session, key)
     if stored is not None:
         return StepLintRead.model_validate(stored.report)
-    verdict, _ = _judge(step, chosen, repository.of_step(session, run_id, chosen, step))
+    verdict, _ = _judge(step, key.attempt, repository.evidence_of_step(session, key))
     if verdict is None:
-        raise LintNotFound(f"step {step} of attempt {chosen} was not checked: no shard of it has evidence of the lint")
+        raise LintNotFound(
+            f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"
+        )
     return verdict
 
 
 def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRead:
-    """The lint of a run: of the steps that survive, or of one attempt."""
+    """The lint of a run: of the active steps, or of one attempt."""
     get_run(session, principal, run_id)
     if attempt is not None:
         require_attempt(session, run_id, attempt)
-    attempts = of_run(session, run_id)
+    attempts = attempts_of_run(session, run_id)
     sums = repository.run_sums(session, run_id, attempts, attempt)
     warnings = _by_name(repository.warned_steps(session, run_id, attempts, attempt))
     whole, check = _whole_run(sums)
@@ -110,6 +108,16 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
         whole_run=None if seen_in_steps else whole,
         whole_run_check=check,
     )
+
+
+def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:
+    return {
+        **key._asdict(),
+        "shard": shard,
+        "statistics_version": STATISTICS_VERSION,
+        "evidence": part.evidence,
+        "examples": part.examples,
+    }
 
 
 def _judge(step: int, attempt: int, shards: Sequence[ShardLint]) -> tuple[StepLintRead | None, LintEvidence | None]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from service.runs.measurements.repository import Curves
+from service.runs.measurements.curves import Curves
 
 
 def keep_extremes(curves: Curves, max_points: int) -> Curves:

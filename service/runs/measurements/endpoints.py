@@ -14,17 +14,17 @@ from service.platform.guards import PARQUET_MEDIA_TYPE
 from service.platform.pagination import Page
 from service.platform.schemas import (
     LARGEST_STEP,
+    ActiveOrAttempt,
     FromStep,
     Name,
     RunIdentifier,
     StepPath,
-    SurvivingOrAttempt,
     ToStep,
 )
 from service.platform.security import Reader
-from service.runs.measurements import service, tokens
+from service.runs.measurements import service
 from service.runs.measurements.formats import CSV_MEDIA_TYPE, choose_format, render
-from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead, TokensRead
+from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
 from service.runs.measurements.tables import buckets_read, token_ids_read
 
 router = APIRouter(prefix="/v1", tags=["measurements"])
@@ -57,7 +57,7 @@ def read_measurements(
     measure: Annotated[list[Name] | None, Query(max_length=200, description="absent: all")] = None,
     from_step: FromStep = 0,
     to_step: ToStep = LARGEST_STEP,
-    attempt: SurvivingOrAttempt = None,
+    attempt: ActiveOrAttempt = None,
     max_points: Annotated[
         int | None, Query(ge=2, le=1_000_000, description="rows a comparison, keeping the extremes of each measure")
     ] = None,
@@ -79,7 +79,7 @@ def read_buckets(
     comparison: Comparison = "trainer/rollout",
     by: Annotated[By, Query(description="what the mismatch may depend on")] = "probability",
     limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="token ids, at most")] = KEPT_TOKEN_IDS,
-    attempt: SurvivingOrAttempt = None,
+    attempt: ActiveOrAttempt = None,
 ) -> BucketsRead | TokenIdsRead:
     """Where the mismatch sits: by the token's probability under the behaviour score, or by another condition.
 
@@ -90,19 +90,3 @@ def read_buckets(
     if by == "token_id":
         return token_ids_read(statistics.token_id_table(limit))
     return buckets_read(CONDITIONS[by], statistics.condition_table(by))
-
-
-@router.get("/runs/{run}/steps/{step}/tokens")
-def read_tokens(
-    run: RunIdentifier,
-    step: StepPath,
-    context: Context,
-    principal: Reader,
-    comparison: Comparison = "trainer/rollout",
-    worst: Annotated[int, Query(ge=1, le=1000, description="how many tokens, by |d|")] = 20,
-    sample_id: Annotated[str | None, Query(max_length=1024, description="instead: all tokens of this rollout")] = None,
-    attempt: SurvivingOrAttempt = None,
-) -> TokensRead:
-    """The worst tokens of a step, or one rollout token by token, with each scorer's log-prob."""
-    question = tokens.TokenQuestion(run, step, attempt, comparison, worst, sample_id)
-    return tokens.read_tokens(context, principal, question)

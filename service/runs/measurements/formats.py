@@ -14,7 +14,7 @@ from fastapi import Response
 
 from service.platform.guards import PARQUET_MEDIA_TYPE
 from service.platform.problem import NotAcceptable
-from service.runs.measurements.repository import Curves
+from service.runs.measurements.curves import Curves
 
 JSON_MEDIA_TYPE = "application/json"
 CSV_MEDIA_TYPE = "text/csv"

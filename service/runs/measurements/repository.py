@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from foreshock.measures.registry import MEASURES
-from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import MeasurementStatistics, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
-
-
-@dataclass(frozen=True, slots=True)
-class Curves:
-    """Rows of the wide table: (step, attempt, comparison) of each, and the chosen measures, None where absent.
-
-    `from_sample` says of each row whether only some of the step's rollouts took part.
-    """
-
-    measures: tuple[str, ...]
-    keys: list[tuple[int, int, str]]
-    values: list[tuple[float | None, ...]]
-    from_sample: list[bool]
-
-    def rows(self, chosen: Sequence[int]) -> Curves:
-        """These rows only, in this order."""
-        return Curves(
-            self.measures,
-            [self.keys[row] for row in chosen],
-            [self.values[row] for row in chosen],
-            [self.from_sample[row] for row in chosen],
-        )
+from service.runs.measurements.curves import Curves
+from service.runs.step_key import StepKey
 
 
 def put(session: Session, row: Mapping[str, Any], statistics: Mapping[str, Any]) -> None:
@@ -44,46 +21,35 @@ def put(session: Session, row: Mapping[str, Any], statistics: Mapping[str, Any])
     upsert(session, MeasurementStatistics, [statistics], MEASUREMENT_KEY)
 
 
-def of_step(session: Session, run_id: str, attempt: int, step: int) -> dict[str, dict[str, float]]:
-    """The values that a step has: comparison → measure → value."""
-    table = measurements.c
-    columns = [table[measure.column] for measure in MEASURES]
-    query = select(table.comparison, *columns).where(
-        table.run_id == run_id, table.attempt == attempt, table.step == step
+def statistics_of(session: Session, key: StepKey, comparison: str) -> MeasurementStatistics | None:
+    """Return the folded statistics of one comparison at one step."""
+    return session.get(MeasurementStatistics, (*key, comparison))
+
+
+def versions_of_step(session: Session, key: StepKey) -> Sequence[int]:
+    """Return the version of the statistics of each comparison of a step."""
+    table = MeasurementStatistics
+    query = select(table.statistics_version).where(
+        table.run_id == key.run_id, table.attempt == key.attempt, table.step == key.step
     )
-    return {
-        comparison: {
-            measure.column: value for measure, value in zip(MEASURES, values, strict=True) if value is not None
-        }
-        for comparison, *values in session.execute(query)
-    }
+    return session.scalars(query).all()
 
 
-def statistics_of(
-    session: Session, run_id: str, attempt: int, step: int, comparison: str
-) -> MeasurementStatistics | None:
-    """The folded statistics of one comparison at one step."""
-    return session.get(MeasurementStatistics, (run_id, attempt, step, comparison))
-
-
-def has_another_version(session: Session, run_id: str, attempt: int | None = None, step: int | None = None) -> bool:
-    """Whether statistics of the step are of another version than this release's; of the whole run, its oldest and its
-    newest step are asked, since steps are measured in order.
-    """
+def versions_of_ends(session: Session, run_id: str) -> list[int]:
+    """Return the versions of the statistics of a run's oldest and newest step; empty before there are any."""
     table = MeasurementStatistics
     query = select(table.statistics_version).where(table.run_id == run_id)
-    if attempt is not None and step is not None:
-        versions = session.scalars(query.where(table.attempt == attempt, table.step == step)).all()
-        return any(version != STATISTICS_VERSION for version in versions)
     ends = ((table.attempt, table.step), (table.attempt.desc(), table.step.desc()))
     found = [session.scalar(query.order_by(*order).limit(1)) for order in ends]
-    return any(version not in (None, STATISTICS_VERSION) for version in found)
+    return [version for version in found if version is not None]
 
 
-def comparisons_of(session: Session, run_id: str, attempt: int, step: int) -> list[str]:
-    """The names of the comparisons that a step has."""
+def comparisons_of(session: Session, key: StepKey) -> list[str]:
+    """Return the names of the comparisons that a step has."""
     table = measurements.c
-    query = select(table.comparison).where(table.run_id == run_id, table.attempt == attempt, table.step == step)
+    query = select(table.comparison).where(
+        table.run_id == key.run_id, table.attempt == key.attempt, table.step == key.step
+    )
     return list(session.scalars(query.order_by(table.comparison)))
 
 

@@ -80,27 +80,3 @@ class TokenIdsRead(BaseModel):
     unit: str = "1"
     k3_sum_unnamed: float | None = Field(description="the most that an id that is not named can have; null: no bound")
     columns: TokenIdColumns
-
-
-class TokenRow(BaseModel):
-    """One response token with each scorer's log-prob; null where a scorer gave no finite one."""
-
-    sample_id: str
-    shard: int
-    position: int = Field(description="in the response, from 0")
-    token_id: int
-    generated: bool = Field(description="sampled by the model; false: tool output, in no measure")
-    d: float | None = Field(description="log target − log behaviour")
-    log_probs: dict[str, float | None]
-
-
-class TokensRead(BaseModel):
-    """Tokens of one step: the worst by |d|, or one rollout in order."""
-
-    comparison: str
-    step: int
-    attempt: int
-    sample_id: str | None = None
-    prompt_token_ids: list[int] | None = Field(default=None, description="of the one rollout asked for")
-    scorers: list[str]
-    items: list[TokenRow]

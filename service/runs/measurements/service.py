@@ -13,17 +13,17 @@ from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.tables import MeasurementStatistics, measurements
+from service.platform.database.tables import Attempt, MeasurementStatistics, measurements
 from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
-from service.runs.attempts.active_attempts import survives
-from service.runs.attempts.repository import of_run
-from service.runs.attempts.service import attempt_of_step, require_attempt
+from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.measurements import repository
+from service.runs.measurements.curves import Curves
 from service.runs.measurements.downsampling import keep_extremes
-from service.runs.measurements.folded import FoldedStatistics
-from service.runs.measurements.repository import Curves
+from service.runs.measurements.folding import FoldedStatistics
 from service.runs.runs.service import get_run
+from service.runs.step_key import StepKey
 
 
 class UnknownMeasure(ProblemError):
@@ -46,7 +46,7 @@ class StatisticsOutOfDate(ProblemError):
 
 @dataclass(frozen=True, slots=True)
 class CurveQuery:
-    """Which curves: no comparisons or measures means all; `attempt` None means the steps that survive."""
+    """Which curves: no comparisons or measures means all; `attempt` None means the active steps."""
 
     comparisons: Sequence[str] = ()
     measures: Sequence[str] = ()
@@ -56,14 +56,12 @@ class CurveQuery:
     max_points: int | None = None
 
 
-def store_measurement(
-    session: Session, run_id: str, attempt: int, step: int, folded: FoldedStatistics, *, from_sample: bool = False
-) -> None:
+def store_measurement(session: Session, step: StepKey, folded: FoldedStatistics, *, from_sample: bool = False) -> None:
     """Store (or overwrite) the measures and statistics of one comparison at one step; NaN is stored as NULL.
 
     `from_sample`: only some of the step's rollouts took part.
     """
-    key = {"run_id": run_id, "attempt": attempt, "step": step, "comparison": folded.comparison}
+    key = {**step._asdict(), "comparison": folded.comparison}
     values = {measure.column: folded.measures.get(measure.column) for measure in MEASURES}
     row = {name: None if value is None or math.isnan(value) else float(value) for name, value in values.items()}
     repository.put(
@@ -78,14 +76,32 @@ def store_measurement(
     )
 
 
-def values_of_step(session: Session, run_id: str, attempt: int, step: int) -> dict[str, float]:
-    """The step's finite measures, keyed `comparison:measure`; one that overflowed is a matter of damaged log-probs."""
-    return {
-        f"{comparison}:{measure}": value
-        for comparison, values in repository.of_step(session, run_id, attempt, step).items()
-        for measure, value in values.items()
-        if math.isfinite(value)
-    }
+def has_measurement(session: Session, key: StepKey, comparison: str) -> bool:
+    """Return whether the step has statistics of this comparison, of whatever version."""
+    return repository.statistics_of(session, key, comparison) is not None
+
+
+def is_out_of_date(session: Session, key: StepKey) -> bool:
+    """Return whether statistics of the step are of another version than this release's."""
+    return any(version != STATISTICS_VERSION for version in repository.versions_of_step(session, key))
+
+
+def is_run_out_of_date(session: Session, run_id: str) -> bool:
+    """Return whether the run's oldest or newest step is out of date; steps are measured in order."""
+    return any(version != STATISTICS_VERSION for version in repository.versions_of_ends(session, run_id))
+
+
+def read_active_curves(
+    session: Session,
+    run_id: str,
+    attempts: Sequence[Attempt],
+    comparisons: Sequence[str],
+    measures: Sequence[str],
+    steps: tuple[int, int],
+) -> Curves:
+    """Return measures (by column) of the active steps with `steps[0]` ≤ step ≤ `steps[1]`; no comparisons: all."""
+    chosen = is_active(attempts, measurements.c.attempt, measurements.c.step)
+    return repository.curves(session, run_id, chosen, comparisons, measures, steps)
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:
@@ -94,13 +110,13 @@ def read_curves(session: Session, principal: Principal, run_id: str, query: Curv
     measures = _columns_of(query.measures)
     if query.from_step > query.to_step:
         raise InvalidRequest(f"query.from_step: {query.from_step} is beyond to_step {query.to_step}")
-    if query.attempt is not None:
-        require_attempt(session, run_id, query.attempt)
-        chosen = measurements.c.attempt == query.attempt
-    else:
-        chosen = survives(of_run(session, run_id), measurements.c.attempt, measurements.c.step)
     steps = (query.from_step, query.to_step)
-    curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
+    if query.attempt is not None:
+        chosen = measurements.c.attempt == require_attempt(session, run_id, query.attempt).attempt
+        curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
+    else:
+        attempts = attempts_of_run(session, run_id)
+        curves = read_active_curves(session, run_id, attempts, query.comparisons, measures, steps)
     return curves if query.max_points is None else keep_extremes(curves, query.max_points)
 
 
@@ -122,11 +138,11 @@ def stored_statistics(
     if comparison == STEP_ROW:
         raise InvalidRequest("query.comparison: must be two scores, such as trainer/rollout")
     get_run(session, principal, run_id)
-    chosen = attempt_of_step(session, run_id, step, attempt)
-    found = repository.statistics_of(session, run_id, chosen, step, comparison)
+    key = resolve_step(session, run_id, step, attempt)
+    found = repository.statistics_of(session, key, comparison)
     if found is None:
-        there = ", ".join(repository.comparisons_of(session, run_id, chosen, step)) or "nothing yet"
-        raise MeasurementNotFound(f"step {step} of attempt {chosen} has no {comparison}: measured is {there}")
+        there = ", ".join(repository.comparisons_of(session, key)) or "nothing yet"
+        raise MeasurementNotFound(f"step {step} of attempt {key.attempt} has no {comparison}: measured is {there}")
     if found.statistics_version != STATISTICS_VERSION:
         raise StatisticsOutOfDate(
             f"{comparison} of step {step} was measured by another release (statistics of version "

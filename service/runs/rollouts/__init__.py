@@ -1,1 +1,1 @@
-"""Rollouts: the upload of a step's shards, up to the commit point."""
+"""Rollouts: the catalogue of uploaded shards, what is measured of each shard, and single tokens."""

@@ -1,44 +1,32 @@
-"""HTTP: the upload of a step's rollouts."""
+"""HTTP: single tokens of stored rollouts. Uploads are in `service/runs/ingest`."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response, status
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Query
 
 from service.platform.context import Context
-from service.platform.schemas import LARGEST_STEP, AttemptQuery, RunIdentifier, StepPath
-from service.platform.security import Ingester
-from service.platform.uploads import PARQUET_BODY, received_upload
-from service.runs.rollouts import service
-from service.runs.rollouts.schemas import ShardAddress, ShardReceipt
+from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
+from service.platform.security import Reader
+from service.runs.measurements.endpoints import Comparison
+from service.runs.rollouts import tokens
+from service.runs.rollouts.schemas import TokensRead
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 
-@router.put(
-    "/rollouts/{shard}",
-    status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": ShardReceipt, "description": "The same bytes were stored before"}},
-    openapi_extra=PARQUET_BODY,
-)
-async def put_shard(
+@router.get("/tokens")
+def read_tokens(
     run: RunIdentifier,
     step: StepPath,
-    shard: Annotated[int, Path(ge=0, le=LARGEST_STEP)],
-    request: Request,
     context: Context,
-    principal: Ingester,
-    response: Response,
-    attempt: AttemptQuery = 1,
-    shards: Annotated[int, Query(ge=1, le=LARGEST_STEP, description="how many the step has in all")] = 1,
-) -> ShardReceipt:
-    """Store one shard of a step's rollouts: 201 where it is new, 200 for the same bytes again, 409 for other bytes."""
-    address = ShardAddress(run, attempt, step, shard, shards)
-    await run_in_threadpool(service.check_address, context, principal, address)
-    async with received_upload(request, context) as upload:
-        receipt = await run_in_threadpool(service.ingest_shard, context, principal, address, upload)
-    if receipt.status == "duplicate":
-        response.status_code = status.HTTP_200_OK
-    return receipt
+    principal: Reader,
+    comparison: Comparison = "trainer/rollout",
+    worst: Annotated[int, Query(ge=1, le=1000, description="how many tokens, by |d|")] = 20,
+    sample_id: Annotated[str | None, Query(max_length=1024, description="instead: all tokens of this rollout")] = None,
+    attempt: ActiveOrAttempt = None,
+) -> TokensRead:
+    """Return the worst tokens of a step, or one rollout token by token, with each scorer's log-prob."""
+    question = tokens.TokenQuestion(run, step, attempt, comparison, worst, sample_id)
+    return tokens.read_tokens(context, principal, question)

@@ -7,9 +7,7 @@ concerns the one step that was open then, or one that a late shard reaches; `for
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -17,14 +15,10 @@ from foreshock.errors import RolloutsError
 from service.platform.context import ServiceContext
 from service.platform.database.tables import Shard
 from service.platform.decoding.pool import DecodersBusy
-from service.runs.lint import repository as lint
-from service.runs.lint.service import evidence_row
-from service.runs.rollouts import repository
-from service.runs.rollouts.shards import ShardPart, StoredShard, measure_stored
-from service.runs.runs.repository import find_and_lock
-
-StepKey = tuple[str, int, int]
-"""(run, attempt, step)."""
+from service.runs.rollouts.service import replace_shards, shards_out_of_date
+from service.runs.rollouts.shards import StoredShard, measure_stored
+from service.runs.runs.service import lock_run_for_background
+from service.runs.step_key import StepKey
 
 _logger = logging.getLogger(__name__)
 
@@ -61,45 +55,20 @@ def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
     Raises DecodersBusy, after which it is worth trying again.
     """
     with context.database.read() as session:
-        shards = repository.out_of_date(session, *key)
+        shards = shards_out_of_date(session, key)
     for shard in shards:
         try:
             measured = measure_file(context, TokenFile.of(shard))
         except DecodersBusy:
             raise
         except Exception:
-            _logger.exception("shard %s of step %s of run %s cannot be measured again", shard.shard, key[2], key[0])
+            _logger.exception(
+                "shard %s of step %s of run %s cannot be measured again", shard.shard, key.step, key.run_id
+            )
             continue
         context.database.write(lambda session: _replace(session, key, shard, measured))  # noqa: B023
 
 
-def statistics_rows(key: StepKey, shard: int, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
-    """What is stored of a shard's statistics: a row a comparison."""
-    run_id, attempt, step = key
-    return [
-        {
-            "run_id": run_id,
-            "attempt": attempt,
-            "step": step,
-            "shard": shard,
-            "comparison": part.comparison,
-            "statistics_version": part.statistics_version,
-            "statistics": part.statistics,
-            "summaries": part.summaries,
-        }
-        for part in parts
-    ]
-
-
-def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int, StoredShard]]) -> None:
-    """Put what was measured of these shards, by their numbers, in the place of what is stored of them."""
-    rows = [row for shard, found in measured for row in statistics_rows(key, shard, found.parts)]
-    repository.replace_statistics(session, *key, rows)
-    for shard, found in measured:
-        lint.replace(session, evidence_row(key, shard, found.lint))
-
-
 def _replace(session: Session, key: StepKey, shard: Shard, measured: StoredShard) -> None:
-    run = find_and_lock(session, key[0])
-    if run is not None and run.deleted_at_us is None:
+    if lock_run_for_background(session, key.run_id) is not None:
         replace_shards(session, key, [(shard.shard, measured)])

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import ColumnElement, delete, insert, select
 from sqlalchemy.orm import Session
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Shard, ShardStatistics
+from service.runs.step_key import StepKey
 
 
-def find(session: Session, run_id: str, attempt: int, step: int, shard: int) -> Shard | None:
-    """The catalogue row of a shard."""
-    return session.get(Shard, (run_id, attempt, step, shard))
+def find(session: Session, key: StepKey, shard: int) -> Shard | None:
+    """Return the catalogue row of a shard."""
+    return session.get(Shard, (*key, shard))
 
 
 def add(session: Session, row: dict[str, Any]) -> bool:
@@ -28,49 +29,37 @@ def add_statistics(session: Session, rows: list[dict[str, Any]]) -> None:
     session.execute(insert(ShardStatistics), rows)
 
 
-def replace_statistics(session: Session, run_id: str, attempt: int, step: int, rows: list[dict[str, Any]]) -> None:
-    """Put these rows in the place of all statistics that their shards have."""
+def replace_statistics(session: Session, key: StepKey, rows: list[dict[str, Any]]) -> None:
+    """Replace all statistics of the shards that these rows belong to."""
     session.execute(
         delete(ShardStatistics).where(
-            ShardStatistics.run_id == run_id,
-            ShardStatistics.attempt == attempt,
-            ShardStatistics.step == step,
+            _of_step(ShardStatistics, key),
             ShardStatistics.shard.in_({row["shard"] for row in rows}),
         )
     )
     add_statistics(session, rows)
 
 
-def of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[Shard]:
-    """The shards of a step that are there, in order."""
-    query = select(Shard).where(Shard.run_id == run_id, Shard.attempt == attempt, Shard.step == step)
-    return session.scalars(query.order_by(Shard.shard)).all()
+def shards_of_step(session: Session, key: StepKey) -> Sequence[Shard]:
+    """Return the catalogue rows of a step's shards, in order."""
+    return session.scalars(select(Shard).where(_of_step(Shard, key)).order_by(Shard.shard)).all()
 
 
-def statistics_of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[ShardStatistics]:
-    """The statistics of a step's shards, by comparison and then in the order of shards."""
-    query = select(ShardStatistics).where(
-        ShardStatistics.run_id == run_id, ShardStatistics.attempt == attempt, ShardStatistics.step == step
-    )
+def statistics_of_step(session: Session, key: StepKey) -> Sequence[ShardStatistics]:
+    """Return the statistics of a step's shards, by comparison and then in the order of shards."""
+    query = select(ShardStatistics).where(_of_step(ShardStatistics, key))
     return session.scalars(query.order_by(ShardStatistics.comparison, ShardStatistics.shard)).all()
 
 
-def out_of_date(session: Session, run_id: str, attempt: int, step: int) -> Sequence[Shard]:
-    """The shards of a step whose statistics are of another version than this release's, in order."""
-    query = (
-        select(Shard)
-        .join(
-            ShardStatistics,
-            (ShardStatistics.run_id == Shard.run_id)
-            & (ShardStatistics.attempt == Shard.attempt)
-            & (ShardStatistics.step == Shard.step)
-            & (ShardStatistics.shard == Shard.shard),
-        )
-        .where(
-            ShardStatistics.run_id == run_id,
-            ShardStatistics.attempt == attempt,
-            ShardStatistics.step == step,
-            ShardStatistics.statistics_version != STATISTICS_VERSION,
-        )
+def out_of_date(session: Session, key: StepKey) -> Sequence[Shard]:
+    """Return the shards of a step whose statistics are of another version than this release's, in order."""
+    other = select(ShardStatistics.shard).where(
+        _of_step(ShardStatistics, key), ShardStatistics.statistics_version != STATISTICS_VERSION
     )
-    return session.scalars(query.order_by(Shard.shard).distinct()).all()
+    return session.scalars(
+        select(Shard).where(_of_step(Shard, key), Shard.shard.in_(other)).order_by(Shard.shard)
+    ).all()
+
+
+def _of_step(table: type[Shard] | type[ShardStatistics], key: StepKey) -> ColumnElement[bool]:
+    return (table.run_id == key.run_id) & (table.attempt == key.attempt) & (table.step == key.step)

@@ -1,34 +1,29 @@
-"""What an uploaded shard is answered with."""
+"""Single tokens of rollouts over HTTP."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import BaseModel, Field
 
 
-@dataclass(frozen=True, slots=True)
-class ShardAddress:
-    """Which shard of how many, of which step, attempt and run."""
+class TokenRow(BaseModel):
+    """One response token with each scorer's log-prob; null where a scorer gave no finite one."""
 
-    run_id: str
-    attempt: int
-    step: int
+    sample_id: str
     shard: int
-    shards: int
+    position: int = Field(description="in the response, from 0")
+    token_id: int
+    generated: bool = Field(description="sampled by the model; false: tool output, in no measure")
+    d: float | None = Field(description="log target − log behaviour")
+    log_probs: dict[str, float | None]
 
-    @property
-    def step_key(self) -> tuple[str, int, int]:
-        """(run, attempt, step)."""
-        return self.run_id, self.attempt, self.step
 
+class TokensRead(BaseModel):
+    """Tokens of one step: the worst by |d|, or one rollout in order."""
 
-class ShardReceipt(BaseModel):
-    """The shard is stored: for good, now (`stored`) or by an earlier upload of the same bytes (`duplicate`)."""
-
-    status: Literal["stored", "duplicate"]
-    digest: str = Field(description="of the body's bytes: `sha256:…`")
-    rollouts: int
-    tokens: int = Field(description="response tokens")
-    step_closed: bool = Field(description="all shards of the step are there, or its grace time was over")
+    comparison: str
+    step: int
+    attempt: int
+    sample_id: str | None = None
+    prompt_token_ids: list[int] | None = Field(default=None, description="of the one rollout asked for")
+    scorers: list[str]
+    items: list[TokenRow]

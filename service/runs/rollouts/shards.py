@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError
-from foreshock.lint import collect_evidence
 from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from service.platform.decoding.limits import stored_limits
+from service.runs.lint.evidence import LintPart, lint_shard
 
 # Modules that a decoder process imports when it starts.
 PRELOAD = (__name__,)
@@ -27,14 +26,6 @@ class ShardPart:
     statistics_version: int
     statistics: bytes
     summaries: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class LintPart:
-    """What a shard adds to the lint of its step: mergeable evidence, and examples by check."""
-
-    evidence: bytes
-    examples: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +81,6 @@ def measure_stored(stored: Path) -> StoredShard:
     """What a file of the store gives now; raises FileNotFoundError where it is gone."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
     return StoredShard(rollout_set_digest(batch.sample_ids), batch.num_tokens, measure_shard(batch), lint_shard(batch))
-
-
-def lint_shard(batch: RolloutBatch) -> LintPart:
-    """What the lint sees in a batch."""
-    evidence = collect_evidence(batch)
-    return LintPart(evidence.to_bytes(), evidence.examples_to_json())
 
 
 def measure_shard(batch: RolloutBatch) -> tuple[ShardPart, ...]:

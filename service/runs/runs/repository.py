@@ -36,7 +36,7 @@ def newest_first(session: Session, project: str | None, after: tuple[int, str] |
     return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit)).all()
 
 
-def note_step(session: Session, run_id: str, step: int) -> None:
-    """Raise the run's newest step to `step`."""
+def raise_newest_step(session: Session, run_id: str, step: int) -> None:
+    """Set the run's newest step to `step`, unless it is beyond that already."""
     behind = Run.last_step.is_(None) | (Run.last_step < step)
     session.execute(update(Run).where(Run.id == run_id, behind).values(last_step=step))

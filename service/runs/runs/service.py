@@ -44,6 +44,17 @@ def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
     return _visible(repository.find_and_lock(session, run_id), principal, run_id)
 
 
+def lock_run_for_background(session: Session, run_id: str) -> Run | None:
+    """Lock the run as `lock_run` does, for work that no principal asked for; None if the run is gone or deleted."""
+    run = repository.find_and_lock(session, run_id)
+    return run if run is not None and run.deleted_at_us is None else None
+
+
+def raise_newest_step(session: Session, run_id: str, step: int) -> None:
+    """Set the run's newest step to `step`, unless it is beyond that already."""
+    repository.raise_newest_step(session, run_id, step)
+
+
 def get_or_create_run(session: Session, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
     """The run of (project, key), and whether it is new; raises RunDeleted where that key was deleted before."""
     if not principal.sees(body.project):

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Query, status
 from service.platform.context import Context
 from service.platform.schemas import (
     LARGEST_STEP,
+    ActiveOrAttempt,
     AttemptQuery,
     FromStep,
     Name,
     RunIdentifier,
     StepPath,
-    SurvivingOrAttempt,
     ToStep,
 )
 from service.platform.security import Ingester, Reader
@@ -46,7 +46,7 @@ def read_scalars(
     principal: Reader,
     source: Annotated[list[Name] | None, Query(max_length=100)] = None,
     name: Annotated[list[Name] | None, Query(max_length=1000)] = None,
-    attempt: SurvivingOrAttempt = None,
+    attempt: ActiveOrAttempt = None,
     from_step: FromStep = 0,
     to_step: ToStep = LARGEST_STEP,
 ) -> ScalarsRead:

@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import Scalar
+from service.runs.step_key import StepKey
 
 _KEY = ("run_id", "attempt", "step", "source", "name")
-FIRST_SOURCE = "trainer"
 
 
 def put(session: Session, rows: list[dict[str, Any]]) -> None:
@@ -20,15 +20,10 @@ def put(session: Session, rows: list[dict[str, Any]]) -> None:
     upsert(session, Scalar, rows, _KEY)
 
 
-def values_of_step(session: Session, run_id: str, attempt: int, step: int) -> dict[str, float]:
-    """The step's finite values by name; where several sources report a name, the trainer's, else the first source's."""
-    query = select(Scalar).where(Scalar.run_id == run_id, Scalar.attempt == attempt, Scalar.step == step)
-    rows = sorted(session.scalars(query), key=lambda row: (row.source != FIRST_SOURCE, row.source))
-    values: dict[str, float] = {}
-    for row in rows:
-        if row.value is not None:
-            values.setdefault(row.name, row.value)
-    return values
+def of_step(session: Session, key: StepKey) -> Sequence[Scalar]:
+    """Return every scalar of a step."""
+    query = select(Scalar).where(Scalar.run_id == key.run_id, Scalar.attempt == key.attempt, Scalar.step == key.step)
+    return session.scalars(query).all()
 
 
 def select_range(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.json_values import finite_or_none
-from service.platform.database.tables import Scalar
+from service.platform.database.tables import Attempt, Scalar
 from service.platform.events import EventBus
 from service.platform.security import Principal
-from service.runs.attempts.active_attempts import survives
-from service.runs.attempts.repository import of_run
-from service.runs.attempts.service import require_attempt
+from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.service import attempts_of_run, require_attempt
 from service.runs.events import ScalarsChanged
 from service.runs.runs.service import get_run, lock_run
 from service.runs.scalars import repository
 from service.runs.scalars.schemas import ScalarColumns, ScalarsPut, ScalarsRead
+from service.runs.step_key import StepKey
 from service.runs.steps.service import is_closed
+
+FIRST_SOURCE = "trainer"
+"""The source that counts if several report a name; otherwise the first source by name counts."""
 
 
 def put_scalars(
@@ -47,8 +51,22 @@ def put_scalars(
         for name, value in sorted(body.values.items())
     ]
     repository.put(session, rows)
-    if is_closed(session, run_id, attempt, step):
-        events.publish(session, ScalarsChanged(run_id, attempt, step))
+    key = StepKey(run_id, attempt, step)
+    if is_closed(session, key):
+        events.publish(session, ScalarsChanged(*key))
+
+
+def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
+    """Return the finite values of a step by name, each of the source that counts."""
+    return _values_by_step(repository.of_step(session, key)).get(key.step, {})
+
+
+def scalars_of_active_steps(
+    session: Session, run_id: str, attempts: Sequence[Attempt], names: Sequence[str], steps: tuple[int, int]
+) -> dict[int, dict[str, float]]:
+    """Return step → name → finite value, of the source that counts, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
+    chosen = is_active(attempts, Scalar.attempt, Scalar.step)
+    return _values_by_step(repository.select_range(session, run_id, chosen, (), names, steps))
 
 
 def read_scalars(
@@ -60,13 +78,13 @@ def read_scalars(
     attempt: int | None,
     steps: tuple[int, int],
 ) -> ScalarsRead:
-    """The scalars of the steps that survive, or of one attempt."""
+    """The scalars of the active steps, or of one attempt."""
     get_run(session, principal, run_id)
     if attempt is not None:
         require_attempt(session, run_id, attempt)
         chosen = Scalar.attempt == attempt
     else:
-        chosen = survives(of_run(session, run_id), Scalar.attempt, Scalar.step)
+        chosen = is_active(attempts_of_run(session, run_id), Scalar.attempt, Scalar.step)
     columns = ScalarColumns()
     for row in repository.select_range(session, run_id, chosen, sources, names, steps):
         columns.step.append(row.step)
@@ -75,3 +93,11 @@ def read_scalars(
         columns.name.append(row.name)
         columns.value.append(row.value)
     return ScalarsRead(columns=columns)
+
+
+def _values_by_step(rows: Sequence[Scalar]) -> dict[int, dict[str, float]]:
+    values: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for row in sorted(rows, key=lambda each: (each.source != FIRST_SOURCE, each.source)):
+        if row.value is not None:
+            values[row.step].setdefault(row.name, row.value)
+    return values

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import RunIdentifier, SurvivingOrAttempt
+from service.platform.schemas import ActiveOrAttempt, RunIdentifier
 from service.platform.security import Reader
 from service.runs.steps import service
 from service.runs.steps.schemas import StepRead
@@ -19,7 +19,7 @@ def list_steps(
     run: RunIdentifier,
     context: Context,
     principal: Reader,
-    attempt: SurvivingOrAttempt = None,
+    attempt: ActiveOrAttempt = None,
     cursor: Cursor = None,
     limit: Limit = 200,
 ) -> Page[StepRead]:

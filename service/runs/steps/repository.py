@@ -8,12 +8,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Attempt, Run, Step
-from service.runs.attempts.active_attempts import survives
+from service.runs.attempts.active_attempts import is_active
+from service.runs.step_key import StepKey
 
 
-def find(session: Session, run_id: str, attempt: int, step: int) -> Step | None:
-    """The step, if any of its shards came."""
-    return session.get(Step, (run_id, attempt, step))
+def find(session: Session, key: StepKey) -> Step | None:
+    """Return the step; None if no shard of it was uploaded."""
+    return session.get(Step, key)
 
 
 def overdue(session: Session, before_us: int, limit: int) -> Sequence[Step]:
@@ -29,7 +30,7 @@ def overdue(session: Session, before_us: int, limit: int) -> Sequence[Step]:
 def page_of_run(
     session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None, after: int, limit: int
 ) -> Sequence[Step]:
-    """Up to `limit` steps beyond `after`, in order: those of one attempt, or those that survive."""
-    chosen = Step.attempt == attempt if attempt is not None else survives(attempts, Step.attempt, Step.step)
+    """Up to `limit` steps beyond `after`, in order: those of one attempt, or the active ones."""
+    chosen = Step.attempt == attempt if attempt is not None else is_active(attempts, Step.attempt, Step.step)
     query = select(Step).where(Step.run_id == run_id, Step.step > after, chosen)
     return session.scalars(query.order_by(Step.step).limit(limit)).all()

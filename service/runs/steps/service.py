@@ -18,17 +18,15 @@ from service.platform.events import EventBus
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.runs.attempts import repository as attempts_repository
-from service.runs.attempts.service import require_attempt
+from service.runs.attempts.service import attempts_of_run, require_attempt
 from service.runs.events import StepClosed
-from service.runs.measurements.repository import statistics_of
-from service.runs.measurements.service import store_measurement
+from service.runs.measurements.folding import fold_shards
+from service.runs.measurements.service import has_measurement, store_measurement
 from service.runs.rollouts.remeasuring import bring_up_to_date
-from service.runs.rollouts.repository import statistics_of_step
-from service.runs.runs.repository import find_and_lock
-from service.runs.runs.service import get_run
+from service.runs.rollouts.service import statistics_of_step
+from service.runs.runs.service import get_run, lock_run_for_background
+from service.runs.step_key import StepKey
 from service.runs.steps import repository
-from service.runs.steps.folding import fold_shards
 from service.runs.steps.schemas import StepRead
 
 _CLOSED_AT_ONCE = 100
@@ -41,23 +39,21 @@ class ShardCountConflict(ProblemError):
     status = 409
 
 
-def check_expected_shards(session: Session, run_id: str, attempt: int, step: int, shards: int) -> None:
+def check_expected_shards(session: Session, key: StepKey, shards: int) -> None:
     """Raise ShardCountConflict where the step was opened with another number of shards."""
-    found = repository.find(session, run_id, attempt, step)
+    found = repository.find(session, key)
     if found is not None and found.expected_shards != shards:
         raise ShardCountConflict(
-            f"step {step} of attempt {attempt} was opened with shards={found.expected_shards}, not {shards}: "
+            f"step {key.step} of attempt {key.attempt} was opened with shards={found.expected_shards}, not {shards}: "
             "every shard of a step must give the same number"
         )
 
 
-def open_step(session: Session, run_id: str, attempt: int, step: int, shards: int) -> Step:
+def open_step(session: Session, key: StepKey, shards: int) -> Step:
     """The step, made now if this is its first shard; raises ShardCountConflict. The run is locked."""
     now = now_us()
     row = {
-        "run_id": run_id,
-        "attempt": attempt,
-        "step": step,
+        **key._asdict(),
         "expected_shards": shards,
         "received_shards": 0,
         "rollouts": 0,
@@ -67,8 +63,8 @@ def open_step(session: Session, run_id: str, attempt: int, step: int, shards: in
         "closed_at_us": None,
     }
     insert_if_absent(session, Step, row)
-    check_expected_shards(session, run_id, attempt, step, shards)
-    found = repository.find(session, run_id, attempt, step)
+    check_expected_shards(session, key, shards)
+    found = repository.find(session, key)
     assert found is not None
     return found
 
@@ -86,7 +82,7 @@ def count_shard(session: Session, events: EventBus, step: Step, rollouts: int, t
 
 def close_step(session: Session, events: EventBus, step: Step) -> None:
     """Fold what is there into measurements and publish StepClosed, all in this transaction. The run is locked."""
-    shards = statistics_of_step(session, step.run_id, step.attempt, step.step)
+    shards = statistics_of_step(session, _key(step))
     for comparison, group in groupby(shards, key=lambda each: each.comparison):
         _store_fold(session, step, comparison, list(group))
     step.closed_at_us = step.closed_at_us or now_us()
@@ -94,9 +90,14 @@ def close_step(session: Session, events: EventBus, step: Step) -> None:
     events.publish(session, StepClosed(step.run_id, step.attempt, step.step))
 
 
-def is_closed(session: Session, run_id: str, attempt: int, step: int) -> bool:
-    """Whether the step is there and closed."""
-    found = repository.find(session, run_id, attempt, step)
+def find_step(session: Session, key: StepKey) -> Step | None:
+    """Return the step; None if no shard of it was uploaded."""
+    return repository.find(session, key)
+
+
+def is_closed(session: Session, key: StepKey) -> bool:
+    """Return whether the step exists and is closed."""
+    found = repository.find(session, key)
     return found is not None and found.closed_at_us is not None
 
 
@@ -105,19 +106,19 @@ def close_overdue_steps(context: ServiceContext) -> int:
     before = now_us() - int(context.settings.step_grace_seconds * 1e6)
     with context.database.read() as session:
         overdue = repository.overdue(session, before, _CLOSED_AT_ONCE)
-    keys = [(each.run_id, each.attempt, each.step) for each in overdue]
+    keys = [_key(each) for each in overdue]
     return sum(_try_to_close(context, before, key) for key in keys)
 
 
 def list_steps(
     session: Session, principal: Principal, run_id: str, attempt: int | None, cursor: str | None, limit: int
 ) -> Page[StepRead]:
-    """One page of a run's steps in order: those that survive, or those of one attempt."""
+    """One page of a run's steps in order: the active ones, or those of one attempt."""
     get_run(session, principal, run_id)
     if attempt is not None:
         require_attempt(session, run_id, attempt)
     after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
-    attempts = attempts_repository.of_run(session, run_id)
+    attempts = attempts_of_run(session, run_id)
     rows = repository.page_of_run(session, run_id, attempts, attempt, after, limit + 1)
     return page_of([_read(row) for row in rows], limit, _key_of)
 
@@ -136,31 +137,35 @@ def _store_fold(session: Session, step: Step, comparison: str, shards: Sequence[
             "run `foreshock remeasure`",
             *(step.step, step.attempt, step.run_id, len(current), len(shards), comparison),
         )
-        if not current or statistics_of(session, step.run_id, step.attempt, step.step, comparison) is not None:
+        if not current or has_measurement(session, _key(step), comparison):
             return
     folded = fold_shards(comparison, current)
-    store_measurement(session, step.run_id, step.attempt, step.step, folded, from_sample=is_sample)
+    store_measurement(session, _key(step), folded, from_sample=is_sample)
 
 
-def _try_to_close(context: ServiceContext, before_us: int, key: tuple[str, int, int]) -> bool:
+def _try_to_close(context: ServiceContext, before_us: int, key: StepKey) -> bool:
     try:
         bring_up_to_date(context, key)
         return context.database.write(partial(_close_if_overdue, context, before_us, key))
     except Exception:
         # The others are not to wait for this one.
-        _logger.exception("step %s of attempt %s of run %s cannot be closed", key[2], key[1], key[0])
+        _logger.exception("step %s of attempt %s of run %s cannot be closed", key.step, key.attempt, key.run_id)
         return False
 
 
-def _close_if_overdue(context: ServiceContext, before_us: int, key: tuple[str, int, int], session: Session) -> bool:
-    run = find_and_lock(session, key[0])
-    found = repository.find(session, *key)
-    if run is None or run.deleted_at_us is not None or found is None:
+def _close_if_overdue(context: ServiceContext, before_us: int, key: StepKey, session: Session) -> bool:
+    run = lock_run_for_background(session, key.run_id)
+    found = repository.find(session, key)
+    if run is None or found is None:
         return False
     if found.closed_at_us is not None or found.last_shard_at_us >= before_us:
         return False
     close_step(session, context.events, found)
     return True
+
+
+def _key(step: Step) -> StepKey:
+    return StepKey(step.run_id, step.attempt, step.step)
 
 
 def _read(step: Step) -> StepRead:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from service.platform.context import Context
-from service.platform.schemas import RunIdentifier, StepPath, SurvivingOrAttempt
+from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
 from service.platform.security import Reader
 from service.runs.measurements.endpoints import Comparison
 from service.runs.theory import service
@@ -29,7 +29,7 @@ def read_theory(
     gradient_bound: Annotated[
         float | None, Query(ge=0.0, allow_inf_nan=False, description="B: a bound of the norm of ∇log π of one token")
     ] = None,
-    attempt: SurvivingOrAttempt = None,
+    attempt: ActiveOrAttempt = None,
 ) -> TheoryRead:
     """Bounds on the bias of this step's gradient, and what its noise costs at η and at η/2.
 

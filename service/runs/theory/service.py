@@ -13,7 +13,8 @@ from service.platform.database.tables import Run
 from service.platform.security import Principal
 from service.runs.corrections.service import MeasuredPair, read_pair
 from service.runs.runs.service import get_run
-from service.runs.scalars.repository import values_of_step
+from service.runs.scalars.service import scalars_of_step
+from service.runs.step_key import StepKey
 from service.runs.theory import repository
 
 # The scalars that the gradient's variance is made of, in the order of GradientNorms; norms are before clipping.
@@ -55,7 +56,7 @@ def find_theory(session: Session, principal: Principal, question: TheoryQuestion
 def theory_of_pair(session: Session, principal: Principal, question: TheoryQuestion, pair: MeasuredPair) -> FoundTheory:
     """The same, of what was read already."""
     run = get_run(session, principal, question.run_id)
-    scalars = values_of_step(session, question.run_id, pair.attempt, question.step)
+    scalars = scalars_of_step(session, StepKey(question.run_id, pair.attempt, question.step))
     rate, source = _learning_rate(session, run, pair, scalars)
     norms, missing = _norms(scalars)
     theory = evaluate_theory(

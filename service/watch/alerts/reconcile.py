@@ -23,7 +23,7 @@ def reconcile_alerts(session: Session, replay: DetectorsReplayed) -> None:
     cleared = {(event.rule, event.fired_step): event.step for event, _ in replay.events if event.change == "cleared"}
     known = {
         (alert.rule, alert.step): alert
-        for alert in repository.surviving_touching(session, replay.run_id, replay.attempts, replay.from_step)
+        for alert in repository.active_touching(session, replay.run_id, replay.attempts, replay.from_step)
     }
     for rule, step in cleared:
         # It may have fired before the replay's first step.

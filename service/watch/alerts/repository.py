@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Alert, Attempt
-from service.runs.attempts.active_attempts import survives
+from service.runs.attempts.active_attempts import is_active
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -34,27 +34,27 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
 
-def surviving_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> Sequence[Alert]:
-    """Alerts of the surviving history that fired, or cleared, at `from_step` or later."""
+def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> Sequence[Alert]:
+    """Alerts of the active history that fired, or cleared, at `from_step` or later."""
     touched: ColumnElement[bool] = (Alert.step >= from_step) | (Alert.cleared_step >= from_step)
-    query = select(Alert).where(Alert.run_id == run_id, survives(attempts, Alert.attempt, Alert.step), touched)
+    query = select(Alert).where(Alert.run_id == run_id, is_active(attempts, Alert.attempt, Alert.step), touched)
     return session.scalars(query.order_by(Alert.step, Alert.rule)).all()
 
 
 def standing(session: Session, run_id: str, attempts: Sequence[Attempt], rule: str, step: int) -> Alert | None:
-    """The alert of a rule that fired at `step` of the surviving history."""
+    """The alert of a rule that fired at `step` of the active history."""
     query = select(Alert).where(
-        Alert.run_id == run_id, Alert.rule == rule, Alert.step == step, survives(attempts, Alert.attempt, Alert.step)
+        Alert.run_id == run_id, Alert.rule == rule, Alert.step == step, is_active(attempts, Alert.attempt, Alert.step)
     )
     return session.scalar(query)
 
 
 def superseded(session: Session, run_id: str, attempts: Sequence[Attempt]) -> Sequence[Alert]:
-    """Open or acknowledged alerts of steps that do not survive."""
+    """Open or acknowledged alerts of steps that are not active."""
     query = select(Alert).where(
         Alert.run_id == run_id,
         Alert.state.in_(("open", "acknowledged")),
-        ~survives(attempts, Alert.attempt, Alert.step),
+        ~is_active(attempts, Alert.attempt, Alert.step),
     )
     return session.scalars(query).all()
 

@@ -1,4 +1,4 @@
-"""What the detectors are fed: the values of the closed steps of the surviving history, in order."""
+"""What the detectors are fed: the values of the closed steps of the active history, in order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import ClosedStep
 from foreshock.measures.registry import MEASURES
-from service.platform.database.tables import Attempt, Scalar, measurements
-from service.runs.attempts.active_attempts import survives
-from service.runs.measurements.repository import curves
-from service.runs.scalars.repository import FIRST_SOURCE, select_range
+from service.platform.database.tables import Attempt
+from service.runs.measurements.service import read_active_curves
+from service.runs.scalars.service import scalars_of_active_steps
 from service.watch.detection import repository
 
 _SCALARS = "scalars"
@@ -32,41 +31,14 @@ def closed_steps_after(
         wanted[comparison].append(measure)
     bounds = (steps[0][0], steps[-1][0])
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    _add_scalars(session, run_id, attempts, wanted.pop(_SCALARS, []), bounds, values)
+    names = wanted.pop(_SCALARS, [])
+    for step, scalars in scalars_of_active_steps(session, run_id, attempts, names, bounds).items() if names else ():
+        values[step].update({f"{_SCALARS}:{name}": value for name, value in scalars.items()})
     for comparison, measures in wanted.items():
-        _add_measurements(session, run_id, attempts, (comparison, measures), bounds, values)
+        columns = [measure for measure in measures if measure in _COLUMNS]
+        found = read_active_curves(session, run_id, attempts, [comparison], columns, bounds)
+        for (step, _, _), row in zip(found.keys, found.values, strict=True):
+            for column, value in zip(columns, row, strict=True):
+                if value is not None:
+                    values[step][f"{comparison}:{column}"] = value
     return [(ClosedStep(step, values[step]), attempt) for step, attempt in steps]
-
-
-def _add_measurements(
-    session: Session,
-    run_id: str,
-    attempts: Sequence[Attempt],
-    wanted: tuple[str, list[str]],
-    bounds: tuple[int, int],
-    values: defaultdict[int, dict[str, float]],
-) -> None:
-    comparison, measures = wanted[0], [measure for measure in wanted[1] if measure in _COLUMNS]
-    chosen = survives(attempts, measurements.c.attempt, measurements.c.step)
-    found = curves(session, run_id, chosen, [comparison], measures, bounds)
-    for (step, _, _), row in zip(found.keys, found.values, strict=True):
-        for measure, value in zip(measures, row, strict=True):
-            if value is not None:
-                values[step][f"{comparison}:{measure}"] = value
-
-
-def _add_scalars(
-    session: Session,
-    run_id: str,
-    attempts: Sequence[Attempt],
-    names: list[str],
-    bounds: tuple[int, int],
-    values: defaultdict[int, dict[str, float]],
-) -> None:
-    if not names:
-        return
-    chosen = survives(attempts, Scalar.attempt, Scalar.step)
-    rows = select_range(session, run_id, chosen, [], names, bounds)
-    for row in sorted(rows, key=lambda each: (each.source != FIRST_SOURCE, each.source)):
-        if row.value is not None:
-            values[row.step].setdefault(f"{_SCALARS}:{row.name}", row.value)

@@ -14,7 +14,7 @@ from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, 
 from foreshock.early_warning.events import Event
 from service.platform.database.tables import Attempt
 from service.platform.events import EventBus
-from service.runs.attempts.active_attempts import surviving_attempt
+from service.runs.attempts.active_attempts import active_attempt_of
 from service.runs.attempts.service import attempts_of_run
 from service.runs.events import AttemptStarted, StepEvent
 from service.watch.detection import repository
@@ -36,7 +36,7 @@ _DIGEST = CONFIGURATION.digest()
 def observe_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:
     """Replay the detectors from a step that has closed or changed. Steps of superseded tails change nothing."""
     attempts = attempts_of_run(session, changed.run_id)
-    if surviving_attempt(attempts, changed.step) == changed.attempt:
+    if active_attempt_of(attempts, changed.step) == changed.attempt:
         replay_from(events, session, changed.run_id, attempts, changed.step)
 
 

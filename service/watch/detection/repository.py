@@ -9,16 +9,16 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Attempt, DetectorSnapshot, Step
-from service.runs.attempts.active_attempts import survives
+from service.runs.attempts.active_attempts import is_active
 
 
 def closed_steps(session: Session, run_id: str, attempts: Sequence[Attempt], after: int) -> list[tuple[int, int]]:
-    """(step, attempt) of the closed steps beyond `after` that survive, in order."""
+    """(step, attempt) of the active closed steps beyond `after`, in order."""
     query = select(Step.step, Step.attempt).where(
         Step.run_id == run_id,
         Step.step > after,
         Step.closed_at_us.is_not(None),
-        survives(attempts, Step.attempt, Step.step),
+        is_active(attempts, Step.attempt, Step.step),
     )
     return [(step, attempt) for step, attempt in session.execute(query.order_by(Step.step))]
 
@@ -26,11 +26,11 @@ def closed_steps(session: Session, run_id: str, attempts: Sequence[Attempt], aft
 def newest_snapshot(
     session: Session, run_id: str, attempts: Sequence[Attempt], before: int | None, configuration_digest: str
 ) -> DetectorSnapshot | None:
-    """The newest snapshot of the surviving history, of steps before `before` where that is given."""
+    """The newest snapshot of the active history, of steps before `before` where that is given."""
     query = select(DetectorSnapshot).where(
         DetectorSnapshot.run_id == run_id,
         DetectorSnapshot.configuration_digest == configuration_digest,
-        survives(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step),
+        is_active(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step),
     )
     if before is not None:
         query = query.where(DetectorSnapshot.step < before)
@@ -38,9 +38,9 @@ def newest_snapshot(
 
 
 def newest_snapshot_steps(session: Session, run_id: str, attempts: Sequence[Attempt], count: int) -> list[int]:
-    """The steps of the newest `count` snapshots of the surviving history, newest first."""
+    """The steps of the newest `count` snapshots of the active history, newest first."""
     query = select(DetectorSnapshot.step).where(
-        DetectorSnapshot.run_id == run_id, survives(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step)
+        DetectorSnapshot.run_id == run_id, is_active(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step)
     )
     return list(session.scalars(query.order_by(DetectorSnapshot.step.desc()).limit(count)))
 

@@ -12,13 +12,10 @@ from fastapi import FastAPI
 from foreshock.errors import ConfigurationError
 from service.platform.database.session import Database
 from service.platform.database.tables import ApiKey
-from service.platform.keys.service import create_key, revoke_key
+from service.platform.keys.service import Scope, create_key, hash_secret, new_secret, revoke_key
 from service.platform.security import (
     SESSION_COOKIE,
-    Scope,
     form_token,
-    hash_secret,
-    new_secret,
     sign_session,
     verify_session,
 )

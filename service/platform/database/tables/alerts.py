@@ -45,7 +45,7 @@ class Alert(Base):
 
 
 class DetectorSnapshot(Base):
-    """The detectors' state after a step of the surviving history; `milestone` ones are kept for good."""
+    """The detectors' state after a step of the active history; `milestone` ones are kept for good."""
 
     __tablename__ = "detector_snapshots"
     __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from service.platform.schemas import LARGEST_STEP
 from service.present.pages.figures import Curve
 from service.present.pages.presenters.viewing import Viewing
-from service.runs.measurements.repository import Curves
+from service.runs.measurements.curves import Curves
 from service.runs.measurements.service import CurveQuery, read_curves
 from service.runs.scalars.service import read_scalars
 
@@ -22,7 +22,7 @@ def curves_of(
     comparisons: Sequence[str] = (),
     from_step: int = 0,
 ) -> dict[str, dict[str, Curve]]:
-    """comparison → measure column → curve, over the steps that survive; no comparisons: all there are."""
+    """comparison → measure column → curve, over the active steps; no comparisons: all there are."""
     query = CurveQuery(comparisons=comparisons, measures=measures, from_step=from_step, max_points=MOST_POINTS)
     return by_comparison(read_curves(viewing.session, viewing.principal, run_id, query))
 
@@ -45,7 +45,7 @@ def by_comparison(table: Curves) -> dict[str, dict[str, Curve]]:
 
 
 def scalar_curves(viewing: Viewing, run_id: str, names: Sequence[str]) -> dict[str, Curve]:
-    """Scalars by name over the steps that survive; of several sources the trainer's counts."""
+    """Scalars by name over the active steps; of several sources the trainer's counts."""
     columns = read_scalars(viewing.session, viewing.principal, run_id, (), names, None, (0, LARGEST_STEP)).columns
     points: dict[str, dict[int, float | None]] = {}
     for step, source, name, value in zip(columns.step, columns.source, columns.name, columns.value, strict=True):

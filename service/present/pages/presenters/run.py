@@ -14,7 +14,7 @@ from service.replay.leases.transitions import JobState
 from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
 from service.runs.attempts.service import list_attempts
-from service.runs.measurements.repository import has_another_version
+from service.runs.measurements.service import is_run_out_of_date
 from service.runs.runs.service import get_run
 
 MOST_PROBES = 20
@@ -42,7 +42,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step=run.last_step,
         last_step_address=f"/runs/{run.id}/steps/{run.last_step}",
         started=moment(run.created_at_us),
-        out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id) else None,
+        out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
         lint=lint_of_run(viewing, run_id, run.last_step),
         advice=advice_panel(viewing, run),
         alerts=standing_alerts(viewing, run_id),

@@ -15,10 +15,11 @@ from service.present.pages.presenters.measures import measure_groups, measure_va
 from service.present.pages.presenters.step_list import neighbourhood
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, StepPage, TokenRow, TokensPart
-from service.runs.measurements.repository import Curves, has_another_version
-from service.runs.measurements.service import CurveQuery, MeasurementNotFound, read_curves
-from service.runs.measurements.tokens import TokenQuestion, read_tokens
+from service.runs.measurements.curves import Curves
+from service.runs.measurements.service import CurveQuery, MeasurementNotFound, is_out_of_date, read_curves
+from service.runs.rollouts.tokens import TokenQuestion, read_tokens
 from service.runs.runs.service import get_run
+from service.runs.step_key import StepKey
 from service.runs.steps.schemas import StepRead
 
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
@@ -26,7 +27,7 @@ WORST_TOKENS = 20
 
 
 def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
-    """The page of a step as it survives; raises RunNotFound, RunDeleted, StepNotFound."""
+    """The page of an active step; raises RunNotFound, RunDeleted, StepNotFound."""
     run = get_run(viewing.session, viewing.principal, run_id)
     around = neighbourhood(viewing, run_id, number_of_step)
     step = around.step
@@ -35,6 +36,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     values = _values(table)
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
+    key = StepKey(run_id, step.attempt, step.step)
     parts = f"/pages/runs/{run_id}/steps/{step.step}"
     return StepPage(
         run_name=run.name or run.key,
@@ -51,7 +53,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         earlier_address=_address(run_id, around.earlier),
         later=around.later,
         later_address=_address(run_id, around.later),
-        out_of_date=OUT_OF_DATE if has_another_version(viewing.session, run_id, step.attempt, step.step) else None,
+        out_of_date=OUT_OF_DATE if is_out_of_date(viewing.session, key) else None,
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
         sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],

@@ -22,7 +22,7 @@ class StepNotFound(ProblemError):
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """A step as it survives, and the steps before and after it."""
+    """An active step, and the steps before and after it."""
 
     step: StepRead
     earlier: int | None

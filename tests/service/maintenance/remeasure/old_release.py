@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from foreshock.rollouts import RolloutBatch
 from service.platform.database.session import Database
 from service.platform.database.tables import MeasurementStatistics, ShardLint, ShardStatistics, StepLint, measurements
+from service.runs.step_key import StepKey
 from tests.service.sending import Sender, make_batch
 
 _RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text())
@@ -39,11 +40,11 @@ def make_old(database: Database, sender: Sender, step: int, numbers: Sequence[in
 
     A measure that the other release did not have is NULL, here `rms_d`; nor had it a lint.
     """
-    database.write(lambda session: _make_old(session, (sender.run, sender.attempt, step), numbers))
+    database.write(lambda session: _make_old(session, StepKey(sender.run, sender.attempt, step), numbers))
 
 
-def _make_old(session: Session, key: tuple[str, int, int], numbers: Sequence[int]) -> None:
-    chosen = dict(zip(("run_id", "attempt", "step"), key, strict=True))
+def _make_old(session: Session, key: StepKey, numbers: Sequence[int]) -> None:
+    chosen = key._asdict()
     session.execute(delete(ShardStatistics).filter_by(**chosen).where(ShardStatistics.shard.in_(numbers)))
     session.execute(delete(ShardLint).filter_by(**chosen).where(ShardLint.shard.in_(numbers)))
     session.execute(delete(StepLint).filter_by(**chosen))
@@ -56,7 +57,7 @@ def _make_old(session: Session, key: tuple[str, int, int], numbers: Sequence[int
             for name, value in _columns(each).items():
                 setattr(stored, name, value)
     table = measurements.c
-    of_step = (table.run_id == key[0]) & (table.attempt == key[1]) & (table.step == key[2])
+    of_step = (table.run_id == key.run_id) & (table.attempt == key.attempt) & (table.step == key.step)
     session.execute(update(measurements).where(of_step).values(rms_d=None))
 
 

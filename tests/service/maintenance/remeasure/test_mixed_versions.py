@@ -15,6 +15,7 @@ from service.maintenance.remeasure.service import remeasure_step
 from service.platform.context import ServiceContext
 from service.platform.database.session import Database
 from service.platform.database.tables import Shard
+from service.runs.step_key import StepKey
 from service.runs.steps.service import close_overdue_steps
 from tests.service.maintenance.remeasure.old_release import VERSION, make_old, put_step, stored_bytes
 from tests.service.sending import Sender, start_run
@@ -128,7 +129,7 @@ def test_what_needs_the_statistics_says_what_to_run_and_the_curves_stay(
     assert "foreshock_k3_kl_nats{" in metrics
     assert "foreshock_bucket_tokens{" not in metrics
 
-    assert remeasure_step(app.state.context, (sender.run, 1, 3)).left is None
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)).left is None
     assert sender.get("steps/3/buckets").status_code == 200
     assert "foreshock remeasure" not in http.get(f"/runs/{sender.run}/steps/3").text
     assert "foreshock_bucket_tokens{" in http.get("/metrics").text

@@ -20,6 +20,7 @@ from service.platform.database.session import Database
 from service.platform.database.tables import Shard
 from service.platform.settings import Settings
 from service.runs.rollouts.shards import measure_stored
+from service.runs.step_key import StepKey
 from service.runs.steps.service import close_overdue_steps
 from tests.service.maintenance.remeasure.old_release import make_old, put_step, stored_bytes
 from tests.service.sending import Sender, make_batch, start_run
@@ -99,7 +100,7 @@ def test_scored_comparisons_and_their_attribution_are_measured_again(
     measured, stored = values(sender), stored_bytes(beside)
     attribution = sender.get("steps/3/attribution").json()
     make_old(beside, sender, 3)
-    assert remeasure_step(app.state.context, (sender.run, 1, 3)) == StepReport((sender.run, 1, 3))
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)) == StepReport(StepKey(sender.run, 1, 3))
     assert values(sender) == measured
     assert stored_bytes(beside) == stored
     again = sender.get("steps/3/attribution").json()
@@ -174,7 +175,7 @@ def test_a_shard_that_arrives_meanwhile_is_not_lost(http: httpx.Client, app: Fas
     make_old(beside, sender, 3, [0])
     context: ServiceContext = app.state.context
     slow = context.replacing(decoders=Meanwhile(context, lambda: put_step(sender, 3, [1])))
-    assert remeasure_step(slow, (sender.run, 1, 3)).left is None
+    assert remeasure_step(slow, StepKey(sender.run, 1, 3)).left is None
     put_step(twin, 3)
     assert values(sender) == values(twin)
 
@@ -186,7 +187,7 @@ def test_a_run_that_is_deleted_meanwhile_is_let_be(http: httpx.Client, app: Fast
     old = stored_bytes(beside)
     context: ServiceContext = app.state.context
     slow = context.replacing(decoders=Meanwhile(context, lambda: http.delete(f"/v1/runs/{sender.run}")))
-    remeasure_step(slow, (sender.run, 1, 3))
+    remeasure_step(slow, StepKey(sender.run, 1, 3))
     assert stored_bytes(beside) == old
 
 
@@ -221,8 +222,8 @@ def test_an_interrupted_one_goes_on_where_it_was(
     for step in range(4):
         make_old(beside, sender, step)
 
-    def interrupted(context: ServiceContext, key: tuple[str, int, int]) -> StepReport:
-        if key[2] == 2:
+    def interrupted(context: ServiceContext, key: StepKey) -> StepReport:
+        if key.step == 2:
             raise KeyboardInterrupt
         return remeasure_step(context, key)
 
@@ -271,7 +272,7 @@ def test_a_step_that_is_open_stays_open_and_closes_later(http: httpx.Client, app
     for each in (sender, twin):
         put_step(each, 3, [0])
     make_old(beside, sender, 3, [0])
-    assert remeasure_step(app.state.context, (sender.run, 1, 3)).left is None
+    assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)).left is None
     assert values(sender)["step"] == []
     settings = app.state.context.settings.model_copy(update={"step_grace_seconds": -1.0})
     assert close_overdue_steps(app.state.context.replacing(settings=settings)) == 2

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from service.platform.database.session import Database
-from service.platform.keys.service import create_key
-from service.platform.security import SESSION_COOKIE, Scope, new_secret
+from service.platform.keys.service import Scope, create_key, new_secret
+from service.platform.security import SESSION_COOKIE
 from service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
 from service.present.pages.rendering import with_code
 from tests.service.present.pages.conftest import SentRun, Site, replay, send_run

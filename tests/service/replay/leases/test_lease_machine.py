@@ -27,7 +27,8 @@ from service.platform.context import ServiceContext
 from service.platform.database.tables import Attempt, Run, Step
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score
 from service.platform.identifiers import new_identifier
-from service.platform.security import Principal, Scope
+from service.platform.keys.service import Scope
+from service.platform.security import Principal
 from service.replay.leases import service as leases
 from service.replay.leases.schemas import FailBody, LeaseRead, LeaseRequest
 from service.replay.leases.service import LeaseLost

@@ -1,4 +1,4 @@
-"""Attempts, and the rule of which attempt a step survives in."""
+"""Attempts, and the rule of which attempt a step is active in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.platform.database.tables import Attempt
-from service.runs.attempts.active_attempts import surviving_attempt, surviving_ranges
+from service.runs.attempts.active_attempts import active_attempt_of, active_ranges
 from tests.service.sending import make_batch, start_run
 
 
@@ -18,11 +18,11 @@ def attempts_from(resume_steps: list[int]) -> list[Attempt]:
 
 
 @given(st.lists(st.integers(0, 30), max_size=6), st.integers(0, 40))
-def test_a_step_survives_in_the_newest_attempt_that_began_before_or_at_it(resume_steps: list[int], step: int) -> None:
+def test_step_is_active_in_newest_attempt_that_began_at_or_before_it(resume_steps: list[int], step: int) -> None:
     attempts = attempts_from(resume_steps)
     eligible = [attempt.attempt for attempt in attempts if attempt.resume_step <= step]
-    assert surviving_attempt(attempts, step) == (max(eligible) if eligible else None)
-    holding = [each for each in surviving_ranges(attempts) if each.first <= step and (each.end or step + 1) > step]
+    assert active_attempt_of(attempts, step) == (max(eligible) if eligible else None)
+    holding = [each for each in active_ranges(attempts) if each.first <= step and (each.end or step + 1) > step]
     assert [each.attempt for each in holding] == eligible[-1:]
 
 
@@ -56,10 +56,10 @@ def test_a_resume_supersedes_the_older_tail_and_deletes_nothing(http: httpx.Clie
     second.put_shard(2, make_batch(seed=20)).raise_for_status()
     second.put_scalars(2, {"loss": 20.0}).raise_for_status()
 
-    survive = [(0, 1), (1, 1), (2, 2)]
-    assert [(each["step"], each["attempt"]) for each in first.get("steps").json()["items"]] == survive
+    active = [(0, 1), (1, 1), (2, 2)]
+    assert [(each["step"], each["attempt"]) for each in first.get("steps").json()["items"]] == active
     columns = first.get("measurements", comparison="rollout", measure="num_rollouts").json()["columns"]
-    assert list(zip(columns["step"], columns["attempt"], strict=True)) == survive
+    assert list(zip(columns["step"], columns["attempt"], strict=True)) == active
     assert first.get("scalars").json()["columns"]["value"] == [0.0, 1.0, 20.0]
     older = first.get("measurements", comparison="rollout", measure="num_rollouts", attempt=1).json()["columns"]
     assert older["step"] == [0, 1, 2, 3]

@@ -14,7 +14,7 @@ from foreshock.rollouts.jsonl import read_jsonl
 from tests.foreshock.measures.direct import direct_measures
 from tests.service.sending import Sender, make_batch, start_run
 
-_SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "tiny_rl"
+_SHARED = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tiny_rl"
 
 
 def assert_served_exactly(sender: Sender, step: int, batch: RolloutBatch) -> None:

@@ -1,4 +1,4 @@
-"""Alerts follow the surviving history, whatever order it arrived in; late data takes back what it contradicts."""
+"""Alerts follow the active history, whatever order it arrived in; late data takes back what it contradicts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_killed_between_the_file_and_the_row_then_sent_again(settings: Settings,
         "PYTHONPATH": str(_ROOT),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.service.runs.rollouts.crash_between_file_and_row", str(port)],
+        [sys.executable, "-m", "tests.service.runs.ingest.crash_between_file_and_row", str(port)],
         env=environment, cwd=_ROOT,
     )  # fmt: skip
     body = encode_rollouts(make_batch(40))

@@ -1,8 +1,12 @@
-"""Fold the statistics of a step's shards: always in sorted order, so that the result does not know who came first."""
+"""Fold the statistics of a step's shards into measurements. Knows no database: decoder processes import it.
+
+Shards are folded in the order of their numbers, so that the result does not depend on the order of arrival.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Protocol
 
@@ -11,7 +15,17 @@ from foreshock.measures.comparison import Comparison
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.step_statistics import StepStatistics
-from service.runs.measurements.folded import FoldedStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedStatistics:
+    """One comparison of a whole step: its measures by column, and the statistics and summaries they came from."""
+
+    comparison: str
+    measures: Mapping[str, float]
+    statistics_version: int
+    statistics: bytes
+    summaries: bytes | None
 
 
 class Part(Protocol):

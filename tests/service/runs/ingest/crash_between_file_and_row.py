@@ -12,7 +12,7 @@ import uvicorn
 from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import load_settings
-from service.runs.rollouts import service
+from service.runs.ingest import service
 from service.runs.rollouts.shards import PRELOAD
 
 

@@ -17,10 +17,10 @@ from service.platform.database.tables import Shard
 from service.platform.decoding.limits import stored_limits
 from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
-from service.runs.attempts.service import attempt_of_step
-from service.runs.measurements.schemas import TokenRow, TokensRead
+from service.runs.attempts.service import resolve_step
 from service.runs.measurements.service import MeasurementNotFound
-from service.runs.rollouts.repository import of_step
+from service.runs.rollouts.schemas import TokenRow, TokensRead
+from service.runs.rollouts.service import shards_of_step
 from service.runs.runs.service import get_run
 
 Scores = Mapping[str, NDArray[np.float32]]
@@ -51,20 +51,19 @@ def read_tokens(context: ServiceContext, principal: Principal, question: TokenQu
         raise InvalidRequest("query.comparison: must be target/behaviour, such as trainer/rollout")
     with context.database.read() as session:
         get_run(session, principal, question.run_id)
-        attempt = attempt_of_step(session, question.run_id, question.step, question.attempt)
-        shards = of_step(session, question.run_id, attempt, question.step)
-        parts = _read_shards(context, session, shards, question.sample_id)
+        key = resolve_step(session, question.run_id, question.step, question.attempt)
+        parts = _read_shards(context, session, shards_of_step(session, key), question.sample_id)
         found = _Findings(target, behaviour)
         for shard, batch, scores in parts:
             found.take(shard, batch, scores, question)
     if question.sample_id is not None and found.rollout is None:
-        raise RolloutNotFound(f"step {question.step} of attempt {attempt} has no rollout {question.sample_id!r}")
+        raise RolloutNotFound(f"step {question.step} of attempt {key.attempt} has no rollout {question.sample_id!r}")
     if not found.compared and question.sample_id is None:
-        raise MeasurementNotFound(f"step {question.step} of attempt {attempt} has no {question.comparison}")
+        raise MeasurementNotFound(f"step {question.step} of attempt {key.attempt} has no {question.comparison}")
     return TokensRead(
         comparison=question.comparison,
         step=question.step,
-        attempt=attempt,
+        attempt=key.attempt,
         sample_id=question.sample_id,
         prompt_token_ids=found.prompt,
         scorers=sorted(found.scorers),

@@ -1,0 +1,36 @@
+"""What an uploaded shard is answered with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from service.runs.step_key import StepKey
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAddress:
+    """Which shard of how many, of which step, attempt and run."""
+
+    run_id: str
+    attempt: int
+    step: int
+    shard: int
+    shards: int
+
+    @property
+    def step_key(self) -> StepKey:
+        """Return the key of the step."""
+        return StepKey(self.run_id, self.attempt, self.step)
+
+
+class ShardReceipt(BaseModel):
+    """The shard is stored: for good, now (`stored`) or by an earlier upload of the same bytes (`duplicate`)."""
+
+    status: Literal["stored", "duplicate"]
+    digest: str = Field(description="of the body's bytes: `sha256:…`")
+    rollouts: int
+    tokens: int = Field(description="response tokens")
+    step_closed: bool = Field(description="all shards of the step are there, or its grace time was over")

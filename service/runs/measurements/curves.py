@@ -1,0 +1,28 @@
+"""Curves over steps: the rows of the wide table that were asked for, by column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Rows of the wide table: (step, attempt, comparison) of each, and the chosen measures, None where absent.
+
+    `from_sample` says of each row whether only some of the step's rollouts took part.
+    """
+
+    measures: tuple[str, ...]
+    keys: list[tuple[int, int, str]]
+    values: list[tuple[float | None, ...]]
+    from_sample: list[bool]
+
+    def rows(self, chosen: Sequence[int]) -> Curves:
+        """These rows only, in this order."""
+        return Curves(
+            self.measures,
+            [self.keys[row] for row in chosen],
+            [self.values[row] for row in chosen],
+            [self.from_sample[row] for row in chosen],
+        )
