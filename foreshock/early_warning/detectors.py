@@ -1,7 +1,7 @@
-"""All detectors as one pure step: ``advance(state, closed step, configuration) -> (state', events)``.
+"""All detectors as one pure function: ``advance(state, closed step, configuration) -> (state', events)``.
 
-Steps go in ascending order; what arrives late is put in its place by replaying from a state before it. The state is
-plain data whose JSON form round-trips bit for bit, so a replay from a snapshot equals a replay from the start.
+Steps are processed in ascending order; a late step is inserted by replaying from a state before it. The state is plain
+data whose JSON form round-trips bit for bit, so a replay from a snapshot equals a replay from the start.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from foreshock.early_warning.default_rules import default_rules
 from foreshock.early_warning.events import Event
 from foreshock.early_warning.rules import LAG_KEY, RulesState, ThresholdRule, advance_rules
 from foreshock.early_warning.schedule import LengthDecaySchedule
-from foreshock.early_warning.surge import SurgeSettings, SurgeSign, SurgeState, advance_surge
+from foreshock.early_warning.surge import SurgeDetection, SurgeSettings, SurgeState, advance_surge
 from foreshock.severity import Severity
 
 DETECTOR_VERSION = 1
-"""Raised with every change of behaviour: snapshots of another version are not continued."""
+"""Increased with every change of behaviour: snapshots of another version are not used."""
 
 LENGTH_KEY = "rollout:response_length_mean"
 
 
 @dataclass(frozen=True, slots=True)
 class WarningConfiguration:
-    """What a run is watched with."""
+    """The settings of all detectors of a run."""
 
     surge: SurgeSettings = field(default_factory=SurgeSettings)
     rules: tuple[ThresholdRule, ...] = field(default_factory=default_rules)
@@ -38,19 +38,19 @@ class WarningConfiguration:
         return cls(rules=default_rules(mixture_of_experts))
 
     def digest(self) -> str:
-        """Changes with the detectors' version and with every constant and rule."""
+        """Return a digest that changes with the detectors' version and with every constant and rule."""
         return digest_of_json({"version": DETECTOR_VERSION, "configuration": asdict(self)})
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The quantities that are looked at, as ``comparison:measure``."""
+        """The quantities that the detectors read, as ``comparison:measure``."""
         return tuple(sorted({LENGTH_KEY, LAG_KEY} | {rule.key.removesuffix("@baseline") for rule in self.rules}))
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedStep:
-    """One closed step's numbers by ``comparison:measure``: ``rollout:response_length_mean`` (tokens),
-    ``trainer/rollout:k3_kl`` (nats a token), ``scalars:grad_norm``. What was not measured is absent or NaN."""
+    """The values of one closed step by ``comparison:measure``: ``rollout:response_length_mean`` (tokens),
+    ``trainer/rollout:k3_kl`` (nats per token), ``scalars:grad_norm``. Missing values are absent or NaN."""
 
     step: int
     values: Mapping[str, float]
@@ -58,7 +58,7 @@ class ClosedStep:
 
 @dataclass(frozen=True, slots=True)
 class WarningState:
-    """Everything the detectors remember after ``step``; ``step`` is None before the first one."""
+    """The state of all detectors after ``step``; ``step`` is None before the first step."""
 
     step: int | None = None
     surge: SurgeState = field(default_factory=SurgeState)
@@ -71,7 +71,7 @@ class WarningState:
 
     @property
     def surge_step(self) -> int | None:
-        """The surge that the schedule counts from, if there was one."""
+        """The surge step that the schedule counts from, None without a surge."""
         return self.surge.effective_surge_step
 
     def to_json(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class WarningState:
         return cls(value["step"], SurgeState.from_json(value["surge"]), RulesState.from_json(value["rules"]))
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: equal states have equal bytes, and reading them back gives an equal state."""
+        """Return canonical JSON: equal states have equal bytes, and `from_bytes` gives an equal state."""
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
@@ -92,7 +92,7 @@ class WarningState:
 
 @dataclass(frozen=True, slots=True)
 class OpenSignal:
-    """A rule that stands at the newest step and moves the learning rate by itself."""
+    """A rule that is firing at the newest step and moves the learning rate by itself."""
 
     rule: str
     fired_step: int
@@ -101,26 +101,26 @@ class OpenSignal:
 def advance(
     state: WarningState, closed_step: ClosedStep, configuration: WarningConfiguration
 ) -> tuple[WarningState, tuple[Event, ...]]:
-    """The state after ``closed_step`` and what fired or cleared at it. Raises ValueError on a step out of order."""
+    """Return the state after ``closed_step`` and the events at it. Raises ValueError if steps do not ascend."""
     step = closed_step.step
     if state.step is not None and step <= state.step:
-        raise ValueError(f"step {step} comes after step {state.step}: replay from a state before it")
+        raise ValueError(f"steps must ascend, got {step} after {state.step}; replay from a state before step {step}")
     rules, events = advance_rules(state.rules, step, closed_step.values, configuration.rules)
     corroborated = any(rule.corroborates_surge and rules.firing(rule) is not None for rule in configuration.rules)
-    surge, signs = advance_surge(
+    surge, detections = advance_surge(
         state.surge, step, closed_step.values.get(LENGTH_KEY), corroborated, configuration.surge
     )
-    return WarningState(step, surge, rules), events + tuple(_event_of(sign, configuration.surge) for sign in signs)
+    return WarningState(step, surge, rules), events + tuple(_event_of(each, configuration.surge) for each in detections)
 
 
 def open_signals(state: WarningState, configuration: WarningConfiguration) -> tuple[OpenSignal, ...]:
-    """The rules that move the learning rate and stand now, oldest first."""
-    standing = [
+    """Return the firing rules that move the learning rate, oldest first."""
+    firing = [
         OpenSignal(rule.name, fired)
         for rule in configuration.rules
         if rule.moves_learning_rate and (fired := state.rules.firing(rule)) is not None
     ]
-    return tuple(sorted(standing, key=lambda signal: (signal.fired_step, signal.rule)))
+    return tuple(sorted(firing, key=lambda signal: (signal.fired_step, signal.rule)))
 
 
 _SEVERITY: dict[str, Severity] = {
@@ -130,40 +130,40 @@ _SEVERITY: dict[str, Severity] = {
     "ramp": "info",
 }
 _WHY = {
-    "surge": "Responses have doubled within a window of steep growth: the length surge that comes before a collapse.",
-    "early_surge": "Responses have doubled steeply within the first steps. Many healthy runs do so, and no mismatch or "
-    "gradient signal stands beside it.",
-    "surge_again": "Responses have doubled steeply once more.",
-    "ramp": "Responses have doubled over a long time: a ramp, not a surge.",
+    "surge": "The mean response length has doubled steeply: the length surge that precedes a collapse.",
+    "early_surge": "The mean response length has doubled steeply within the first steps. Many healthy runs do so, "
+    "and no mismatch or gradient rule is firing.",
+    "surge_again": "The mean response length has doubled steeply once more.",
+    "ramp": "The mean response length has doubled over many steps: a ramp, not a surge.",
 }
 _WHAT_TO_DO = {
-    "surge": "Let the learning rate follow the length-decay schedule that counts from the first step of the surge.",
-    "early_surge": "Nothing yet: the schedule follows by itself if the mismatch or the gradient norm rises too.",
-    "surge_again": "The schedule goes on as it is. Look at the mismatch of the newest steps.",
+    "surge": "Follow the length-decay schedule, which counts from the first step of the surge.",
+    "early_surge": "Nothing yet: the schedule starts by itself if the mismatch or the gradient norm rises too.",
+    "surge_again": "The schedule does not change. Check the mismatch of the newest steps.",
     "ramp": "Nothing: a slow ramp has no effect on the learning rate. Check that the reward rises with it.",
 }
 
 
-def _event_of(sign: SurgeSign, settings: SurgeSettings) -> Event:
+def _event_of(detection: SurgeDetection, settings: SurgeSettings) -> Event:
     evidence: dict[str, float | int | str] = {
-        "surge_step": sign.surge_step,
-        "baseline_length": sign.baseline,
-        "growth": sign.length / sign.baseline,
-        "noise": sign.noise,
-        "window_steps": settings.window(sign.surge_step),
+        "surge_step": detection.surge_step,
+        "baseline_length": detection.baseline,
+        "growth": detection.length / detection.baseline,
+        "noise": detection.noise,
+        "window_steps": settings.window(detection.surge_step),
     }
-    if sign.effective:
-        evidence["decay_period"] = LengthDecaySchedule.from_surge(sign.surge_step).decay_period
-    kind = "surge" if sign.effective else sign.kind
+    if detection.effective:
+        evidence["decay_period"] = LengthDecaySchedule.from_surge(detection.surge_step).decay_period
+    kind = "surge" if detection.effective else detection.kind
     name = {"early_surge": "length_surge_early", "surge_again": "length_surge_again", "ramp": "length_ramp"}
     return Event(
         rule=name.get(kind, "length_surge"),
-        step=sign.step,
-        value=sign.length,
-        threshold=settings.growth * sign.baseline,
+        step=detection.step,
+        value=detection.length,
+        threshold=settings.growth * detection.baseline,
         severity=_SEVERITY[kind],
         why=_WHY[kind],
         what_to_do=_WHAT_TO_DO[kind],
-        moves_learning_rate=sign.effective,
+        moves_learning_rate=detection.effective,
         evidence={key: value for key, value in evidence.items() if isinstance(value, str) or math.isfinite(value)},
     )

@@ -1,4 +1,4 @@
-"""What a rule or detector says: one event, in plain data, with the reason and the remedy in words."""
+"""Events of rules and detectors: plain data with the reason and what to do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ Evidence = Mapping[str, float | int | str]
 class Event:
     """A rule that fired at ``step``, or one that fired at ``fired_step`` and clears at ``step``.
 
-    ``moves_learning_rate`` says that the event alone is enough for the advice to lower the learning rate; an absolute
-    crossing never is.
+    If ``moves_learning_rate``, the event alone lets the advice lower the learning rate; absolute crossings never do.
     """
 
     rule: str

@@ -1,4 +1,4 @@
-"""Medians and a noise scale that neither a single wild step nor a trend disturbs."""
+"""Robust statistics: median, and a noise estimate that single outliers and trends hardly change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 MAD_TO_SIGMA = 1.4826
-"""Standard deviation of a normal law / its median absolute deviation."""
+"""Standard deviation / median absolute deviation of a normal distribution."""
 
 
 def median(values: Sequence[float]) -> float:
-    """The median; the mean of the two middle ones for an even count. Raises ValueError when empty."""
+    """Return the median; the mean of the two middle values for an even count. Raises ValueError if empty."""
     if not values:
-        raise ValueError("the median of nothing")
+        raise ValueError("median() needs at least one value, got none")
     ordered = sorted(values)
     middle = len(ordered) // 2
     if len(ordered) % 2:
@@ -22,10 +22,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def step_noise(values: Sequence[float]) -> float:
-    """Standard deviation of step-to-step noise, from absolute successive differences (so that a trend adds little).
+    """Return the standard deviation of step-to-step noise, from absolute successive differences (robust to a trend).
 
-    An upper estimate: few differences can look calm by chance, so it is widened by 1 + 1.5 / √n (about two standard
-    errors of a median of absolute values). 0 with fewer than three values.
+    An upper estimate: with few differences the median may be small by chance, so it is widened by 1 + 1.5 / √n (about
+    two standard errors of a median of absolute values). 0 with fewer than three values.
     """
     if len(values) < 3:
         return 0.0

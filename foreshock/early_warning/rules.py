@@ -1,12 +1,12 @@
 """The threshold rules: published ranges and the run's own baseline, with hysteresis, minimum duration and cooldown.
 
-A rule fires after its value has stood beyond the threshold for ``minimum_duration`` measured steps in a row, clears
-after as many steps back within the hysteresis band, and then rests for ``cooldown_steps``. Steps without a value count
-for neither. A rule without a relative part can never move the learning rate: absolute ranges differ by model, card and
-precision (facts: a figure of one faulty system is another's healthy range).
+A rule fires after its value was beyond the threshold for ``minimum_duration`` measured steps in a row, clears after as
+many steps back within the hysteresis band, and then cannot fire for ``cooldown_steps``. Steps without a value count for
+neither. A rule without a relative threshold never moves the learning rate: absolute ranges differ by model, device and
+precision.
 
-Ranges are for dense bf16 models at lag 0; where rollouts lag behind the trainer, absolute comparison rules rest and
-relative ones use the baseline of equal lag.
+Ranges are for dense bf16 models at lag 0. If rollouts lag behind the trainer, absolute rules of comparisons are not
+evaluated, and relative rules use the baseline of equal lag.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from foreshock.json_values import finite_or_none
 from foreshock.severity import Severity
 
 BASELINE_VALUES = 10
-"""The run's own baseline is the median of its first ten values: short, so that an early rise is not swallowed by it."""
+"""The baseline is the median of the run's first ten values; a longer one would include an early rise."""
 
 NOISE_Z = 3.0
-"""A relative rule also asks for three standard deviations of the baseline's own step-to-step noise: a healthy k3 of a
-small batch jumps tenfold between neighbouring steps."""
+"""A relative threshold is at least three standard deviations of the baseline's step-to-step noise: the healthy k3 of a
+small batch can change tenfold between two steps."""
 
 HYSTERESIS = 0.7
-"""A rule clears below 0.7 × its threshold, so that a value hovering at the threshold is one alert."""
+"""A rule clears below 0.7 × its threshold, so that a value oscillating around the threshold is one alert."""
 
 LAG_KEY = "rollout:lag_mean"
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdRule:
-    """Fires where the value lies beyond ``absolute`` and beyond ``relative`` × the run's own baseline (each optional).
+    """A rule that fires beyond ``absolute`` and beyond ``relative`` × the run's baseline (each optional).
 
-    ``key`` is ``comparison:measure`` (``key@baseline``: the baseline itself); ``direction`` says which side is beyond.
+    ``key`` is ``comparison:measure`` (``key@baseline``: the baseline itself); ``direction`` is the side that is beyond.
     """
 
     name: str
@@ -59,12 +59,12 @@ class ThresholdRule:
 
     def __post_init__(self) -> None:
         if self.absolute is None and self.relative is None:
-            raise ValueError(f"rule {self.name} has no threshold")
+            raise ValueError(f"rule {self.name} has no threshold; set absolute or relative")
         if self.moves_learning_rate and self.relative is None:
-            raise ValueError(f"rule {self.name}: an absolute crossing alone never moves the learning rate")
+            raise ValueError(f"rule {self.name} moves the learning rate and has no relative threshold; set relative")
 
     def threshold(self, baseline: Baseline | None) -> float | None:
-        """The stricter of both thresholds; None while a relative rule has no baseline."""
+        """Return the stricter of both thresholds; None while a relative rule has no baseline."""
         if self.relative is None:
             return self.absolute
         if baseline is None or not baseline.ready:
@@ -76,16 +76,17 @@ class ThresholdRule:
         return max(self.absolute, relative) if self.direction == "above" else min(self.absolute, relative)
 
     def is_beyond(self, value: float, threshold: float) -> bool:
+        """Return True if the value is beyond the threshold."""
         return value > threshold if self.direction == "above" else value < threshold
 
     def is_back(self, value: float, threshold: float) -> bool:
-        """Whether the value is well within the threshold again."""
+        """Return True if the value is back within the hysteresis band."""
         return value <= threshold * HYSTERESIS if self.direction == "above" else value >= threshold / HYSTERESIS
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The first values of one quantity at one lag, as logs."""
+    """The first values of one quantity at one lag, as natural logs."""
 
     logs: tuple[float, ...] = ()
 
@@ -103,19 +104,19 @@ class Baseline:
         return _level_and_noise(self.logs)[1]
 
     def with_value(self, value: float) -> Baseline:
-        """Values that are not positive have no logarithm and say nothing about a level: they are left out."""
+        """Add a value until the baseline is complete; values <= 0 have no logarithm and are ignored."""
         return self if self.ready or value <= 0.0 else Baseline((*self.logs, math.log(value)))
 
 
 @lru_cache(maxsize=256)
 def _level_and_noise(logs: tuple[float, ...]) -> tuple[float, float]:
-    # A full baseline never changes, and every rule asks for it at every step.
+    # Cached: a complete baseline never changes, and every rule needs it at every step.
     return math.exp(median(logs)), step_noise(logs)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """How long a rule has stood beyond its threshold, or back within it, and whether it fires."""
+    """A rule's consecutive steps beyond its threshold or back within it, and when it fired and cleared."""
 
     beyond: int = 0
     back: int = 0
@@ -132,7 +133,7 @@ class RuleState:
 
 @dataclass(frozen=True, slots=True)
 class RulesState:
-    """All rules' states by name and all baselines by ``key@lag``."""
+    """The states of all rules by name, and all baselines by ``key@lag``."""
 
     rules: Mapping[str, RuleState]
     baselines: Mapping[str, Baseline]
@@ -142,7 +143,7 @@ class RulesState:
         return cls({}, {})
 
     def firing(self, rule: ThresholdRule) -> int | None:
-        """The step at which ``rule`` fired, while it stands."""
+        """Return the step at which ``rule`` fired, None if it is not firing."""
         state = self.rules.get(rule.name)
         return None if state is None else state.fired_step
 
@@ -163,7 +164,7 @@ class RulesState:
 def advance_rules(
     state: RulesState, step: int, values: Mapping[str, float], rules: tuple[ThresholdRule, ...]
 ) -> tuple[RulesState, tuple[Event, ...]]:
-    """The state after a closed step, and what fired or cleared at it. Values that are not finite count as missing."""
+    """Return the state after a closed step and the events at it. NaN and ±inf count as missing values."""
     lag_value = values.get(LAG_KEY, 0.0)
     lag = round(lag_value) if math.isfinite(lag_value) else 0
     states, baselines = dict(state.rules), dict(state.baselines)
@@ -200,8 +201,8 @@ def _advance_rule(
     back = state.back + 1 if rule.is_back(value, threshold) else 0
     state = replace(state, beyond=beyond, back=back)
     if state.fired_step is None:
-        resting = state.cleared_step is not None and step <= state.cleared_step + rule.cooldown_steps
-        if beyond < rule.minimum_duration or resting:
+        cooling_down = state.cleared_step is not None and step <= state.cleared_step + rule.cooldown_steps
+        if beyond < rule.minimum_duration or cooling_down:
             return state, None
         return replace(state, fired_step=step), _event(rule, step, value, threshold)
     if back < rule.minimum_duration:

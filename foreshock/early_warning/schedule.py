@@ -1,8 +1,8 @@
 """The length-decay schedule: halve the learning rate every 1.8 × the step of the length surge.
 
-The rule (facts of the LR-scheduling paper): ``T_decay = 1.8 × surge step``; at every step t with ``t mod T_decay = 0``,
+The rule (LR-scheduling paper): ``T_decay = 1.8 × surge step``; at every step t with ``t mod T_decay = 0``,
 ``η ← max(η / 2, 0.1 η₀)``. A surge at step 110 gives T_decay 198: halvings at 198, 396 and 594, the floor at 792.
-Everything here is a factor on η₀ and an absolute function of the step, so asking twice or late changes nothing.
+The schedule is a factor on η₀ and an absolute function of the step, so repeated or late evaluation changes nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ DECAY_FACTOR = 0.5
 DECAY_FLOOR = 0.1
 
 MINIMUM_DECAY_PERIOD = 45
-"""Steps. Without it a surge at step 10 would put a healthy run on the floor within 72 steps; with it none gets there
-before step 180. Not longer, because periods of 2.27 × the surge step failed on both published runs (250 for 110, 204
-for 90): for any surge beyond step 20, and only earlier ones need this guard, 45 is below that."""
+"""Steps. Without a minimum, a surge at step 10 takes a healthy run to the floor within 72 steps; with it no run gets
+there before step 180. Periods of 2.27 × the surge step failed on both published runs (250 for 110, 204 for 90); 45 is
+below that for every surge after step 20, and only earlier surges need the minimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthDecaySchedule:
     """Halvings at the multiples of ``decay_period`` from ``effective_from_step`` on.
 
-    ``effective_from_step`` keeps boundaries that were already past when the surge became known from being caught up;
-    ``paused_from_step`` (an operator's hold) is the first step whose boundaries do not count.
+    Boundaries before ``effective_from_step`` (past when the surge became known) and from ``paused_from_step`` on (an
+    operator's hold) do not count.
     """
 
     surge_step: int
@@ -41,11 +41,11 @@ class LengthDecaySchedule:
 
     def __post_init__(self) -> None:
         if self.decay_period < 1:
-            raise ValueError(f"decay_period must be at least 1 step, not {self.decay_period}")
+            raise ValueError(f"decay_period must be at least 1 step, got {self.decay_period}")
         if not 0.0 < self.factor < 1.0:
-            raise ValueError(f"factor must lie between 0 and 1, not {self.factor}")
+            raise ValueError(f"factor must satisfy 0 < factor < 1, got {self.factor}")
         if not 0.0 <= self.floor <= 1.0:
-            raise ValueError(f"floor must lie in [0, 1], not {self.floor}")
+            raise ValueError(f"floor must satisfy 0 <= floor <= 1, got {self.floor}")
 
     @classmethod
     def from_surge(
@@ -55,47 +55,47 @@ class LengthDecaySchedule:
         minimum_period: int = MINIMUM_DECAY_PERIOD,
         effective_from_step: int = 0,
     ) -> LengthDecaySchedule:
-        """The schedule of a surge at ``surge_step``; the period is rounded down: aim low."""
-        # 1.8 × 5 is 9.000000000000002 in floats and 1.8 × 35 could as well fall short: the epsilon keeps integers.
+        """Return the schedule of a surge at ``surge_step``; the period is rounded down (early is safer than late)."""
+        # Float products can fall just below an integer; the epsilon keeps it.
         period = math.floor(multiplier * surge_step + 1e-9)
         return cls(surge_step, max(period, minimum_period, 1), effective_from_step=effective_from_step)
 
     def halvings_until(self, step: int) -> int:
-        """How many boundaries up to ``step`` count; step 0 is never one."""
+        """Return the number of boundaries up to ``step`` that count; step 0 is never one."""
         first = max(self.effective_from_step, 1)
-        step = self._last_counting(step)
+        step = self._last_effective(step)
         if step < first:
             return 0
         return step // self.decay_period - (first - 1) // self.decay_period
 
     def boundaries_until(self, step: int) -> tuple[int, ...]:
-        """The boundaries up to ``step`` that count, ascending."""
-        last = self._last_counting(step) // self.decay_period
+        """Return the boundaries up to ``step`` that count, ascending."""
+        last = self._last_effective(step) // self.decay_period
         return tuple(k * self.decay_period for k in range(last - self.halvings_until(step) + 1, last + 1))
 
     def scale(self, step: int) -> float:
-        """η(step) / η₀ of the schedule alone: ``max(floor, factor ** halvings)``."""
+        """Return η(step) / η₀ of the schedule alone: ``max(floor, factor ** halvings)``."""
         return max(self.floor, self.factor ** self.halvings_until(step))
 
     def next_boundary(self, step: int) -> int | None:
-        """The first boundary after ``step``, whether or not the floor is reached already; None while paused."""
+        """Return the first boundary after ``step``, also if the floor is already reached; None while paused."""
         start = max(step + 1, self.effective_from_step, 1)
         boundary = -(-start // self.decay_period) * self.decay_period
-        return boundary if boundary == self._last_counting(boundary) else None
+        return boundary if boundary == self._last_effective(boundary) else None
 
     def next_decay_step(self, step: int) -> int | None:
-        """The next step at which the scale falls; None once the floor is reached, or while paused."""
+        """Return the next step at which the scale falls; None at the floor or while paused."""
         return None if self.scale(step) <= self.floor else self.next_boundary(step)
 
     def effective_from(self, step: int) -> LengthDecaySchedule:
-        """The same schedule, running, with its first boundary at ``step`` or later."""
+        """Return the schedule, not paused, with its first boundary at ``step`` or later."""
         return replace(self, effective_from_step=max(step, 0), paused_from_step=None)
 
     def paused_from(self, step: int) -> LengthDecaySchedule:
-        """The same schedule without its boundaries at ``step`` or later."""
+        """Return the schedule without its boundaries at ``step`` or later."""
         return replace(self, paused_from_step=max(step, 0))
 
-    def _last_counting(self, step: int) -> int:
+    def _last_effective(self, step: int) -> int:
         return step if self.paused_from_step is None else min(step, self.paused_from_step - 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class LengthDecaySchedule:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LengthDecaySchedule:
-        """Unknown keys are ignored: a service one release ahead may send more."""
+        """Parse a schedule; unknown keys are ignored, because a newer service may send more."""
         return cls(
             surge_step=int(value["surge_step"]),
             decay_period=int(value["decay_period"]),
@@ -122,7 +122,7 @@ class LengthDecaySchedule:
 
 
 def scale_at(schedule: LengthDecaySchedule | None, halvings: Sequence[int], step: int) -> float:
-    """η(step) / η₀ of the schedule and of the explicit halvings (their steps) together, never below the floor."""
+    """Return η(step) / η₀ of the schedule and the explicit halvings (given by their steps), never below the floor."""
     factor, floor = (schedule.factor, schedule.floor) if schedule is not None else (DECAY_FACTOR, DECAY_FLOOR)
     count = sum(1 for halving in halvings if halving <= step)
     if schedule is not None:

@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW
-from foreshock.early_warning.decisions import Decision, fold
+from foreshock.early_warning.advice_state import Decision, fold
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.bucket_sums import BucketTable
 from service.platform.context import ServiceContext

@@ -8,7 +8,8 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.early_warning.decisions import Mode, Observation, decide, fold, rewind, set_mode
+from foreshock.early_warning.advice_state import Mode, fold
+from foreshock.early_warning.decisions import Observation, decide, rewind, set_mode
 from foreshock.early_warning.detectors import open_signals
 from service.runs.events import AdviceModeChanged, AttemptStarted
 from service.watch.advice import repository

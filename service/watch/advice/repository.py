@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.decisions import Decision
+from foreshock.early_warning.advice_state import Decision
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.early_warning.decisions import (
-    AdviceConflictError,
-    AdviceState,
-    Mode,
-    OperatorKind,
-    decide_as_operator,
-    fold,
-)
+from foreshock.early_warning.advice_state import AdviceState, Mode, fold
+from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
 from foreshock.early_warning.detectors import WarningState
 from service.platform.database.tables import AdviceAcknowledgement, Alert, Run
 from service.platform.etag import etag_of

@@ -97,7 +97,7 @@ MUTABLE = ("lists of arrays", "flat arrays with offsets", "torch tensors", "padd
 
 
 @pytest.mark.parametrize("shape", MUTABLE)
-def test_what_the_trainer_overwrites_after_the_call_is_not_logged(shape: str) -> None:
+def test_arrays_overwritten_after_the_call_are_logged_unchanged(shape: str) -> None:
     rollouts = SHAPES[shape]()
     captured = capture_rollouts(rollouts, default_ids="7-0", attributes=None)
     _overwrite(rollouts)
@@ -124,7 +124,7 @@ def _overwrite(value: Any) -> None:
             _overwrite(item)
 
 
-def test_lists_are_copied_with_the_lists_in_them() -> None:
+def test_nested_lists_are_copied() -> None:
     rows = [[1, 2], [3]]
     captured = capture_rollouts(
         {"prompt_token_ids": [[0], [0]], "response_token_ids": rows}, default_ids="a", attributes=None
@@ -142,7 +142,7 @@ def test_columns_may_be_named_as_in_the_schema_or_as_the_fields() -> None:
     assert batch.group_ids == ["3", "3"]
 
 
-def test_attributes_of_the_batch_win_over_those_of_the_call() -> None:
+def test_batch_attributes_override_call_attributes() -> None:
     own = BatchAttributes(temperature=0.7)
     batch = RolloutBatch.from_lists(["a", "b"], **as_lists(), attributes=own)
     given = BatchAttributes(temperature=1.0, logprobs_mode="raw_logprobs")
@@ -163,12 +163,12 @@ def test_attributes_of_the_batch_win_over_those_of_the_call() -> None:
         ({"response_token_ids": pa.array([[1, 2], None])}, "response_token_ids"),
     ],
 )
-def test_what_cannot_be_taken_is_named(change: dict[str, Any], column: str) -> None:
+def test_invalid_column_is_named(change: dict[str, Any], column: str) -> None:
     with pytest.raises(InvalidRolloutsError) as raised:
         capture_rollouts({**as_lists(), **change}, default_ids="a", attributes=None).build()
     assert raised.value.column == column
 
 
-def test_something_else_altogether_is_refused() -> None:
+def test_unsupported_type_is_refused() -> None:
     with pytest.raises(InvalidRolloutsError, match="mapping of columns"):
         capture_rollouts([1, 2, 3], default_ids="a", attributes=None)

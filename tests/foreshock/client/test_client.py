@@ -20,7 +20,7 @@ from tests.foreshock.client.trainer import rollouts, wait_until
 from tests.ports import free_port
 
 
-def test_what_is_logged_arrives_as_the_contract_says(make: Any, service: FaultyService) -> None:
+def test_requests_follow_the_http_contract(make: Any, service: FaultyService) -> None:
     client = make(project="team", attempt_key="first")
     attributes = BatchAttributes(logprobs_mode="raw_logprobs")
     client.start_run(model="M", length_cap=9, resume_step=4, advice_mode="apply", attributes=attributes)
@@ -52,7 +52,7 @@ def test_what_is_logged_arrives_as_the_contract_says(make: Any, service: FaultyS
     assert (client.counters.delivered, client.counters.dropped) == (6, 0)
 
 
-def test_the_context_says_how_the_run_ended(make: Any, service: FaultyService) -> None:
+def test_context_manager_marks_run_finished_or_failed(make: Any, service: FaultyService) -> None:
     with make(run_key="good") as client:
         client.log_scalars(1, {"x": 1})
     with pytest.raises(ZeroDivisionError), make(run_key="bad").start_run():
@@ -63,7 +63,7 @@ def test_the_context_says_how_the_run_ended(make: Any, service: FaultyService) -
     ]
 
 
-def test_a_client_made_while_the_service_is_down_delivers_everything_later_in_order(make: Any, tmp_path: Path) -> None:
+def test_client_started_without_service_delivers_later_in_order(make: Any, tmp_path: Path) -> None:
     port = free_port()
     client = make(url=f"http://127.0.0.1:{port}")
     client.start_run()
@@ -84,7 +84,7 @@ def test_a_client_made_while_the_service_is_down_delivers_everything_later_in_or
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_a_service_that_goes_and_comes_back_gets_every_byte_once_and_in_order(make: Any) -> None:
+def test_interrupted_service_receives_everything_in_order(make: Any) -> None:
     port = free_port()
     service = FaultyService(port=port).start()
     client = make(url=service.url)
@@ -108,7 +108,7 @@ FAULTS: list[Any] = [500, 502, 503, 429, 408, "reset", "half", "html", 401, 403]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_no_answer_that_is_not_final_loses_anything(make: Any, service: FaultyService, fault: Any) -> None:
+def test_temporary_failure_is_retried_until_delivered(make: Any, service: FaultyService, fault: Any) -> None:
     service.faults.extend([fault] * 3)
     client = make()
     client.log_rollouts(1, rollouts())
@@ -120,7 +120,7 @@ def test_no_answer_that_is_not_final_loses_anything(make: Any, service: FaultySe
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 410, 413, 415, 422])
-def test_a_final_refusal_is_counted_and_kept_with_its_reason(
+def test_rejected_delivery_is_counted_and_kept_with_its_reason(
     make: Any, service: FaultyService, tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.always = lambda received: status if "/rollouts/" in received.path else None
@@ -141,7 +141,7 @@ def test_a_final_refusal_is_counted_and_kept_with_its_reason(
     assert f"told to answer {status}" in refusals[0].message
 
 
-def test_a_run_that_the_service_forgot_is_registered_again(make: Any, service: FaultyService) -> None:
+def test_unknown_run_is_registered_again(make: Any, service: FaultyService) -> None:
     client = make()
     client.log_scalars(1, {"x": 1})
     assert client.flush(60)
@@ -152,7 +152,7 @@ def test_a_run_that_the_service_forgot_is_registered_again(make: Any, service: F
     assert client.counters.rejected == 0
 
 
-def test_one_body_that_the_service_always_fails_on_does_not_block_the_rest(make: Any, service: FaultyService) -> None:
+def test_delivery_that_always_fails_does_not_block_the_rest(make: Any, service: FaultyService) -> None:
     service.always = lambda received: 500 if "/steps/1/" in received.path else None
     client = make()
     for step in range(4):
@@ -162,7 +162,7 @@ def test_one_body_that_the_service_always_fails_on_does_not_block_the_rest(make:
     assert client.counters.rejected == 1
 
 
-def test_a_slow_service_holds_up_neither_the_trainer_nor_the_encoding(make: Any, service: FaultyService) -> None:
+def test_slow_service_delays_neither_trainer_nor_encoder(make: Any, service: FaultyService) -> None:
     service.always = "held"
     client = make(max_outbox_bytes=4000, timeout_seconds=60.0)
     for step in range(12):
@@ -175,7 +175,7 @@ def test_a_slow_service_holds_up_neither_the_trainer_nor_the_encoding(make: Any,
     assert client.counters.dropped == 0
 
 
-def test_a_service_that_never_answers_is_given_up_after_the_timeout(make: Any, service: FaultyService) -> None:
+def test_unanswered_request_fails_after_the_timeout(make: Any, service: FaultyService) -> None:
     service.always = "held"
     client = make(timeout_seconds=0.2)
     client.log_scalars(1, {"x": 1})
@@ -196,7 +196,7 @@ def test_retry_after_is_respected(make: Any, service: FaultyService) -> None:
     assert again - refused >= 2
 
 
-def test_what_is_logged_faster_than_encoded_is_dropped_and_counted(
+def test_full_queue_drops_and_counts(
     make: Any, service: FaultyService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from foreshock.client import requests
@@ -215,7 +215,7 @@ def test_what_is_logged_faster_than_encoded_is_dropped_and_counted(
     assert sum("is dropped" in record.message for record in caplog.records) == 1
 
 
-def test_an_importer_waits_instead_of_dropping(make: Any, service: FaultyService) -> None:
+def test_block_when_full_waits_instead_of_dropping(make: Any, service: FaultyService) -> None:
     client = make(max_queue_items=1, block_when_full=True)
     for step in range(10):
         client.log_rollouts(step, rollouts(step))
@@ -223,7 +223,7 @@ def test_an_importer_waits_instead_of_dropping(make: Any, service: FaultyService
     assert (len(service.bodies("rollouts")), client.counters.dropped) == (10, 0)
 
 
-def test_a_full_disk_loses_the_newest_and_counts_them(make: Any, tmp_path: Path) -> None:
+def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) -> None:
     port = free_port()
     client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_outbox_bytes=2000)
     for step in range(10):
@@ -237,9 +237,7 @@ def test_a_full_disk_loses_the_newest_and_counts_them(make: Any, tmp_path: Path)
     assert sum(path.stat().st_size for path in (tmp_path / "spool").glob("*/*.body")) == 0
 
 
-def test_a_spool_that_cannot_be_used_keeps_what_fits_into_memory(
-    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_spool_keeps_items_in_memory(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("no folder")
     port = free_port()
     client = make(url=f"http://127.0.0.1:{port}", spool_directory=tmp_path / "file")
@@ -252,7 +250,7 @@ def test_a_spool_that_cannot_be_used_keeps_what_fits_into_memory(
     assert any("cannot be used" in record.message for record in caplog.records)
 
 
-def test_wrong_arguments_are_counted_and_logged_once_and_never_raised(
+def test_invalid_arguments_are_counted_and_logged_once(
     make: Any, service: FaultyService, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make()
@@ -277,7 +275,7 @@ def test_wrong_arguments_are_counted_and_logged_once_and_never_raised(
     assert len(warnings) == len(set(warnings))
 
 
-def test_strict_raises_them(make: Any) -> None:
+def test_strict_client_raises_for_invalid_arguments(make: Any) -> None:
     client = make(strict=True)
     with pytest.raises(ConfigurationError, match="0 <= shard < shards, got shard=3, shards=2"):
         client.log_rollouts(1, rollouts(), shard=3, shards=2)
@@ -287,7 +285,7 @@ def test_strict_raises_them(make: Any) -> None:
         client.log_scalars(1, {"x": [1, 2]})
 
 
-def test_settings_that_make_no_sense_raise_at_once(tmp_path: Path) -> None:
+def test_invalid_settings_raise_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"must look like http://127.0.0.1:8765, got 'localhost:8765'"):
         Client("localhost:8765", spool_directory=tmp_path)
     with pytest.raises(
@@ -296,7 +294,7 @@ def test_settings_that_make_no_sense_raise_at_once(tmp_path: Path) -> None:
         Client(spool_directory=tmp_path, max_queue=3)
 
 
-def test_a_checkpoint_is_digested_in_the_background(make: Any, service: FaultyService, tmp_path: Path) -> None:
+def test_checkpoint_digest_is_computed_in_the_background(make: Any, service: FaultyService, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "config.json").write_text("{}")
     client = make()
@@ -308,7 +306,7 @@ def test_a_checkpoint_is_digested_in_the_background(make: Any, service: FaultySe
     assert client.counters.invalid == 1
 
 
-def test_the_wanted_weights_are_learnt_in_passing(make: Any, service: FaultyService) -> None:
+def test_requested_checkpoint_is_polled_after_a_delivery(make: Any, service: FaultyService) -> None:
     service.tell({"attempt": 1, "revision": 0, "want_weights_at_step": 40})
     client = make()
     assert client.want_weights_at_step is None
@@ -316,7 +314,7 @@ def test_the_wanted_weights_are_learnt_in_passing(make: Any, service: FaultyServ
     wait_until(lambda: client.want_weights_at_step == 40)
 
 
-def test_an_api_key_goes_with_every_request(make: Any, service: FaultyService) -> None:
+def test_api_key_is_sent_with_every_request(make: Any, service: FaultyService) -> None:
     client = make(api_key="fsk_secret")
     client.log_scalars(1, {"x": 1})
     assert client.flush(60)

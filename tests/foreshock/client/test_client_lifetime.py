@@ -18,7 +18,7 @@ from tests.ports import free_port
 REPOSITORY = Path(__file__).parents[3]
 
 
-def test_what_a_killed_trainer_left_is_sent_by_the_next_one_before_its_own(make: Any, tmp_path: Path) -> None:
+def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_path: Path) -> None:
     port = free_port()
     program = textwrap.dedent("""
         import os, signal, sys, time
@@ -48,7 +48,7 @@ def test_what_a_killed_trainer_left_is_sent_by_the_next_one_before_its_own(make:
         assert client.counters.recovered == 6
 
 
-def test_the_end_of_the_process_delivers_what_is_left(service: FaultyService, tmp_path: Path) -> None:
+def test_process_exit_delivers_pending_items(service: FaultyService, tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys
         from foreshock import Client
@@ -61,7 +61,7 @@ def test_the_end_of_the_process_delivers_what_is_left(service: FaultyService, tm
     assert len(service.bodies("rollouts")) == 5
 
 
-def test_the_end_of_the_process_is_not_held_up_by_a_service_that_is_down(tmp_path: Path) -> None:
+def test_process_exit_does_not_wait_for_a_service_that_is_down(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys, time
         from foreshock import Client
@@ -77,7 +77,7 @@ def test_the_end_of_the_process_is_not_held_up_by_a_service_that_is_down(tmp_pat
     assert len([path for path in tmp_path.glob("*/*.body") if path.stat().st_size]) == 5
 
 
-def test_a_forked_child_logs_nothing_and_the_parent_goes_on(make: Any, service: FaultyService) -> None:
+def test_forked_child_logs_nothing_and_parent_continues(make: Any, service: FaultyService) -> None:
     client = make()
     client.log_scalars(1, {"x": 1})
     assert client.flush(60)
@@ -96,7 +96,7 @@ def test_a_forked_child_logs_nothing_and_the_parent_goes_on(make: Any, service: 
     assert [path.split("/")[5] for path in service.paths() if "scalars" in path] == ["1", "3"]
 
 
-def test_after_closing_calls_are_counted_and_nothing_else(make: Any) -> None:
+def test_calls_after_close_are_only_counted(make: Any) -> None:
     client = make()
     client.start_run()
     client.close()

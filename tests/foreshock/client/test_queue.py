@@ -23,7 +23,7 @@ def work(size: int) -> Work:
     max_bytes=st.integers(1, 100),
     actions=st.lists(st.one_of(st.integers(0, 60), st.just("get"), st.just("release")), max_size=40),
 )
-def test_what_is_held_stays_within_the_bounds(max_items: int, max_bytes: int, actions: list[int | str]) -> None:
+def test_reserved_room_stays_within_bounds(max_items: int, max_bytes: int, actions: list[int | str]) -> None:
     queue = BoundedQueue(max_items=max_items, max_bytes=max_bytes)
     waiting: list[Work] = []
     taken: list[Work] = []
@@ -43,14 +43,14 @@ def test_what_is_held_stays_within_the_bounds(max_items: int, max_bytes: int, ac
         assert queue.empty == (not waiting and not taken)
 
 
-def test_what_is_needed_is_taken_beyond_the_bounds() -> None:
+def test_needed_item_exceeds_bounds() -> None:
     queue = BoundedQueue(max_items=1, max_bytes=10)
     assert queue.reserve(10)
     assert not queue.reserve(0)
     assert queue.reserve(0, needed=True)
 
 
-def test_room_that_was_not_used_is_given_back() -> None:
+def test_cancelled_room_is_free_again() -> None:
     queue = BoundedQueue(max_items=1, max_bytes=10)
     assert queue.reserve(10)
     queue.cancel(10)
@@ -58,7 +58,7 @@ def test_room_that_was_not_used_is_given_back() -> None:
     assert queue.reserve(10)
 
 
-def test_a_full_queue_answers_at_once_or_waits_as_asked() -> None:
+def test_full_queue_refuses_at_once_or_after_waiting() -> None:
     queue = BoundedQueue(max_items=1, max_bytes=10)
     assert queue.reserve(1)
     queue.put(work(1))
@@ -69,7 +69,7 @@ def test_a_full_queue_answers_at_once_or_waits_as_asked() -> None:
     assert queue.reserve(1, wait_seconds=10)
 
 
-def test_closing_lets_what_is_inside_out_and_nothing_more_in() -> None:
+def test_closed_queue_accepts_no_work_and_hands_out_the_rest() -> None:
     queue = BoundedQueue(max_items=3, max_bytes=10)
     assert queue.reserve(1)
     assert queue.reserve(1)

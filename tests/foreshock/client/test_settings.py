@@ -9,9 +9,7 @@ import pytest
 from foreshock.client.settings import ClientSettings, default_attempt_key
 
 
-def test_arguments_win_over_the_environment_and_that_over_defaults(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_arguments_override_environment_and_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("URL", "API_KEY", "SPOOL_DIRECTORY"):
         monkeypatch.delenv(f"FORESHOCK_{name}", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

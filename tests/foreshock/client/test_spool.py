@@ -37,14 +37,14 @@ def bodies(spool: Spool) -> list[bytes]:
     return [spool.load(entry).body for entry in spool.adopt()]
 
 
-def test_an_unused_spool_creates_nothing(tmp_path: Path) -> None:
+def test_unused_spool_creates_nothing(tmp_path: Path) -> None:
     spool = spool_in(tmp_path / "spool")
     assert spool.adopt() == []
     spool.close()
     assert not (tmp_path / "spool").exists()
 
 
-def test_what_was_written_is_read_back_whole_by_the_next_process(tmp_path: Path) -> None:
+def test_written_entries_are_read_back_by_the_next_process(tmp_path: Path) -> None:
     first = spool_in(tmp_path)
     written = [delivery(b"\x00\xff" * n) for n in (3, 1, 2)]
     for sequence, item in enumerate(written):
@@ -61,14 +61,14 @@ def test_what_was_written_is_read_back_whole_by_the_next_process(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_digest_is_in_the_name(tmp_path: Path) -> None:
+def test_file_name_holds_the_digest(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     entry = spool.write(7, delivery(b"abc"))
     assert entry.body_path.name == "000000000007-ba7816bf8f01cfea.body"
     assert entry.body_path.read_bytes() == b"abc"
 
 
-def test_a_folder_in_use_is_left_to_its_owner(tmp_path: Path) -> None:
+def test_locked_folder_is_not_adopted(tmp_path: Path) -> None:
     first = spool_in(tmp_path)
     first.write(1, delivery(b"x"))
     assert bodies(spool_in(tmp_path)) == []
@@ -76,7 +76,7 @@ def test_a_folder_in_use_is_left_to_its_owner(tmp_path: Path) -> None:
     assert bodies(spool_in(tmp_path)) == [b"x"]
 
 
-def test_what_a_killed_process_left_is_adopted_oldest_first(tmp_path: Path) -> None:
+def test_entries_of_killed_processes_are_adopted_oldest_first(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path
@@ -92,7 +92,7 @@ def test_what_a_killed_process_left_is_adopted_oldest_first(tmp_path: Path) -> N
     assert bodies(spool_in(tmp_path)) == [f"{name}{n}".encode() for name in "ab" for n in range(1, 12)]
 
 
-def test_half_an_entry_does_not_count(tmp_path: Path) -> None:
+def test_incomplete_entry_is_ignored(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     whole = spool.write(1, delivery(b"whole"))
     without_metadata = spool.write(2, delivery(b"without metadata"))
@@ -105,7 +105,7 @@ def test_half_an_entry_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["body", "metadata", "no body"])
-def test_a_damaged_entry_is_told_and_can_be_set_aside(tmp_path: Path, damage: str) -> None:
+def test_damaged_entry_raises_and_can_be_set_aside(tmp_path: Path, damage: str) -> None:
     spool = spool_in(tmp_path)
     entry = spool.write(1, delivery(b"abc"))
     spool.close()
@@ -126,7 +126,7 @@ def test_a_damaged_entry_is_told_and_can_be_set_aside(tmp_path: Path, damage: st
     assert spool_in(tmp_path).adopt() == []
 
 
-def test_the_bound_holds_but_for_what_is_needed(tmp_path: Path) -> None:
+def test_size_limit_applies_except_to_needed_deliveries(tmp_path: Path) -> None:
     spool = spool_in(tmp_path, max_bytes=10)
     entry = spool.write(1, delivery(b"x" * 8))
     with pytest.raises(SpoolFullError):
@@ -136,7 +136,7 @@ def test_the_bound_holds_but_for_what_is_needed(tmp_path: Path) -> None:
     spool.write(4, delivery(b"y" * 3))
 
 
-def test_what_the_service_refused_is_kept_with_its_problem_within_a_bound(tmp_path: Path) -> None:
+def test_rejected_delivery_is_kept_with_its_problem_within_the_limit(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     path = spool.reject(delivery(b"x" * 60), {"detail": "no such column", "row": 3})
     assert path.read_bytes() == b"x" * 60
@@ -147,7 +147,7 @@ def test_what_the_service_refused_is_kept_with_its_problem_within_a_bound(tmp_pa
     assert spool.adopt() == []
 
 
-def test_a_file_in_the_place_of_the_folder_is_a_spool_error(tmp_path: Path) -> None:
+def test_file_in_place_of_the_folder_is_a_spool_error(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("not a folder")
     with pytest.raises(SpoolError, match="cannot be used"):
         spool_in(tmp_path / "spool").write(1, delivery(b"x"))

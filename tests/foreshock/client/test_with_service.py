@@ -46,7 +46,7 @@ def half(batch: RolloutBatch, part: int) -> RolloutBatch:
     return batch.select(range(part * batch.num_rollouts // 2, (part + 1) * batch.num_rollouts // 2))
 
 
-def test_the_service_measures_what_was_logged(make: Callable[..., Client]) -> None:
+def test_logged_rollouts_are_measured(make: Callable[..., Client]) -> None:
     client = make("measured", project="team")
     client.start_run(model="M", trainer="T", engine="E", hardware="H", initial_learning_rate=1e-6, length_cap=99)
     batches = {step: random_batch(step) for step in range(4)}
@@ -92,7 +92,7 @@ def test_nothing_is_lost_when_the_service_restarts(
     assert client.counters.rejected == client.counters.dropped == 0
 
 
-def test_the_same_bytes_again_are_a_duplicate_and_others_a_conflict(
+def test_same_bytes_are_a_duplicate_and_other_bytes_a_conflict(
     make: Callable[..., Client], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make("twice", attempt_key="a")
@@ -106,7 +106,7 @@ def test_the_same_bytes_again_are_a_duplicate_and_others_a_conflict(
     assert "409" in caplog.text
 
 
-def test_a_deleted_run_takes_nothing_more(make: Callable[..., Client]) -> None:
+def test_deleted_run_rejects_further_rollouts(make: Callable[..., Client]) -> None:
     client = make("deleted")
     client.log_rollouts(1, random_batch(1))
     assert client.flush(300)
@@ -116,7 +116,7 @@ def test_a_deleted_run_takes_nothing_more(make: Callable[..., Client]) -> None:
     assert client.counters.rejected == 1
 
 
-def test_a_resume_is_a_new_attempt_of_the_same_run(make: Callable[..., Client]) -> None:
+def test_resumed_run_is_a_new_attempt(make: Callable[..., Client]) -> None:
     first = make("resumed")
     first.start_run()
     for step in range(6):
@@ -133,7 +133,7 @@ def test_a_resume_is_a_new_attempt_of_the_same_run(make: Callable[..., Client]) 
 
 
 @pytest.mark.parametrize("mode", ["apply", "shadow"])
-def test_the_feed_follows_an_operators_halving(make: Callable[..., Client], mode: Any) -> None:
+def test_feed_follows_operator_halving(make: Callable[..., Client], mode: Any) -> None:
     client = make(f"advised-{mode}")
     client.start_run(advice_mode=mode)
     with AdviceFeed(client) as feed:

@@ -37,7 +37,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["report", "--nonsense"], ["probe", "run"]])
-def test_wrong_words_are_status_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_exit_with_status_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
@@ -56,7 +56,7 @@ def without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     ("module", "command", "extra"),
     [("uvicorn", "serve", "service"), ("sqlalchemy", "keys", "service"), ("pydantic_settings", "worker", "probes")],
 )
-def test_a_command_whose_extra_is_missing_says_which(module: str, command: str, extra: str) -> None:
+def test_missing_extra_is_named(module: str, command: str, extra: str) -> None:
     words = [command, "list"] if command == "keys" else [command]
     ended = without(module, *words)
     assert ended.returncode == 2
@@ -64,7 +64,7 @@ def test_a_command_whose_extra_is_missing_says_which(module: str, command: str, 
     assert f"pip install 'foreshock[{extra}]'" in ended.stderr
 
 
-def test_the_list_of_commands_survives_missing_extras() -> None:
+def test_help_lists_commands_with_missing_extras() -> None:
     ended = without("pydantic_settings", "--help")
     assert ended.returncode == 0
     assert "report" in ended.stdout
@@ -72,7 +72,7 @@ def test_the_list_of_commands_survives_missing_extras() -> None:
 
 
 @pytest.mark.parametrize("command", [["runs"], ["report"], ["watch", "--once"], ["probe", "r", "1"]])
-def test_a_service_that_is_down_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_that_is_down_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--url", f"http://127.0.0.1:{free_port()}"]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("foreshock: error: no answer from http://127.0.0.1:")
@@ -88,9 +88,7 @@ def test_a_service_that_is_down_is_one_line(command: list[str], capsys: pytest.C
         ("html", "is not a Foreshock service; check FORESHOCK_URL"),
     ],
 )
-def test_an_answer_that_is_an_error_is_one_line(
-    fault: int | str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answer_that_is_an_error_is_one_line(fault: int | str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with faulty_service(always=fault) as service:
         assert main(["runs", "--url", service.url]) == 1
     shown = capsys.readouterr().err
@@ -98,12 +96,12 @@ def test_an_answer_that_is_an_error_is_one_line(
     assert shown.count("\n") == 1
 
 
-def test_an_address_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--url", "localhost:8765"]) == 1
     assert "must look like http://" in capsys.readouterr().err
 
 
-def test_a_reader_who_leaves_is_no_error() -> None:
+def test_closed_pipe_is_no_error() -> None:
     program = f"{sys.executable} -m foreshock.commands.main --help | head -c 1"
     ended = subprocess.run(["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, check=False)
     assert "Traceback" not in ended.stderr

@@ -29,7 +29,7 @@ def write_run(folder: Path) -> None:
     (folder / "checkpoints" / "step_0005").mkdir()
 
 
-def test_a_runs_folder_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
+def test_runs_folder_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
     write_run(tmp_path)
     recording = find_recording([tmp_path])
     assert [(file.step, file.shard, file.shards) for file in recording.shards] == [(1, 0, 1), (2, 0, 1), (10, 0, 1)]
@@ -37,7 +37,7 @@ def test_a_runs_folder_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None
     assert [step for step, _ in recording.checkpoints] == [1, 10]
 
 
-def test_attributes_complete_what_json_lines_do_not_say(tmp_path: Path) -> None:
+def test_attributes_complete_json_lines(tmp_path: Path) -> None:
     write_run(tmp_path)
     attributes = BatchAttributes(temperature=1.0)
     batch = read_shard(find_recording([tmp_path]).shards[0], attributes)
@@ -68,7 +68,7 @@ def test_shards_of_one_step_are_counted(tmp_path: Path) -> None:
     assert read_shard(found[0], BatchAttributes()).sample_ids == batch.sample_ids
 
 
-def test_a_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
+def test_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
     path = tmp_path / "dump.parquet"
     path.write_bytes(encode_rollouts(random_batch(0)))
     with pytest.raises(ConfigurationError, match="--step"):
@@ -76,14 +76,14 @@ def test_a_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
     assert find_recording([path], step=7).shards == (ShardFile(path, 7, 0, 1),)
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no file or folder"):
         find_recording([tmp_path / "missing"])
     with pytest.raises(ConfigurationError, match="no rollouts found"):
         find_recording([tmp_path])
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(b"PAR1 and nothing more")
     with pytest.raises(InvalidRolloutsError):
         read_shard(find_recording([tmp_path]).shards[0], BatchAttributes())

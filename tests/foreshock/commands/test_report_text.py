@@ -73,7 +73,7 @@ def text_of(**changes: Any) -> str:
     return "\n".join(lines)
 
 
-def test_the_gravest_measure_is_the_verdict() -> None:
+def test_worst_measure_is_the_verdict() -> None:
     text = text_of()
     assert "π the trainer's ─" in text
     (title,) = [line for line in text.splitlines() if line.startswith("Mismatch")]
@@ -83,7 +83,7 @@ def test_the_gravest_measure_is_the_verdict() -> None:
     assert "at most 4.00e-4 (step 40)" in text
 
 
-def test_the_chain_names_the_link_that_most_of_it_comes_from() -> None:
+def test_chain_names_the_link_that_most_of_it_comes_from() -> None:
     found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001, torch__float32=0.02)
     text = text_of(attributions=(found,), probed_steps=(7,))
     assert "step 7: rollout → vllm.prefill → torch.trainer → trainer" in text
@@ -96,7 +96,7 @@ def test_the_chain_names_the_link_that_most_of_it_comes_from() -> None:
     assert "-0.00" not in text
 
 
-def test_noise_floors_stand_beside_the_links() -> None:
+def test_noise_floors_are_listed_below_the_links() -> None:
     found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
     assert "noise floor" not in text_of(attributions=(found,), probed_steps=(7,))
     floors = (FloorReading("vllm.prefill", 2e-6, 0.01), FloorReading("torch.trainer", 0.0, 0.0))
@@ -104,29 +104,29 @@ def test_noise_floors_stand_beside_the_links() -> None:
     assert "in other batches: vllm.prefill k3 2.00e-6, max |d| 0.010, torch.trainer k3 0," in " ".join(text.split())
 
 
-def test_agreement_is_said_too() -> None:
+def test_equal_scores_are_reported_as_equal() -> None:
     found = chain(vllm__prefill=0.0, trainer=0.0)
     assert "no difference at all" in text_of(attributions=(found,), probed_steps=(7,))
 
 
-def test_a_copy_of_the_engines_log_probs_is_told() -> None:
+def test_copied_log_probs_are_reported() -> None:
     zeros = dict.fromkeys(MISMATCH_MEASURES, (0.0,) * 40) | {"zero_fraction": (1.0,) * 40}
     text = text_of(mismatch=Curve("trainer/rollout", STEPS, zeros))
     assert "look like a copy of the engine's (bypass)" in " ".join(text.split())
 
 
-def test_a_run_without_the_trainers_log_probs_says_what_to_log() -> None:
+def test_run_without_the_trainers_log_probs_says_what_to_log() -> None:
     missing = Curve("trainer/rollout", (), {})
     assert "log both to see the mismatch" in text_of(mismatch=missing)
 
 
-def test_an_empty_run_is_a_report_too() -> None:
+def test_report_of_an_empty_run() -> None:
     nothing = Curve("rollout", (), {})
     text = text_of(mismatch=nothing, rollouts=nothing, step=None)
     assert "no step is complete yet" in text
 
 
-def test_alerts_are_said_with_what_to_do() -> None:
+def test_alerts_show_what_to_do() -> None:
     alert = AlertReading(
         "a", "mismatch_critical", 9, "critical", "open", 0.02, 0.01, "k3 is high. " * 12, "Probe a step. " * 12
     )
@@ -138,7 +138,7 @@ def test_alerts_are_said_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("mode", ["shadow", "apply"])
-def test_the_advice_says_when_the_rate_falls_next(mode: str) -> None:
+def test_advice_shows_the_next_decay_steps(mode: str) -> None:
     advice = Advice.from_json({**ANSWER, "mode": mode})
     text = text_of(advice=AdviceReading(advice, 0.5, 396))
     assert "falls at 396 (to 0.25), 594 (to 0.125), 792 (to 0.1)" in text
@@ -146,7 +146,7 @@ def test_the_advice_says_when_the_rate_falls_next(mode: str) -> None:
     assert ("the trainer is told 1.0" in text) == (mode == "shadow")
 
 
-def test_buckets_are_between_readable_edges() -> None:
+def test_bucket_edges_are_readable() -> None:
     edges = [10 ** (exponent / 2) for exponent in range(-16, 1)]
     buckets = tuple(Bucket(low, high, 123_456, 0.1, -0.1, 1e-3, 2.0, 0.01) for low, high in zip(edges, edges[1:]))  # noqa: B905, RUF007
     text = text_of(buckets=buckets)
@@ -155,7 +155,7 @@ def test_buckets_are_between_readable_edges() -> None:
     assert "  0.32 … 1 " in text
 
 
-def test_an_unfinished_probe_says_why() -> None:
+def test_unfinished_probe_shows_its_reason() -> None:
     text = text_of(unfinished_probes=((7, "failed", "the weights do not match their digest"),))
     assert "  ! probe of step 7: failed: the weights do not match their digest" in text
 
@@ -165,13 +165,13 @@ def test_spread_keeps_both_ends() -> None:
     assert spread(range(1, 101), 4) == (1, 34, 67, 100)
 
 
-def test_why_there_are_no_buckets_is_said() -> None:
+def test_missing_buckets_show_their_reason() -> None:
     text = text_of(buckets_missing="Another release measured them: run `foreshock remeasure`.")
     assert "Which tokens: trainer/rollout by probability, step 7" in text
     assert "foreshock remeasure" in text
 
 
-def test_the_shape_of_a_mismatch_is_said_as_far_as_it_is_known() -> None:
+def test_known_shape_measures_are_shown() -> None:
     values = {"k3_kl": (1e-4,) * 40, "pareto_k": (0.8,) * 40, "max_d": (2.0,) * 40, "tail_asymmetry_ln2": (1e-3,) * 40}
     text = text_of(mismatch=Curve("trainer/rollout", STEPS, values))
     assert "tail asymmetry at ln 2" in text

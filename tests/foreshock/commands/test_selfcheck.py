@@ -39,20 +39,20 @@ def write_lines(path: Path, batch: RolloutBatch, **changed: np.ndarray) -> Path:
     return path
 
 
-def test_the_recorded_run_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recorded_run_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", str(RECORDED)]) == 0
     assert "160 steps, 20,480 rollouts, 389,887 tokens, 18 checks: clean." in capsys.readouterr().out
 
 
 @pytest.mark.shared
-def test_what_could_not_be_checked_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checks_that_were_not_possible_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", str(recorded_run("healthy") / "step_0120.jsonl.gz")]) == 0
     out = capsys.readouterr().out
     assert "1 step, 128 rollouts, 2,486 tokens, 15 of 18 checks: clean." in out
     assert "not checked: raw_log_probs: the surprisal test needs rollout_log_probs and entropy" in out
 
 
-def test_what_lacks_one_reason_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checks_with_one_missing_column_share_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "step_0001.parquet"
     batch = replace(healthy_batch(1), trainer_log_probs=None)
     path.write_bytes(encode_rollouts(batch))
@@ -64,7 +64,7 @@ def test_what_lacks_one_reason_is_said_in_one_line(tmp_path: Path, capsys: pytes
     assert "identical_log_probs, wrong_log_base" in text
 
 
-def test_probabilities_in_json_lines_are_named_and_not_only_refused(
+def test_probabilities_in_json_lines_are_reported_as_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = recorded_step(40)
@@ -78,7 +78,9 @@ def test_probabilities_in_json_lines_are_named_and_not_only_refused(
     assert max(len(line) for line in out.splitlines()) <= 100
 
 
-def test_parquet_that_the_service_would_refuse_is_named_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parquet_that_the_service_rejects_is_reported_as_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     step = recorded_step(40)
     assert step.trainer_log_probs is not None
     path = tmp_path / "batch.parquet"
@@ -87,7 +89,7 @@ def test_parquet_that_the_service_would_refuse_is_named_too(tmp_path: Path, caps
     assert "negated_log_probs" in capsys.readouterr().out
 
 
-def test_options_say_what_json_lines_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_complete_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_lines(tmp_path / "step_0040.jsonl.gz", recorded_step(40))
     assert main(["selfcheck", str(path), "--temperature", "0.7", "--logprobs-mode", "raw_logprobs"]) == 1
     assert "sampled with temperature 0.7" in capsys.readouterr().out
@@ -106,7 +108,7 @@ def test_each_warning_is_shown_once_with_its_steps(tmp_path: Path, capsys: pytes
     assert "1 of them clean" in out
 
 
-def test_the_shards_of_a_step_are_judged_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_of_a_step_are_judged_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     batch = healthy_batch(1)
     again = replace(batch, sample_ids=[f"again-{row}" for row in range(batch.num_rollouts)])
     for shard, part in enumerate((batch, again)):
@@ -140,7 +142,7 @@ def test_json_holds_everything_and_no_nan(tmp_path: Path, capsys: pytest.Capture
     assert {check["state"] for check in step["checks"]} == {"clean", "not checked"}
 
 
-def test_an_unreadable_file_is_named_and_the_others_are_checked(
+def test_unreadable_file_is_named_and_the_others_are_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(b"nonsense")
@@ -152,6 +154,6 @@ def test_an_unreadable_file_is_named_and_the_others_are_checked(
 
 
 @pytest.mark.parametrize("arguments", [["nowhere.parquet"], ["--temperature", "-1", str(RECORDED)]])
-def test_what_makes_no_sense_is_no_finding(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_not_findings(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selfcheck", *arguments]) == 2
     assert "foreshock: error:" in capsys.readouterr().err

@@ -24,7 +24,7 @@ def test_numbers(value: float | None, shown: str) -> None:
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30), st.integers(1, 6))
-def test_a_number_is_shown_to_the_digits_asked_for(value: float, digits: int) -> None:
+def test_number_has_the_requested_digits(value: float, digits: int) -> None:
     assert float(number(value, digits)) == pytest.approx(value, rel=0.51 * 10 ** (1 - digits), abs=1e-300)
 
 
@@ -33,12 +33,12 @@ def test_counts_and_times() -> None:
     assert moment(1_767_225_600_000_000) == "2026-01-01 00:00 UTC"
 
 
-def test_a_sparkline_goes_from_the_least_to_the_most() -> None:
+def test_sparkline_spans_minimum_to_maximum() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
     assert sparkline([1e-5, 1e-4, 1e-3], 8, logarithmic=True) == sparkline([1, 2, 3], 8)
 
 
-def test_a_flat_line_is_in_the_middle_and_zero_at_the_bottom() -> None:
+def test_flat_line_is_in_the_middle_and_zero_at_the_bottom() -> None:
     assert sparkline([3.0, 3.0], 8) == "▄▄"
     assert sparkline([0.0, 0.0], 8) == "▁▁"
 
@@ -50,7 +50,7 @@ def test_gaps_stay_gaps() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(1, 60))
-def test_no_peak_is_lost_by_a_narrow_line(values: list[float], width: int) -> None:
+def test_narrow_sparkline_keeps_peaks(values: list[float], width: int) -> None:
     line = sparkline(values, width)
     assert len(line) == min(width, len(values))
     if max(values) > min(values):
@@ -61,7 +61,7 @@ def test_no_peak_is_lost_by_a_narrow_line(values: list[float], width: int) -> No
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True), st.integers(1, 40))
-def test_a_bar_is_as_wide_as_its_fraction(fraction: float, width: int) -> None:
+def test_bar_is_as_wide_as_its_fraction(fraction: float, width: int) -> None:
     drawn = bar(fraction, width)
     assert len(drawn) == width
     full = drawn.count("█")
@@ -71,7 +71,7 @@ def test_a_bar_is_as_wide_as_its_fraction(fraction: float, width: int) -> None:
         assert full == 0
 
 
-def test_a_table_is_aligned() -> None:
+def test_table_is_aligned() -> None:
     assert table(["name", "value"], [["a", "1"], ["bcdef", "23"]]) == [
         "  name   value",
         "  a          1",

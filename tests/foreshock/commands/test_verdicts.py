@@ -29,12 +29,12 @@ from foreshock.commands.verdicts import Verdict, verdict_of, worst
         ("response_length_mean", 1e9, "unknown", "unknown"),
     ],
 )
-def test_the_verdict_on_a_value(measure: str, value: float, dense: Verdict, moe: Verdict) -> None:
+def test_verdict_of_a_value(measure: str, value: float, dense: Verdict, moe: Verdict) -> None:
     assert verdict_of(measure, value) == dense
     assert verdict_of(measure, value, "moe") == moe
 
 
-def test_the_gravest_counts() -> None:
+def test_worst_verdict_counts() -> None:
     assert worst(["healthy", "critical", "warning"]) == "critical"
     assert worst(["unknown", "healthy"]) == "healthy"
     assert worst([]) == "unknown"

@@ -63,7 +63,7 @@ def run(service: RunningService, *words: str) -> int:
     return main([*words, "--url", service.url])
 
 
-def test_an_imported_run_is_whole(imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
+def test_imported_run_is_complete(imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
     assert run(imported, "runs", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert {name: found[name] for name in ("key", "model", "state", "last_step")} == {
@@ -84,7 +84,7 @@ def test_importing_again_changes_nothing(
     assert "30 shards of rollouts imported, 30 of them known already" in capsys.readouterr().out
 
 
-def test_importing_other_rollouts_under_the_same_key_is_refused_and_said(
+def test_importing_other_rollouts_under_the_same_key_is_rejected(
     imported: RunningService, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(encode_rollouts(random_batch(99)))
@@ -101,7 +101,7 @@ def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture
     assert "no runs yet" in capsys.readouterr().out
 
 
-def test_the_report_says_what_the_formulas_say(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_agrees_with_the_formulas(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "report", "imported", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     measured = [measure_step(batch_of(step)).comparisons["trainer/rollout"].statistics.measures() for step in STEPS]
@@ -114,7 +114,7 @@ def test_the_report_says_what_the_formulas_say(imported: RunningService, capsys:
     assert report["advice"]["advice"]["mode"] == "shadow"
 
 
-def test_the_report_is_readable_in_100_columns(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_readable_in_100_columns(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "report", "imported", "--step", "17") == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= WIDTH
@@ -128,19 +128,17 @@ def test_the_report_is_readable_in_100_columns(imported: RunningService, capsys:
     assert f"Pages: {imported.url}/runs/run_" in text
 
 
-def test_the_newest_run_is_the_default(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_newest_run_is_the_default(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "report") == 0
     assert "Foreshock · imported" in capsys.readouterr().out
 
 
-def test_a_run_that_is_not_there_is_one_line(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_run_is_one_line(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "report", "nothing") == 1
     assert "no run with the id, key or name 'nothing'" in capsys.readouterr().err
 
 
-def test_watching_prints_a_line_a_step_and_the_alerts(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watch_prints_steps_and_alerts(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "watch", "imported", "--from-step", "15") == 0
     text = capsys.readouterr().out
     lines = [line for line in text.splitlines() if line.startswith("step ")]
@@ -153,7 +151,9 @@ def test_watching_prints_a_line_a_step_and_the_alerts(
     assert text.splitlines()[-1] == "the run is finished"
 
 
-def test_a_probe_is_asked_for_once(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_probe_request_finds_the_same_probe(
+    imported: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["probe", "imported", "20", "--scorer", "torch.trainer", "--scorer", "torch.float32@rebatched"]
     options = ["--trainer-autocast", "none", "--trainer-master-dtype", "bfloat16", "--max-rollouts", "8"]
     assert run(imported, *words, *options, "--no-wait", "--json") == 0
@@ -173,9 +173,7 @@ def test_a_probe_is_asked_for_once(imported: RunningService, capsys: pytest.Capt
     assert "probe of step 20: queued" in capsys.readouterr().out
 
 
-def test_a_probe_of_a_step_without_weights_is_refused_in_words(
-    imported: RunningService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_probe_without_weights_shows_the_reason(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(imported, "probe", "imported", "7", "--timeout", "1")
     shown = capsys.readouterr()
     assert status == 1
@@ -187,7 +185,7 @@ def test_every_measure_that_commands_ask_for_is_registered() -> None:
     assert {*MISMATCH_MEASURES, *STEP_MEASURES} <= registered
 
 
-def test_measures_that_the_service_does_not_know_are_left_out(imported: RunningService) -> None:
+def test_unknown_measures_are_omitted(imported: RunningService) -> None:
     with ServiceConnection(imported.url) as connection:
         run_id = find_run(connection, "imported").id
         curve = Readings(connection, run_id).curve("trainer/rollout", ("k3_kl", "measured_by_a_later_release"))

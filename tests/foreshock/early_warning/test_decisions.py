@@ -10,14 +10,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from foreshock.early_warning.advice_state import AdviceState, Decision, fold
 from foreshock.early_warning.decisions import (
     AdviceConflictError,
-    AdviceState,
-    Decision,
     Observation,
     decide,
     decide_as_operator,
-    fold,
     rewind,
     set_mode,
 )
@@ -40,7 +38,7 @@ def log_after(*observations: Observation) -> list[Decision]:
 RUNAWAY = OpenSignal("mismatch_runaway", 40)
 
 
-def test_a_surge_at_110_is_one_decision_and_the_published_schedule() -> None:
+def test_surge_at_110_is_one_decision_and_the_published_schedule() -> None:
     log = log_after(*(observed(step, 110 if step >= 114 else None) for step in range(1, 300)))
     assert [decision.kind for decision in log] == ["surge"]
     state = fold(log)
@@ -64,18 +62,18 @@ def test_late_data_that_moves_the_surge_changes_future_boundaries_only() -> None
     assert [state.scale(step) for step in (197, 198, 250, 359, 360)] == [1.0, 0.5, 0.5, 0.5, 0.25]
 
 
-def test_a_period_that_moves_a_little_does_not_halve_twice_for_one_boundary() -> None:
+def test_slightly_moved_period_does_not_halve_twice_for_one_boundary() -> None:
     state = fold(log_after(observed(114, 110), observed(199, 112)))
     assert [state.scale(step) for step in (198, 201, 300, 402)] == [0.5, 0.5, 0.5, 0.25]
 
 
-def test_a_surge_that_does_not_stand_any_more_ends_the_schedule_but_gives_nothing_back() -> None:
+def test_retracted_surge_ends_the_schedule_and_keeps_past_halvings() -> None:
     state = fold(log_after(observed(114, 110), observed(250, None)))
     assert state.schedule is None
     assert [state.scale(step) for step in (198, 250, 396, 1000)] == [0.5, 0.5, 0.5, 0.5]
 
 
-def test_a_rule_halves_once_per_signal() -> None:
+def test_rule_halves_once_per_signal() -> None:
     log = log_after(*(observed(step, None, (RUNAWAY,)) for step in range(40, 120)))
     assert [(decision.kind, decision.effective_from_step) for decision in log] == [("rule_halving", 41)]
     assert fold(log).scale(41) == 0.5
@@ -87,7 +85,7 @@ def test_two_signals_halve_one_after_the_other_with_a_gap() -> None:
     assert [decision.effective_from_step for decision in log] == [42, 63]
 
 
-def test_a_rule_does_not_halve_right_after_a_boundary_of_the_schedule() -> None:
+def test_rule_does_not_halve_right_after_a_boundary_of_the_schedule() -> None:
     log = log_after(observed(114, 110), *(observed(step, 110, (RUNAWAY,)) for step in range(198, 240)))
     assert [decision.effective_from_step for decision in log if decision.kind == "rule_halving"] == [219]
 
@@ -120,21 +118,21 @@ def test_only_an_operator_raises_and_one_halving_at_a_time() -> None:
     assert [state.scale(step) for step in (451, 593, 594)] == [0.5, 0.5, 0.25]
 
 
-def test_a_raise_from_the_floor_is_felt() -> None:
+def test_raise_from_the_floor_raises_the_scale() -> None:
     log = log_after(observed(114, 110), observed(3000, 110))
     log.append(decide_as_operator(log, "raise", observed(3000, 110), "try"))
     assert fold(log).scale(3001) == 0.125
 
 
 @pytest.mark.parametrize("kind", ["release", "raise"])
-def test_operators_are_told_when_their_decision_would_change_nothing(kind: str) -> None:
+def test_decision_without_effect_is_refused(kind: str) -> None:
     with pytest.raises(AdviceConflictError):
         decide_as_operator([], kind, observed(10), "?")  # type: ignore[arg-type]
 
 
-def test_a_second_hold_and_a_halving_at_the_floor_are_refused() -> None:
+def test_second_hold_and_a_halving_at_the_floor_are_refused() -> None:
     log = [decide_as_operator([], "hold", observed(10), "x")]
-    with pytest.raises(AdviceConflictError, match="held already"):
+    with pytest.raises(AdviceConflictError, match="already held"):
         decide_as_operator(log, "hold", observed(11), "x")
     log = []
     for step in range(4):
@@ -143,17 +141,17 @@ def test_a_second_hold_and_a_halving_at_the_floor_are_refused() -> None:
         decide_as_operator(log, "halve", observed(5), "x")
 
 
-def test_a_rewind_drops_decisions_beyond_its_resume_step_and_the_revision_goes_on() -> None:
+def test_rewind_drops_later_decisions_and_revision_increases() -> None:
     log = log_after(observed(114, 110), observed(250, 110, (RUNAWAY,)))
     assert fold(log).scale(251) == 0.25
     early = [*log, rewind(log, 2, 100, at_us=5)]
     assert fold(early) == AdviceState(attempt=2, revision=3, reason=early[-1].reason)
     late = [*log, rewind(log, 2, 200, at_us=5)]
     assert [fold(late).scale(step) for step in (197, 198, 251, 396)] == [1.0, 0.5, 0.5, 0.25]
-    assert fold(late).answered == ()
+    assert fold(late).handled == ()
 
 
-def test_after_a_rewind_the_surviving_signal_is_answered_anew() -> None:
+def test_firing_rule_halves_again_after_a_rewind() -> None:
     log = log_after(observed(45, None, (RUNAWAY,)))
     log.append(rewind(log, 2, 43, at_us=5))
     log.extend(decide(log, replace(observed(43, None, (RUNAWAY,)), attempt=2)))
@@ -161,7 +159,7 @@ def test_after_a_rewind_the_surviving_signal_is_answered_anew() -> None:
     assert fold(log).scale(44) == 0.5
 
 
-def test_a_hold_outlives_a_rewind_from_the_step_that_the_run_resumes_at() -> None:
+def test_hold_survives_a_rewind_from_the_resume_step() -> None:
     log = log_after(observed(114, 110))
     log.append(decide_as_operator(log, "hold", observed(250, 110), "x"))
     log.append(rewind(log, 2, 150, at_us=5))
@@ -170,7 +168,7 @@ def test_a_hold_outlives_a_rewind_from_the_step_that_the_run_resumes_at() -> Non
     assert state.scale(5000) == 1.0
 
 
-def test_the_mode_is_a_decision_of_its_own_and_does_not_touch_the_scale() -> None:
+def test_mode_decision_does_not_change_the_scale() -> None:
     log = log_after(observed(114, 110))
     assert fold(log).mode is None
     log.append(set_mode(log, "apply", observed(120, 110), "operator"))
@@ -277,7 +275,7 @@ class AdviceMachine(RuleBasedStateMachine):
         assert ahead == sorted(ahead, reverse=True)
         if state.held_from_step is not None:
             # Only a person's own halving can still lie ahead.
-            last = max([self.observation().first_free_step, *state.halvings])
+            last = max([self.observation().first_open_step, *state.halvings])
             assert state.scale(last + 5000) == state.scale(last)
 
     @invariant()

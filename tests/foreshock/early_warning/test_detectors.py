@@ -50,7 +50,7 @@ def test_continuing_from_json_at_every_step_is_bit_identical(rows: list[dict[str
 
 
 @pytest.mark.parametrize("snapshot", [3, 50, 108, 111, 150])
-def test_a_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int) -> None:
+def test_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int) -> None:
     series = {LENGTH: noisy(surge_curve(110, 6.0), 0.1), K3: noisy(np.r_[np.full(200, 5e-4), np.full(100, 3e-2)], 0.2)}
     steps = closed_steps(series)
     whole, events = watch(steps)
@@ -64,14 +64,14 @@ def test_a_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int
     assert tail == [event for event in events if event.step > snapshot]
 
 
-def test_a_step_out_of_order_is_refused() -> None:
+def test_step_out_of_order_is_refused() -> None:
     state, _ = advance(WarningState(), ClosedStep(5, {LENGTH: 100.0}), CONFIGURATION)
     for step in (5, 4):
-        with pytest.raises(ValueError, match="replay from a state before it"):
+        with pytest.raises(ValueError, match="steps must ascend"):
             advance(state, ClosedStep(step, {LENGTH: 100.0}), CONFIGURATION)
 
 
-def test_the_signals_that_move_the_learning_rate_are_named_while_they_stand() -> None:
+def test_firing_rules_that_move_the_learning_rate_are_open_signals() -> None:
     k3 = np.r_[np.full(30, 5e-4), np.full(10, 2e-2), np.full(10, 5e-4)]
     steps = closed_steps({K3: k3})
     state, _ = watch(steps[:35])
@@ -80,13 +80,13 @@ def test_the_signals_that_move_the_learning_rate_are_named_while_they_stand() ->
     assert open_signals(state, CONFIGURATION) == ()
 
 
-def test_the_state_stays_small_however_long_the_run() -> None:
+def test_state_stays_small_however_long_the_run() -> None:
     step = np.arange(1, 3001)
     state, _ = watch(closed_steps({LENGTH: 1000.0 + step % 7, K3: np.full(3000, 1e-4)}))
     assert len(state.to_bytes()) < 12_000
 
 
-def test_only_the_quantities_it_names_are_looked_at() -> None:
+def test_only_named_quantities_are_read() -> None:
     assert LENGTH in CONFIGURATION.keys
     assert K3 in CONFIGURATION.keys
     assert "scalars:grad_norm" in CONFIGURATION.keys

@@ -63,28 +63,28 @@ SILENT = {
 }
 
 
-def test_every_rule_is_reached_and_has_its_silence() -> None:
+def test_every_rule_has_a_firing_and_a_silent_case() -> None:
     names = {rule.name for rule in DEFAULT_RULES}
     assert len(names) == len(DEFAULT_RULES)
     assert names == set(REACHED) == set(SILENT)
 
 
 @pytest.mark.parametrize("name", sorted(REACHED))
-def test_reached(name: str) -> None:
+def test_rule_fires(name: str) -> None:
     key, curve = REACHED[name]
     _, events = watch(closed_steps({key: curve}))
     assert name in {event.rule for event in events}
 
 
 @pytest.mark.parametrize("name", sorted(SILENT))
-def test_silent(name: str) -> None:
+def test_rule_stays_silent(name: str) -> None:
     key, _ = REACHED[name]
     _, events = watch(closed_steps({key: SILENT[name]}))
     assert name not in {event.rule for event in events}
 
 
 @pytest.mark.parametrize("name", sorted(REACHED))
-def test_fires_once_while_it_stands_and_says_why(name: str) -> None:
+def test_rule_fires_once_and_gives_its_reason(name: str) -> None:
     key, curve = REACHED[name]
     _, events = watch(closed_steps({key: curve}))
     mine = [event for event in events if event.rule == name]
@@ -98,7 +98,7 @@ PATIENT = [rule.name for rule in DEFAULT_RULES if rule.minimum_duration > 1]
 
 
 @pytest.mark.parametrize("name", PATIENT)
-def test_one_wild_step_is_not_enough_for_rules_that_ask_for_duration(name: str) -> None:
+def test_single_outlier_does_not_fire_rules_with_a_duration(name: str) -> None:
     key, curve = REACHED[name]
     calm = SILENT[name].copy() if name != "mismatch_runaway" else flat(5e-4)
     calm[40] = curve[-1]
@@ -135,21 +135,21 @@ def test_missing_values_count_for_neither_side() -> None:
     assert watched(RULE, [2.0] * 3 + [nan] * 20) == [("fired", 3, 3)]
 
 
-def test_an_absolute_rule_cannot_be_made_to_move_the_learning_rate() -> None:
-    with pytest.raises(ValueError, match="absolute crossing alone"):
+def test_absolute_rule_that_moves_the_learning_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match="moves the learning rate and has no relative threshold"):
         replace(RULE, moves_learning_rate=True)
     with pytest.raises(ValueError, match="no threshold"):
         replace(RULE, absolute=None)
     assert all(rule.relative is not None for rule in DEFAULT_RULES if rule.moves_learning_rate)
 
 
-def test_a_mismatch_that_was_always_bad_alarms_but_never_moves_the_learning_rate() -> None:
+def test_constant_high_mismatch_alerts_without_moving_the_learning_rate() -> None:
     _, events = watch(closed_steps({K3: noisy(flat(5e-2, 300), 0.3)}))
     assert {"mismatch_critical", "mismatch_baseline_critical"} <= {event.rule for event in events}
     assert not any(event.moves_learning_rate for event in events)
 
 
-def test_absolute_ranges_rest_while_rollouts_lag_and_relative_rules_use_the_baseline_of_equal_lag() -> None:
+def test_lagging_rollouts_skip_absolute_rules_and_use_the_baseline_of_equal_lag() -> None:
     lag = np.r_[flat(0.0, 30), flat(4.0, 70)]
     k3 = np.r_[flat(5e-4, 30), flat(8e-3, 40), flat(8e-2, 30)]
     _, events = watch(closed_steps({K3: k3, "rollout:lag_mean": lag}))
@@ -160,7 +160,7 @@ def test_absolute_ranges_rest_while_rollouts_lag_and_relative_rules_use_the_base
     assert names["mismatch_rise"] == 75
 
 
-def test_a_mixture_of_experts_has_its_own_ranges() -> None:
+def test_mixture_of_experts_has_its_own_ranges() -> None:
     steps = closed_steps({K3: flat(5e-3)})
     dense = {event.rule for event in watch(steps)[1]}
     experts = {event.rule for event in watch(steps, WarningConfiguration.for_model(mixture_of_experts=True))[1]}
@@ -169,7 +169,7 @@ def test_a_mixture_of_experts_has_its_own_ranges() -> None:
     assert [rule.name for rule in default_rules(True)] == [rule.name for rule in DEFAULT_RULES]
 
 
-def test_the_configuration_digest_changes_with_any_constant() -> None:
+def test_configuration_digest_changes_with_any_constant() -> None:
     plain = WarningConfiguration()
     surge = replace(plain, surge=replace(plain.surge, early_surge_step=21))
     rules = replace(plain, rules=(*plain.rules[:-1], replace(plain.rules[-1], absolute=1.0)))
@@ -178,7 +178,7 @@ def test_the_configuration_digest_changes_with_any_constant() -> None:
     assert all(dataclasses.is_dataclass(rule) for rule in plain.rules)
 
 
-def test_every_quantity_that_is_looked_at_is_a_registered_measure_or_a_scalar() -> None:
+def test_every_quantity_of_the_rules_is_a_registered_measure_or_a_scalar() -> None:
     columns = {measure.column for measure in MEASURES}
     for key in WarningConfiguration().keys:
         comparison, _, measure = key.partition(":")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foreshock.early_warning.schedule import LengthDecaySchedule, scale_at
 
 
-def test_a_surge_at_110_halves_at_198_396_594_and_reaches_the_floor_at_792() -> None:
+def test_surge_at_110_halves_at_198_396_594_and_reaches_the_floor_at_792() -> None:
     schedule = LengthDecaySchedule.from_surge(110)
     assert schedule.decay_period == 198
     assert schedule.boundaries_until(800) == (198, 396, 594, 792)
@@ -27,18 +27,18 @@ def test_next_decay_step_names_the_boundary_ahead_and_none_at_the_floor() -> Non
 
 
 @pytest.mark.parametrize(("surge_step", "period"), [(110, 198), (90, 162), (25, 45), (56, 100), (1500, 2700)])
-def test_the_period_is_1_8_times_the_surge_step(surge_step: int, period: int) -> None:
+def test_period_is_1_8_times_the_surge_step(surge_step: int, period: int) -> None:
     assert LengthDecaySchedule.from_surge(surge_step).decay_period == period
 
 
 @pytest.mark.parametrize("surge_step", [0, 1, 10, 20, 24])
-def test_a_very_early_surge_gets_the_minimum_period(surge_step: int) -> None:
+def test_very_early_surge_gets_the_minimum_period(surge_step: int) -> None:
     assert LengthDecaySchedule.from_surge(surge_step).decay_period == 45
 
 
 @settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 900), st.integers(0, 2000))
-def test_the_scale_is_the_rule_applied_at_every_step(period: int, first: int, last: int) -> None:
+def test_scale_is_the_rule_applied_at_every_step(period: int, first: int, last: int) -> None:
     schedule = LengthDecaySchedule(100, period, effective_from_step=first)
     scale = 1.0
     for step in range(1, last + 1):
@@ -67,7 +67,7 @@ def test_json_round_trip(surge_step: int, first: int, pause: int | None) -> None
     assert LengthDecaySchedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
 
 
-def test_the_four_fields_of_the_design_are_enough_and_unknown_ones_are_ignored() -> None:
+def test_four_fields_of_the_design_are_enough_and_unknown_ones_are_ignored() -> None:
     value = {"surge_step": 110, "decay_period": 198, "factor": 0.5, "floor": 0.1, "colour": "red"}
     assert LengthDecaySchedule.from_json(value).boundaries_until(400) == (198, 396)
 

@@ -26,7 +26,7 @@ def test_finds_the_published_surge_near_110(width: float, sigma: float, seed: in
     assert state.surge_step < surges[0].step <= state.surge_step + 16
 
 
-def test_the_surge_step_is_the_first_crossing_not_its_confirmation() -> None:
+def test_surge_step_is_the_first_crossing_not_its_confirmation() -> None:
     curve = np.r_[np.full(100, 1000.0), np.full(20, 2100.0)]
     state, events = watch(closed_steps({LENGTH: curve}))
     assert state.surge_step == 101
@@ -36,7 +36,7 @@ def test_the_surge_step_is_the_first_crossing_not_its_confirmation() -> None:
 
 @pytest.mark.parametrize("over", [100, 200, 400])
 @pytest.mark.parametrize("sigma", [0.02, 0.1])
-def test_a_slow_ramp_is_an_event_without_effect_on_the_learning_rate(over: int, sigma: float) -> None:
+def test_slow_ramp_is_an_event_without_effect_on_the_learning_rate(over: int, sigma: float) -> None:
     step = np.arange(1, over + 200)
     curve = noisy(1000.0 + 2000.0 * np.minimum(step / over, 1.0), sigma)
     state, events = watch(closed_steps({LENGTH: curve}))
@@ -47,20 +47,20 @@ def test_a_slow_ramp_is_an_event_without_effect_on_the_learning_rate(over: int, 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.2, 0.5])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_flat_noisy_run_has_no_surge(sigma: float, seed: int) -> None:
+def test_flat_noisy_run_has_no_surge(sigma: float, seed: int) -> None:
     state, events = watch(closed_steps({LENGTH: noisy(np.full(400, 800.0), sigma, seed)}))
     assert state.surge_step is None
     assert not [event for event in events if event.rule.startswith("length_surge")]
 
 
-def test_single_wild_steps_are_no_surge() -> None:
+def test_single_outliers_are_no_surge() -> None:
     curve = noisy(np.full(200, 600.0), 0.1)
     curve[[30, 60, 61, 120]] *= 5.5
     state, _ = watch(closed_steps({LENGTH: curve}))
     assert state.surge_step is None
 
 
-def test_coming_back_from_a_shrink_is_no_surge() -> None:
+def test_return_to_earlier_lengths_is_no_surge() -> None:
     curve = np.r_[np.full(60, 700.0), np.full(60, 30.0), np.full(60, 160.0)]
     state, events = watch(closed_steps({LENGTH: curve}))
     assert state.surge_step is None
@@ -71,7 +71,7 @@ def early_curve() -> np.ndarray:
     return np.r_[np.full(9, 900.0), np.full(80, 2040.0)]
 
 
-def test_a_very_early_surge_alone_does_not_move_the_learning_rate() -> None:
+def test_very_early_surge_alone_does_not_move_the_learning_rate() -> None:
     state, events = watch(closed_steps({LENGTH: early_curve()}))
     assert ("length_surge_early", 14) in fired(events)
     assert state.surge_step is None
@@ -79,7 +79,7 @@ def test_a_very_early_surge_alone_does_not_move_the_learning_rate() -> None:
 
 
 @pytest.mark.parametrize("signal", ["scalars:grad_norm", "trainer/rollout:k3_kl"])
-def test_a_very_early_surge_counts_once_a_gradient_or_mismatch_signal_corroborates_it(signal: str) -> None:
+def test_very_early_surge_counts_once_corroborated(signal: str) -> None:
     level = 0.4 if signal == "scalars:grad_norm" else 5e-4
     other = np.r_[np.full(29, level), np.full(60, 8 * level)]
     state, events = watch(closed_steps({LENGTH: early_curve(), signal: other}))
@@ -90,19 +90,19 @@ def test_a_very_early_surge_counts_once_a_gradient_or_mismatch_signal_corroborat
     assert moving[0].evidence["decay_period"] == 45
 
 
-def test_corroboration_that_comes_too_late_is_no_corroboration() -> None:
+def test_late_corroboration_has_no_effect() -> None:
     gradient = np.r_[np.full(70, 0.4), np.full(19, 4.0)]
     state, _ = watch(closed_steps({LENGTH: early_curve(), "scalars:grad_norm": gradient}))
     assert state.surge_step is None
 
 
-def test_an_early_surge_that_was_not_corroborated_does_not_hide_a_later_one() -> None:
+def test_uncorroborated_early_surge_does_not_hide_a_later_one() -> None:
     curve = np.r_[early_curve(), np.full(60, 2040.0), np.full(40, 6000.0)]
     state, _ = watch(closed_steps({LENGTH: curve}))
     assert state.surge_step == 150
 
 
-def test_a_second_surge_is_told_but_the_schedule_keeps_the_first() -> None:
+def test_second_surge_is_reported_and_the_schedule_keeps_the_first() -> None:
     curve = np.r_[np.full(100, 1000.0), np.full(100, 2500.0), np.full(60, 6000.0)]
     state, events = watch(closed_steps({LENGTH: curve}))
     assert state.surge_step == 101
@@ -119,7 +119,7 @@ def test_missing_steps_and_missing_values_change_little() -> None:
     assert 100 <= state.surge_step <= 120
 
 
-def test_a_run_logged_every_fifth_step_surges_at_its_step_number() -> None:
+def test_run_logged_every_fifth_step_surges_at_its_step_number() -> None:
     steps = list(range(5, 601, 5))
     curve = [surge_curve(300, 10.0, steps=600)[step - 1] for step in steps]
     state, _ = watch(closed_steps({LENGTH: curve}, steps))
@@ -137,7 +137,7 @@ def test_only_ratios_of_lengths_matter(factor: float, seed: int) -> None:
     assert scaled.surge_step == plain.surge_step
 
 
-def test_no_baseline_no_surge() -> None:
+def test_surge_needs_a_baseline() -> None:
     state, events = watch(closed_steps({LENGTH: [1000.0, 1000.0, 5000.0, 5000.0]}))
     assert state.warming
     assert events == []
@@ -146,7 +146,7 @@ def test_no_baseline_no_surge() -> None:
 
 
 @pytest.mark.parametrize("length", [0.0, 0.4, float("nan"), float("inf"), -1.0])
-def test_odd_lengths_do_no_harm(length: float) -> None:
+def test_invalid_lengths_are_ignored(length: float) -> None:
     state, events = watch(closed_steps({LENGTH: [1000.0] * 30 + [length] + [1000.0] * 30}))
     assert state.surge_step is None
     assert not [event for event in events if event.rule.startswith("length_surge")]

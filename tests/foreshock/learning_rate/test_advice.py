@@ -28,7 +28,7 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def test_the_published_example_gives_the_published_halvings() -> None:
+def test_published_example_gives_the_published_halvings() -> None:
     advice = Advice.from_json(ANSWER)
     scales = {step: advice.scale(step) for step in (0, 197, 198, 395, 396, 594, 791, 792, 10_000)}
     assert scales == {
@@ -36,19 +36,19 @@ def test_the_published_example_gives_the_published_halvings() -> None:
     }  # fmt: skip
 
 
-def test_halvings_beside_the_schedule_count_from_their_step_on() -> None:
+def test_further_halvings_count_from_their_step() -> None:
     advice = Advice.from_json({**ANSWER, "rule_halvings": [300, 150]})
     assert [advice.scale(step) for step in (149, 150, 198, 299, 300, 500)] == [1.0, 0.5, 0.25, 0.25, 0.125, 0.1]
     without = Advice.from_json({**ANSWER, "schedule": None, "rule_halvings": [150]})
     assert [without.scale(step) for step in (149, 150, 9_999)] == [1.0, 0.5, 0.5]
 
 
-def test_in_shadow_the_trainer_is_told_one() -> None:
+def test_shadow_mode_scales_by_one() -> None:
     advice = Advice.from_json({**ANSWER, "mode": "shadow"})
     assert (advice.scale(400), advice.advised_scale(400)) == (1.0, 0.25)
 
 
-def test_a_mode_of_a_newer_service_is_not_applied() -> None:
+def test_unknown_mode_scales_by_one() -> None:
     assert Advice.from_json({**ANSWER, "mode": "something new"}).scale(400) == 1.0
 
 
@@ -59,7 +59,7 @@ def test_a_mode_of_a_newer_service_is_not_applied() -> None:
     mode=st.sampled_from(["apply", "shadow"]),
     step=st.integers(0, 3000),
 )
-def test_a_checkpoint_holds_all_of_it(surge: int, period: int, halvings: list[int], mode: str, step: int) -> None:
+def test_json_round_trip_keeps_every_field(surge: int, period: int, halvings: list[int], mode: str, step: int) -> None:
     advice = Advice(
         attempt=2,
         revision=9,
@@ -84,6 +84,6 @@ NONSENSE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", NONSENSE)
-def test_nonsense_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_answer_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         Advice.from_json({**ANSWER, **change})

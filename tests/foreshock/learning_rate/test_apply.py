@@ -135,7 +135,7 @@ def saved(value: Any) -> io.BytesIO:
     return buffer
 
 
-def test_a_base_that_a_scheduler_halves_while_the_scale_is_a_half_is_a_new_base() -> None:
+def test_base_halved_by_scheduler_at_scale_half_is_a_new_base() -> None:
     optimizer = PlainOptimizer(1.0)
     apply_scale(optimizer, 0.5)
     optimizer.param_groups[0]["lr"] = float("0.5")
@@ -145,7 +145,7 @@ def test_a_base_that_a_scheduler_halves_while_the_scale_is_a_half_is_a_new_base(
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_after_any_torch_scheduler_the_rate_is_its_own_times_the_scale(name: str, groups: int) -> None:
+def test_rate_after_any_torch_scheduler_is_base_times_scale(name: str, groups: int) -> None:
     plain, scaled = sgd(groups=groups), sgd(groups=groups)
     plain_scheduler, scaled_scheduler = SCHEDULERS[name](plain), SCHEDULERS[name](scaled)
     for step in range(12):
@@ -157,7 +157,7 @@ def test_after_any_torch_scheduler_the_rate_is_its_own_times_the_scale(name: str
             scheduler.step()
 
 
-def test_after_a_plateau_scheduler_the_rate_is_its_own_times_the_scale() -> None:
+def test_rate_after_plateau_scheduler_is_base_times_scale() -> None:
     plain, scaled = sgd(), sgd()
     schedulers = [ReduceLROnPlateau(optimizer, patience=1) for optimizer in (plain, scaled)]
     for step in range(10):
@@ -172,7 +172,7 @@ def rates(optimizer: Any) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def test_a_scheduler_that_rewrites_the_rate_every_step_is_followed() -> None:
+def test_scheduler_that_rewrites_the_rate_every_step_is_followed() -> None:
     optimizer = PlainOptimizer(0.0, 0.0)
     optimizer.param_groups[1]["lr_mult"] = 10.0
     scheduler = MegatronLikeScheduler(optimizer, [0.0, 1e-7, 1e-6, 1e-6, 5e-7])
@@ -192,7 +192,7 @@ def test_every_optimizer_step_until_the_next_call_is_scaled() -> None:
     assert parameter.tolist() == [1 - 3 * 0.25] * 2
 
 
-def test_a_tensor_rate_is_changed_in_place() -> None:
+def test_tensor_rate_is_changed_in_place() -> None:
     rate = torch.tensor(0.1)
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=rate, capturable=False, foreach=False)
     same = optimizer.param_groups[0]["lr"]
@@ -205,7 +205,7 @@ def test_a_tensor_rate_is_changed_in_place() -> None:
 
 
 @pytest.mark.parametrize("after_step", [True, False])
-def test_a_resumed_optimizer_keeps_its_base(after_step: bool) -> None:
+def test_resumed_optimizer_keeps_its_base(after_step: bool) -> None:
     optimizer = sgd(1.0, groups=2)
     apply_scale(optimizer, 0.5)
     if after_step:
@@ -218,7 +218,7 @@ def test_a_resumed_optimizer_keeps_its_base(after_step: bool) -> None:
     assert base_learning_rates(resumed) == [1.0, 0.5]
 
 
-def test_what_is_kept_in_a_param_group_is_floats_that_any_checkpoint_format_can_hold() -> None:
+def test_param_group_state_is_plain_floats() -> None:
     optimizer = sgd(1.0)
     apply_scale(optimizer, 0.5)
     kept = {key: value for key, value in optimizer.state_dict()["param_groups"][0].items() if "foreshock" in key}
@@ -226,7 +226,7 @@ def test_what_is_kept_in_a_param_group_is_floats_that_any_checkpoint_format_can_
     assert all(type(value) is float for value in kept.values())
 
 
-def test_a_copied_optimizer_gets_hooks_of_its_own() -> None:
+def test_copied_optimizer_gets_its_own_hooks() -> None:
     optimizer = sgd(1.0)
     scheduler = ExponentialLR(optimizer, 0.5)
     apply_scale(optimizer, 0.5)
@@ -238,7 +238,7 @@ def test_a_copied_optimizer_gets_hooks_of_its_own() -> None:
     del scheduler
 
 
-def test_a_wrapper_that_hides_a_torch_optimizer_is_scaled_through_it() -> None:
+def test_wrapped_torch_optimizer_is_scaled() -> None:
     class Wrapper:
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             self.optimizer = inner
@@ -258,7 +258,7 @@ def test_a_wrapper_that_hides_a_torch_optimizer_is_scaled_through_it() -> None:
 
 
 @pytest.mark.parametrize("scale", [-0.1, math.nan, math.inf])
-def test_a_scale_that_is_none_is_refused_and_nothing_is_written(scale: float) -> None:
+def test_invalid_scale_is_refused_and_nothing_is_written(scale: float) -> None:
     optimizer = PlainOptimizer(1.0)
     with pytest.raises(ValueError, match="finite number"):
         apply_scale(optimizer, scale)

@@ -45,7 +45,7 @@ def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def test_before_anything_is_known_the_scale_is_one() -> None:
+def test_scale_is_one_before_the_first_answer() -> None:
     with AdviceFeed(f"http://127.0.0.1:{free_port()}", "run-1") as fed:
         started = time.perf_counter()
         assert [fed.scale(step) for step in range(1000)] == [1.0] * 1000
@@ -53,7 +53,7 @@ def test_before_anything_is_known_the_scale_is_one() -> None:
         assert (fed.mode, fed.revision, fed.alerts, fed.want_weights_at_step) == ("shadow", 0, (), None)
 
 
-def test_the_newest_answer_is_followed(service: FaultyService) -> None:
+def test_newest_answer_is_followed(service: FaultyService) -> None:
     service.tell(advice(1, schedule=None))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
@@ -68,7 +68,7 @@ def test_the_newest_answer_is_followed(service: FaultyService) -> None:
         assert (fed.scale(400), fed.advised_scale(400)) == (1.0, 0.25)
 
 
-def test_polls_are_long_and_carry_the_step_and_the_etag(service: FaultyService) -> None:
+def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
     service.tell(advice(1))
     with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
         fed.scale(17)
@@ -80,7 +80,7 @@ def test_polls_are_long_and_carry_the_step_and_the_etag(service: FaultyService) 
     assert polls[-1].headers["If-None-Match"] == '"1"'
 
 
-def test_the_schedule_goes_on_while_the_service_is_away(service: FaultyService) -> None:
+def test_schedule_continues_while_the_service_is_away(service: FaultyService) -> None:
     service.tell(advice(1))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
@@ -93,7 +93,7 @@ def test_the_schedule_goes_on_while_the_service_is_away(service: FaultyService) 
 
 
 @pytest.mark.parametrize("fault", [500, 404, 410, "reset", "half", "html"])
-def test_no_fault_of_the_service_disturbs_it(service: FaultyService, fault: Any) -> None:
+def test_feed_recovers_from_service_faults(service: FaultyService, fault: Any) -> None:
     service.tell(advice(1))
     service.faults.extend([fault] * 3)
     with AdviceFeed(service.url, "run-1") as fed:
@@ -101,7 +101,7 @@ def test_no_fault_of_the_service_disturbs_it(service: FaultyService, fault: Any)
         wait_until(lambda: fed.scale(400) == 0.25)
 
 
-def test_an_answer_that_is_none_is_left_out(service: FaultyService) -> None:
+def test_invalid_answer_is_ignored(service: FaultyService) -> None:
     service.tell({"attempt": 1, "revision": 5, "schedule": {"surge_step": "soon"}, "mode": "apply"})
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: service.requests >= 2)
@@ -126,7 +126,7 @@ def test_late_and_repeated_answers_change_nothing(revisions: list[tuple[int, int
 _DOWN = f"http://127.0.0.1:{free_port()}"
 
 
-def test_a_resumed_trainer_starts_at_the_scale_it_had(service: FaultyService) -> None:
+def test_resumed_trainer_starts_at_its_saved_scale(service: FaultyService) -> None:
     service.tell(advice(4))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 4)
@@ -137,14 +137,14 @@ def test_a_resumed_trainer_starts_at_the_scale_it_had(service: FaultyService) ->
         assert resumed.revision == 4
 
 
-def test_nothing_is_saved_where_nothing_is_known() -> None:
+def test_state_before_the_first_answer_is_empty() -> None:
     with AdviceFeed(_DOWN, "run-1") as fed:
         assert fed.state_dict() == {"advice": None}
         fed.load_state_dict({"advice": None})
         assert fed.scale(1) == 1.0
 
 
-def test_answers_for_another_attempt_are_not_ours(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
+def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
     service.tell(advice(1, attempt=1))
     with AdviceFeed(service.url, "run-1", attempt=2) as fed:
         wait_until(lambda: service.requests >= 2)
@@ -156,7 +156,7 @@ def test_answers_for_another_attempt_are_not_ours(service: FaultyService, caplog
         assert (fed.revision, fed.scale(400)) == (2, 0.25)
 
 
-def test_with_a_client_it_waits_for_the_run_and_tells_it_which_weights_are_wanted(
+def test_feed_of_a_client_waits_for_registration_and_sets_its_checkpoint_request(
     service: FaultyService, tmp_path: Any
 ) -> None:
     service.tell(advice(1))
@@ -175,7 +175,7 @@ def test_with_a_client_it_waits_for_the_run_and_tells_it_which_weights_are_wante
     assert acknowledged.json() == {"revision": 1, "step": 400, "applied_lr": 2.5e-7}
 
 
-def test_without_a_client_acknowledgements_go_in_the_background_and_in_order(service: FaultyService) -> None:
+def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
     service.tell(advice(1))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
@@ -186,7 +186,7 @@ def test_without_a_client_acknowledgements_go_in_the_background_and_in_order(ser
     assert [json.loads(body)["step"] for body in service.bodies("/ack")] == list(range(5))
 
 
-def test_a_step_beyond_the_wanted_one_is_asked_about_once(service: FaultyService) -> None:
+def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> None:
     service.tell(advice(1, want_weights_at_step=10))
     with AdviceFeed(service.url, "run-1", wait_seconds=0.5) as fed:
         wait_until(lambda: fed.want_weights_at_step == 10)
@@ -200,7 +200,7 @@ def test_a_step_beyond_the_wanted_one_is_asked_about_once(service: FaultyService
         assert asked().count("0") == 1
 
 
-def test_it_stops_at_once_in_the_middle_of_a_long_poll(service: FaultyService) -> None:
+def test_close_interrupts_a_long_poll(service: FaultyService) -> None:
     service.tell(advice(1))
     fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
     wait_until(lambda: service.requests >= 2)
@@ -212,7 +212,7 @@ def test_it_stops_at_once_in_the_middle_of_a_long_poll(service: FaultyService) -
     assert fed.scale(400) == 0.25
 
 
-def test_it_stops_where_a_long_poll_is_only_on_its_way_out(
+def test_close_interrupts_a_long_poll_that_is_not_sent_yet(
     service: FaultyService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.tell(advice(1))
@@ -238,6 +238,6 @@ def test_it_stops_where_a_long_poll_is_only_on_its_way_out(
     assert not fed._poller.is_alive()
 
 
-def test_it_needs_to_know_the_run() -> None:
+def test_address_without_run_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="run's id"):
         AdviceFeed("http://127.0.0.1:1")

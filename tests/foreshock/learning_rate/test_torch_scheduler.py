@@ -34,7 +34,7 @@ class Advised:
 
 @pytest.mark.parametrize("steps_of_optimizer", [0, 1, 3])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_the_rate_is_the_wrapped_schedulers_times_the_scale(name: str, steps_of_optimizer: int) -> None:
+def test_rate_is_that_of_the_wrapped_scheduler_times_the_scale(name: str, steps_of_optimizer: int) -> None:
     plain, scaled = sgd(groups=2), sgd(groups=2)
     inner = SCHEDULERS[name](plain)
     wrapper = ForeshockLR(scaled, scale_at, SCHEDULERS[name](scaled), first_step=0)
@@ -49,7 +49,7 @@ def test_the_rate_is_the_wrapped_schedulers_times_the_scale(name: str, steps_of_
         wrapper.step()
 
 
-def test_alone_it_scales_the_optimizers_own_rate() -> None:
+def test_without_scheduler_the_initial_rate_is_scaled() -> None:
     optimizer = sgd(2.0)
     scheduler = ForeshockLR(optimizer, scale_at, first_step=0)
     assert isinstance(scheduler, LRScheduler)
@@ -61,7 +61,7 @@ def test_alone_it_scales_the_optimizers_own_rate() -> None:
     assert seen == [2.0 * scale_at(step) for step in range(20)]
 
 
-def test_a_plateau_scheduler_gets_its_metric() -> None:
+def test_plateau_scheduler_gets_its_metric() -> None:
     optimizer = sgd(1.0)
     scheduler = ForeshockLR(optimizer, lambda step: 0.5, ReduceLROnPlateau(optimizer, factor=0.1, patience=0))  # type: ignore[arg-type]
     for metric in (1.0, 1.0, 1.0):
@@ -69,7 +69,7 @@ def test_a_plateau_scheduler_gets_its_metric() -> None:
     assert rates(optimizer) == pytest.approx([0.5 * 0.01])
 
 
-def test_a_training_step_may_be_several_optimizer_steps_or_told() -> None:
+def test_training_step_counts_optimizer_steps_or_calls_a_function() -> None:
     optimizer = sgd(1.0)
     scheduler = ForeshockLR(optimizer, lambda step: 1 / step, first_step=1, steps_per_training_step=4)
     seen = []
@@ -85,7 +85,7 @@ def test_a_training_step_may_be_several_optimizer_steps_or_told() -> None:
     assert told.get_last_lr() == [1 / 8]
 
 
-def test_what_was_applied_is_acknowledged() -> None:
+def test_applied_rate_is_acknowledged() -> None:
     optimizer, advised = sgd(1.0, groups=2), Advised(lambda step: 0.5)
     scheduler = ForeshockLR(optimizer, advised, ExponentialLR(optimizer, 0.5))
     optimizer.step()
@@ -102,7 +102,7 @@ def saved(*states: Any) -> list[Any]:
 
 @pytest.mark.parametrize("optimizer_first", [True, False])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_resuming_from_a_checkpoint_continues_the_very_same_rates(name: str, optimizer_first: bool) -> None:
+def test_resume_continues_the_same_rates(name: str, optimizer_first: bool) -> None:
     def build() -> tuple[torch.optim.Optimizer, ForeshockLR, Advised]:
         optimizer, advised = sgd(), Advised()
         return optimizer, ForeshockLR(optimizer, advised, SCHEDULERS[name](optimizer), first_step=0), advised
@@ -132,7 +132,7 @@ def test_resuming_from_a_checkpoint_continues_the_very_same_rates(name: str, opt
     assert run(resumed_optimizer, resumed_scheduler, 6) == pytest.approx(whole[6:], rel=1e-12)
 
 
-def test_it_may_stand_beside_apply_scale() -> None:
+def test_works_beside_apply_scale() -> None:
     optimizer = sgd(1.0)
     scheduler = ForeshockLR(optimizer, scale_at, ExponentialLR(optimizer, 0.9), first_step=0)
     for step in range(8):
@@ -142,12 +142,12 @@ def test_it_may_stand_beside_apply_scale() -> None:
         scheduler.step()
 
 
-def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+def test_scheduler_of_another_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match="another optimizer"):
         ForeshockLR(sgd(), scale_at, ExponentialLR(sgd(), 0.9))
 
 
-def test_nothing_but_the_torch_scheduler_imports_torch() -> None:
+def test_only_the_torch_scheduler_imports_torch() -> None:
     program = (
         "import sys, foreshock, foreshock.learning_rate, foreshock.client, foreshock.commands.main\n"
         "foreshock.Client, foreshock.AdviceFeed, foreshock.apply_scale\n"

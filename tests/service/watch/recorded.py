@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.decisions import AdviceState, fold
+from foreshock.early_warning.advice_state import AdviceState, fold
 from service.app import subscribe_handlers
 from service.platform.database.dialect import upsert
 from service.platform.database.session import Database

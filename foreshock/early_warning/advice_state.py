@@ -1,0 +1,200 @@
+"""The log of advice decisions and the learning-rate state that it folds to.
+
+Guarantees, for events in any order of arrival:
+
+- within an attempt the scale of later steps only falls; only an operator raises it;
+- a decision changes only steps beyond the newest step that was closed, polled or acknowledged, so late data changes
+  future boundaries only, and boundaries already past are not caught up;
+- one decision halves at most once;
+- a rewind drops decisions made from steps at or beyond ``resume_step``; ``revision`` never decreases;
+- ``scale = max(floor, schedule × explicit halvings)``; a hold freezes it, and skipped boundaries are not caught up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from foreshock.early_warning.detectors import OpenSignal
+from foreshock.early_warning.schedule import DECAY_FACTOR, DECAY_FLOOR, LengthDecaySchedule, scale_at
+
+DecisionKind = Literal["surge", "retract", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
+Mode = Literal["shadow", "apply"]
+Phase = Literal["warming", "watching", "decaying", "floor", "held"]
+Author = Literal["detector", "operator", "trainer"]
+
+# A rewind drops conclusions from steps that no longer exist; an operator's switches stay.
+_KEPT_BY_REWIND: frozenset[DecisionKind] = frozenset({"hold", "release", "mode"})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One entry of the log. ``observed_step`` is the newest closed step at the decision (−1: none)."""
+
+    revision: int
+    attempt: int
+    kind: DecisionKind
+    observed_step: int
+    effective_from_step: int
+    reason: str
+    at_us: int
+    author: Author = "detector"
+    schedule: LengthDecaySchedule | None = None
+    signal: OpenSignal | None = None
+    mode: Mode | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "revision": self.revision,
+            "attempt": self.attempt,
+            "kind": self.kind,
+            "observed_step": self.observed_step,
+            "effective_from_step": self.effective_from_step,
+            "reason": self.reason,
+            "at_us": self.at_us,
+            "author": self.author,
+            "schedule": self.schedule and self.schedule.to_json(),
+            "signal": self.signal and {"rule": self.signal.rule, "fired_step": self.signal.fired_step},
+            "mode": self.mode,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Decision:
+        schedule, signal = value["schedule"], value["signal"]
+        return cls(
+            **{
+                **value,
+                "schedule": schedule and LengthDecaySchedule.from_json(schedule),
+                "signal": signal and OpenSignal(signal["rule"], signal["fired_step"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceState:
+    """The state of the learning-rate advice after a log of decisions.
+
+    ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
+    past steps only back to the last raise). ``handled`` are the signals that already caused a halving. ``mode`` is None
+    until it is first set.
+    """
+
+    attempt: int = 1
+    revision: int = 0
+    schedule: LengthDecaySchedule | None = None
+    halvings: tuple[int, ...] = ()
+    handled: tuple[OpenSignal, ...] = ()
+    held_from_step: int | None = None
+    mode: Mode | None = None
+    reason: str = ""
+
+    def scale(self, step: int) -> float:
+        """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""
+        return scale_at(self.schedule, self.halvings, step)
+
+    @property
+    def floor(self) -> float:
+        return self.schedule.floor if self.schedule is not None else DECAY_FLOOR
+
+    def next_decay_step(self, step: int) -> int | None:
+        """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
+        if self.scale(step) <= self.floor:
+            return None
+        ahead = [halving for halving in self.halvings if halving > step]
+        boundary = self.schedule.next_boundary(step) if self.schedule is not None else None
+        return min([*ahead, *([boundary] if boundary is not None else [])], default=None)
+
+    def last_halving(self, step: int) -> int | None:
+        """Return the newest of the boundaries up to ``step`` and all explicit halvings, None if there is none."""
+        boundaries = self.schedule.boundaries_until(step) if self.schedule is not None else ()
+        return max([*boundaries, *self.halvings], default=None)
+
+    def phase(self, step: int, warming: bool) -> Phase:
+        """Return the phase at ``step``. ``warming`` is true while the detectors have no baseline."""
+        if self.held_from_step is not None:
+            return "held"
+        if self.scale(step) <= self.floor:
+            return "floor"
+        if self.schedule is not None or self.halvings:
+            return "decaying"
+        return "warming" if warming else "watching"
+
+
+def fold(log: Iterable[Decision]) -> AdviceState:
+    """Return the state after ``log``, which is in order of revision."""
+    active: list[Decision] = []
+    revision, attempt, reason = 0, 1, ""
+    for decision in log:
+        revision, attempt, reason = decision.revision, decision.attempt, decision.reason
+        if decision.kind == "rewind":
+            resume_step = decision.effective_from_step
+            active = [_rewound(kept, resume_step) for kept in active if _is_kept_by_rewind(kept, resume_step)]
+        else:
+            active.append(decision)
+    state = AdviceState()
+    for decision in active:
+        state = _apply(state, decision)
+    return replace(state, revision=revision, attempt=attempt, reason=reason)
+
+
+def _is_kept_by_rewind(decision: Decision, resume_step: int) -> bool:
+    return decision.kind in _KEPT_BY_REWIND or decision.observed_step < resume_step
+
+
+def _rewound(decision: Decision, resume_step: int) -> Decision:
+    """Move an operator's switch from a dropped step to the step that the run resumes at."""
+    if decision.kind in _KEPT_BY_REWIND and decision.effective_from_step > resume_step:
+        return replace(decision, effective_from_step=resume_step)
+    return decision
+
+
+def _apply(state: AdviceState, decision: Decision) -> AdviceState:
+    first = decision.effective_from_step
+    match decision.kind:
+        case "surge" | "retract":
+            schedule = decision.schedule
+            if schedule is not None and state.held_from_step is not None:
+                schedule = schedule.paused_from(state.held_from_step)
+            return replace(state, halvings=_all_halvings(state, first - 1), schedule=schedule)
+        case "rule_halving" | "halve":
+            handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
+            return replace(state, halvings=tuple(sorted((*state.halvings, first))), handled=handled)
+        case "raise":
+            return replace(state, halvings=_raised(state, first), schedule=_from(state.schedule, first + 1, state))
+        case "hold":
+            paused = state.schedule.paused_from(first) if state.schedule is not None else None
+            # A rewind may have moved the hold back before a halving.
+            halvings = tuple(halving for halving in state.halvings if halving <= first)
+            return replace(state, held_from_step=first, schedule=paused, halvings=halvings)
+        case "release":
+            halvings = _all_halvings(state, first - 1)
+            released = state.schedule.effective_from(first) if state.schedule is not None else None
+            return replace(state, halvings=halvings, schedule=released, held_from_step=None)
+        case "mode":
+            return replace(state, mode=decision.mode or state.mode)
+        case "rewind":
+            raise AssertionError("fold() resolves rewinds before it applies decisions")
+
+
+def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:
+    """Return the explicit halvings and the schedule's boundaries up to ``step``, ascending."""
+    boundaries = state.schedule.boundaries_until(step) if state.schedule is not None else ()
+    return tuple(sorted((*state.halvings, *boundaries)))
+
+
+def _raised(state: AdviceState, first: int) -> tuple[int, ...]:
+    """Return the oldest halvings without the newest ones, so that the scale at ``first`` rises by one halving."""
+    halvings, scale = _all_halvings(state, first), state.scale(first)
+    factor = state.schedule.factor if state.schedule is not None else DECAY_FACTOR
+    kept = len(halvings)
+    while kept > 0 and max(state.floor, factor**kept) <= scale:
+        kept -= 1
+    return halvings[:kept]
+
+
+def _from(schedule: LengthDecaySchedule | None, step: int, state: AdviceState) -> LengthDecaySchedule | None:
+    if schedule is None:
+        return None
+    schedule = schedule.effective_from(step)
+    return schedule if state.held_from_step is None else schedule.paused_from(min(step, state.held_from_step))
