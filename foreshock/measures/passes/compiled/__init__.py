@@ -1,7 +1,7 @@
-"""The token pass as machine code: the same sums as `numpy_pass`, several times faster, without the interpreter's lock.
+"""The token pass as machine code: the sums of `numpy_pass`, several times faster and without the GIL.
 
-It needs numba (the extra `fast`), which is imported only by the functions here. `prepare()` compiles, which takes
-seconds the first time, or loads what numba has kept on disk; from then on `token_pass` uses this pass.
+It needs numba (the extra `fast`), which only the functions here import. `prepare()` compiles, which takes seconds the
+first time, or loads the machine code from numba's cache on disk. After that `passes.sum_rollouts` uses this pass.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _threads: int | None = None
 
 
 def available() -> bool:
-    """Whether numba is installed."""
+    """Return True if numba is installed."""
     return importlib.util.find_spec("numba") is not None
 
 
 def is_prepared() -> bool:
-    """Whether `prepare()` has run in this process."""
+    """Return True if `prepare()` has run in this process."""
     return _prepared
 
 
 def prepare(threads: int | None = None) -> None:
-    """Compile, or load what was compiled before: one machine code serves every type of input.
+    """Compile, or load the machine code of an earlier process. One machine code serves all input types.
 
-    `threads` is how many later calls take that do not say it themselves (None: one for each processor). Where no folder
-    can be written to for numba's cache, it compiles in every process. Raises ImportError without numba.
+    `threads` is the default number of threads of later calls (None: one per processor). Without a writable folder for
+    numba's cache, every process compiles. Raises ImportError without numba.
     """
     global _prepared, _threads
     from foreshock.measures.passes.compiled.compilation import compiled_functions
@@ -41,10 +41,10 @@ def prepare(threads: int | None = None) -> None:
 
 
 def sum_rollouts_compiled(inputs: TokenInputs, threads: int | None = None) -> RolloutSums:
-    """The sums of every rollout, and of all of them together, as `sum_rollouts_numpy` gives them.
+    """Return the sums of each rollout and of all rollouts together, as `sum_rollouts_numpy` does.
 
-    Integers, extremes and largest values are equal to numpy's; sums to 1e-12 of the sum of absolute values. `threads`
-    (None: as prepared) changes nothing but the time. Raises ImportError without numba.
+    Integers, extremes and largest values equal numpy's; float sums agree to 1e-12 of the sum of absolute values.
+    `threads` (None: the value given to `prepare`) changes the time only. Raises ImportError without numba.
     """
     from foreshock.measures.passes.compiled.threaded_pass import sum_rollouts_in_lanes
 
@@ -52,12 +52,12 @@ def sum_rollouts_compiled(inputs: TokenInputs, threads: int | None = None) -> Ro
 
 
 def compute_verl_metrics(inputs: TokenInputs, threads: int | None = None) -> dict[str, float]:
-    """verl's thirteen off-policy metrics and nothing else, several times as fast as all there is.
+    """Return verl's thirteen off-policy metrics, several times faster than all measures.
 
-    They are, by the registry's columns: `training_ppl`, `training_log_ppl`, `rollout_ppl`, `rollout_log_ppl`, `kl`,
+    Keys are the registry's columns: `training_ppl`, `training_log_ppl`, `rollout_ppl`, `rollout_log_ppl`, `kl`,
     `k3_kl`, `log_ppl_diff`, `log_ppl_abs_diff`, `log_ppl_diff_max`, `log_ppl_diff_min`, `ppl_ratio`, `verl_chi2_token`
-    and `verl_chi2_seq`, with the values that `ComparisonStatistics.measures()` gives. Of `inputs` only `target`,
-    `behaviour`, `offsets` and `generated` are used. NaN where nothing was measured. Raises ImportError without numba.
+    and `verl_chi2_seq`, with the values of `ComparisonStatistics.measures()`. Only `target`, `behaviour`, `offsets` and
+    `generated` of `inputs` are used. Values are NaN if no token was measured. Raises ImportError without numba.
     """
     from foreshock.measures.passes.compiled.verl_metrics import verl_metrics_in_lanes
 

@@ -1,4 +1,4 @@
-"""Where things stand in the arrays of the compiled pass: numbers that machine code has built in."""
+"""Indices into the arrays of the compiled pass, and sizes that are built into its machine code."""
 
 from __future__ import annotations
 
@@ -8,40 +8,49 @@ from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOK
 from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS
 
-# Tokens that are worked on at a time: their rows of numbers stay in a core's cache.
+# Tokens of a chunk: its rows of numbers stay in a core's cache.
 CHUNK = 512
-# Chunks after which plain sums are added to the compensated ones.
+# Chunks between two flushes of plain sums into compensated sums.
 CHUNKS_BETWEEN_FLUSHES = 16
 
-# Rows of the numbers of a chunk's tokens. GROWTH is exp|d| − 1, SHRINKAGE 1 − exp(−|d|), DECAY exp(−|d|), ABOVE ρ − 1,
-# TARGET and BEHAVIOUR are probabilities, SKEW is A·(ρ − 1).
-LOG_TARGET, LOG_BEHAVIOUR, D, ABS_D, GROWTH, SHRINKAGE, DECAY, ABOVE, K3 = range(9)
+# Rows of `work`, [FLOAT_ROWS, CHUNK]. GROWTH is exp|d| − 1, SHRINKAGE 1 − exp(−|d|), DECAY exp(−|d|); TARGET and
+# BEHAVIOUR are probabilities; SKEW is A·(ρ − 1).
+LOG_TARGET, LOG_BEHAVIOUR, D, ABS_D, GROWTH, SHRINKAGE, DECAY, RATIO_MINUS_ONE, K3 = range(9)
 TARGET, BEHAVIOUR, DIFFERENCE, ENTROPY, SURPRISAL, ADVANTAGE, SKEW = range(9, 16)
 FLOAT_ROWS = 16
-# Rows of its whole numbers. KEPT is where a measured token stood in the chunk; FINE is its bin in the histogram, CELL
-# where it is scattered to.
-KEPT, TURN, LAG, TOKEN_ID, FINE, CELL = range(6)
+# Rows of `integers`, [INTEGER_ROWS, CHUNK]. KEPT is a measured token's position in the chunk, FINE its bin in the
+# histogram, BUCKET the bucket that it is added to.
+KEPT, TURN, LAG, TOKEN_ID, FINE, BUCKET = range(6)
 INTEGER_ROWS = 6
 
-# How each column of the input is stored: bytes of a value, 0 where it was not logged.
-OF_TARGET, OF_BEHAVIOUR, OF_MASK, OF_ENTROPY, OF_ADVANTAGE, OF_TURN, OF_LAG, OF_TOKEN_IDS = range(8)
-ADVANTAGE_OF_ROLLOUTS = 8  # 1: one advantage a rollout
+# The item size of each input column in bytes, 0 if it was not logged.
+(
+    TARGET_FORMAT,
+    BEHAVIOUR_FORMAT,
+    MASK_FORMAT,
+    ENTROPY_FORMAT,
+    ADVANTAGE_FORMAT,
+    TURN_FORMAT,
+    LAG_FORMAT,
+    TOKEN_IDS_FORMAT,
+) = range(8)
+ADVANTAGE_PER_ROLLOUT = 8  # 1: one advantage per rollout
 FORMATS = 9
 
-# What is counted of a rollout, and of a lane.
+# Counts of a rollout, and of a lane.
 TOKENS, GENERATED, ENTROPY_TOKENS, ADVANTAGE_TOKENS, TURNS = range(5)
 ROLLOUT_COUNTS = 5
-NONFINITE_TARGET, NONFINITE_BEHAVIOUR, ZERO_TOKENS, BAD_UPDATES, CHUNKS_WAITING = range(5)
+NONFINITE_TARGET, NONFINITE_BEHAVIOUR, ZERO_TOKENS, BAD_UPDATES, CHUNKS_UNFLUSHED = range(5)
 LANE_COUNTS = 5
 
-# What is known of the rollout at hand: running means of probabilities, and the turn that is open.
+# State of the current rollout: running means of probabilities, and Σ d of the open turn.
 MEAN_TARGET, MEAN_BEHAVIOUR, MEAN_DIFFERENCE, TURN_D = range(4)
 ROLLOUT_STATE = 4
 
-# Log weights: Σρ and Σρ² of tokens where they are far from overflowing, then scaled by the largest, then of turns.
+# Rows of `weights`: tokens whose ρ cannot overflow (plain sums), other tokens (scaled by the largest), and turns.
 PLAIN_TOKENS, SCALED_TOKENS, SCALED_TURNS = range(3)
 LARGEST, SCALED_SUM, SCALED_SQUARES = range(3)
-# A chunk whose largest |d| is below this is summed plainly.
+# A chunk whose largest |d| is below this (nats) uses plain sums.
 PLAIN_LIMIT = 300.0
 
 FINE_BITS, FINE_SIZE = LOG_RATIO_GRID.bits, LOG_RATIO_GRID.size
@@ -51,36 +60,36 @@ COARSE_FIRST = ((1023 + WEIGHT_GRID.lowest) << COARSE_BITS) - 1
 LEVELS = len(TAIL_LEVELS)
 FIRST_LEVEL = TAIL_LEVELS[0]
 
-# The cells that tokens are scattered to, with four sums each; the last takes what belongs nowhere. A lane has all of
-# them twice, for even and odd tokens.
-CELL_SUMS = 4
-TAIL_CELLS = 2 * COARSE_SIZE
-CONDITION_CELLS: dict[str, int] = {}
-_cells = TAIL_CELLS + 2 * LEVELS
+# Buckets with four sums each; the last takes tokens whose value is unknown. A lane has two copies, for even and odd
+# tokens.
+SUMS_PER_BUCKET = 4
+TAIL_BUCKETS = 2 * COARSE_SIZE
+CONDITION_BUCKETS: dict[str, int] = {}
+_buckets = TAIL_BUCKETS + 2 * LEVELS
 for _name, _condition in CONDITIONS.items():
-    CONDITION_CELLS[_name] = _cells
-    _cells += _condition.size
-NOWHERE = _cells
-CELLS = NOWHERE + 1
+    CONDITION_BUCKETS[_name] = _buckets
+    _buckets += _condition.size
+UNKNOWN_BUCKET = _buckets
+BUCKETS = UNKNOWN_BUCKET + 1
 
-PROBABILITY_CELLS, PROBABILITIES = CONDITION_CELLS["probability"], CONDITIONS["probability"].size
-POSITION_CELLS, POSITIONS = CONDITION_CELLS["position"], CONDITIONS["position"].size
-TURN_CELLS, TURNS_KNOWN = CONDITION_CELLS["turn"], CONDITIONS["turn"].size
-LENGTH_CELLS, LENGTHS = CONDITION_CELLS["length"], CONDITIONS["length"].size
-ENTROPY_CELLS, ENTROPIES = CONDITION_CELLS["entropy"], CONDITIONS["entropy"].size
-LAG_CELLS, LAGS = CONDITION_CELLS["lag"], CONDITIONS["lag"].size
+PROBABILITY_BUCKETS, PROBABILITIES = CONDITION_BUCKETS["probability"], CONDITIONS["probability"].size
+POSITION_BUCKETS, POSITIONS = CONDITION_BUCKETS["position"], CONDITIONS["position"].size
+TURN_BUCKETS, TURN_SIZE = CONDITION_BUCKETS["turn"], CONDITIONS["turn"].size
+LENGTH_BUCKETS, LENGTHS = CONDITION_BUCKETS["length"], CONDITIONS["length"].size
+ENTROPY_BUCKETS, ENTROPIES = CONDITION_BUCKETS["entropy"], CONDITIONS["entropy"].size
+LAG_BUCKETS, LAGS = CONDITION_BUCKETS["lag"], CONDITIONS["lag"].size
 
-# A row of the table of token ids: how many tokens, then TOKEN_ID_SUMS.
+# A row of the table by token id: the number of tokens, then TOKEN_ID_SUMS.
 ID_COLUMNS = 1 + len(TOKEN_ID_SUMS)
 
 KEPT_VALUES = LARGEST_VALUES
-# Where the largest values wait; a full buffer is cut to KEPT_VALUES.
+# Size of the buffer of largest values; a full buffer is cut to KEPT_VALUES.
 VALUES_BUFFER = 4 * LARGEST_VALUES
 PROBABILITY_GAP = DPPO_PROBABILITY_GAP
 
 SUMS = len(TOKEN_SUMS)
 SUM_D, SUM_ABS_D, SUM_D2, SUM_K3 = map(TOKEN_SUMS.index, ("d", "abs_d", "d2", "k3_kl"))
-SUM_ABOVE, SUM_CHI2, SUM_REVERSE_CHI2, SUM_TV = map(
+SUM_RATIO_MINUS_ONE, SUM_CHI2, SUM_REVERSE_CHI2, SUM_TV = map(
     TOKEN_SUMS.index, ("ratio_minus_one", "chi2_token", "reverse_chi2_token", "tv_token")
 )
 SUM_GROWTH, SUM_LOG_TARGET, SUM_LOG_BEHAVIOUR = map(

@@ -1,6 +1,6 @@
-"""The maps by what hardly changes from a token to the next: place in the response, turn, lag; and by length.
+"""Sums by bucket of values that rarely change between tokens: position, turn and lag; and by response length.
 
-Tokens are added up over runs that share a bucket, which mostly is a whole chunk, whose sums are known already.
+Tokens are summed over runs that share a bucket. A run is mostly a whole chunk, whose sums are known already.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from foreshock.measures.passes.compiled.intrinsics import bits_of, larger
 from foreshock.measures.passes.compiled.jit import compiled, reduction
 from foreshock.measures.passes.compiled.lane_state import LaneState, Lookups
 
-__all__ = ["add_length", "add_positions", "add_values", "is_constant", "sum_of_run"]
+__all__ = ["add_length", "add_positions", "add_values", "all_equal", "sum_of_run"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -22,7 +22,7 @@ Int64 = NDArray[np.int64]
 
 @reduction
 def sum_of_run(work: Float64, row: int, begin: int, end: int) -> float:
-    """Σ over the tokens begin ≤ i < end of the chunk."""
+    """Return the sum of row `row` over the tokens begin ≤ i < end of the chunk."""
     values = work[row, begin:end]
     total = 0.0
     for i in range(values.size):
@@ -32,7 +32,7 @@ def sum_of_run(work: Float64, row: int, begin: int, end: int) -> float:
 
 @compiled
 def largest_of_run(work: Float64, row: int, begin: int, end: int) -> float:
-    """The largest |d|, which is never NaN, of the tokens begin ≤ i < end."""
+    """Return the largest |d| of the tokens begin ≤ i < end; |d| is never NaN."""
     values = work[row, begin:end]
     most: float = values[0]
     for i in range(values.size):
@@ -42,7 +42,7 @@ def largest_of_run(work: Float64, row: int, begin: int, end: int) -> float:
 
 @compiled
 def bucket_of(edges: Float64, value: int) -> int:
-    """How many of the edges are no larger than the value."""
+    """Return the number of edges that are no larger than the value."""
     bucket = 0
     while bucket < edges.size and value >= edges[bucket]:
         bucket += 1
@@ -51,47 +51,48 @@ def bucket_of(edges: Float64, value: int) -> int:
 
 @compiled
 def position_bucket(position: int) -> int:
-    """The power of two of the place, counted from 1."""
+    """Return the bucket of a position: the exponent of the power of two at or below position + 1."""
     power = (bits_of(float(position + 1)) >> 52) - 1023
     return min(power, layout.POSITIONS - 1)
 
 
 @compiled
-def is_constant(whole: Int64, row: int, n: int) -> bool:
-    first, others = whole[row, 0], 0
+def all_equal(integers: Int64, row: int, n: int) -> bool:
+    """Return True if the first n values of a row are equal."""
+    first, others = integers[row, 0], 0
     for i in range(n):
-        others += 1 if whole[row, i] != first else 0
+        others += 1 if integers[row, i] != first else 0
     return others == 0
 
 
 @compiled
-def add_chunk_to_cell(state: LaneState, cell: int, n: int, farthest: float) -> None:
-    """All n tokens of the chunk, the largest of whose |d| is `farthest`, are of one bucket."""
+def add_chunk_to_bucket(state: LaneState, bucket: int, n: int, max_abs_d: float) -> None:
+    """Add all n tokens of the chunk to one bucket; `max_abs_d` is their largest |d|."""
     totals = state.totals
     add_run(
         state,
-        cell,
+        bucket,
         n,
         totals[layout.SUM_ABS_D],
         totals[layout.SUM_D],
         totals[layout.SUM_K3],
         totals[layout.SUM_DIFFERENCE],
-        farthest,
+        max_abs_d,
     )
 
 
 @compiled
 def add_runs(state: LaneState, n: int) -> None:
-    """Add n tokens to the cells that are named in CELL."""
-    work, cells = state.work, state.whole[layout.CELL]
+    """Add n tokens, run by run, to the buckets named in row BUCKET."""
+    work, buckets = state.work, state.integers[layout.BUCKET]
     begin = 0
     while begin < n:
         end = begin + 1
-        while end < n and cells[end] == cells[begin]:
+        while end < n and buckets[end] == buckets[begin]:
             end += 1
         add_run(
             state,
-            cells[begin],
+            buckets[begin],
             end - begin,
             sum_of_run(work, layout.ABS_D, begin, end),
             sum_of_run(work, layout.D, begin, end),
@@ -103,43 +104,43 @@ def add_runs(state: LaneState, n: int) -> None:
 
 
 @compiled
-def add_positions(state: LaneState, first: int, n: int, measured: int, farthest: float) -> None:
-    """The map by place in the response: `first` is that of the chunk's n tokens, of which some are measured."""
-    whole, dense = state.whole, measured == n
-    begin = position_bucket(first if dense else first + whole[layout.KEPT, 0])
-    end = position_bucket(first + n - 1 if dense else first + whole[layout.KEPT, measured - 1])
+def add_positions(state: LaneState, first: int, n: int, measured: int, max_abs_d: float) -> None:
+    """Add the `measured` of a chunk's n tokens by position; `first` is the position of the chunk's first token."""
+    integers, dense = state.integers, measured == n
+    begin = position_bucket(first if dense else first + integers[layout.KEPT, 0])
+    end = position_bucket(first + n - 1 if dense else first + integers[layout.KEPT, measured - 1])
     if begin == end:
-        add_chunk_to_cell(state, layout.POSITION_CELLS + begin, measured, farthest)
+        add_chunk_to_bucket(state, layout.POSITION_BUCKETS + begin, measured, max_abs_d)
         return
     for i in range(measured):
-        position = first + (i if dense else whole[layout.KEPT, i])
-        whole[layout.CELL, i] = layout.POSITION_CELLS + position_bucket(position)
+        position = first + (i if dense else integers[layout.KEPT, i])
+        integers[layout.BUCKET, i] = layout.POSITION_BUCKETS + position_bucket(position)
     add_runs(state, measured)
 
 
 @compiled
-def add_values(state: LaneState, row: int, edges: Float64, first_cell: int, n: int, farthest: float) -> None:
-    """The map by the whole numbers of a row."""
-    whole = state.whole
-    cell = first_cell + bucket_of(edges, whole[row, 0])
-    if is_constant(whole, row, n):
-        add_chunk_to_cell(state, cell, n, farthest)
+def add_values(state: LaneState, row: int, edges: Float64, first_bucket: int, n: int, max_abs_d: float) -> None:
+    """Add n tokens by the integers of `row`, such as turns or lags."""
+    integers = state.integers
+    bucket = first_bucket + bucket_of(edges, integers[row, 0])
+    if all_equal(integers, row, n):
+        add_chunk_to_bucket(state, bucket, n, max_abs_d)
         return
-    whole[layout.CELL, 0] = cell
+    integers[layout.BUCKET, 0] = bucket
     for i in range(1, n):
-        if whole[row, i] != whole[row, i - 1]:
-            cell = first_cell + bucket_of(edges, whole[row, i])
-        whole[layout.CELL, i] = cell
+        if integers[row, i] != integers[row, i - 1]:
+            bucket = first_bucket + bucket_of(edges, integers[row, i])
+        integers[layout.BUCKET, i] = bucket
     add_runs(state, n)
 
 
 @compiled
 def add_length(lookups: Lookups, state: LaneState, row: int) -> None:
-    """The map by how many tokens the model generated: a whole rollout at a time."""
+    """Add a whole rollout by the number of its generated tokens."""
     sums, counts = state.sums, state.rollout_counts
     add_run(
         state,
-        layout.LENGTH_CELLS + bucket_of(lookups.length, counts[row, layout.GENERATED]),
+        layout.LENGTH_BUCKETS + bucket_of(lookups.length, counts[row, layout.GENERATED]),
         counts[row, layout.TOKENS],
         sums[row, layout.SUM_ABS_D],
         sums[row, layout.SUM_D],

@@ -1,4 +1,4 @@
-"""Tokens from the inputs' bytes into the rows of a chunk, and those that are not measured out of it."""
+"""Read tokens from the inputs' bytes into the rows of a chunk, and drop those that are not measured."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from foreshock.measures.passes.compiled.array_layout import (
     KEPT,
     LOG_BEHAVIOUR,
     LOG_TARGET,
+    MASK_FORMAT,
     NONFINITE_BEHAVIOUR,
     NONFINITE_TARGET,
-    OF_MASK,
 )
 from foreshock.measures.passes.compiled.intrinsics import bits_of
 from foreshock.measures.passes.compiled.jit import compiled
 from foreshock.measures.passes.compiled.lane_state import LaneColumns, LaneState
 
-__all__ = ["compact", "compact_whole", "measured_tokens", "read_floats", "read_integers", "repeat_first"]
+__all__ = ["compact_floats", "compact_integers", "keep_measured", "read_floats", "read_integers", "repeat_first"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -28,7 +28,7 @@ _EXPONENT = 0x7FF << 52
 
 @compiled
 def read_floats(column: NDArray[np.uint8], width: int, at: int, n: int, work: Float64, row: int) -> None:
-    """n float32 or float64 values from token `at` on."""
+    """Read n float32 or float64 values from token `at` on into row `row`."""
     if width == 8:
         wide = column.view(np.float64)[at : at + n]
         for i in range(n):
@@ -40,29 +40,31 @@ def read_floats(column: NDArray[np.uint8], width: int, at: int, n: int, work: Fl
 
 
 @compiled
-def read_integers(column: NDArray[np.uint8], width: int, at: int, n: int, whole: Int64, row: int) -> None:
-    """n whole numbers of 2, 4 or 8 bytes from token `at` on."""
+def read_integers(column: NDArray[np.uint8], width: int, at: int, n: int, integers: Int64, row: int) -> None:
+    """Read n integers of 2, 4 or 8 bytes from token `at` on into row `row`."""
     if width == 8:
         wide = column.view(np.int64)[at : at + n]
         for i in range(n):
-            whole[row, i] = wide[i]
+            integers[row, i] = wide[i]
     elif width == 4:
         middle = column.view(np.int32)[at : at + n]
         for i in range(n):
-            whole[row, i] = middle[i]
+            integers[row, i] = middle[i]
     else:
         narrow = column.view(np.int16)[at : at + n]
         for i in range(n):
-            whole[row, i] = narrow[i]
+            integers[row, i] = narrow[i]
 
 
 @compiled
 def is_finite(value: float) -> bool:
+    """Return True if the value is neither NaN nor infinite."""
     return bits_of(value) & _EXPONENT != _EXPONENT
 
 
 @compiled
-def nonfinite(work: Float64, row: int, n: int) -> int:
+def count_nonfinite(work: Float64, row: int, n: int) -> int:
+    """Return the number of NaN and infinite values among the first n of a row."""
     count = 0
     for i in range(n):
         count += 1 if bits_of(work[row, i]) & _EXPONENT == _EXPONENT else 0
@@ -70,7 +72,8 @@ def nonfinite(work: Float64, row: int, n: int) -> int:
 
 
 @compiled
-def generated_tokens(generated: NDArray[np.uint8]) -> int:
+def count_generated(generated: NDArray[np.uint8]) -> int:
+    """Return the number of entries that are not 0."""
     count = 0
     for i in range(generated.size):
         count += 1 if generated[i] != 0 else 0
@@ -78,37 +81,38 @@ def generated_tokens(generated: NDArray[np.uint8]) -> int:
 
 
 @compiled
-def compact(work: Float64, row: int, whole: Int64, n: int) -> None:
-    """Move the n measured tokens of a row to its front."""
+def compact_floats(work: Float64, row: int, integers: Int64, n: int) -> None:
+    """Move the n measured tokens of a row of floats to its front."""
     for i in range(n):
-        work[row, i] = work[row, whole[KEPT, i]]
+        work[row, i] = work[row, integers[KEPT, i]]
 
 
 @compiled
-def compact_whole(whole: Int64, row: int, n: int) -> None:
-    """Move the n measured tokens of a row of whole numbers to its front."""
+def compact_integers(integers: Int64, row: int, n: int) -> None:
+    """Move the n measured tokens of a row of integers to its front."""
     for i in range(n):
-        whole[row, i] = whole[row, whole[KEPT, i]]
+        integers[row, i] = integers[row, integers[KEPT, i]]
 
 
 @compiled
 def repeat_first(work: Float64, row: int, n: int) -> None:
-    """Give all n tokens the row's first value."""
+    """Copy the row's first value to all n tokens."""
     value = work[row, 0]
     for i in range(n):
         work[row, i] = value
 
 
 @compiled
-def measured_tokens(columns: LaneColumns, state: LaneState, row: int, at: int, n: int) -> int:
-    """How many of n tokens are model-generated with two finite log-probs: they are moved to the front of LOG_TARGET
-    and LOG_BEHAVIOUR, and where they stood is in KEPT unless all are.
+def keep_measured(columns: LaneColumns, state: LaneState, row: int, at: int, n: int) -> int:
+    """Return the number of measured tokens, which are model-generated with two finite log-probs, among n tokens.
+
+    They are moved to the front of LOG_TARGET and LOG_BEHAVIOUR. KEPT holds their positions unless all are measured.
     """
-    work, whole = state.work, state.whole
-    masked = columns.formats[OF_MASK] != 0
-    generated = generated_tokens(columns.generated[at : at + n]) if masked else n
+    work, integers = state.work, state.integers
+    masked = columns.formats[MASK_FORMAT] != 0
+    generated = count_generated(columns.generated[at : at + n]) if masked else n
     state.rollout_counts[row, GENERATED] += generated
-    if generated == n and nonfinite(work, LOG_TARGET, n) == 0 and nonfinite(work, LOG_BEHAVIOUR, n) == 0:
+    if generated == n and count_nonfinite(work, LOG_TARGET, n) == 0 and count_nonfinite(work, LOG_BEHAVIOUR, n) == 0:
         return n
     kept = 0
     for i in range(n):
@@ -118,8 +122,8 @@ def measured_tokens(columns: LaneColumns, state: LaneState, row: int, at: int, n
         state.counts[NONFINITE_TARGET] += 0 if finite_target else 1
         state.counts[NONFINITE_BEHAVIOUR] += 0 if finite_behaviour else 1
         if finite_target and finite_behaviour:
-            whole[KEPT, kept] = i
+            integers[KEPT, kept] = i
             kept += 1
-    compact(work, LOG_TARGET, whole, kept)
-    compact(work, LOG_BEHAVIOUR, whole, kept)
+    compact_floats(work, LOG_TARGET, integers, kept)
+    compact_floats(work, LOG_BEHAVIOUR, integers, kept)
     return kept

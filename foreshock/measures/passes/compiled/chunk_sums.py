@@ -1,6 +1,6 @@
-"""The sums over a chunk's tokens: each loop is a handful of vector additions over numbers in the nearest cache.
+"""Sums over the tokens of a chunk, written to `totals` [SUMS] in the order of TOKEN_SUMS.
 
-They are left in `totals` [SUMS], in the order of TOKEN_SUMS.
+Each loop does a few vector additions on rows that fit into the first-level cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from foreshock.measures.passes.compiled.intrinsics import larger, smaller
 from foreshock.measures.passes.compiled.jit import compiled, reduction
 
 __all__ = [
-    "bad_updates",
+    "count_bad_updates",
     "largest_of_row",
     "range_of_row",
     "squares_about_means",
@@ -33,7 +33,7 @@ Float64 = NDArray[np.float64]
 
 @reduction
 def sum_ratios(work: Float64, n: int, totals: Float64) -> None:
-    """What d and ρ alone give."""
+    """Sum the terms of d and ρ."""
     total_d, total_abs_d, total_d2, total_k3 = 0.0, 0.0, 0.0, 0.0
     for i in range(n):
         d = work[layout.D, i]
@@ -43,7 +43,7 @@ def sum_ratios(work: Float64, n: int, totals: Float64) -> None:
         total_k3 += work[layout.K3, i]
     total_above, total_chi2, total_tv, total_growth, total_reverse = 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(n):
-        above, growth = work[layout.ABOVE, i], work[layout.GROWTH, i]
+        above, growth = work[layout.RATIO_MINUS_ONE, i], work[layout.GROWTH, i]
         total_above += above
         total_chi2 += above * above
         total_tv += -above if above < 0.0 else 0.0
@@ -53,7 +53,7 @@ def sum_ratios(work: Float64, n: int, totals: Float64) -> None:
     totals[layout.SUM_ABS_D] = total_abs_d
     totals[layout.SUM_D2] = total_d2
     totals[layout.SUM_K3] = total_k3
-    totals[layout.SUM_ABOVE] = total_above
+    totals[layout.SUM_RATIO_MINUS_ONE] = total_above
     totals[layout.SUM_CHI2] = total_chi2
     totals[layout.SUM_TV] = total_tv
     totals[layout.SUM_GROWTH] = total_growth
@@ -62,7 +62,7 @@ def sum_ratios(work: Float64, n: int, totals: Float64) -> None:
 
 @reduction
 def sum_log_probs(work: Float64, n: int, totals: Float64) -> None:
-    """log π and log μ."""
+    """Sum log π and log μ."""
     log_target, log_behaviour = 0.0, 0.0
     for i in range(n):
         log_target += work[layout.LOG_TARGET, i]
@@ -73,7 +73,7 @@ def sum_log_probs(work: Float64, n: int, totals: Float64) -> None:
 
 @reduction
 def sum_probabilities(work: Float64, n: int, totals: Float64) -> None:
-    """π, μ and |π − μ|."""
+    """Sum π, μ and |π − μ|."""
     target, behaviour, difference = 0.0, 0.0, 0.0
     for i in range(n):
         target += work[layout.TARGET, i]
@@ -88,22 +88,22 @@ def sum_probabilities(work: Float64, n: int, totals: Float64) -> None:
 def squares_about_means(
     work: Float64, n: int, mean_target: float, mean_behaviour: float, mean_difference: float
 ) -> tuple[float, float, float, float]:
-    """Σ(π − mean)², Σ(μ − mean)², their product, and that of |π − μ|."""
-    of_target, of_behaviour, of_both, of_difference = 0.0, 0.0, 0.0, 0.0
+    """Return Σ(π − mean)², Σ(μ − mean)², Σ of their product, and Σ(|π − μ| − mean)²."""
+    target_squares, behaviour_squares, products, difference_squares = 0.0, 0.0, 0.0, 0.0
     for i in range(n):
         target = work[layout.TARGET, i] - mean_target
         behaviour = work[layout.BEHAVIOUR, i] - mean_behaviour
         difference = work[layout.DIFFERENCE, i] - mean_difference
-        of_target += target * target
-        of_behaviour += behaviour * behaviour
-        of_both += target * behaviour
-        of_difference += difference * difference
-    return of_target, of_behaviour, of_both, of_difference
+        target_squares += target * target
+        behaviour_squares += behaviour * behaviour
+        products += target * behaviour
+        difference_squares += difference * difference
+    return target_squares, behaviour_squares, products, difference_squares
 
 
 @reduction
 def sums_of_weights(work: Float64, n: int) -> tuple[float, float]:
-    """Σρ and Σρ², without cancellation where ρ is small."""
+    """Return Σρ and Σρ², without cancellation for small ρ."""
     total, squares = 0.0, 0.0
     for i in range(n):
         ratio = 1.0 + work[layout.GROWTH, i] if work[layout.D, i] > 0.0 else work[layout.DECAY, i]
@@ -114,7 +114,7 @@ def sums_of_weights(work: Float64, n: int) -> tuple[float, float]:
 
 @reduction
 def sum_entropies(work: Float64, n: int, totals: Float64) -> int:
-    """Entropies H and −log μ − H of the tokens that have one, whose number is returned."""
+    """Sum H and −log μ − H over the tokens with a finite entropy H, and return their number."""
     entropies, surprisals, known = 0.0, 0.0, 0
     for i in range(n):
         entropy = work[layout.ENTROPY, i]
@@ -129,16 +129,16 @@ def sum_entropies(work: Float64, n: int, totals: Float64) -> int:
 
 @compiled
 def fill_advantages(work: Float64, n: int) -> None:
-    """A·(ρ − 1); an infinite ρ must not meet an advantage of 0, nor one that is not known."""
+    """Write A·(ρ − 1) to row SKEW; 0 if A is 0, also where ρ is infinite."""
     for i in range(n):
         advantage = work[layout.ADVANTAGE, i]
-        product = advantage * work[layout.ABOVE, i]
+        product = advantage * work[layout.RATIO_MINUS_ONE, i]
         work[layout.SKEW, i] = product if advantage != 0.0 else 0.0
 
 
 @reduction
 def sum_advantages(work: Float64, n: int, totals: Float64) -> int:
-    """What advantages A give, over the tokens that have one, whose number is returned; the others' become 0."""
+    """Sum the terms of the advantage A over the tokens with a finite A, and return their number; other A become 0."""
     advantages, squares, products, of_d, known = 0.0, 0.0, 0.0, 0.0, 0
     for i in range(n):
         advantage = work[layout.ADVANTAGE, i]
@@ -167,8 +167,8 @@ def sum_advantages(work: Float64, n: int, totals: Float64) -> int:
 
 
 @compiled
-def bad_updates(work: Float64, n: int) -> int:
-    """Tokens with A < 0 and μ − π ≥ PROBABILITY_GAP."""
+def count_bad_updates(work: Float64, n: int) -> int:
+    """Return the number of tokens with A < 0 and μ − π ≥ PROBABILITY_GAP."""
     bad, close = 0, 0
     for i in range(n):
         lost = (work[layout.ADVANTAGE, i] < 0.0) & (work[layout.D, i] < 0.0)
@@ -177,7 +177,7 @@ def bad_updates(work: Float64, n: int) -> int:
         close += 1 if lost & (abs(difference - layout.PROBABILITY_GAP) < 1e-12) else 0
     if close == 0:
         return bad
-    # The last digit decides: it is the one of the library's own functions, as in numpy.
+    # A difference within 1e-12 of the gap is decided by the C library's functions, as in numpy.
     bad = 0
     for i in range(n):
         if work[layout.ADVANTAGE, i] < 0.0 and work[layout.D, i] < 0.0:
@@ -188,7 +188,7 @@ def bad_updates(work: Float64, n: int) -> int:
 
 @compiled
 def range_of_row(work: Float64, row: int, n: int) -> tuple[float, float]:
-    """The least and the largest of n > 0 values, none of which is NaN: d is a difference of finite numbers."""
+    """Return the smallest and the largest of n > 0 values; none is NaN, since d is a difference of finite numbers."""
     least, most = work[row, 0], work[row, 0]
     for i in range(n):
         value = work[row, i]
@@ -199,7 +199,7 @@ def range_of_row(work: Float64, row: int, n: int) -> tuple[float, float]:
 
 @compiled
 def largest_of_row(work: Float64, row: int, n: int) -> float:
-    """The largest of n > 0 values, none of which is NaN."""
+    """Return the largest of n > 0 values; none is NaN."""
     most: float = work[row, 0]
     for i in range(n):
         most = larger(work[row, i], most)

@@ -1,4 +1,4 @@
-"""The compiled functions, made once a process: from numba's cache on disk where that is possible, else anew."""
+"""The compiled functions, created once per process: from numba's cache on disk if possible, otherwise compiled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class CompiledFunctions:
-    """Machine code for every type of input."""
+    """The entry functions as machine code; one serves all input types."""
 
     sum_lane: LaneFunction
     sum_verl_lane: VerlLaneFunction
@@ -33,35 +33,34 @@ class CompiledFunctions:
 
 
 def compiled_functions() -> CompiledFunctions:
-    """The functions, compiled at the first call (seconds; a fraction of one where numba has kept them)."""
+    """Return the functions. The first call compiles (seconds) or loads numba's cache (a fraction of a second)."""
     with _lock:
-        return _made()
+        return _functions()
 
 
 @functools.cache
-def _made() -> CompiledFunctions:
+def _functions() -> CompiledFunctions:
     try:
         return _compile(cached=True)
     except Exception:
-        # No folder that numba may write to, a full disk, or a file of its cache that was cut short, which its reader
-        # answers with whatever its bytes lead to: the machine code lives in this process only. What is wrong with the
-        # functions themselves is raised again here.
+        # numba has no writable folder, the disk is full, or a cached file is truncated, for which its reader raises
+        # exceptions of any type. Compile for this process only; an error in the functions themselves is raised again.
         return _compile(cached=False)
 
 
 def _compile(*, cached: bool) -> CompiledFunctions:
     sources = digest_of_sources()
-    made = CompiledFunctions(
+    functions = CompiledFunctions(
         lane_function(sources, cached=cached),
         verl_lane_function(sources, cached=cached),
         merge_function(sources, cached=cached),
     )
-    _try_out(made, sources)
-    return made
+    _call_once(functions, sources)
+    return functions
 
 
 def digest_of_sources() -> int:
-    """A number that changes with anything that is built into the machine code: this package and its layout."""
+    """Return a number that changes with anything built into the machine code: this folder and its array layout."""
     digest = hashlib.blake2b(digest_size=7)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -69,16 +68,19 @@ def digest_of_sources() -> int:
     return int.from_bytes(digest.digest(), "big") | 1
 
 
-def _try_out(made: CompiledFunctions, sources: int) -> None:
-    """Numba compiles for the types of a first call."""
+def _call_once(functions: CompiledFunctions, sources: int) -> None:
+    """Call each function once: numba compiles for the types of the first call.
+
+    Raises RuntimeError for a stale cache.
+    """
     one = np.full(1, -1.0)
     columns = batch_columns(TokenInputs(one, one, np.array([0, 1], np.int64))).columns
     rollout = RolloutSums.empty(1)
     state = new_state(
         rollout.sums, np.zeros((1, 2)), np.zeros((1, layout.ROLLOUT_COUNTS), np.int64), np.zeros((1, layout.ID_COLUMNS))
     )
-    found = made.sum_lane(columns, lookups(), state, 0, 1), made.sum_verl_lane(columns, state, 0, 1)
+    found = functions.sum_lane(columns, lookups(), state, 0, 1), functions.sum_verl_lane(columns, state, 0, 1)
     if found != (sources, sources):
-        raise RuntimeError("the machine code in numba's cache was made of other sources")
+        raise RuntimeError("the machine code in numba's cache was compiled from other sources")
     ids, sums = np.zeros(1, np.int64), np.zeros((1, 3))
-    made.merge_tables(state.token_ids[None], ids, ids.copy(), sums, sums.copy())
+    functions.merge_tables(state.token_ids[None], ids, ids.copy(), sums, sums.copy())

@@ -1,8 +1,8 @@
 """e^x over the tokens of a chunk, written so that a compiler without a vector library can vectorise it.
 
-x = k·ln 2 + r with |r| ≤ ln 2 / 2; adding 1.5·2^52 rounds to the whole number k and leaves it in the last bits, from
-where a shift makes the exponent of 2^k. (e^r − 1 − r)/r² is a polynomial. What is made of it is right to about two
-units in the last place, k3 near 0 included, which expm1(d) − d is not.
+x = k·ln 2 + r with |r| ≤ ln 2 / 2. Adding 1.5·2^52 rounds to the integer k and leaves it in the last bits; a shift
+turns it into the exponent of 2^k. (e^r − 1 − r)/r² is a polynomial. Results are accurate to about two units in the last
+place, including k3 near 0, where expm1(d) − d is not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.passes.compiled.array_layout import (
-    ABOVE,
     ABS_D,
     BEHAVIOUR,
     DECAY,
@@ -22,6 +21,7 @@ from foreshock.measures.passes.compiled.array_layout import (
     K3,
     LOG_BEHAVIOUR,
     LOG_TARGET,
+    RATIO_MINUS_ONE,
     SHRINKAGE,
     TARGET,
     D,
@@ -35,16 +35,16 @@ Float64 = NDArray[np.float64]
 
 _LOG2_E = 1.4426950408889634
 _ROUNDER = 6755399441055744.0  # 1.5·2^52
-# ln 2 in two parts; the first has so few digits that k times it is exact.
+# ln 2 in two parts; the first has few enough digits that k times it is exact.
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
-# Beyond this e^x is infinite, which the largest exponent makes of itself.
+# Above this e^x is infinite: the exponent field overflows to infinity by itself.
 _OVERFLOWS = 710.0
-# Below this it is less than the smallest normal number, and taken as 0.
+# Below this e^x is smaller than the smallest normal number, and taken as 0.
 _UNDERFLOWS = -707.0
-# In the place of infinity where ∞·0 would follow.
+# Replaces infinity where ∞·0 would follow.
 _HUGE = 1e300
-# Where k is 0, so that the polynomial alone is e^x − 1 − x.
+# Below this k is 0, so that the polynomial alone is e^x − 1 − x.
 _HALF_LN2 = 0.34
 _C = tuple(1.0 / math.factorial(power) for power in range(2, 14))
 _C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11 = _C
@@ -52,7 +52,7 @@ _C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11 = _C
 
 @compiled
 def curvature(r: float) -> float:
-    """(e^r − 1 − r)/r² for |r| ≤ ln 2 / 2."""
+    """Return (e^r − 1 − r)/r² for |r| ≤ ln 2 / 2."""
     square = r * r
     even = _C0 + square * (_C2 + square * (_C4 + square * (_C6 + square * (_C8 + square * _C10))))
     odd = _C1 + square * (_C3 + square * (_C5 + square * (_C7 + square * (_C9 + square * _C11))))
@@ -61,7 +61,7 @@ def curvature(r: float) -> float:
 
 @compiled
 def fill_ratios(work: Float64, n: int) -> None:
-    """From the log-probs of n tokens: d, |d|, and all that e^|d| gives."""
+    """Compute d, |d| and the terms of e^|d| from the log-probs of n tokens."""
     for i in range(n):
         d = work[LOG_TARGET, i] - work[LOG_BEHAVIOUR, i]
         x = abs(d)
@@ -77,22 +77,22 @@ def fill_ratios(work: Float64, n: int) -> None:
         finite_k3 = k3_above if k3_above < _HUGE else _HUGE
         decay = 1.0 / (1.0 + finite_growth)
         shrinkage = finite_growth * decay
-        # x − (1 − e^−x), without taking near equals apart.
+        # x − (1 − e^−x), without cancellation.
         k3_below = x * shrinkage - finite_k3 * decay
         work[D, i] = d
         work[ABS_D, i] = x
         work[GROWTH, i] = growth
         work[SHRINKAGE, i] = shrinkage
         work[DECAY, i] = decay
-        work[ABOVE, i] = growth if d > 0.0 else -shrinkage
+        work[RATIO_MINUS_ONE, i] = growth if d > 0.0 else -shrinkage
         work[K3, i] = k3_above if d > 0.0 else k3_below
 
 
 @compiled
 def fill_probabilities(work: Float64, n: int) -> None:
-    """π, μ and |π − μ| of n tokens: one e^x, of the larger; the smaller and the difference are parts of it."""
+    """Compute π, μ and |π − μ| of n tokens from one exponential, that of the larger probability."""
     for i in range(n):
-        # All is loaded before anything is chosen: a load that depends on a choice is not vectorised.
+        # All loads come before the selects: a load that depends on a select is not vectorised.
         target, behaviour, lower = work[LOG_TARGET, i], work[LOG_BEHAVIOUR, i], work[D, i] < 0.0
         decay, shrinkage = work[DECAY, i], work[SHRINKAGE, i]
         larger = behaviour if lower else target

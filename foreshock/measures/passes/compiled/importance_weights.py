@@ -1,4 +1,4 @@
-"""Sums of importance weights of tokens and of turns, which may leave the range of a float64: see `LogWeights`."""
+"""Sums of importance weights of tokens and of turns, which may exceed the range of a float64: see `LogWeights`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.passes.compiled import array_layout as layout
-from foreshock.measures.passes.compiled.bucket_runs import is_constant, sum_of_run
+from foreshock.measures.passes.compiled.bucket_runs import all_equal, sum_of_run
 from foreshock.measures.passes.compiled.chunk_sums import sums_of_weights
 from foreshock.measures.passes.compiled.jit import compiled
 from foreshock.measures.passes.compiled.lane_state import LaneState
@@ -18,7 +18,7 @@ __all__ = ["add_turns", "add_weights", "close_turn"]
 
 @compiled
 def add_scaled(weights: NDArray[np.float64], row: int, largest: float, total: float, squares: float) -> None:
-    """Add weights whose sum is total·e^largest and whose squares' sum is squares·e^(2·largest)."""
+    """Add weights with the sum total·e^largest and the sum of squares squares·e^(2·largest)."""
     known = weights[row, layout.LARGEST]
     if largest <= known:
         scale = math.exp(largest - known)
@@ -33,7 +33,7 @@ def add_scaled(weights: NDArray[np.float64], row: int, largest: float, total: fl
 
 @compiled
 def add_weights(state: LaneState, n: int, most: float) -> None:
-    """Add the ratios of n tokens, the largest of whose d is `most`."""
+    """Add the weights ρ of n tokens; `most` is their largest d."""
     weights = state.weights
     if abs(most) < layout.PLAIN_LIMIT:
         total, squares = sums_of_weights(state.work, n)
@@ -54,16 +54,19 @@ def add_weights(state: LaneState, n: int, most: float) -> None:
 
 @compiled
 def close_turn(state: LaneState) -> None:
-    """Add the weight of the turn that is open: the product of the ratios of its tokens."""
+    """Add the weight of the open turn: the product of the ratios of its tokens."""
     add_scaled(state.weights, layout.SCALED_TURNS, state.rollout[layout.TURN_D], 1.0, 1.0)
     state.weight_counts[layout.SCALED_TURNS] += 1
 
 
 @compiled
 def add_turns(state: LaneState, row: int, n: int, before: int) -> None:
-    """Add n tokens to the rollout's turns, `before` of whose tokens were seen; a turn ends where its number changes."""
-    turns = state.whole[layout.TURN]
-    begin, constant = 0, is_constant(state.whole, layout.TURN, n)
+    """Add n tokens to the turns of their rollout; a turn ends where its number changes.
+
+    `before` is the number of measured tokens of the rollout in earlier chunks.
+    """
+    turns = state.integers[layout.TURN]
+    begin, constant = 0, all_equal(state.integers, layout.TURN, n)
     while begin < n:
         end = n if constant else begin + 1
         while end < n and turns[end] == turns[begin]:

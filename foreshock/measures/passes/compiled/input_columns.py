@@ -1,6 +1,6 @@
-"""The columns of a batch as the compiled pass reads them: bytes and a format, so that one machine code fits all types.
+"""The columns of a batch as bytes and a format, so that one machine code serves all types.
 
-A column is used where it lies if it is contiguous and of a type that is read as it is; else it is converted once.
+A column is used in place if it is contiguous and of a supported type; otherwise it is converted once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["DENSE_ROWS_PER_TOKEN", "BatchColumns", "batch_columns", "float_colum
 Bytes = NDArray[np.uint8]
 Int64 = NDArray[np.int64]
 
-# A table of token ids that has a row for every id up to the largest is no larger than the batch's log-probs and ids.
+# Largest table with a row for every id up to the maximum: no larger than the batch's log-probs and ids.
 DENSE_ROWS_PER_TOKEN = 3 / 8
-# Up to here a lookup by id is cheaper than to sort the ids.
+# Up to this size a lookup table by id is cheaper than sorting the ids.
 _LOOKUP_ROWS_PER_TOKEN = 32
 _NOTHING = np.zeros(0, np.uint8)
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -30,7 +30,7 @@ _INTEGERS = (np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchColumns:
-    """What the lanes read. Token ids index a table of `table_size` rows: directly, or as places in `ids`, rising."""
+    """The columns of all lanes. Token ids index a table of `table_size` rows: directly, or as positions in `ids`."""
 
     columns: LaneColumns
     table_size: int
@@ -38,23 +38,23 @@ class BatchColumns:
 
 
 def batch_columns(inputs: TokenInputs) -> BatchColumns:
-    """The columns of these inputs."""
+    """Return the columns of `inputs`."""
     formats = np.zeros(layout.FORMATS, np.int64)
-    target, formats[layout.OF_TARGET] = float_column(inputs.target)
-    behaviour, formats[layout.OF_BEHAVIOUR] = float_column(inputs.behaviour)
-    entropy, formats[layout.OF_ENTROPY] = float_column(inputs.entropy)
-    advantage, formats[layout.OF_ADVANTAGE] = float_column(inputs.advantage)
-    turn, formats[layout.OF_TURN] = _integer_column(inputs.turn)
-    lag, formats[layout.OF_LAG] = _integer_column(inputs.lag)
+    target, formats[layout.TARGET_FORMAT] = float_column(inputs.target)
+    behaviour, formats[layout.BEHAVIOUR_FORMAT] = float_column(inputs.behaviour)
+    entropy, formats[layout.ENTROPY_FORMAT] = float_column(inputs.entropy)
+    advantage, formats[layout.ADVANTAGE_FORMAT] = float_column(inputs.advantage)
+    turn, formats[layout.TURN_FORMAT] = _integer_column(inputs.turn)
+    lag, formats[layout.LAG_FORMAT] = _integer_column(inputs.lag)
     token_ids, table_size, ids = _table_of_ids(inputs.token_ids)
-    token_ids, formats[layout.OF_TOKEN_IDS] = _integer_column(token_ids)
+    token_ids, formats[layout.TOKEN_IDS_FORMAT] = _integer_column(token_ids)
     tokens = int(inputs.offsets[-1])
     if inputs.advantage is not None and inputs.advantage.size != tokens:
-        formats[layout.ADVANTAGE_OF_ROLLOUTS] = 1
+        formats[layout.ADVANTAGE_PER_ROLLOUT] = 1
     generated = _NOTHING
     if inputs.generated is not None:
         generated = np.ascontiguousarray(inputs.generated, dtype=np.bool_)
-        formats[layout.OF_MASK] = 1
+        formats[layout.MASK_FORMAT] = 1
     columns = LaneColumns(
         offsets=np.ascontiguousarray(inputs.offsets, dtype=np.int64),
         formats=formats,
@@ -71,14 +71,14 @@ def batch_columns(inputs: TokenInputs) -> BatchColumns:
 
 
 def as_bytes(values: NDArray[np.generic]) -> Bytes:
-    """The memory of a contiguous array, marked read-only: to numba that is a type of its own."""
+    """Return the memory of a contiguous array as read-only bytes; read-only arrays are a type of their own in numba."""
     view = values.reshape(-1).view(np.uint8)
     view.flags.writeable = False
     return view
 
 
 def float_column(values: NDArray[np.floating] | None) -> tuple[Bytes, int]:
-    """The bytes of a column of floats, and how many each value has; 0 where there is no column."""
+    """Return a float column's bytes and its item size in bytes; size 0 if there is no column."""
     if values is None:
         return as_bytes(_NOTHING.copy()), 0
     if values.dtype not in _FLOATS:
@@ -87,6 +87,7 @@ def float_column(values: NDArray[np.floating] | None) -> tuple[Bytes, int]:
 
 
 def _integer_column(values: NDArray[np.integer] | None) -> tuple[Bytes, int]:
+    """Return an integer column's bytes and its item size in bytes; size 0 if there is no column."""
     if values is None:
         return as_bytes(_NOTHING.copy()), 0
     if values.dtype not in _INTEGERS:
@@ -95,7 +96,7 @@ def _integer_column(values: NDArray[np.integer] | None) -> tuple[Bytes, int]:
 
 
 def _table_of_ids(token_ids: NDArray[np.integer] | None) -> tuple[NDArray[np.integer] | None, int, Int64 | None]:
-    """What names a token's row in the table, the table's size, and the id of each row unless it is the row's number."""
+    """Return each token's row in the table, the table's size, and the id of each row (None: the row's number)."""
     if token_ids is None or token_ids.size == 0:
         return None, 0, None
     least, most = int(token_ids.min()), int(token_ids.max())

@@ -1,6 +1,6 @@
-"""Instructions that compiled loops need and numba does not make by itself.
+"""Instructions that compiled loops need and numba does not generate by itself.
 
-Importing this imports numba.
+Importing this module imports numba.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-__all__ = ["add_four", "bits_of", "fetch_row", "float_of", "larger", "smaller"]
+__all__ = ["add_four", "bits_of", "float_of", "larger", "prefetch_row", "smaller"]
 
 Table = NDArray[np.float64]
 
-# What lets a loop be vectorised; the fast mathematics of a function does not reach its choices.
+# Flags that let a loop be vectorised; a function's fastmath flags do not apply to its selects.
 _NEVER_NAN = ("nnan", "nsz", "reassoc")
 _VECTOR = ir.VectorType(ir.DoubleType(), 4)
 _NUMBER = ir.IntType(32)
@@ -37,7 +37,7 @@ def _extreme(comparison: str) -> Any:
 
 
 def _row(target: Any, builder: Any, signature: Any, arguments: Any, kind: ir.Type) -> Any:
-    """Where a row of a contiguous [R, 4] table begins. Rows count from 0 only: nothing is spent on negative ones."""
+    """Return the address of a row of a contiguous [R, 4] table; negative rows are not supported."""
     table = make_array(signature.args[0])(target, builder, arguments[0])
     place = builder.gep(table.data, [builder.mul(arguments[1], ir.Constant(arguments[1].type, 4))])
     return builder.bitcast(place, kind.as_pointer())
@@ -49,7 +49,7 @@ def _add_four(context: Any, table: Any, row: Any, first: Any, second: Any, third
         values = ir.Constant(_VECTOR, ir.Undefined)
         for place, value in enumerate(arguments[2:]):
             values = builder.insert_element(values, value, ir.Constant(_NUMBER, place))
-        # Only the numbers are aligned, not the rows.
+        # Only the numbers are aligned to 8 bytes, not the rows to 32.
         builder.store(builder.fadd(builder.load(where, align=8), values), where, align=8)
         return target.get_dummy_value()
 
@@ -82,13 +82,13 @@ def _float_of(context: Any, bits: Any) -> Any:
     return types.float64(types.int64), code
 
 
-# The larger and the smaller of two numbers, neither of which is NaN.
+# Return the larger or the smaller of two numbers, neither of which is NaN.
 larger: Callable[[float, float], float] = _extreme(">")
 smaller: Callable[[float, float], float] = _extreme("<")
 # Add four numbers to a row of a contiguous [R, 4] table, as one vector.
 add_four: Callable[[Table, int, float, float, float, float], None] = intrinsic(_add_four)
-# Have a row of such a table brought near, without waiting for it.
-fetch_row: Callable[[Table, int], None] = intrinsic(_fetch_row)
-# The bits of a float64 as an integer, and back.
+# Prefetch a row of such a table into the cache.
+prefetch_row: Callable[[Table, int], None] = intrinsic(_fetch_row)
+# Reinterpret the bits of a float64 as an int64, and back.
 bits_of: Callable[[float], int] = intrinsic(_bits_of)
 float_of: Callable[[int], float] = intrinsic(_float_of)

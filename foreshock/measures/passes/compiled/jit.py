@@ -1,7 +1,7 @@
-"""How functions of the compiled pass are compiled: without the interpreter's lock, and never with unsafe mathematics.
+"""Decorators that compile the functions of the pass: without the GIL, and without unsafe floating-point assumptions.
 
-Importing this imports numba. `reassoc` and `contract` let a loop be vectorised and use fused multiply-adds; nothing may
-assume that there are no NaNs or infinities, except where a comment says why there are none.
+Importing this module imports numba. `reassoc` and `contract` allow vectorised loops and fused multiply-adds. No
+function may assume that there are no NaNs or infinities, except where a comment says why there are none.
 """
 
 from __future__ import annotations
@@ -15,36 +15,34 @@ __all__ = ["compiled", "entry", "exactly", "reduction"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Without numba's counting of references: the callers hold all arrays, and threads would wait for each other at the
-# counters of those that they share.
+# No reference counting (`_nrt`): the callers hold all arrays, and threads would contend for shared counters.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-# Only machine code may call these, as the wrappers that Python would call take longest to compile: calling one from
-# Python ends the process.
+# Functions that only machine code calls: Python wrappers take longest to compile. Calling one from Python crashes.
 _INNER = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def compiled(function: F) -> F:
-    """A function whose loops are vectorised where they add nothing up."""
+    """Compile a function whose loops do not accumulate."""
     made: F = numba.njit(fastmath={"contract"}, **_INNER)(function)
     return made
 
 
 def reduction(function: F) -> F:
-    """A function that adds up, in whatever order suits the processor's vectors."""
+    """Compile a function that accumulates, in an order that suits the vector units."""
     made: F = numba.njit(fastmath={"reassoc", "contract"}, **_INNER)(function)
     return made
 
 
 def exactly(function: F) -> F:
-    """A function whose every operation is rounded as it is written: what compensated sums need."""
+    """Compile a function whose operations are rounded as written, as compensated sums require."""
     made: F = numba.njit(**_INNER)(function)
     return made
 
 
 def entry(function: F, *, cached: bool) -> F:
-    """A function that Python calls; `cached` keeps its machine code on disk beside the sources.
+    """Compile a function that Python calls; `cached` keeps its machine code on disk beside the sources.
 
-    Raises RuntimeError where numba finds no folder that it may write to.
+    Raises RuntimeError if numba finds no writable folder.
     """
     made: F = numba.njit(fastmath={"contract"}, cache=cached, **_OPTIONS)(function)
     return made

@@ -1,4 +1,7 @@
-"""A lane of rollouts, one after the other, a chunk of tokens at a time."""
+"""The entry functions of one lane: a range of rollouts that one thread sums, a chunk of tokens at a time.
+
+`lane_function` computes all sums, `verl_lane_function` only those of verl's thirteen off-policy metrics.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ from numpy.typing import NDArray
 from foreshock.measures.passes.compiled import array_layout as layout
 from foreshock.measures.passes.compiled.bucket_runs import add_length, add_positions, add_values
 from foreshock.measures.passes.compiled.bucket_sums import (
-    flush_cells,
+    flush_buckets,
     scatter_grids,
     scatter_tails,
     scatter_token_ids,
     scatter_tokens,
 )
 from foreshock.measures.passes.compiled.chunk_reader import (
-    compact,
-    compact_whole,
-    measured_tokens,
+    compact_floats,
+    compact_integers,
+    keep_measured,
     read_floats,
     read_integers,
     repeat_first,
 )
 from foreshock.measures.passes.compiled.chunk_sums import (
-    bad_updates,
+    count_bad_updates,
     largest_of_row,
     range_of_row,
     squares_about_means,
@@ -48,44 +51,46 @@ VerlLaneFunction = Callable[[LaneColumns, LaneState, int, int], int]
 
 
 def lane_function(sources: int, *, cached: bool) -> LaneFunction:
-    """The compiled function that adds rollouts `first` to `last` to a lane's state.
+    """Return the compiled function that adds rollouts first ≤ row < last to a lane's state.
 
-    It returns `sources`, a digest of all that it is made of. Numba looks for edits only in the file of the function
-    that it caches; a number that the function has built in makes it look for machine code of these very sources.
+    It returns `sources`, the digest of everything it is compiled from. Numba's cache only detects edits of the file of
+    the cached function; the digest as a built-in constant detects edits of all files.
     """
 
     def sum_lane(columns: LaneColumns, lookups: Lookups, state: LaneState, first: int, last: int) -> int:
         formats, work = columns.formats, state.work
-        with_entropy, with_advantage = formats[layout.OF_ENTROPY] != 0, formats[layout.OF_ADVANTAGE] != 0
+        with_entropy, with_advantage = formats[layout.ENTROPY_FORMAT] != 0, formats[layout.ADVANTAGE_FORMAT] != 0
         for row in range(first, last):
             start, stop = columns.offsets[row], columns.offsets[row + 1]
             for at in range(start, stop, layout.CHUNK):
                 n = min(layout.CHUNK, stop - at)
-                read_floats(columns.target, formats[layout.OF_TARGET], at, n, work, layout.LOG_TARGET)
-                read_floats(columns.behaviour, formats[layout.OF_BEHAVIOUR], at, n, work, layout.LOG_BEHAVIOUR)
-                measured = measured_tokens(columns, state, row, at, n)
+                read_floats(columns.target, formats[layout.TARGET_FORMAT], at, n, work, layout.LOG_TARGET)
+                read_floats(columns.behaviour, formats[layout.BEHAVIOUR_FORMAT], at, n, work, layout.LOG_BEHAVIOUR)
+                measured = keep_measured(columns, state, row, at, n)
                 if measured == 0:
                     continue
                 fill_ratios(work, measured)
                 fill_probabilities(work, measured)
-                farthest = add_to_rollout(columns, state, row, at, n, measured)
-                add_runs_of_chunk(columns, lookups, state, row, at, n, measured, farthest)
+                max_abs_d = add_to_rollout(columns, state, row, at, n, measured)
+                add_runs_of_chunk(columns, lookups, state, row, at, n, measured, max_abs_d)
                 scatter_tokens(lookups, state, measured, with_entropy)
                 scatter_grids(state, measured, with_advantage)
-                if farthest > layout.FIRST_LEVEL:
+                if max_abs_d > layout.FIRST_LEVEL:
                     scatter_tails(lookups, state, measured, with_advantage)
-                if formats[layout.OF_TOKEN_IDS] != 0:
-                    read_whole(columns.token_ids, formats[layout.OF_TOKEN_IDS], state, layout.TOKEN_ID, at, n, measured)
+                if formats[layout.TOKEN_IDS_FORMAT] != 0:
+                    read_integer_column(
+                        columns.token_ids, formats[layout.TOKEN_IDS_FORMAT], state, layout.TOKEN_ID, at, n, measured
+                    )
                     scatter_token_ids(state, measured)
                 state.rollout_counts[row, layout.TOKENS] += measured
-                state.counts[layout.CHUNKS_WAITING] += 1
-                if state.counts[layout.CHUNKS_WAITING] == layout.CHUNKS_BETWEEN_FLUSHES:
-                    flush_cells(state)
+                state.counts[layout.CHUNKS_UNFLUSHED] += 1
+                if state.counts[layout.CHUNKS_UNFLUSHED] == layout.CHUNKS_BETWEEN_FLUSHES:
+                    flush_buckets(state)
             if state.rollout_counts[row, layout.TOKENS] > 0:
                 add_length(lookups, state, row)
-                if formats[layout.OF_TURN] != 0:
+                if formats[layout.TURN_FORMAT] != 0:
                     close_turn(state)
-        flush_cells(state)
+        flush_buckets(state)
         cut_largest(state, 0)
         cut_largest(state, 1)
         return sources
@@ -94,8 +99,9 @@ def lane_function(sources: int, *, cached: bool) -> LaneFunction:
 
 
 def verl_lane_function(sources: int, *, cached: bool) -> VerlLaneFunction:
-    """The compiled function that fills `sums` and `rollout_counts` of rollouts `first` to `last` with what d and the
-    log-probs give; the rest of the state stays as it is. It returns `sources`.
+    """Return the compiled function that sums d and the log-probs of rollouts first ≤ row < last.
+
+    It fills `sums` and `rollout_counts`, leaves the rest of the state unchanged, and returns `sources`.
     """
 
     def sum_verl_lane(columns: LaneColumns, state: LaneState, first: int, last: int) -> int:
@@ -104,9 +110,9 @@ def verl_lane_function(sources: int, *, cached: bool) -> VerlLaneFunction:
             start, stop = columns.offsets[row], columns.offsets[row + 1]
             for at in range(start, stop, layout.CHUNK):
                 n = min(layout.CHUNK, stop - at)
-                read_floats(columns.target, formats[layout.OF_TARGET], at, n, work, layout.LOG_TARGET)
-                read_floats(columns.behaviour, formats[layout.OF_BEHAVIOUR], at, n, work, layout.LOG_BEHAVIOUR)
-                measured = measured_tokens(columns, state, row, at, n)
+                read_floats(columns.target, formats[layout.TARGET_FORMAT], at, n, work, layout.LOG_TARGET)
+                read_floats(columns.behaviour, formats[layout.BEHAVIOUR_FORMAT], at, n, work, layout.LOG_BEHAVIOUR)
+                measured = keep_measured(columns, state, row, at, n)
                 if measured == 0:
                     continue
                 fill_ratios(work, measured)
@@ -121,42 +127,46 @@ def verl_lane_function(sources: int, *, cached: bool) -> VerlLaneFunction:
 
 
 @compiled
-def read_column(
+def read_float_column(
     column: NDArray[np.uint8], width: int, state: LaneState, row: int, at: int, n: int, measured: int
 ) -> None:
+    """Read n floats of a column into row `row` of `work`, and keep the measured tokens."""
     read_floats(column, width, at, n, state.work, row)
     if measured < n:
-        compact(state.work, row, state.whole, measured)
+        compact_floats(state.work, row, state.integers, measured)
 
 
 @compiled
-def read_whole(
+def read_integer_column(
     column: NDArray[np.uint8], width: int, state: LaneState, row: int, at: int, n: int, measured: int
 ) -> None:
-    read_integers(column, width, at, n, state.whole, row)
+    """Read n integers of a column into row `row` of `integers`, and keep the measured tokens."""
+    read_integers(column, width, at, n, state.integers, row)
     if measured < n:
-        compact_whole(state.whole, row, measured)
+        compact_integers(state.integers, row, measured)
 
 
 @compiled
 def add_to_rollout(columns: LaneColumns, state: LaneState, row: int, at: int, n: int, measured: int) -> float:
-    """The sums and extremes of a rollout of its own; the chunk's sums stay in `totals`, its largest |d| is returned."""
+    """Add a chunk to its rollout's sums and extremes, and return its largest |d|; its sums stay in `totals`."""
     work, totals, formats = state.work, state.totals, columns.formats
     sum_ratios(work, measured, totals)
     sum_log_probs(work, measured, totals)
     sum_probabilities(work, measured, totals)
     add_moments(state, row, measured)
-    if formats[layout.OF_ENTROPY] != 0:
-        read_column(columns.entropy, formats[layout.OF_ENTROPY], state, layout.ENTROPY, at, n, measured)
+    if formats[layout.ENTROPY_FORMAT] != 0:
+        read_float_column(columns.entropy, formats[layout.ENTROPY_FORMAT], state, layout.ENTROPY, at, n, measured)
         state.rollout_counts[row, layout.ENTROPY_TOKENS] += sum_entropies(work, measured, totals)
-    if formats[layout.OF_ADVANTAGE] != 0:
-        if formats[layout.ADVANTAGE_OF_ROLLOUTS] != 0:
-            read_floats(columns.advantage, formats[layout.OF_ADVANTAGE], row, 1, work, layout.ADVANTAGE)
+    if formats[layout.ADVANTAGE_FORMAT] != 0:
+        if formats[layout.ADVANTAGE_PER_ROLLOUT] != 0:
+            read_floats(columns.advantage, formats[layout.ADVANTAGE_FORMAT], row, 1, work, layout.ADVANTAGE)
             repeat_first(work, layout.ADVANTAGE, measured)
         else:
-            read_column(columns.advantage, formats[layout.OF_ADVANTAGE], state, layout.ADVANTAGE, at, n, measured)
+            read_float_column(
+                columns.advantage, formats[layout.ADVANTAGE_FORMAT], state, layout.ADVANTAGE, at, n, measured
+            )
         state.rollout_counts[row, layout.ADVANTAGE_TOKENS] += sum_advantages(work, measured, totals)
-        state.counts[layout.BAD_UPDATES] += bad_updates(work, measured)
+        state.counts[layout.BAD_UPDATES] += count_bad_updates(work, measured)
     for index in range(layout.SUMS):
         state.sums[row, index] += totals[index]
     difference = largest_of_row(work, layout.DIFFERENCE, measured)
@@ -172,42 +182,45 @@ def add_to_rollout(columns: LaneColumns, state: LaneState, row: int, at: int, n:
 
 @compiled
 def add_moments(state: LaneState, row: int, n: int) -> None:
-    """Second moments about the rollout's own means: those about the chunk's, and what lies between the two
-    (Chan, Golub and LeVeque 1979).
+    """Add the second moments of a chunk to those of its rollout, each about its own mean.
+
+    Chan, Golub and LeVeque (1979): moments about the chunk's means, plus the moment between the two means.
     """
     totals, means = state.totals, state.rollout
     before = float(state.rollout_counts[row, layout.TOKENS])
     target, behaviour = totals[layout.SUM_TARGET] / n, totals[layout.SUM_BEHAVIOUR] / n
     difference = totals[layout.SUM_DIFFERENCE] / n
-    of_target, of_behaviour, of_both, of_difference = squares_about_means(state.work, n, target, behaviour, difference)
+    target_squares, behaviour_squares, products, difference_squares = squares_about_means(
+        state.work, n, target, behaviour, difference
+    )
     if before > 0.0:
         between, share = before * n / (before + n), n / (before + n)
         step_target, step_behaviour = target - means[layout.MEAN_TARGET], behaviour - means[layout.MEAN_BEHAVIOUR]
         step_difference = difference - means[layout.MEAN_DIFFERENCE]
-        of_target += step_target * step_target * between
-        of_behaviour += step_behaviour * step_behaviour * between
-        of_both += step_target * step_behaviour * between
-        of_difference += step_difference * step_difference * between
+        target_squares += step_target * step_target * between
+        behaviour_squares += step_behaviour * step_behaviour * between
+        products += step_target * step_behaviour * between
+        difference_squares += step_difference * step_difference * between
         target = means[layout.MEAN_TARGET] + step_target * share
         behaviour = means[layout.MEAN_BEHAVIOUR] + step_behaviour * share
         difference = means[layout.MEAN_DIFFERENCE] + step_difference * share
     means[layout.MEAN_TARGET], means[layout.MEAN_BEHAVIOUR] = target, behaviour
     means[layout.MEAN_DIFFERENCE] = difference
-    totals[layout.WITHIN_TARGET], totals[layout.WITHIN_BEHAVIOUR] = of_target, of_behaviour
-    totals[layout.WITHIN_PRODUCT], totals[layout.WITHIN_DIFFERENCE] = of_both, of_difference
+    totals[layout.WITHIN_TARGET], totals[layout.WITHIN_BEHAVIOUR] = target_squares, behaviour_squares
+    totals[layout.WITHIN_PRODUCT], totals[layout.WITHIN_DIFFERENCE] = products, difference_squares
 
 
 @compiled
 def add_runs_of_chunk(
-    columns: LaneColumns, lookups: Lookups, state: LaneState, row: int, at: int, n: int, measured: int, farthest: float
+    columns: LaneColumns, lookups: Lookups, state: LaneState, row: int, at: int, n: int, measured: int, max_abs_d: float
 ) -> None:
-    """The maps by place, turn and lag, and the weights of turns."""
+    """Add a chunk to the buckets by position, turn and lag, and to the weights of its turns."""
     formats = columns.formats
-    add_positions(state, at - columns.offsets[row], n, measured, farthest)
-    if formats[layout.OF_TURN] != 0:
-        read_whole(columns.turn, formats[layout.OF_TURN], state, layout.TURN, at, n, measured)
-        add_values(state, layout.TURN, lookups.turn, layout.TURN_CELLS, measured, farthest)
+    add_positions(state, at - columns.offsets[row], n, measured, max_abs_d)
+    if formats[layout.TURN_FORMAT] != 0:
+        read_integer_column(columns.turn, formats[layout.TURN_FORMAT], state, layout.TURN, at, n, measured)
+        add_values(state, layout.TURN, lookups.turn, layout.TURN_BUCKETS, measured, max_abs_d)
         add_turns(state, row, measured, state.rollout_counts[row, layout.TOKENS])
-    if formats[layout.OF_LAG] != 0:
-        read_whole(columns.lag, formats[layout.OF_LAG], state, layout.LAG, at, n, measured)
-        add_values(state, layout.LAG, lookups.lag, layout.LAG_CELLS, measured, farthest)
+    if formats[layout.LAG_FORMAT] != 0:
+        read_integer_column(columns.lag, formats[layout.LAG_FORMAT], state, layout.LAG, at, n, measured)
+        add_values(state, layout.LAG, lookups.lag, layout.LAG_BUCKETS, measured, max_abs_d)

@@ -1,4 +1,4 @@
-"""The largest values of a lane, exactly: a buffer that takes what exceeds a rising floor and is cut when it is full."""
+"""The largest values of a lane, exactly: a buffer of values above a rising floor, cut when it is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cut_largest", "keep_largest"]
 
 @compiled
 def move_largest_first(values: NDArray[np.float64], count: int) -> None:
-    """Order the values so that the `count` largest come first (Hoare's selection); none is NaN."""
+    """Reorder the values so that the `count` largest come first (Hoare's selection); none is NaN."""
     first, last = 0, values.size - 1
     while first < last:
         pivot = values[(first + last) // 2]
@@ -38,7 +38,7 @@ def move_largest_first(values: NDArray[np.float64], count: int) -> None:
 
 @compiled
 def cut_largest(state: LaneState, side: int) -> None:
-    """Keep the KEPT_VALUES largest of the buffer; only what exceeds the least of them is taken from now on."""
+    """Keep the KEPT_VALUES largest of the buffer and raise the floor to the smallest of them."""
     kept = state.largest_kept[side]
     if kept <= layout.KEPT_VALUES:
         return
@@ -53,7 +53,7 @@ def cut_largest(state: LaneState, side: int) -> None:
 
 @compiled
 def keep_largest(state: LaneState, n: int, side: int, most: float) -> None:
-    """Take what is large of d (side 1) or of −d (side 0), where `most` is the largest of it."""
+    """Keep the large values of d (side 1) or −d (side 0) of n tokens; `most` is the largest of them."""
     if most <= state.largest_floor[side]:
         return
     if state.largest_kept[side] + n > layout.VALUES_BUFFER:

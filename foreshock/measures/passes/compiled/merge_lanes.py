@@ -1,4 +1,4 @@
-"""From the sums of lanes to those of the batch, lane by lane in their order."""
+"""Merge the sums of all lanes, in the order of the lanes, into the RolloutSums of the batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MergeFunction = Callable[[Float64, Int64, Int64, Float64, Float64], int]
 
 
 def fill_rollouts(result: RolloutSums, ranges: Float64, counts: Int64) -> None:
-    """What each rollout keeps for itself, beside the sums that lanes have written already."""
+    """Fill the per-rollout fields other than `sums`, which the lanes write themselves."""
     result.tokens = counts[:, layout.TOKENS].copy()
     result.generated = counts[:, layout.GENERATED].copy()
     result.entropy_tokens = counts[:, layout.ENTROPY_TOKENS].copy()
@@ -42,7 +42,7 @@ def fill_rollouts(result: RolloutSums, ranges: Float64, counts: Int64) -> None:
 
 
 def fill_totals(result: RolloutSums, states: Sequence[LaneState]) -> None:
-    """What is of all rollouts together, but for the sums by token id."""
+    """Fill the fields over all rollouts, except the sums by token id."""
     counts = np.sum([state.counts for state in states], axis=0)
     result.nonfinite_target = int(counts[layout.NONFINITE_TARGET])
     result.nonfinite_behaviour = int(counts[layout.NONFINITE_BEHAVIOUR])
@@ -51,40 +51,42 @@ def fill_totals(result: RolloutSums, states: Sequence[LaneState]) -> None:
     histogram = np.sum([state.histogram for state in states], axis=0)
     result.histogram = histogram[:-1].reshape(2, layout.FINE_SIZE).copy()
     result.zero_tokens = int(histogram[-1])
-    cells = functools.reduce(
-        CompensatedSums.__add__, (CompensatedSums(state.cells_high, state.cells_low) for state in states)
+    bucket_sums = functools.reduce(
+        CompensatedSums.__add__, (CompensatedSums(state.bucket_sums_high, state.bucket_sums_low) for state in states)
     )
-    result.weight_sums = cells.value[: layout.TAIL_CELLS].reshape(2, layout.COARSE_SIZE, layout.CELL_SUMS).copy()
-    cell_tokens = np.sum([state.cell_tokens.reshape(2, -1) for state in states], axis=(0, 1))
-    _fill_tails(result, cells, cell_tokens)
-    cell_largest = np.max([state.cell_largest.reshape(2, -1) for state in states], axis=(0, 1))
-    for name, first in layout.CONDITION_CELLS.items():
+    result.weight_sums = (
+        bucket_sums.value[: layout.TAIL_BUCKETS].reshape(2, layout.COARSE_SIZE, layout.SUMS_PER_BUCKET).copy()
+    )
+    bucket_tokens = np.sum([state.bucket_tokens.reshape(2, -1) for state in states], axis=(0, 1))
+    _fill_tails(result, bucket_sums, bucket_tokens)
+    bucket_max_abs_d = np.max([state.bucket_max_abs_d.reshape(2, -1) for state in states], axis=(0, 1))
+    for name, first in layout.CONDITION_BUCKETS.items():
         own = slice(first, first + CONDITIONS[name].size)
         result.conditions[name] = BucketSums(
-            cell_tokens[own].copy(),
-            CompensatedSums(cells.high[own].copy(), cells.low[own].copy()),
-            cell_largest[own].copy(),
+            bucket_tokens[own].copy(),
+            CompensatedSums(bucket_sums.high[own].copy(), bucket_sums.low[own].copy()),
+            bucket_max_abs_d[own].copy(),
         )
     result.largest_minus_d, result.largest_d = (_largest(states, side) for side in range(2))
     result.token_weights = _log_weights(states, (layout.PLAIN_TOKENS, layout.SCALED_TOKENS))
     result.turn_weights = _log_weights(states, (layout.SCALED_TURNS,))
 
 
-def _fill_tails(result: RolloutSums, cells: CompensatedSums, cell_tokens: Int64) -> None:
-    """From tokens between two levels to those beyond each."""
-    own = slice(layout.TAIL_CELLS, layout.TAIL_CELLS + 2 * layout.LEVELS)
-    between = cell_tokens[own].reshape(2, layout.LEVELS)
+def _fill_tails(result: RolloutSums, bucket_sums: CompensatedSums, bucket_tokens: Int64) -> None:
+    """Sum the buckets between two levels to totals beyond each level."""
+    own = slice(layout.TAIL_BUCKETS, layout.TAIL_BUCKETS + 2 * layout.LEVELS)
+    between = bucket_tokens[own].reshape(2, layout.LEVELS)
     result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
-    high = cells.high[own].reshape(2, layout.LEVELS, layout.CELL_SUMS)
-    low = cells.low[own].reshape(2, layout.LEVELS, layout.CELL_SUMS)
-    running = CompensatedSums.zeros(2, layout.CELL_SUMS)
+    high = bucket_sums.high[own].reshape(2, layout.LEVELS, layout.SUMS_PER_BUCKET)
+    low = bucket_sums.low[own].reshape(2, layout.LEVELS, layout.SUMS_PER_BUCKET)
+    running = CompensatedSums.zeros(2, layout.SUMS_PER_BUCKET)
     for level in reversed(range(layout.LEVELS)):
         running = running + CompensatedSums(high[:, level], low[:, level])
         result.tail_sums[:, level] = running.value
 
 
 def _largest(states: Sequence[LaneState], side: int) -> Float64:
-    """The largest values of all lanes, falling."""
+    """Return the LARGEST_VALUES largest values of all lanes, falling."""
     values = np.concatenate([state.largest[side, : state.largest_kept[side]] for state in states])
     return np.sort(values)[::-1][:LARGEST_VALUES].copy()
 
@@ -99,13 +101,13 @@ def _weights_of(state: LaneState, row: int) -> LogWeights:
     if count == 0:
         return LogWeights()
     largest, total, squares = state.weights[row].tolist()
-    # The plain sums have not been scaled by the largest yet.
+    # Plain sums are not yet scaled by the largest weight.
     scale = math.exp(-largest) if row == layout.PLAIN_TOKENS else 1.0
     return LogWeights(count, largest, total * scale, squares * scale * scale)
 
 
 def token_id_sums(tables: Float64, ids: Int64 | None, merge_tables: MergeFunction) -> TokenIdSums:
-    """The sums by token id of the lanes' tables [L, V, ID_COLUMNS]; row i is of `ids[i]`, or of the id i."""
+    """Return the sums by token id of the lanes' tables [L, V, ID_COLUMNS]; row i is of `ids[i]`, or of id i if None."""
     size = tables.shape[1]
     if size == 0:
         return TokenIdSums.empty()
@@ -121,13 +123,14 @@ def token_id_sums(tables: Float64, ids: Int64 | None, merge_tables: MergeFunctio
 
 
 def merge_function(sources: int, *, cached: bool) -> MergeFunction:
-    """The compiled function that adds the tables [L, V, 4] of all lanes, in order, with compensation.
+    """Return the compiled function that adds the token-id tables [L, V, 4] of all lanes, in order, with compensation.
 
-    It fills `ids` [V], rising, `tokens` [V], `high` and `low` [V, 3] from the front, and returns how many it filled.
+    It fills `ids` [V], rising, `tokens` [V], `high` and `low` [V, 3] from the front, and returns the number of rows
+    filled.
     """
 
     def merge_tables(tables: Float64, ids: Int64, tokens: Int64, high: Float64, low: Float64) -> int:
-        # Built in so that machine code of other sources is not taken from numba's cache.
+        # A built-in constant: numba's cache then never returns machine code of other sources.
         assert sources != 0
         return add_tables(tables, ids, tokens, high, low)
 
@@ -136,6 +139,7 @@ def merge_function(sources: int, *, cached: bool) -> MergeFunction:
 
 @exactly
 def add_tables(tables: Float64, ids: Int64, tokens: Int64, high: Float64, low: Float64) -> int:
+    """Add the tables of all lanes; see `merge_function`."""
     found = 0
     for token_id in range(tables.shape[1]):
         count = 0

@@ -1,7 +1,6 @@
-"""The compiled pass: a batch is cut into lanes of whole rollouts, threads take one lane after the other.
+"""The compiled pass on several threads: lanes of whole rollouts, of which each thread takes one at a time.
 
-How it is cut depends on the batch alone, and lanes are added up in their order: the result is the same for any number
-of threads.
+The cuts depend on the batch alone, and lanes are merged in their order, so the result does not depend on the threads.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from foreshock.measures.statistics.rollout_sums import RolloutSums
 __all__ = ["lane_cuts", "run_lanes", "sum_rollouts_in_lanes"]
 
 _LARGEST_LANES = 16
-# Fewer tokens are not worth a lane of their own.
+# Smallest lane in tokens; below it the cost of a thread dominates.
 _LANE_TOKENS = 1 << 17
 
 
 def sum_rollouts_in_lanes(inputs: TokenInputs, threads: int | None) -> RolloutSums:
-    """The sums of every rollout, and of all of them together, on `threads` threads; None: one for each processor."""
+    """Return the sums of each rollout and of all rollouts together; `threads` None: one per processor."""
     functions, batch = compiled_functions(), batch_columns(inputs)
     rollouts = inputs.offsets.size - 1
     result = RolloutSums.empty(rollouts)
@@ -54,6 +53,7 @@ def sum_rollouts_in_lanes(inputs: TokenInputs, threads: int | None) -> RolloutSu
 
 
 def run_lanes(add_lane: Callable[[int], None], lanes: int, threads: int | None) -> None:
+    """Call `add_lane` for each lane on at most `threads` threads."""
     workers = min(lanes, threads or processors())
     if workers <= 1:
         for lane in range(lanes):
@@ -65,12 +65,12 @@ def run_lanes(add_lane: Callable[[int], None], lanes: int, threads: int | None) 
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lane_cuts(offsets: NDArray[np.int64], table_size: int) -> NDArray[np.int64]:
-    """[L + 1] the rollouts at which lanes begin, each with about the same number of tokens."""
+    """Return [L + 1] the first rollout of each lane, and the number of rollouts; lanes have about equal tokens."""
     tokens, rollouts = int(offsets[-1]), offsets.size - 1
     lanes = min(max(tokens // _LANE_TOKENS, 1), _LARGEST_LANES)
     while lanes > 1 and lanes * table_size > tokens * DENSE_ROWS_PER_TOKEN:

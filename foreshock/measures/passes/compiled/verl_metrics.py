@@ -1,4 +1,4 @@
-"""verl's thirteen off-policy metrics alone, for a training loop that wants them at every step."""
+"""verl's thirteen off-policy metrics, for a training loop that needs them at every step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["verl_metrics_in_lanes"]
 
 
 def verl_metrics_in_lanes(inputs: TokenInputs, threads: int | None) -> dict[str, float]:
-    """The thirteen by the columns of the registry; NaN where nothing was measured."""
+    """Return the thirteen metrics by registry column; NaN if no token was measured."""
     rollouts = _verl_sums(inputs, threads)
     measured = rollouts.tokens > 0
     tokens = rollouts.tokens[measured].astype(np.float64)
@@ -47,7 +47,7 @@ def verl_metrics_in_lanes(inputs: TokenInputs, threads: int | None) -> dict[str,
 
 
 def _verl_sums(inputs: TokenInputs, threads: int | None) -> RolloutSums:
-    """The sums of d, ρ and log-probs of every rollout, and `tokens`; all else is left at 0."""
+    """Return `tokens` and the sums of d, ρ and log-probs of each rollout; all other fields are 0."""
     functions, batch = compiled_functions(), batch_columns(inputs)
     rollouts = inputs.offsets.size - 1
     result = RolloutSums.empty(rollouts)

@@ -53,7 +53,7 @@ def test_ratios_are_right_to_a_few_units_in_the_last_place(fill: Callable[[Float
     for row, wanted in (
         (layout.GROWTH, np.expm1(x)),
         (layout.SHRINKAGE, -np.expm1(-x)),
-        (layout.ABOVE, np.expm1(sign * x)),
+        (layout.RATIO_MINUS_ONE, np.expm1(sign * x)),
         (layout.DECAY, np.exp(-x)),
     ):
         # Beyond e^690 the decay is 1e-300, which nothing can tell from the truth.
@@ -76,7 +76,7 @@ def test_k3_keeps_its_digits_near_agreement(fill: Callable[[Float64, int], None]
 def test_what_is_too_large_is_infinite_and_what_is_not_stays_finite(fill: Callable[[Float64, int], None]) -> None:
     d = np.array([800.0, -800.0, 0.0, 1e300, -1e300, -1e9, -3e38])
     found = rows(fill, d, np.zeros_like(d))
-    np.testing.assert_array_equal(found[layout.ABOVE], [math.inf, -1.0, 0.0, math.inf, -1.0, -1.0, -1.0])
+    np.testing.assert_array_equal(found[layout.RATIO_MINUS_ONE], [math.inf, -1.0, 0.0, math.inf, -1.0, -1.0, -1.0])
     np.testing.assert_array_equal(found[layout.GROWTH], [math.inf, math.inf, 0.0, *[math.inf] * 4])
     # What stands for "no log-prob" in masks, such as −1e9 and the least float32, is a large k3, and no infinite one.
     np.testing.assert_array_equal(found[layout.K3], [math.inf, 799.0, 0.0, math.inf, 1e300, 1e9 - 1.0, 3e38])

@@ -161,9 +161,9 @@ def test_a_cache_that_cannot_be_written_or_read_costs_the_cache_only(
         return "machine code"
 
     monkeypatch.setattr(compilation, "_compile", compile_without_cache)
-    compilation._made.cache_clear()
+    compilation._functions.cache_clear()
     try:
         assert compilation.compiled_functions() == "machine code"
     finally:
-        compilation._made.cache_clear()
+        compilation._functions.cache_clear()
     assert asked == [True, False]
