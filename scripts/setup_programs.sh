@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The programs that tests start: PostgreSQL, Prometheus, Chromium. Installs what is missing where that needs no question
-# (root on a Debian-like system), says elsewhere what to install; tests that need a missing program then skip with a reason.
+# Install the programs that tests start: PostgreSQL, Prometheus, Chromium. As root on a Debian-like system it installs the
+# missing ones; otherwise it prints the command, and tests that need a missing program skip with a reason.
 set -euo pipefail
 
 missing=()

@@ -1,4 +1,4 @@
-"""Measures of the mismatch between the policy that sampled (μ) and the one that is trained (π); see `registry.py`."""
+"""Measures of the mismatch between the sampling policy (μ) and the trained policy (π); `registry.py` lists them."""
 
 from __future__ import annotations
 

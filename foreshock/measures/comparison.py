@@ -1,4 +1,4 @@
-"""Measure a batch: one comparison of two scores, or all that a trainer has logged of a step."""
+"""Measure a batch: one comparison of two scores, or all that a trainer logged of a step; merge the results."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["Comparison", "Mergeable", "StepMeasurement", "compare", "fold", "mea
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What one comparison `target/behaviour` gives: statistics that merge, and a row per rollout."""
+    """The result of one comparison `target/behaviour`: mergeable statistics, and one row per rollout."""
 
     statistics: ComparisonStatistics
     summaries: RolloutSummaries
 
     def measures(self) -> dict[str, float]:
-        """Every comparison and sequence measure of the registry by column; NaN where it is not estimable."""
+        """Return all comparison and sequence measures of the registry by column; NaN if not estimable."""
         return self.statistics.measures() | self.summaries.bootstrap_measures()
 
     def merge(self, other: Comparison) -> Comparison:
-        """The same comparison over the rollouts of both, such as those of two data-parallel ranks."""
+        """Return the comparison over the rollouts of both, such as those of two data-parallel ranks."""
         summaries = RolloutSummaries.concat([self.summaries, other.summaries])
         return Comparison(self.statistics.merge(other.statistics), summaries)
 
@@ -48,11 +48,11 @@ class StepMeasurement:
     comparisons: dict[str, Comparison]
 
     def merge(self, other: StepMeasurement) -> StepMeasurement:
-        """The same over the rollouts of both. Raises StatisticsError where they do not have the same comparisons."""
+        """Return the measurement over the rollouts of both. Raises StatisticsError if their comparisons differ."""
         if self.comparisons.keys() != other.comparisons.keys():
             raise StatisticsError(
-                f"one part has the comparisons {sorted(self.comparisons)} and another {sorted(other.comparisons)}: "
-                "log the same columns in all"
+                f"all parts must have the same comparisons, got {sorted(self.comparisons)} and "
+                f"{sorted(other.comparisons)}: log the same columns on every rank"
             )
         comparisons = {name: own.merge(other.comparisons[name]) for name, own in self.comparisons.items()}
         return StepMeasurement(self.step.merge(other.step), comparisons)
@@ -61,9 +61,9 @@ class StepMeasurement:
 def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Comparison:
     """Compare log π `target` with log μ `behaviour`, each [T] over the batch's response tokens.
 
-    Measured are model-generated tokens with two finite log-probs. The batch's entropies are those of the logged μ, so
-    they are used only where `behaviour` is the batch's own `rollout_log_probs`. Raises InvalidRolloutsError where a
-    size does not fit.
+    Only model-generated tokens with two finite log-probs are measured. The batch's entropies are those of the logged μ,
+    so they are used only if `behaviour` equals `batch.rollout_log_probs`. Raises InvalidRolloutsError if a size does
+    not fit.
     """
     behaviour = as_array(behaviour, "behaviour")
     logged = batch.rollout_log_probs
@@ -90,7 +90,7 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
 
 
 def _advantage(batch: RolloutBatch) -> NDArray[np.float32] | None:
-    """The batch's advantages, [T] or [N]; [T] wherever the two cannot be told apart by their size."""
+    """Return the batch's advantages, [T] or [N]; always [T] if T equals N, where the sizes are ambiguous."""
     advantage = batch.advantage
     if advantage is None or batch.advantage_per_token or batch.num_rollouts != batch.num_tokens:
         return advantage
@@ -98,7 +98,7 @@ def _advantage(batch: RolloutBatch) -> NDArray[np.float32] | None:
 
 
 def measure_step(batch: RolloutBatch) -> StepMeasurement:
-    """Measure a batch as it was logged: its rollouts, and `trainer/rollout` where both log-probs are there."""
+    """Measure a batch as logged: its rollouts, and `trainer/rollout` if both log-probs were logged."""
     comparisons = {}
     if batch.trainer_log_probs is not None and batch.rollout_log_probs is not None:
         comparisons[TRAINER_ROLLOUT] = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
@@ -106,23 +106,23 @@ def measure_step(batch: RolloutBatch) -> StepMeasurement:
 
 
 class Mergeable(Protocol):
-    """What has a `merge`: ComparisonStatistics, StepStatistics, Comparison, StepMeasurement."""
+    """Anything with a `merge`: ComparisonStatistics, StepStatistics, Comparison, StepMeasurement."""
 
     def merge(self, other: Self, /) -> Self:
-        """The same over the rollouts of both."""
+        """Return the value over the rollouts of both."""
 
 
 Part = TypeVar("Part", bound=Mergeable)
 
 
 def fold(parts: Iterable[Part]) -> Part:
-    """All parts as one, merged in the order given; sums do not depend on it to 1e-12 and better.
+    """Merge parts, such as shards or data-parallel ranks, in the order given; any order agrees to 1e-12 and better.
 
-    Raises StatisticsError where there is no part.
+    Raises StatisticsError if `parts` is empty.
     """
     merged: Part | None = None
     for part in parts:
         merged = part if merged is None else merged.merge(part)
     if merged is None:
-        raise StatisticsError("there is nothing to fold: give at least one part")
+        raise StatisticsError("fold needs at least one part, got none")
     return merged

@@ -1,7 +1,7 @@
-"""The mergeable statistics of one comparison: everything that its measures and tables are made of.
+"""The mergeable statistics of one comparison, from which all its measures and tables are computed.
 
-A shard has its own; a step's are the fold of its shards' in sorted order. Integers are exact; sums are compensated, so
-that any way to split and order the rollouts gives the same numbers (to 1e-12 and better).
+A step's statistics are the fold of its shards' in sorted order. Integers are exact and sums are compensated, so any
+split and order of the rollouts gives the same numbers (to 1e-12 and better).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["ComparisonStatistics"]
 class ComparisonStatistics(ComparisonSums):
     """Statistics of d = log target − log behaviour (π/μ) over the model-generated tokens of some rollouts.
 
-    Tokens where either log-prob is NaN or ±inf are counted and take part in nothing else; a sequence takes part in the
-    measures of sequences with the tokens that are left. Build them with `of`.
+    Tokens with a NaN or ±inf log-prob on either side are counted and otherwise excluded; a sequence contributes to the
+    sequence measures with its remaining tokens. Build them with `of`.
     """
 
     statistics_version: ClassVar[int] = blob.STATISTICS_VERSION
@@ -57,11 +57,12 @@ class ComparisonStatistics(ComparisonSums):
         token_ids: ArrayLike | None = None,
         advantage: ArrayLike | None = None,
     ) -> ComparisonStatistics:
-        """The statistics of log π `target` and log μ `behaviour`, both [T], of N rollouts cut at `offsets` [N + 1].
+        """Return the statistics of log π `target` and log μ `behaviour`, both [T], of N rollouts cut at `offsets` [N +
+        1].
 
-        `mask` [T] is 0 where the model did not sample; `group_ids` [N] name the prompts, by strings or whole numbers
-        (None: a cluster by itself); `entropy` [T] is that of μ in nats; `turn` [T] numbers the turns; `lag` [T] is in
-        weights versions; `advantage` is [T] or [N]. Raises InvalidRolloutsError where sizes or types do not fit.
+        `mask` [T] is 0 for tokens that the model did not sample; `group_ids` [N] name the prompts by strings or
+        integers (None: a cluster by itself); `entropy` [T] is that of μ in nats; `turn` [T] numbers the turns; `lag`
+        [T] is in weights versions; `advantage` is [T] or [N]. Raises InvalidRolloutsError if sizes or types do not fit.
         """
         inputs = token_inputs(
             target, behaviour, offsets, mask,
@@ -71,7 +72,7 @@ class ComparisonStatistics(ComparisonSums):
 
     @classmethod
     def from_rollout_sums(cls, rollouts: RolloutSums, group_ids: Iterable[object] | None) -> ComparisonStatistics:
-        """The statistics of rollouts whose own sums are known; `group_ids` [N] name their prompts."""
+        """Return the statistics of rollouts from the sums of a pass; `group_ids` [N] name their prompts."""
         of_sequences, errors, log_weights = sequence_sums(rollouts)
         measured = rollouts.tokens > 0
         values = np.concatenate([rollouts.sums[measured], of_sequences], axis=1)
@@ -96,7 +97,7 @@ class ComparisonStatistics(ComparisonSums):
         )
 
     def merge(self, other: ComparisonStatistics) -> ComparisonStatistics:
-        """The statistics over the rollouts of both."""
+        """Return the statistics over the rollouts of both."""
         return ComparisonStatistics(
             counts=self.counts + other.counts,
             sums=self.sums + other.sums,
@@ -116,9 +117,9 @@ class ComparisonStatistics(ComparisonSums):
         )
 
     def measures(self) -> dict[str, float]:
-        """Every comparison and sequence measure of the registry by column name; NaN where it is not estimable.
+        """Return all comparison and sequence measures of the registry by column; NaN if not estimable.
 
-        Those that need a row per rollout (`RolloutSummaries.bootstrap_measures`) are NaN here.
+        Measures that need one row per rollout (`RolloutSummaries.bootstrap_measures`) are NaN here.
         """
         return comparison_measures(self)
 
@@ -130,17 +131,17 @@ class ComparisonStatistics(ComparisonSums):
         return token_mean_interval(self, name)
 
     def to_bytes(self) -> bytes:
-        """The statistics as a blob that `from_bytes` reads; of the token ids, the 512 that matter most."""
+        """Return the statistics as a blob for `from_bytes`, with the 512 token ids of the largest Σ k3."""
         return store_comparison(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ComparisonStatistics:
-        """The statistics of `to_bytes()`. Raises StatisticsError where they are damaged or of another version."""
+        """Return the statistics of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
         sums = read_comparison(data)
         return cls(**{field.name: getattr(sums, field.name) for field in dataclasses.fields(sums)})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Between processes goes what is stored: exact sums of a whole vocabulary would be a hundred times as large.
+        # Processes exchange the stored form: exact sums of a whole vocabulary are about a hundred times as large.
         return type(self).from_bytes, (self.to_bytes(),)
 
 
@@ -163,7 +164,7 @@ def _counts(rollouts: RolloutSums) -> NDArray[np.int64]:
 
 
 def _extremes(rollouts: RolloutSums, log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """EXTREMES, from the rollouts and Σ d of those that were measured."""
+    """Return EXTREMES from the rollouts' sums and Σ d of the measured rollouts."""
     measured = rollouts.tokens > 0
     mean_d = log_weights / rollouts.tokens[measured]
     of_rollouts = (-rollouts.min_d[measured], rollouts.max_d[measured], -mean_d, mean_d)

@@ -1,4 +1,4 @@
-"""What is handed over to be measured, as arrays whose types and sizes fit; what does not fit is named."""
+"""Inputs of the measures as arrays with checked types and sizes; errors name the column."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.arrays import as_array, names_of
 
-__all__ = ["TokenInputs", "cuts_of", "group_names", "numbers_of", "refuse_other_size", "token_inputs"]
+__all__ = ["TokenInputs", "check_size", "cuts_of", "group_names", "numbers_of", "token_inputs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenInputs:
     """The tokens of N rollouts: [T] arrays cut by `offsets` [N + 1]. `generated` is False for tool output.
 
-    `advantage` is [T], or [N] where it is one number a rollout and N is not T. What is None was not logged.
+    `advantage` is [T], or [N] for one number per rollout if N ≠ T. None means that a column was not logged.
     """
 
     target: NDArray[np.floating]
@@ -45,9 +45,9 @@ def token_inputs(
     token_ids: ArrayLike | None = None,
     advantage: ArrayLike | None = None,
 ) -> TokenInputs:
-    """The inputs of a comparison as arrays whose types and sizes fit; raises InvalidRolloutsError where they do not.
+    """Return the inputs of a comparison as checked arrays; raises InvalidRolloutsError if types or sizes do not fit.
 
-    `advantage` is [T], or [N] for one number a rollout; where N = T it is [T].
+    `advantage` is [T], or [N] for one number per rollout; if N = T it is read as [T].
     """
     cuts = cuts_of(offsets)
     given = {"target": target, "behaviour": behaviour, "response_mask": mask, "entropy": entropy}
@@ -58,7 +58,7 @@ def token_inputs(
     if advantages is not None and advantages.shape != (cuts.size - 1,):
         arrays["advantage"] = advantages
     for name, array in arrays.items():
-        refuse_other_size(name, array, int(cuts[-1]))
+        check_size(name, array, int(cuts[-1]))
     return TokenInputs(
         target=arrays["target"],
         behaviour=arrays["behaviour"],
@@ -73,36 +73,45 @@ def token_inputs(
 
 
 def numbers_of(column: str, value: Any, *, whole: bool = False) -> NDArray[Any]:
-    """`value` as an array of real (or `whole`) numbers; raises InvalidRolloutsError naming `column` for others."""
+    """Return `value` as an array of real numbers, or of integers if `whole`; raises InvalidRolloutsError naming
+    `column`.
+    """
     array = as_array(value, column)
-    kinds, wanted = ("iub", "whole numbers") if whole else ("iubf", "real numbers")
+    kinds, expected = ("iub", "integers") if whole else ("iubf", "real numbers")
     if array.size and array.dtype.kind not in kinds:
-        raise InvalidRolloutsError(f"must hold {wanted}, not {array.dtype}", column=column)
+        raise InvalidRolloutsError(f"must hold {expected}, got {array.dtype}", column=column)
     return array
 
 
 def cuts_of(offsets: Any) -> NDArray[np.int64]:
-    """[N + 1] where rollouts begin and end; raises InvalidRolloutsError where they do not rise from 0."""
+    """Return `offsets` [N + 1], the ends of rollouts; raises InvalidRolloutsError if they do not rise from 0."""
     cuts = numbers_of("offsets", offsets, whole=True).astype(np.int64, copy=False)
     if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
-        raise InvalidRolloutsError("offsets must rise from 0 and have N + 1 entries")
+        raise InvalidRolloutsError(f"offsets must rise from 0 and have N + 1 entries, got {_shown(cuts)}")
     return cuts
 
 
-def refuse_other_size(column: str, array: NDArray[Any], tokens: int) -> None:
-    """Raise InvalidRolloutsError naming `column` where it is not [tokens]."""
+def _shown(cuts: NDArray[np.int64]) -> str:
+    """Return the shape and the first entries of the array, for an error message."""
+    return f"shape {cuts.shape}, {np.array2string(cuts.ravel(), threshold=6, edgeitems=3)}"
+
+
+def check_size(column: str, array: NDArray[Any], tokens: int) -> None:
+    """Raise InvalidRolloutsError naming `column` if its shape is not [tokens]."""
     if array.shape != (tokens,):
         raise InvalidRolloutsError(
-            f"has the shape {array.shape} and must have one value for each of the {tokens} tokens", column=column
+            f"must have one value for each of the {tokens} tokens, got the shape {array.shape}", column=column
         )
 
 
 def group_names(group_ids: Iterable[object] | None, rollouts: int) -> list[str | None]:
-    """[N] the prompt group of each rollout, None where it has none; whole numbers are names too.
+    """Return the prompt group of each rollout, [N], None if it has none; integers are valid names.
 
-    Raises InvalidRolloutsError where there is not one a rollout.
+    Raises InvalidRolloutsError if the number of ids is not N.
     """
     names: list[str | None] = [None] * rollouts if group_ids is None else names_of(group_ids, "group_id")
     if len(names) != rollouts:
-        raise InvalidRolloutsError(f"has {len(names)} values for {rollouts} rollouts", column="group_id")
+        raise InvalidRolloutsError(
+            f"must have one value for each of the {rollouts} rollouts, got {len(names)}", column="group_id"
+        )
     return names

@@ -1,8 +1,8 @@
-"""Every measure there is: one record each, with what it means and where it comes from.
+"""All measures: one record each, with its meaning and its source.
 
-`MEASURES` is what the service's wide table, the exporter and the pages are generated from, in the order of reading.
-`name` is the field's name; `column` the same as an identifier (`tail(2)` → `tail_2`), which is also the key in the
-dictionaries that `ComparisonStatistics.measures()` and `StepStatistics.measures()` return.
+`MEASURES`, in reading order, generates the service's wide table, the exporter and the pages. `name` is the field's
+name; `column` is the same as an identifier (`tail(2)` → `tail_2`), the key in the dictionaries that
+`ComparisonStatistics.measures()` and `StepStatistics.measures()` return.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SEQUENCE_MEAN = "mean over sequences"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One measure.
+    """A measure.
 
-    `kind`: "comparison" measures are of tokens and "sequence" measures of whole responses, both of a comparison
-    `target/behaviour` (π/μ); "step" measures are of the rollouts of a step. `direction` says which divergence a value
-    estimates, for tokens drawn from μ, or where good values lie. `aggregation` says over what the mean is taken.
+    "comparison" measures are over tokens and "sequence" measures over whole responses, both of a comparison
+    `target/behaviour` (π/μ); "step" measures are over the rollouts of a step. `direction` names the divergence that a
+    value estimates for tokens drawn from μ, or the good values. `aggregation` names the set that the mean is over.
     """
 
     name: str
@@ -74,11 +74,11 @@ _LARGEST = f"from the {LARGEST_VALUES} largest"
 
 
 def _level(name: str) -> str:
-    """A level of TAIL_ASYMMETRY_LEVELS as a formula writes it."""
+    """Return a name of TAIL_ASYMMETRY_LEVELS as it is written in a formula."""
     return name.replace("ln", "ln ")
 
 
-# The measures with an interval clustered by prompt group: their unit, and the divergence that they estimate.
+# Measures with an interval clustered by prompt group: their unit, and the divergence that they estimate.
 WITH_INTERVAL = {
     "kl": ("nats", "KL(μ‖π)"),
     "k3_kl": ("nats", "KL(μ‖π)"),
@@ -86,7 +86,7 @@ WITH_INTERVAL = {
     "reverse_chi2_token": ("1", "χ²(μ‖π)"),
     "tv_token": ("1", "D_TV(π, μ)"),
 }
-# Those of them that also have a bootstrap interval.
+# Measures that also have a bootstrap interval.
 BOOTSTRAPPED = ("k3_kl", "chi2_token", "tv_token")
 
 SCHULMAN = 'Schulman, "Approximating KL divergence" (2020)'
@@ -97,13 +97,15 @@ VERL_DEBUG = "verl, debug metrics"
 
 _PER_TOKEN: tuple[Measure, ...] = (
     _token("kl", "−d", "nats", "KL(μ‖π), k1", SCHULMAN),
-    _token("k2_kl", "d²/2", "nats", "KL(μ‖π) where d is small", SCHULMAN),
+    _token("k2_kl", "d²/2", "nats", "KL(μ‖π) for small d", SCHULMAN),
     _token("k3_kl", "ρ − 1 − d", "nats", "KL(μ‖π), never negative", SCHULMAN),
     _token("chi2_token", "(ρ − 1)²", "1", "χ²(π‖μ)", "definition of χ²"),
     _token("reverse_chi2_token", "(1 − ρ)²/ρ", "1", "χ²(μ‖π)", "definition of χ²"),
     _token("tv_token", "(1 − ρ)⁺", "1", "D_TV(π, μ), also under truncation", "definition of total variation"),
-    _token("verl_chi2_token", "ρ² − 1", "1", "χ²(π‖μ) where E ρ = 1", VERL_UNCLAMPED),
-    _token("mean_ratio", "ρ", "1", "1 where the logged μ is the sampling law and covers π", "importance sampling"),
+    _token("verl_chi2_token", "ρ² − 1", "1", "χ²(π‖μ) if E ρ = 1", VERL_UNCLAMPED),
+    _token(
+        "mean_ratio", "ρ", "1", "1 if the logged μ is the sampling distribution and covers π", "importance sampling"
+    ),
     _token("token_mult_prob_error", "exp|d|", "1", "1 is ideal, above 1.05 suspicious", "NeMo-RL"),
 )
 
@@ -115,9 +117,9 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     _extreme("p99_abs_d", "|d|, 99th percentile, same grid", "nats", "0 is agreement", "quantile of tokens"),
     _extreme("p999_abs_d", "|d|, 99.9th percentile, same grid", "nats", "0 is agreement", "quantile of tokens"),
     _extreme("max_abs_d", "|d|", "nats", "0 is agreement", "maximum over tokens"),
-    _extreme("min_d", "d", "nats", "π ≪ μ where far below 0", "minimum over tokens"),
-    _extreme("max_d", "d", "nats", "π ≫ μ where far above 0", "maximum over tokens"),
-    _token("zero_fraction", "1{d = 0}", "1", "1 where π was copied from μ", "Foreshock"),
+    _extreme("min_d", "d", "nats", "far below 0: π ≪ μ", "minimum over tokens"),
+    _extreme("max_d", "d", "nats", "far above 0: π ≫ μ", "maximum over tokens"),
+    _token("zero_fraction", "1{d = 0}", "1", "1 if π was copied from μ", "Foreshock"),
     _token("rollout_probs_diff_mean", "|π − μ|", "1", "0 is agreement; hides rare tokens", VERL_DEBUG),
     Measure(
         "rollout_probs_diff_max", "|π − μ|", "1", "0 is agreement", "maximum over tokens", "comparison", VERL_DEBUG
@@ -136,12 +138,12 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     Measure(
         "pareto_k", f"k̂ of the generalised Pareto distribution of ρ, {_LARGEST}", "1",
-        "above 0.25 intervals of χ²(π‖μ) and k3 are too short; where d reaches 1, ESS is arbitrary above 0.5, "
+        "above 0.25 intervals of χ²(π‖μ) and k3 are too short; if d reaches 1, ESS is unreliable above 0.5, "
         "means of ρ above 0.7", "over tokens", "comparison", PSIS,
     ),
     Measure(
         "pareto_k_inverse", f"k̂ of the generalised Pareto distribution of 1/ρ, {_LARGEST}", "1",
-        "above 0.25 the interval of χ²(μ‖π) is too short; where d reaches −1, χ²(μ‖π) is arbitrary above 0.5",
+        "above 0.25 the interval of χ²(μ‖π) is too short; if d reaches −1, χ²(μ‖π) is unreliable above 0.5",
         "over tokens", "comparison", PSIS,
     ),
     Measure(
@@ -163,14 +165,14 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     *(
         _token(
             f"tail_asymmetry({name})", f"1{{d < −{_level(name)}}} − ρ·1{{d > {_level(name)}}}", "1",
-            "P_μ(π ≪ μ) − P_π(π ≫ μ): above 0 where π lost what μ samples", "Foreshock",
+            "P_μ(π ≪ μ) − P_π(π ≫ μ): above 0 if π gives little mass to what μ samples", "Foreshock",
         )
         for name in TAIL_ASYMMETRY_LEVELS
     ),
     _token("k3_kl_per_entropy", "mean k3 / mean entropy", "1", "steadier than k3 as entropy falls", "Foreshock"),
     Measure(
         "surprisal_z", "Σ(−log μ(a) − H(μ)), standardised", "standard deviations",
-        "0 where the logged μ is the law that sampled; never beyond ±√G of G groups", "clustered by prompt group",
+        "0 if the logged μ is the sampling distribution; at most ±√G for G groups", "clustered by prompt group",
         "comparison", "martingale difference; Foreshock",
     ),
     *(
@@ -184,8 +186,8 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     *(
         Measure(
             f"{name}_bootstrap_{end}", f"95 % bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
-            "token mean, prompt groups resampled; needs a row per rollout", "comparison",
-            "Hall (1992); the one to read where few tokens make the mean",
+            "token mean, prompt groups resampled; needs one row per rollout", "comparison",
+            "Hall (1992); preferred if few tokens dominate the mean",
         )
         for name in BOOTSTRAPPED
         for end in ("low", "high")
@@ -195,7 +197,7 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
 _OF_SEQUENCES: tuple[Measure, ...] = (
     *(
         _sequence(f"{measure.name}_seq_mean", f"mean over the sequence of {measure.formula}", measure.unit,
-                  f"{measure.direction}; biased where length depends on the tokens", measure.source)
+                  f"{measure.direction}; biased if length depends on the tokens", measure.source)
         for measure in _PER_TOKEN
     ),
     _sequence("log_ppl_diff", "mean over the sequence of −d", "nats", "KL(μ‖π), 1/T-weighted", VERL),
@@ -203,22 +205,22 @@ _OF_SEQUENCES: tuple[Measure, ...] = (
     _sequence("sequence_log_ppl_abs_diff", "|Σ d|", "nats", "0 is agreement; grows with length",
               "length-decay learning-rate paper, eq. 8"),
     _sequence("geo_ratio", "exp(mean d)", "1", "1 is agreement", "Geo-RS, Geo-MIS"),
-    _sequence("verl_chi2_seq", "exp(2 Σ d) − 1", "1", "χ²(π‖μ) of sequences where E ρ = 1", VERL_UNCLAMPED),
+    _sequence("verl_chi2_seq", "exp(2 Σ d) − 1", "1", "χ²(π‖μ) of sequences if E ρ = 1", VERL_UNCLAMPED),
     Measure("ess_turn", "(Σρ)²/(N Σρ²), ρ of a turn", "fraction of turns", "1 is agreement",
-            "over turns, in log space; NaN where not estimable", "sequence", "Kong (1992); unclamped"),
+            "over turns, in log space; NaN if not estimable", "sequence", "Kong (1992); unclamped"),
     Measure("ess_seq", "(Σρ)²/(N Σρ²), ρ of a sequence", "fraction of sequences", "1 is agreement",
-            "over sequences, in log space; NaN where not estimable", "sequence", "Kong (1992); unclamped"),
+            "over sequences, in log space; NaN if not estimable", "sequence", "Kong (1992); unclamped"),
     Measure("ess_seq_predicted", "exp(−2·KL·T), KL·T = Σ k3 / sequences", "fraction of sequences",
-            "1 is agreement; what `ess_seq` is about, also where it is not estimable", "over sequences", "sequence",
+            "1 is agreement; predicts `ess_seq`, also if that is not estimable", "over sequences", "sequence",
             "log-normal weights"),
     _sequence("training_ppl", "exp(mean over the sequence of −log π)", "1", "π's perplexity; lower is surer", VERL),
     _sequence("training_log_ppl", "mean over the sequence of −log π", "nats", "π's log perplexity", VERL),
     _sequence("rollout_ppl", "exp(mean over the sequence of −log μ)", "1", "μ's perplexity; lower is surer", VERL),
     _sequence("rollout_log_ppl", "mean over the sequence of −log μ", "nats", "μ's log perplexity", VERL),
     _sequence("ppl_ratio", "exp(mean over the sequence of −d): π's perplexity over μ's", "1", "1 is agreement", VERL),
-    Measure("log_ppl_diff_max", "mean over the sequence of −d", "nats", "where π ≪ μ", "maximum over sequences",
+    Measure("log_ppl_diff_max", "mean over the sequence of −d", "nats", "large if π ≪ μ", "maximum over sequences",
             "sequence", VERL),
-    Measure("log_ppl_diff_min", "mean over the sequence of −d", "nats", "where π ≫ μ", "minimum over sequences",
+    Measure("log_ppl_diff_min", "mean over the sequence of −d", "nats", "low if π ≫ μ", "minimum over sequences",
             "sequence", VERL),
 )  # fmt: skip
 
@@ -231,21 +233,21 @@ def _advantage(name: str, formula: str, unit: str, direction: str, source: str) 
 
 _OF_ADVANTAGES: tuple[Measure, ...] = (
     _advantage("advantage_d_cov", "A·d − mean A · mean d", "nats · advantage",
-               "above 0 where π moved towards what was rewarded", "covariance over tokens; Foreshock"),
+               "above 0 if π moved towards what was rewarded", "covariance over tokens; Foreshock"),
     _advantage("advantage_skew_positive", "A·(ρ − 1)·1{A > 0}", "advantage",
-               "what importance weights add to the gradient of good tokens", "signed skew Σ A·(exp d − 1)"),
+               "the contribution of importance weights to the gradient of good tokens", "signed skew Σ A·(exp d − 1)"),
     _advantage("advantage_skew_negative", "A·(ρ − 1)·1{A < 0}", "advantage",
-               "what importance weights add to the gradient of bad tokens", "signed skew Σ A·(exp d − 1)"),
-    _advantage("advantage_skew", "A·(ρ − 1)", "advantage", "0 where the mismatch does not depend on the advantage",
+               "the contribution of importance weights to the gradient of bad tokens", "signed skew Σ A·(exp d − 1)"),
+    _advantage("advantage_skew", "A·(ρ − 1)", "advantage", "0 if the mismatch does not depend on the advantage",
                "signed skew Σ A·(exp d − 1)"),
     _advantage("bad_update_fraction", f"1{{A < 0, μ − π ≥ {DPPO_PROBABILITY_GAP:g}}}", "1",
-               "0 is healthy: pushed down further where π is far below μ already", "DPPO"),
+               "0 is healthy; counts tokens pushed down although π is far below μ", "DPPO"),
 )  # fmt: skip
 
 _COMPARISON_COUNTS: tuple[Measure, ...] = (
     _count("tokens", "model-generated tokens with two finite log-probs"),
     _count("rollouts", "rollouts compared"),
-    _count("incomplete_rollouts", "rollouts with a token that one side gave no finite log-prob"),
+    _count("incomplete_rollouts", "rollouts with a token without a finite log-prob on one side"),
     _count("nonfinite_target", "model-generated tokens whose target log-prob is NaN or ±inf"),
     _count("nonfinite_behaviour", "model-generated tokens whose behaviour log-prob is NaN or ±inf"),
 )
@@ -270,8 +272,8 @@ STEP_MEASURES: tuple[Measure, ...] = (
     ),
     _step("response_length_min", _LENGTH, "tokens", "", "minimum over rollouts"),
     _step("response_length_max", _LENGTH, "tokens", "", "maximum over rollouts"),
-    _step("prompt_length_mean", "prompt tokens; empty where no prompt was logged", "tokens"),
-    _step("truncated_fraction", "finish reason `length`, or as long as the cap", "1", "0 is healthy"),
+    _step("prompt_length_mean", "prompt tokens; empty if no prompt was logged", "tokens"),
+    _step("truncated_fraction", "finish reason `length`, or the length of the cap", "1", "0 is healthy"),
     _step("turns_mean", "turns of a rollout", "turns"),
     _step("reward_mean", "reward", "reward", "higher is better"),
     _step("reward_std", "reward", "reward", "", "standard deviation over rollouts, n − 1"),
@@ -299,5 +301,5 @@ _BY_NAME = {**{measure.column: measure for measure in MEASURES}, **{measure.name
 
 
 def measure_named(name: str) -> Measure:
-    """The measure of that name or column; raises KeyError where there is none."""
+    """Return the measure with this name or column; raises KeyError if there is none."""
     return _BY_NAME[name]

@@ -1,7 +1,7 @@
-"""One row a rollout: its sums of d and what was known of it.
+"""One row per rollout: its sums of d and its metadata.
 
-Kept beside the statistics, they give what no fold can: sequence-level measures at any threshold, who a correction would
-lose, and intervals clustered by rollout or group.
+They are kept beside the statistics for results that no fold of sums gives: sequence-level measures at any threshold,
+the rollouts that a correction would drop, and intervals clustered by rollout or group.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SUMMARY_SCHEMA = pa.schema(
         ("sample_id", pa.string()),
         ("group_id", pa.string()),
         ("length", pa.int64()),  # model-generated tokens
-        ("n_tokens", pa.int64()),  # of those, with two finite log-probs: what the sums are over
+        ("n_tokens", pa.int64()),  # of those, with two finite log-probs: the tokens that are summed
         ("sum_d", pa.float64()),
         ("sum_abs_d", pa.float64()),
         ("sum_d2", pa.float64()),
         ("sum_ratio", pa.float64()),
         ("sum_ratio2", pa.float64()),
-        ("sum_ratio_minus_one", pa.float64()),  # Σ(ρ − 1), with the digits that sum_ratio has not near agreement
+        ("sum_ratio_minus_one", pa.float64()),  # Σ(ρ − 1), accurate near agreement, unlike sum_ratio
         ("sum_k3", pa.float64()),
         ("sum_chi2", pa.float64()),  # Σ(ρ − 1)²
         ("sum_reverse_chi2", pa.float64()),  # Σ(1 − ρ)²/ρ
@@ -51,7 +51,7 @@ SUMMARY_SCHEMA = pa.schema(
         ("sum_advantage", pa.float64()),  # Σ A over the tokens that have an advantage
         ("sum_advantage_ratio_minus_one", pa.float64()),  # Σ A·(ρ − 1) over them
         ("reward", pa.float32()),
-        ("advantage", pa.float64()),  # the mean over generated tokens where it was logged per token
+        ("advantage", pa.float64()),  # the mean over generated tokens if logged per token
         ("turns", pa.int64()),
         ("finish_reason", pa.string()),
         ("truncated", pa.bool_()),
@@ -71,23 +71,23 @@ _SUM_OF = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutSummaries:
-    """A table of SUMMARY_SCHEMA. Null where something was not logged; d = log target − log behaviour."""
+    """A table of SUMMARY_SCHEMA; null if a value was not logged. d = log target − log behaviour, in nats."""
 
     table: pa.Table
 
     @property
     def num_rollouts(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return int(self.table.num_rows)
 
     def column(self, name: str) -> NDArray[Any]:
-        """One column of numbers as an array; NaN for null."""
+        """Return a column of numbers as an array, [N]; NaN for null."""
         values: NDArray[Any] = self.table.column(name).to_numpy()
         return values
 
     @classmethod
     def of(cls, batch: RolloutBatch, sums: RolloutSums, lag: NDArray[np.integer] | None = None) -> RolloutSummaries:
-        """The rows of a batch whose sums were taken by `sum_rollouts`; `lag` is that of its tokens, where known."""
+        """Return the rows of a batch from its sums by `sum_rollouts`; `lag` is that of its tokens, [T], if known."""
         measured = sums.tokens > 0
         above = sums.column("ratio_minus_one")
         squares = sums.column("chi2_token") + 2.0 * above + sums.tokens
@@ -132,12 +132,12 @@ class RolloutSummaries:
 
     @staticmethod
     def concat(parts: Iterable[RolloutSummaries]) -> RolloutSummaries:
-        """The rows of all parts, in the order given."""
+        """Return the rows of all parts, in the order given."""
         tables = [part.table for part in parts]
         return RolloutSummaries(pa.concat_tables(tables) if tables else SUMMARY_SCHEMA.empty_table())
 
     def interval(self, name: str) -> Interval:
-        """The 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
+        """Return the 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
 
         `name` is one of `kl`, `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`.
         """
@@ -145,10 +145,10 @@ class RolloutSummaries:
         return clustered_interval(sums, self.column("n_tokens"), self.clusters()).of_measure(name)
 
     def bootstrap_measures(self) -> dict[str, float]:
-        """The measures of the registry that need a row per rollout, by column: bootstrap intervals by prompt group.
+        """Return the registry's bootstrap intervals by prompt group, by column; they need one row per rollout.
 
-        The same rollouts give the same intervals to the last bit, in whatever order their rows stand: where a few
-        rollouts make the whole mean, a bootstrap shows in its first digits how sums were rounded.
+        Rows are sorted first, so that the same rollouts give the same intervals bit for bit in any order: if a few
+        rollouts dominate the mean, the rounding of sums shows in the first digits of a bootstrap.
         """
         clusters = self.clusters()
         order = np.lexsort((self._ranks("sample_id"), clusters))
@@ -161,17 +161,19 @@ class RolloutSummaries:
         return measures
 
     def clusters(self) -> NDArray[np.int64]:
-        """[N] a number for each rollout's prompt group, in the order of their ids; without one, a number of its own."""
+        """Return a number for each rollout's prompt group, [N], by rising id; a number of its own without a group."""
         grouped = np.asarray(pc.is_valid(self.table.column("group_id")), dtype=np.bool_)
-        # Ids are unique in a shard, but not where those of two shards or ranks were put together.
+        # Ids are unique in a shard, but not over several shards or ranks.
         return np.where(grouped, self._ranks("group_id"), self.num_rollouts + self._ranks("sample_id", "first"))
 
     def _ranks(self, name: str, ties: str = "dense") -> NDArray[np.int64]:
-        """[N] where each row stands among the values of a column; equal ones in the same place or ("first") in turn."""
+        """Return the rank of each row by a column, [N]; equal values share a rank, or with "first" are ranked in row
+        order.
+        """
         return np.asarray(pc.rank(self.table.column(name).combine_chunks(), tiebreaker=ties), dtype=np.int64)
 
     def to_bytes(self) -> bytes:
-        """The table as an Arrow IPC file, compressed with zstd."""
+        """Return the table as an Arrow IPC file, compressed with zstd."""
         sink = io.BytesIO()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.ipc.new_file(sink, SUMMARY_SCHEMA, options=options) as writer:
@@ -180,20 +182,20 @@ class RolloutSummaries:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RolloutSummaries:
-        """The table of `to_bytes()`. Raises StatisticsError where it is damaged or of another version."""
+        """Return the table of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
         try:
             table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
             table.validate(full=True)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise StatisticsError(f"these rollout summaries cannot be read: {error}") from error
+            raise StatisticsError(f"the rollout summaries are damaged: {error}") from error
         version = (table.schema.metadata or {}).get(b"statistics_version", b"none").decode(errors="replace")
         if version != str(STATISTICS_VERSION):
             raise StatisticsError(
-                f"these rollout summaries are of version {version!r} and this release reads {STATISTICS_VERSION}: "
+                f"rollout summaries must be of version {STATISTICS_VERSION}, got {version!r}: "
                 "measure them again from their tokens (`foreshock remeasure`)"
             )
         if not table.schema.equals(SUMMARY_SCHEMA):
-            raise StatisticsError("these rollout summaries do not have the columns of their version")
+            raise StatisticsError("the rollout summaries are damaged: their columns are not those of their version")
         return cls(table)
 
 
@@ -212,5 +214,7 @@ def _advantages(batch: RolloutBatch) -> NDArray[np.float64]:
 
 
 def _turns(batch: RolloutBatch, sums: RolloutSums) -> NDArray[np.int64]:
-    """[N] in how many turns the model sampled; where every sampled token was measured, they have been counted."""
+    """Return the number of turns in which the model sampled, [N]; the pass counted them if it measured every such
+    token.
+    """
     return sums.turns if np.array_equal(sums.tokens, sums.generated) else turns_of_rollouts(batch)

@@ -1,4 +1,4 @@
-"""The mergeable statistics of a step's rollouts themselves: lengths, truncation, rewards, entropy, lag."""
+"""The mergeable statistics of a step's rollouts: lengths, truncation, rewards, entropy, lag."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNTS = (
     "nonfinite_trainer_log_probs",
 )
 SUMS = ("reward", "reward_squared", "entropy", "rollout_log_prob", "trainer_log_prob")
-# They merge by maximum; −inf is "none yet".
+# Merged by maximum; −inf means that there is no value yet.
 EXTREMES = ("minus_min_reward", "max_reward", "max_lag")
 
 _KIND = "step"
@@ -61,7 +61,7 @@ class StepStatistics:
 
     @classmethod
     def of(cls, batch: RolloutBatch) -> StepStatistics:
-        """The statistics of a batch's rollouts."""
+        """Return the statistics of a batch's rollouts."""
         totals = _Totals()
         totals.add_rollouts(batch)
         if batch.reward is not None:
@@ -87,7 +87,7 @@ class StepStatistics:
         )
 
     def merge(self, other: StepStatistics) -> StepStatistics:
-        """The statistics over the rollouts of both."""
+        """Return the statistics over the rollouts of both."""
         return StepStatistics(
             self.counts + other.counts,
             self.sums + other.sums,
@@ -97,16 +97,16 @@ class StepStatistics:
 
     @property
     def rollouts(self) -> int:
-        """Rollouts."""
+        """The number of rollouts."""
         return self.lengths.count
 
     @property
     def tokens(self) -> int:
-        """Model-generated tokens."""
+        """The number of model-generated tokens."""
         return self.lengths.total
 
     def measures(self) -> dict[str, float]:
-        """Every step measure of the registry by column name; NaN where it was not logged."""
+        """Return all step measures of the registry by column; NaN if not logged."""
         counts = dict(zip(COUNTS, self.counts.tolist(), strict=True))
         sums = dict(zip(SUMS, self.sums.value.tolist(), strict=True))
         minus_lowest, highest, max_lag = (value if value > -math.inf else math.nan for value in self.extremes.tolist())
@@ -120,7 +120,7 @@ class StepStatistics:
             **{f"response_length_p{percent}": lengths.quantile(percent / 100) for percent in (50, 90, 99)},
             "response_length_min": lengths.minimum(),
             "response_length_max": lengths.maximum(),
-            # A prompt has at least one token: where there is none at all, prompts were not logged.
+            # A prompt has at least one token: without any, prompts were not logged.
             "prompt_length_mean": counts["prompt_tokens"] / self.rollouts if counts["prompt_tokens"] else math.nan,
             "truncated_fraction": _ratio(counts["truncated"], counts["truncation_known"]),
             "turns_mean": _ratio(counts["turns"], counts["turns_known"]),
@@ -143,7 +143,7 @@ class StepStatistics:
         return math.sqrt(max(float((square - total * total / count) / (count - 1)), 0.0))
 
     def to_bytes(self) -> bytes:
-        """The statistics as a blob that `from_bytes` reads: a JSON header and raw arrays."""
+        """Return the statistics as a blob for `from_bytes`: a JSON header and raw arrays."""
         return blob.pack(
             _KIND,
             {
@@ -157,7 +157,7 @@ class StepStatistics:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepStatistics:
-        """The statistics of `to_bytes()`. Raises StatisticsError where they are damaged or of another version."""
+        """Return the statistics of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
         arrays = blob.unpack(_KIND, data, _LAYOUT)
         return cls(
             arrays["counts"],
@@ -168,7 +168,7 @@ class StepStatistics:
 
 
 class _Totals:
-    """COUNTS, SUMS and EXTREMES by name, while they are taken from one batch."""
+    """COUNTS, SUMS and EXTREMES by name, while one batch is added up."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)
@@ -193,13 +193,13 @@ class _Totals:
         self.extremes["max_reward"] = float(np.max(rewards, initial=-math.inf))
 
     def add_tokens(self, name: str, batch: RolloutBatch, values: NDArray[np.float32]) -> None:
-        """The finite values of generated tokens; of log-probs, how many were not finite."""
+        """Add the finite values of generated tokens; of log-probs, also count the non-finite ones."""
         finite = np.isfinite(values) & batch.generated
         plural = "entropies" if name == "entropy" else f"{name}s"
         self.counts[plural] = int(finite.sum())
         if name != "entropy":
             self.counts[f"nonfinite_{plural}"] = int(batch.generated_lengths.sum()) - self.counts[plural]
-        # Rounding to a rollout's own sum first keeps the sum independent of how rollouts were split.
+        # Summing each rollout first makes the result independent of the split into shards.
         of_rollouts = _row_sums(batch, np.where(finite, values, 0.0))
         self.sums[name] = CompensatedSums.over_first_axis(of_rollouts[:, None])
 
@@ -210,7 +210,7 @@ class _Totals:
 
 
 def _row_sums(batch: RolloutBatch, values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """[N] the sum of each rollout's values, [T]."""
+    """Return the sum of each rollout's values, [N], from [T]."""
     sums = np.zeros(batch.num_rollouts)
     filled = np.flatnonzero(batch.response_lengths)
     if filled.size:

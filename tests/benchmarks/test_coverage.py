@@ -1,4 +1,4 @@
-"""The truth that intervals are held against: a tiny policy's divergences, summed over its whole distribution."""
+"""The exact values of the coverage benchmark: a tiny policy's divergences over its whole distribution."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sampled_estimators_have_the_exact_divergences_as_expectation(
     np.testing.assert_allclose(of_sampled, of_exact, rtol=1e-9, atol=1e-9 * length)
 
 
-def test_the_exact_value_is_what_many_responses_average_to(behaviour: TinyPolicy, target: TinyPolicy) -> None:
+def test_mean_of_many_responses_converges_to_the_exact_value(behaviour: TinyPolicy, target: TinyPolicy) -> None:
     values = divergences(behaviour, target)
     totals, length = behaviour.expectations(values)
     table = values.reshape(-1, len(MEASURES))
@@ -63,7 +63,7 @@ def test_the_exact_value_is_what_many_responses_average_to(behaviour: TinyPolicy
 
 
 @pytest.mark.slow
-def test_the_recommended_interval_covers_the_exact_value() -> None:
+def test_recommended_interval_covers_the_exact_value() -> None:
     cells = cells_of(Setting("even prompts", Traits(), (128,), 1.0, 128), batches=200)
     assert len(cells) == 9
     for cell in cells:

@@ -1,4 +1,4 @@
-"""The page of measures is current, holds every measure once, and names each thing that the registry names."""
+"""The page of measures is current and complete."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections import Counter
 
 from foreshock.measures.registry import MEASURES, Measure
 from foreshock.measures.statistics.conditions import CONDITIONS
-from scripts.measures_page import HEAD, PAGE, line_of, page, sections
+from scripts.measures_page import HEAD, PAGE, measure_row, page, sections
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a line of a table."""
+    """Return the cells of a table row."""
     return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def test_the_page_is_current() -> None:
+def test_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run python -m scripts.measures_page"
 
 
-def test_every_measure_stands_in_one_section() -> None:
+def test_every_measure_is_in_one_section() -> None:
     listed = Counter(measure.name for _, measures in sections() for measure in measures)
     assert listed == Counter(measure.name for measure in MEASURES)
     assert all(measures for _, measures in sections())
 
 
-def test_a_line_says_all_that_the_registry_says() -> None:
+def test_row_holds_every_field_of_the_registry() -> None:
     for measure in MEASURES:
-        name, formula, unit, direction, aggregation, source, kind = cells(line_of(measure))
+        name, formula, unit, direction, aggregation, source, kind = cells(measure_row(measure))
         assert name.startswith(f"`{measure.name}`")
         assert f"`{measure.column}`" in name
         assert (formula, unit, direction) == (measure.formula, measure.unit, measure.direction)
@@ -37,11 +37,11 @@ def test_a_line_says_all_that_the_registry_says() -> None:
 
 def test_bars_in_formulas_do_not_break_the_table() -> None:
     measure = Measure("x", "|d| > 1", "1", "", "token mean", "comparison", "Foreshock")
-    assert len(cells(line_of(measure))) == len(HEAD)
-    assert cells(line_of(measure))[1] == "|d| > 1"
+    assert len(cells(measure_row(measure))) == len(HEAD)
+    assert cells(measure_row(measure))[1] == "|d| > 1"
 
 
-def test_the_contents_lead_to_headings_and_every_condition_is_there() -> None:
+def test_contents_link_to_headings_and_every_condition_is_listed() -> None:
     text = page()
     headings = {
         "".join(letter for letter in heading.lower().replace(" ", "-") if letter.isalnum() or letter == "-")

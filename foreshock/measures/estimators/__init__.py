@@ -1,1 +1,1 @@
-"""From statistics to measures: per-token formulas, estimates, confidence intervals and the attribution to links."""
+"""From sums to measures: per-token formulas, means, confidence intervals, tail shapes and attribution to links."""

@@ -1,7 +1,7 @@
-"""Where a mismatch comes from: the chain of scores from the logged `rollout` to the logged `trainer`.
+"""Attribution of a mismatch to the links of a chain of scores, from the logged `rollout` to the logged `trainer`.
 
-Token by token, d of the whole is the sum of d of the links. A link's share is E[d_link·d]/E[d²]: shares add to 1, and
-a negative one means that the link cancels a part of the others. k3s of links do not add, and away from the first link
+For each token, d of the chain is the sum of d of its links. A link's share is E[d_link·d]/E[d²]: shares add to 1, and a
+negative share means that the link cancels part of the others. k3 values of links do not add; except for the first link
 they are not KLs under the policy that sampled.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from foreshock.comparisons import comparison_name, split_comparison
 from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
-from foreshock.measures.inputs import cuts_of, group_names, numbers_of, refuse_other_size
+from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.ragged import offsets_of_lengths
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
@@ -33,10 +33,10 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One comparison `target/behaviour` of neighbours in the chain (or of its two ends).
+    """One comparison `target/behaviour` of neighbours in the chain, or of its two ends.
 
     k3_kl, mean_d, rms_d and max_abs_d are in nats per token, d = log target − log behaviour. `share` is
-    E[d_link·d]/E[d²], with the ends of its 95 % bootstrap interval by prompt group; NaN where d is 0 everywhere.
+    E[d_link·d]/E[d²], with the ends of its 95 % bootstrap interval by prompt group; NaN if d is 0 everywhere.
     """
 
     name: str
@@ -57,11 +57,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SideBranch:
-    """Every score against the same weights at float32: which of engine and trainer is nearer to the truth.
+    """Every score against the same weights at float32: the nearer of engine and trainer has the smaller numerical
+    error.
 
-    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the scores that were weighed; `nearer`
-    is the one with the smaller k3, "equal" where they agree, None where one of the two is missing. `tokens` and
-    `rollouts` are those that all of these scores share.
+    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the compared scores; `nearer` is the
+    one with the smaller k3, "equal" if they agree, None if one is missing. `tokens` and `rollouts` are those shared by
+    all of these scores.
     """
 
     reference: str
@@ -77,10 +78,10 @@ class SideBranch:
 class Attribution:
     """The chain of one step.
 
-    `chain` are the scores that are available, `missing` the other scores of the full chain: their links are collapsed
-    into one that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain
-    has. `cancellation` is Σ E[d_link²]/E[d²]: 1 where links are independent, above 1 where they cancel.
-    `telescoping_error` is the largest |Σ d_link − d| of a token.
+    `chain` lists the available scores, `missing` the other scores of the full chain: their links are merged into one
+    that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain has.
+    `cancellation` is Σ E[d_link²]/E[d²]: 1 for independent links, above 1 if they cancel. `telescoping_error` is the
+    largest |Σ d_link − d| of a token, in nats.
     """
 
     chain: tuple[str, ...]
@@ -121,18 +122,20 @@ def attribute(
 ) -> Attribution:
     """Attribute the difference between the ends of the chain to its links.
 
-    `scores` maps a scorer's name to its log-probs, [T] over the tokens of N rollouts cut at `offsets` [N + 1]; NaN
-    where it has none (a rollout without any finite value in a score is not shared, and left out). `mask` [T] is 0 where
-    the model did not sample. `group_ids` [N] name the prompts, for the intervals. `chain` is the order of the scores;
-    None takes `foreshock.scorers.chain_of(scores)`. Scores outside the chain are compared with `torch.float32` only.
+    `scores` maps a scorer's name to its log-probs, [T] over the tokens of N rollouts cut at `offsets` [N + 1]; NaN if
+    it has none (a rollout without any finite value in a score is excluded). `mask` [T] is 0 for tokens that the model
+    did not sample. `group_ids` [N] name the prompts, for the intervals. `chain` is the order of the scores; None takes
+    `foreshock.scorers.chain_of(scores)`. Scores outside the chain are compared with `torch.float32` only.
 
-    Raises ConfigurationError where fewer than two scores of the chain are given, InvalidRolloutsError where sizes or
-    types do not fit.
+    Raises ConfigurationError if fewer than two scores of the chain are given, InvalidRolloutsError if sizes or types do
+    not fit.
     """
     chain = chain_of(scores) if chain is None else chain
     present = tuple(name for name in chain if name in scores)
     if len(present) < 2:
-        raise ConfigurationError(f"a chain needs at least two of the scores {', '.join(chain)}")
+        raise ConfigurationError(
+            f"attribution needs at least two of the scores {', '.join(chain)}, got {', '.join(present) or 'none'}"
+        )
     arrays, cuts, generated = _checked(scores, offsets, mask)
     shared = _share({name: arrays[name] for name in present}, cuts, generated, group_ids)
     ends = present[-1], present[0]
@@ -170,7 +173,7 @@ def _checked(
     arrays = {name: numbers_of(name, value).astype(np.float64) for name, value in scores.items()}
     generated = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
     for name, array in (*arrays.items(), ("response_mask", generated)):
-        refuse_other_size(name, array, tokens)
+        check_size(name, array, tokens)
     return arrays, cuts, generated
 
 
@@ -180,7 +183,7 @@ def _share(
     generated: NDArray[np.bool_],
     group_ids: Iterable[object] | None,
 ) -> _Shared:
-    """Keep the tokens that every score has, and number the prompt groups of the rollouts that are left."""
+    """Keep the tokens that every score has, and number the prompt groups of the remaining rollouts."""
     keep = generated.copy()
     for values in scores.values():
         keep &= np.isfinite(values)
@@ -195,7 +198,7 @@ def _share(
 
 
 def _shares(of_links: list[Float64], d: Float64, shared: _Shared) -> tuple[list[float], list[float], list[float]]:
-    """Each link's share of the whole, and the ends of its bootstrap interval over prompt groups."""
+    """Return each link's share of the whole, and the ends of its bootstrap interval over prompt groups."""
     groups = int(shared.groups.max(initial=-1)) + 1
     if not shared.tokens or not np.any(d):
         nothing = [math.nan] * len(of_links)
@@ -220,10 +223,10 @@ def _shares(of_links: list[Float64], d: Float64, shared: _Shared) -> tuple[list[
 
 
 def _resample(of_groups: Float64) -> Float64:
-    """[_RESAMPLES, K] sums over groups drawn with replacement; the same draws for the same number of groups."""
+    """Return sums over groups drawn with replacement, [_RESAMPLES, K]; the same draws for the same number of groups."""
     generator = np.random.default_rng(_SEED)
     groups = of_groups.shape[0]
-    # A few million drawn numbers at a time, however many groups there are.
+    # At most about 4 million draws at a time, for any number of groups.
     block = max(1, min(_RESAMPLES, 4_000_000 // groups))
     parts = []
     for first in range(0, _RESAMPLES, block):
@@ -236,7 +239,7 @@ def _resample(of_groups: Float64) -> Float64:
 def _link(
     target: str, behaviour: str, cause: str, shared: _Shared, d: Float64, share: tuple[float, float, float]
 ) -> Link:
-    """The moments of one link over the shared tokens."""
+    """Return the moments of one link over the shared tokens."""
     if not shared.tokens:
         return Link(comparison_name(target, behaviour), cause, math.nan, math.nan, math.nan, math.nan, *share)
     terms = (token.k3_kl(d), d, np.square(d))
@@ -251,7 +254,7 @@ def _side_branch(
     generated: NDArray[np.bool_],
     chain: Sequence[str],
 ) -> SideBranch | None:
-    """Weigh every score against the float32 forward pass, over the tokens that all of them share."""
+    """Compare every score with the float32 forward pass over the tokens that all of them share."""
     if REFERENCE not in arrays:
         return None
     shared = _share(arrays, offsets, generated, None)

@@ -1,16 +1,16 @@
 """Intervals of token means for skewed, heavy-tailed values: the bootstrap-t over prompt groups.
 
-Half of k3 can sit in a thousandth of the tokens. A batch that lacks them has a mean that is too low and, at the same
-time, an error that is too small; Student's t, which is symmetric, then misses the truth on one side. The bootstrap-t
-draws groups again with replacement, studentises each resample by its own clustered error, and reads the quantiles of
-t* = (m* − m)/e*; so it sees that low means come with small errors, and reaches further up where that is so.
+Half of k3 can come from a thousandth of the tokens. A batch without such tokens has a mean that is too low and an error
+that is too small; Student's t, which is symmetric, then misses the true value on one side. The bootstrap-t resamples
+groups with replacement, divides each resample's deviation by its own clustered error, and uses the quantiles of t* =
+(m* − m)/e*. Low means come with small errors, so the interval extends further upwards.
 
-It was chosen by the coverage experiment of `benchmarks/coverage.py`, on policies other than the ones whose table is in
-`benchmarks/results/coverage.txt`. Over 128 prompts × 8 rollouts all kinds hold; the kinds differ with few groups and
-heavy tails. With 8 groups the percentile interval covers 84–89 %, BCa no more, the bootstrap-t 91–95 %; with 128 groups
-of very uneven prompts, Student's t 88–94 %, the percentile interval and BCa 90–94 %, the bootstrap-t 92–95 % (where
-prompts that no batch holds carry χ², none covers: about 70 %). A bootstrap-t of the logarithm covers no better and
-has endless upper ends with few groups.
+It was chosen by the coverage experiment of `benchmarks/coverage.py`, on other policies than those of the table in
+`benchmarks/results/coverage.txt`. With 128 prompts × 8 rollouts all kinds hold; they differ for few groups and heavy
+tails. With 8 groups the percentile interval and BCa cover 84–89 %, the bootstrap-t 91–95 %. With 128 groups of very
+uneven prompts, Student's t covers 88–94 %, the percentile interval and BCa 90–94 %, the bootstrap-t 92–95 %. (If
+prompts that no batch holds carry χ², none covers: about 70 %.) A bootstrap-t of the logarithm covers no better and has
+infinite upper ends for few groups.
 
 Sources: Efron, "Nonparametric standard errors and confidence intervals" (1981); Hall, "The Bootstrap and Edgeworth
 Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller (2008), for clusters.
@@ -32,12 +32,12 @@ Int64 = NDArray[np.int64]
 
 RESAMPLES = 999  # so that 2.5 % and 97.5 % are order statistics
 SEED = 2009
-# With fewer, resamples that hold a single cluster, and so have no error, reach into the quantiles.
+# With fewer clusters, resamples of a single cluster, which have no error, reach the quantiles.
 LEAST_CLUSTERS = 5
-# More are put together by lot: their sums are as independent, and 2,048 are enough to know a skew by.
+# More clusters are combined at random: the sums stay independent, and 2,048 suffice to estimate the skew.
 _MOST_CLUSTERS = 2048
 _DRAWS_AT_ONCE = 1 << 20
-# Multiplications; BLAS libraries take more threads from about 2^18 on.
+# Multiplications per product; BLAS libraries use more threads from about 2^18.
 _MULTIPLIED_AT_ONCE = 1 << 16
 _ROUNDING = 1e-12
 
@@ -45,11 +45,11 @@ _ROUNDING = 1e-12
 def bootstrap_interval(
     sums: Float64, tokens: Int64, clusters: Int64 | None = None, *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Interval:
-    """The 95 % interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] names each rollout's group.
+    """Return the 95 % interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] is each rollout's group.
 
-    Without `clusters` each rollout is one. Rollouts without tokens take no part. The bounds are NaN below
-    LEAST_CLUSTERS clusters, where sums are not finite, and where one cluster makes all but a millionth of the mean, so
-    that resamples without it say nothing. The same input gives the same interval.
+    Without `clusters` each rollout is one. Rollouts without tokens are excluded. The bounds are NaN below
+    LEAST_CLUSTERS clusters, if sums are not finite, and if one cluster contributes all but a millionth of the mean,
+    because resamples without it carry no information. The same input gives the same interval.
     """
     return bootstrap_intervals(sums[:, None], tokens, clusters, resamples=resamples, seed=seed)[0]
 
@@ -57,7 +57,7 @@ def bootstrap_interval(
 def bootstrap_intervals(
     sums: Float64, tokens: Int64, clusters: Int64 | None = None, *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> tuple[Interval, ...]:
-    """The intervals of the K columns of `sums` [N, K], all from the same resamples; see `bootstrap_interval`."""
+    """Return the intervals of the K columns of `sums` [N, K], all from the same resamples; see `bootstrap_interval`."""
     of_clusters, sizes = sums_of_clusters(sums, tokens, clusters)
     count, columns = int(sizes.size), int(of_clusters.shape[1])
     if count == 0:
@@ -67,7 +67,7 @@ def bootstrap_intervals(
         means = of_clusters.sum(axis=0) / sizes.sum()
         if count >= LEAST_CLUSTERS:
             random = np.random.default_rng(seed)
-            residuals, sizes = _put_together(of_clusters - means * sizes[:, None], sizes, random)
+            residuals, sizes = _combine_clusters(of_clusters - means * sizes[:, None], sizes, random)
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
             below, above = _quantiles(_studentised(residuals, sizes, resamples, random))
             low = np.where(errors > 0.0, means - above * errors, means + 0.0 * errors)
@@ -77,8 +77,8 @@ def bootstrap_intervals(
     return tuple(Interval(float(means[k]), float(low[k]), float(high[k]), count) for k in range(columns))
 
 
-def _put_together(residuals: Float64, sizes: Float64, random: np.random.Generator) -> tuple[Float64, Float64]:
-    """The same in at most _MOST_CLUSTERS clusters, the members of each drawn by lot."""
+def _combine_clusters(residuals: Float64, sizes: Float64, random: np.random.Generator) -> tuple[Float64, Float64]:
+    """Combine residuals and sizes into at most _MOST_CLUSTERS clusters, with randomly drawn members."""
     if sizes.size <= _MOST_CLUSTERS:
         return residuals, sizes
     order = random.permutation(sizes.size)
@@ -87,10 +87,10 @@ def _put_together(residuals: Float64, sizes: Float64, random: np.random.Generato
 
 
 def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.random.Generator) -> Float64:
-    """[resamples, K] (m* − m)/e* of ratio means from residuals S − m·T [G, K] and sizes T [G].
+    """Return (m* − m)/e* of ratio means, [resamples, K], from residuals S − m·T [G, K] and sizes T [G].
 
-    A resample weighs cluster g by how often it was drawn, w_g. With δ = Σwe/ΣwT = m* − m its residuals are e − δT,
-    so that Σw(e − δT)² needs only sums over w. The factors that e* and the error of the sample share are left out.
+    A resample weighs cluster g by the number of its draws, w_g. With δ = Σwe/ΣwT = m* − m its residuals are e − δT, so
+    Σw(e − δT)² needs only sums over w. Factors common to e* and the error of the sample are omitted.
     """
     groups, columns = residuals.shape
     table = np.concatenate(
@@ -108,7 +108,7 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
         shift = of_residuals / total
         shifted = np.square(shift) * total_squares
         squares = of_squares - 2.0 * shift * of_products + shifted
-        # What is left of larger terms by their rounding is no error; a resample without one is as far off as can be.
+        # A difference within rounding is 0: such a resample has no error, and t* is infinite.
         squares[squares <= _ROUNDING * (of_squares + shifted)] = 0.0
         error = np.sqrt(squares) / total
         found[start : start + rows] = np.where(
@@ -118,10 +118,9 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
 
 
 def _product(weights: Float64, table: Float64) -> Float64:
-    """weights @ table in parts so small that a BLAS multiplies them on this thread.
+    """Return weights @ table, in parts so small that a BLAS library multiplies them on one thread.
 
-    Its other threads would go on spinning for tens of milliseconds after a larger product, and take the processors from
-    whatever is measured next.
+    After larger products its other threads spin for tens of milliseconds, and slow down the next measurement.
     """
     at_once = max(1, _MULTIPLIED_AT_ONCE // table.size)
     parts = [weights[start : start + at_once] @ table for start in range(0, weights.shape[0], at_once)]
@@ -129,7 +128,9 @@ def _product(weights: Float64, table: Float64) -> Float64:
 
 
 def _quantiles(values: Float64) -> tuple[Float64, Float64]:
-    """[K] the 2.5 % and 97.5 % quantiles of each column of [R, K], the p-th being the value of rank p·(R + 1)."""
+    """Return the 2.5 % and 97.5 % quantiles of each column of [R, K], each [K]; the p-th is the value of rank p·(R +
+    1).
+    """
     last = values.shape[0] - 1
     ranked = np.sort(values, axis=0)
     found = []

@@ -1,6 +1,6 @@
-"""From statistics to measures: each by the canonical aggregation, Σ over tokens / number of tokens.
+"""The measures of a comparison from its sums, each by the canonical aggregation: Σ over tokens / number of tokens.
 
-NaN means "not estimable": no tokens, an input that was not logged, or too few rollouts for the quantity to be visible.
+NaN means not estimable: no tokens, an input that was not logged, or too few rollouts to resolve the quantity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["comparison_measures"]
 
 
 def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
-    """Every comparison and sequence measure of the registry by its column name."""
+    """Return all comparison and sequence measures of the registry by column."""
     return {
         **_token_means(statistics),
         **_probabilities(statistics),
@@ -44,7 +44,7 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 def _named_means(means: list[float], suffix: str) -> dict[str, float]:
-    """The measures that are means of one term, from the means of the terms SEQUENCE_MEANS."""
+    """Return the measures that are means of one term, from the means of SEQUENCE_MEANS."""
     d, d2, k3, ratio, chi2, reverse, tv, error = means
     return {
         f"kl{suffix}": -d,
@@ -73,7 +73,7 @@ def _token_means(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _probabilities(statistics: ComparisonSums) -> dict[str, float]:
-    """verl's measures of probabilities."""
+    """Return verl's measures of probabilities."""
     tokens = statistics.tokens
     of_target = _moment(statistics, "within_target", "between_target", "target_probability")
     of_behaviour = _moment(statistics, "within_behaviour", "between_behaviour", "behaviour_probability")
@@ -89,7 +89,7 @@ def _probabilities(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _moment(statistics: ComparisonSums, within: str, between: str, first: str, second: str | None = None) -> float:
-    """Σ (a − mean a)(b − mean b) over tokens, from moments within and between rollouts.
+    """Return Σ (a − mean a)(b − mean b) over tokens, from moments within and between rollouts.
 
     Exact rational arithmetic, because Σ S²/n and (ΣS)²/n may agree in all but their last digits.
     """
@@ -101,7 +101,7 @@ def _moment(statistics: ComparisonSums, within: str, between: str, first: str, s
 
 
 def _distribution(statistics: ComparisonSums) -> dict[str, float]:
-    """Extremes, quantiles and tails of d."""
+    """Return extremes, quantiles and tail shapes of d."""
     tokens = statistics.tokens
     counts = statistics.histogram.sum(axis=0)
     counts[0] += statistics.count("zero_tokens")
@@ -109,7 +109,7 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
     largest = max(abs(minus_lowest), abs(highest)) if tokens else math.nan
     quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
     return {
-        # The middle of the last bin could lie above the largest value in it.
+        # The middle of the last bin can exceed the largest value in it.
         **{
             f"{name}_abs_d": min(LOG_RATIO_GRID.quantile(counts, fraction), largest) if tokens else math.nan
             for name, fraction in quantiles.items()
@@ -123,7 +123,7 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _tails(statistics: ComparisonSums) -> dict[str, float]:
-    """The two tails of d, together and each by itself."""
+    """Return the tail measures of d: both tails together, and each by itself."""
     tokens = statistics.tokens
     measures = {}
     for threshold in TAIL_THRESHOLDS:
@@ -140,7 +140,7 @@ def _tails(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _sequences(statistics: ComparisonSums) -> dict[str, float]:
-    """Means over sequences, and weights of whole turns and sequences."""
+    """Return means over sequences, and effective sample sizes of turns and sequences."""
     rollouts = statistics.count("measured_rollouts")
     means = [_ratio(statistics.sum(f"{name}_seq"), rollouts) for name in SEQUENCE_MEANS]
     named = _named_means(means, "_seq_mean")
@@ -159,7 +159,7 @@ def _sequences(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _perplexities(statistics: ComparisonSums) -> dict[str, float]:
-    """verl's perplexities: means over sequences, unclamped."""
+    """Return verl's perplexities: means over sequences, unclamped."""
     rollouts = statistics.count("measured_rollouts")
     return {
         "training_ppl": _ratio(statistics.sum("target_ppl"), rollouts),
@@ -173,7 +173,7 @@ def _perplexities(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _advantages(statistics: ComparisonSums) -> dict[str, float]:
-    """How d goes with the advantage A, over the tokens that have one."""
+    """Return the measures of d with the advantage A, over the tokens with an advantage."""
     tokens = statistics.count("advantage_tokens")
     positive, negative = (
         _ratio(statistics.sum(name), tokens) for name in ("positive_advantage_skew", "negative_advantage_skew")
@@ -188,7 +188,7 @@ def _advantages(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _covariance(statistics: ComparisonSums, tokens: int) -> float:
-    """Σ A·d / n − (Σ A)(Σ d) / n², with all the digits that were kept of the sums."""
+    """Return Σ A·d / n − (Σ A)(Σ d) / n², in exact rational arithmetic."""
     sums = [statistics.sum(name) for name in ("advantage_d", "advantage", "d_with_advantage")]
     if not tokens or not all(map(math.isfinite, sums)):
         return math.nan
@@ -197,7 +197,7 @@ def _covariance(statistics: ComparisonSums, tokens: int) -> float:
 
 
 def _estimable(weights: LogWeights, k3_sum: float) -> float:
-    """The effective fraction, or NaN where 2·KL·T > ln N: a sample of N cannot show less than 1/N.
+    """Return the effective fraction, or NaN if 2·KL·T > ln N, because a sample of N cannot show less than 1/N.
 
     KL·T is the KL of a whole turn or sequence: Σ k3 over their number.
     """
@@ -207,7 +207,9 @@ def _estimable(weights: LogWeights, k3_sum: float) -> float:
 
 
 def _intervals(statistics: ComparisonSums) -> dict[str, float]:
-    """The ends of the intervals clustered by prompt group; those of a bootstrap need a row per rollout."""
+    """Return the ends of the intervals clustered by prompt group; bootstrap intervals need one row per rollout and are
+    NaN.
+    """
     measures = {f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")}
     for name in WITH_INTERVAL:
         interval = token_mean_interval(statistics, name)
@@ -216,6 +218,7 @@ def _intervals(statistics: ComparisonSums) -> dict[str, float]:
 
 
 def _with_entropies(statistics: ComparisonSums) -> dict[str, float]:
+    """Return the measures that need entropies."""
     with_entropy = statistics.count("entropy_tokens")
     entropy = _ratio(statistics.sum("entropy"), with_entropy)
     k3_mean = _ratio(statistics.sum("k3_kl"), statistics.tokens)

@@ -1,13 +1,13 @@
 """Confidence intervals of token means, clustered by prompt group.
 
-Rollouts of one prompt are dependent, and so are the tokens of one rollout: the error of a token mean m = ΣS_g / ΣT_g
-over groups g follows from the residuals e_g = S_g − m·T_g (facts: 1.3–1.8 times the error that independent tokens would
-have), with Student's t at G − 1 degrees of freedom.
+Rollouts of one prompt are dependent, and so are the tokens of one rollout. The error of a token mean m = ΣS_g / ΣT_g
+over groups g follows from the residuals e_g = S_g − m·T_g (1.3–1.8 times the error for independent tokens), with
+Student's t at G − 1 degrees of freedom.
 
-Against exact values (benchmarks/coverage.py) this holds 94 to 95 times in 100 for k3, χ² and TV with 128 groups, 93 to
-95 with 32, and 90 to 94 with 8. It misses on one side, below, for skewed values, which degrees of freedom from the
-residuals' kurtosis mend by at most a point where groups are alike: `bootstrap.py` is the answer to that, where there
-is a row per rollout. This one needs sums only, which merge.
+Against exact values (benchmarks/coverage.py) this covers 94 to 95 % for k3, χ² and TV with 128 groups, 93 to 95 % with
+32, and 90 to 94 % with 8. It misses on one side, below, for skewed values; degrees of freedom from the residuals'
+kurtosis gain at most one percentage point if groups are alike. `bootstrap.py` corrects this if there is one row per
+rollout. This interval needs mergeable sums only.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 Float64 = NDArray[np.float64]
 
 
-# Means of terms that are never negative; −d and what is more surprising than promised have either sign.
+# Means of terms that are never negative; −d and the excess surprisal have either sign.
 NEVER_NEGATIVE = frozenset({"k3_kl", "chi2_token", "reverse_chi2_token", "tv_token"})
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided 95 % confidence interval of `mean`; NaN bounds where fewer than two clusters were seen."""
+    """A two-sided 95 % confidence interval of `mean`; the bounds are NaN with fewer than two clusters."""
 
     mean: float
     low: float
@@ -48,14 +48,14 @@ class Interval:
     clusters: int
 
     def of_measure(self, name: str) -> Interval:
-        """The part of the interval that the measure `name` can lie in: it covers what it covered before."""
+        """Return the interval clipped to the range of the measure `name`; this keeps its coverage."""
         return replace(self, low=0.0) if name in NEVER_NEGATIVE and self.low < 0.0 else self
 
 
 def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None = None) -> Interval:
-    """The interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] names each rollout's cluster.
+    """Return the interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] is each rollout's cluster.
 
-    Without `clusters` each rollout is one. Rollouts without tokens take no part.
+    Without `clusters` each rollout is one. Rollouts without tokens are excluded.
     """
     of_clusters, sizes = sums_of_clusters(sums[:, None], tokens, clusters)
     if sizes.size == 0:
@@ -84,7 +84,7 @@ def token_mean_interval(sums: ComparisonSums, name: str) -> Interval:
 def sums_of_clusters(
     sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None
 ) -> tuple[Float64, Float64]:
-    """[G, K] the sums and [G] the tokens of each cluster that has any, from those of rollouts, [N, K] and [N]."""
+    """Return the sums [G, K] and tokens [G] of each cluster that has tokens, from those of rollouts, [N, K] and [N]."""
     sizes: Float64 = tokens.astype(np.float64)
     if clusters is not None:
         _, inverse = np.unique(clusters, return_inverse=True)
@@ -94,7 +94,7 @@ def sums_of_clusters(
 
 
 def interval_from_residuals(mean: float, square_sum: float, tokens: int, clusters: int) -> Interval:
-    """The interval of a ratio mean from Σ e_g², the number of tokens, and the number of clusters."""
+    """Return the interval of a ratio mean from Σ e_g², the number of tokens, and the number of clusters."""
     if clusters < 2 or tokens == 0 or not math.isfinite(square_sum) or not math.isfinite(mean):
         return Interval(mean, math.nan, math.nan, clusters)
     error = math.sqrt(max(square_sum, 0.0) * clusters / (clusters - 1)) / tokens
@@ -104,7 +104,7 @@ def interval_from_residuals(mean: float, square_sum: float, tokens: int, cluster
 
 @functools.lru_cache(maxsize=4096)
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """The value that Student's t with `degrees` ≥ 1 degrees of freedom stays below with `probability` ≥ 0.5."""
+    """Return the quantile of Student's t with `degrees` ≥ 1 degrees of freedom at `probability` ≥ 0.5."""
     tail = 1.0 - probability
     low, high = 0.0, 1.0
     while _upper_tail(high, degrees) > tail:
@@ -118,13 +118,13 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 
 
 def _upper_tail(value: float, degrees: int) -> float:
-    """P(t > value) for value ≥ 0: half the regularised incomplete beta function at ν / (ν + t²)."""
+    """Return P(t > value) for value ≥ 0: half the regularised incomplete beta function at ν / (ν + t²)."""
     x = degrees / (degrees + value * value)
     return 0.5 * _incomplete_beta(0.5 * degrees, 0.5, x)
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function by Lentz's continued fraction (Numerical Recipes, 6.4)."""
+    """Return the regularised incomplete beta function by Lentz's continued fraction (Numerical Recipes, 6.4)."""
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
     if x > (a + 1.0) / (a + b + 2.0):

@@ -1,14 +1,15 @@
-"""The shape k̂ of the tail of importance weights: how far they can be trusted, from the largest of them.
+"""The shape k̂ of the tail of importance weights, from the largest of them: a diagnostic of importance-weighted
+estimates.
 
-Above a high threshold the weights of almost any law follow a generalised Pareto distribution, whose shape k says how
-many of their moments are finite: those of order below 1/k. At k ≥ ½ the variance of ρ is infinite, and with it the
-error of χ², of ESS and of every importance-weighted mean; from about 0.7 the mean itself is hopeless at any sample size
-that will be seen; below 0 the weights are bounded. In a sample of tokens k̂ describes the tail that was reached, which
-is what counts for an estimate made from it.
+Above a high threshold the weights of almost any distribution follow a generalised Pareto distribution with shape k.
+Moments of order below 1/k are finite. At k ≥ ½ the variance of ρ is infinite, and with it the error of χ², of ESS and
+of every importance-weighted mean; from about 0.7 the mean itself is unusable at any practical sample size; below 0 the
+weights are bounded. In a sample of tokens k̂ describes the tail that was reached, which is what matters for an estimate
+from that sample.
 
 Sources: Zhang and Stephens, "A new and efficient estimation method for the generalized Pareto distribution" (2009);
 Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling" (2024), for the size of the tail and the
-weak prior that draws k̂ to ½.
+weak prior towards ½.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ __all__ = ["LEAST_TAIL", "pareto_shape", "tail_size"]
 
 Float64 = NDArray[np.float64]
 
-# Fewer values above the threshold say nothing about its shape.
+# Fewest values above the threshold for an estimate of the shape.
 LEAST_TAIL = 5
-# The prior: as if ten more values had been seen, whose shape is one half.
+# The prior: ten more values with the shape one half.
 _PRIOR_VALUES, _PRIOR_SHAPE = 10.0, 0.5
 
 
 def tail_size(count: int) -> int:
-    """How many of `count` weights make their tail: a fifth of them, at most 3·√count (Vehtari et al., section 3)."""
+    """Return the number of weights in the tail of `count`: a fifth, at most 3·√count (Vehtari et al., section 3)."""
     return math.ceil(min(count / 5.0, 3.0 * math.sqrt(count)))
 
 
 def pareto_shape(largest: Float64, count: int) -> float:
-    """k̂ of the weights exp(`largest`), of which there are `count` in all.
+    """Return k̂ of the weights exp(`largest`), `count` in all.
 
-    `largest` [n] are the n largest log weights, falling; where n < count the smallest of them is the threshold at the
-    lowest, so that the tail has at most n − 1 values. For ρ they are the largest d, for 1/ρ the largest −d. Everything
-    happens to logarithms, relative to the largest: no weight overflows, and a factor common to all changes nothing.
+    `largest` [n] are the n largest log weights, falling; if n < count the smallest of them is the lowest possible
+    threshold, so the tail has at most n − 1 values. For ρ pass the largest d, for 1/ρ the largest −d. All computations
+    are on logarithms relative to the largest: no weight overflows, and a common factor changes nothing.
 
-    NaN where it cannot be estimated: fewer than LEAST_TAIL values lie above the threshold, all that do are equal, or
-    one of them is not finite. Raises ValueError where there are more values than `count`.
+    NaN if it cannot be estimated: fewer than LEAST_TAIL values are above the threshold, all of them are equal, or one
+    is not finite. Raises ValueError if there are more values than `count`.
     """
     largest = np.asarray(largest, dtype=np.float64)
     if largest.size > count:
-        raise ValueError(f"{largest.size} largest values of {count} in all")
+        raise ValueError(f"largest must have at most count values, got {largest.size} values, count={count}")
     size = min(tail_size(count), largest.size - 1)
     if size < LEAST_TAIL:
         return math.nan
@@ -63,11 +64,11 @@ def pareto_shape(largest: Float64, count: int) -> float:
 
 
 def _zhang_stephens(logs: Float64) -> float:
-    """k of values above 0 from their logarithms [n], falling from 0 (the largest value is 1).
+    """Return k of values above 0 from their logarithms [n], falling from 0 (the largest value is 1).
 
     The likelihood of the generalised Pareto distribution, written in θ = −k/σ, has its maximum over k in closed form:
     k(θ) = mean log(1 − θx). θ is averaged under its profile likelihood and a prior made from a quartile of the values,
-    on a grid of θ_j = 1 + (1 − √(m/(j − ½)))/(3·quartile). Kept as θ_j · quartile, it cannot overflow.
+    on a grid of θ_j = 1 + (1 − √(m/(j − ½)))/(3·quartile). θ_j · quartile is stored, which cannot overflow.
     """
     size = logs.size
     # The lower quartile is the value at ⌊n/4 + ½⌋ counted from the smallest.
@@ -84,7 +85,7 @@ def _zhang_stephens(logs: Float64) -> float:
 
 
 def _profile_shape(theta: float, logs: Float64) -> float:
-    """k(θ) = mean log(1 − θ·exp(logs)); θ·exp(logs) < 1."""
+    """Return k(θ) = mean log(1 − θ·exp(logs)); θ·exp(logs) < 1."""
     if theta == 0.0:
         return 0.0
     products = math.log(abs(theta)) + logs

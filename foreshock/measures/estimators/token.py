@@ -1,11 +1,12 @@
-"""Per-token formulas. Each takes d = log π − log μ in float64 and gives float64 of the same shape.
+"""Per-token formulas. Each takes d = log π − log μ in float64, in nats, and returns float64 of the same shape.
 
-μ is the policy that sampled, π the policy that is trained, ρ = exp(d); tokens are drawn from μ. All of them are written
-with expm1, never with exp(d) − 1: in float32 `exp(d) − d − 1` is wrong by a factor of two once k3 is below 1e-7. So is
-`expm1(d) − d` in float64 once |d| is below 1e-15, and in its tenth digit at 1e-6: k3 near agreement is a series.
-A d beyond ±709 overflows to infinity where the formula is that large; no warning is raised.
+μ is the sampling policy, π the trained policy, ρ = exp(d); tokens are drawn from μ. All formulas use expm1, never
+exp(d) − 1: in float32 `exp(d) − d − 1` is wrong by a factor of two for k3 below 1e-7. In float64 `expm1(d) − d` is
+wrong by as much for |d| below 1e-15, and in the tenth digit at 1e-6; k3 near agreement therefore is a series. For |d|
+beyond 709 a formula may overflow to infinity, without a warning.
 
-Many of them need ρ − 1 (`above`) or 1/ρ − 1 (`below`), which are the costly part: who has them hands them over.
+Many formulas need ρ − 1 (`rho_minus_one`) or 1/ρ − 1 (`inverse_minus_one`), the expensive part: pass them if already
+computed.
 """
 
 from __future__ import annotations
@@ -38,84 +39,89 @@ _NEAR_ZERO = 2.0**-5
 
 
 def log_ratio(target: NDArray[np.float32], behaviour: NDArray[np.float32]) -> Float64:
-    """d = log π − log μ in nats, [T]: subtracted in float64, which is exact for log-probs of ordinary size."""
+    """Return d = log π − log μ in nats, [T], subtracted in float64: exact for log-probs of ordinary size."""
     return np.subtract(target, behaviour, dtype=np.float64)
 
 
 def ratio_minus_one(d: Float64) -> Float64:
-    """ρ − 1, with all its digits near 0."""
+    """Return ρ − 1, accurate near 0."""
     with np.errstate(over="ignore", under="ignore"):
         return np.expm1(d)
 
 
 def kl(d: Float64) -> Float64:
-    """k1 = −d in nats. Its mean estimates KL(μ‖π); single values are negative about as often as not."""
+    """Return k1 = −d in nats. Its mean estimates KL(μ‖π); about half of the single values are negative."""
     return -d
 
 
 def k2_kl(d: Float64) -> Float64:
-    """d²/2 in nats. Its mean approximates KL(μ‖π) where d is small."""
+    """Return d²/2 in nats. Its mean approximates KL(μ‖π) for small d."""
     return 0.5 * d * d
 
 
-def k3_kl(d: Float64, above: Float64 | None = None) -> Float64:
-    """k3 = ρ − 1 − d in nats, never negative. Its mean estimates KL(μ‖π) (Schulman, "Approximating KL divergence").
+def k3_kl(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
+    """Return k3 = ρ − 1 − d in nats, never negative. Its mean estimates KL(μ‖π) (Schulman 2020).
 
-    Unbiased only where π's support lies in μ's and the logged μ is the law that sampled; else E[k3] = KL − (1 − E ρ).
+    Unbiased only if μ's support contains π's and the logged μ is the sampling distribution; otherwise E[k3] = KL − (1 −
+    E ρ).
     """
-    above = ratio_minus_one(d) if above is None else above
+    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
     # expm1(d) − d loses a digit for every factor of ten that d is below 1; the series d²/2 + d³/6 + … loses none.
     near = np.clip(d, -_NEAR_ZERO, _NEAR_ZERO)
     series = np.full_like(near, _K3_SERIES[-1])
     for coefficient in reversed(_K3_SERIES[:-1]):
         series *= near
         series += coefficient
-    return np.where(np.abs(d) < _NEAR_ZERO, near * near * series, np.maximum(above - d, 0.0))
+    return np.where(np.abs(d) < _NEAR_ZERO, near * near * series, np.maximum(rho_minus_one - d, 0.0))
 
 
-def chi2_token(d: Float64, above: Float64 | None = None) -> Float64:
-    """(ρ − 1)². Its mean estimates χ²(π‖μ). Blind where π ≪ μ: see `reverse_chi2_token`."""
-    above = ratio_minus_one(d) if above is None else above
+def chi2_token(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
+    """Return (ρ − 1)². Its mean estimates χ²(π‖μ). At most 1 if π ≪ μ; see `reverse_chi2_token`."""
+    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
     with np.errstate(over="ignore", under="ignore"):
-        return np.square(above)
+        return np.square(rho_minus_one)
 
 
-def reverse_chi2_token(d: Float64, above: Float64 | None = None, below: Float64 | None = None) -> Float64:
-    """(1 − ρ)²/ρ = (ρ − 1)(1 − 1/ρ). Its mean estimates χ²(μ‖π)."""
-    above = ratio_minus_one(d) if above is None else above
-    below = ratio_minus_one(-d) if below is None else below
+def reverse_chi2_token(
+    d: Float64, rho_minus_one: Float64 | None = None, inverse_minus_one: Float64 | None = None
+) -> Float64:
+    """Return (1 − ρ)²/ρ = (ρ − 1)(1 − 1/ρ). Its mean estimates χ²(μ‖π)."""
+    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
+    inverse_minus_one = ratio_minus_one(-d) if inverse_minus_one is None else inverse_minus_one
     with np.errstate(over="ignore", under="ignore"):
-        return above * -below
+        return rho_minus_one * -inverse_minus_one
 
 
-def tv_token(d: Float64, above: Float64 | None = None) -> Float64:
-    """(1 − ρ)⁺, between 0 and 1. Its mean estimates D_TV(π, μ), also where sampling was truncated."""
-    above = ratio_minus_one(d) if above is None else above
-    return np.maximum(-above, 0.0)
+def tv_token(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
+    """Return (1 − ρ)⁺, between 0 and 1. Its mean estimates D_TV(π, μ), also for truncated sampling."""
+    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
+    return np.maximum(-rho_minus_one, 0.0)
 
 
-def verl_chi2_token(d: Float64, above: Float64 | None = None) -> Float64:
-    """ρ² − 1 = (ρ − 1)² + 2(ρ − 1), verl's form. Estimates χ²(π‖μ) where E ρ = 1; noisy, and often negative."""
-    above = ratio_minus_one(d) if above is None else above
+def verl_chi2_token(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
+    """Return ρ² − 1 = (ρ − 1)² + 2(ρ − 1), verl's form. Estimates χ²(π‖μ) if E ρ = 1; noisy, and often negative."""
+    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
     with np.errstate(over="ignore", under="ignore"):
-        return above * (above + 2.0)
+        return rho_minus_one * (rho_minus_one + 2.0)
 
 
 def mean_ratio(d: Float64) -> Float64:
-    """ρ. Its mean is 1 where the logged μ is the law that sampled and covers π."""
+    """Return ρ. Its mean is 1 if the logged μ is the sampling distribution and covers π."""
     with np.errstate(over="ignore", under="ignore"):
         return np.exp(d)
 
 
-def token_mult_prob_error(d: Float64, above: Float64 | None = None, below: Float64 | None = None) -> Float64:
-    """exp|d|, NeMo-RL's. 1.0 is ideal, a mean above 1.05 suspicious."""
-    above = ratio_minus_one(d) if above is None else above
-    below = ratio_minus_one(-d) if below is None else below
-    return np.maximum(above, below) + 1.0
+def token_mult_prob_error(
+    d: Float64, rho_minus_one: Float64 | None = None, inverse_minus_one: Float64 | None = None
+) -> Float64:
+    """Return exp|d|, NeMo-RL's measure. 1.0 is ideal, a mean above 1.05 is suspicious."""
+    rho_minus_one = ratio_minus_one(d) if rho_minus_one is None else rho_minus_one
+    inverse_minus_one = ratio_minus_one(-d) if inverse_minus_one is None else inverse_minus_one
+    return np.maximum(rho_minus_one, inverse_minus_one) + 1.0
 
 
 def probability_difference(target: NDArray[np.float32], behaviour: NDArray[np.float32]) -> Float64:
-    """|π − μ| as probabilities, [T], between 0 and 1, without cancellation. verl's `rollout_probs_diff`."""
+    """Return |π − μ|, [T], between 0 and 1, without cancellation. verl's `rollout_probs_diff`."""
     distance = np.abs(log_ratio(target, behaviour))
     likelier = np.minimum(np.maximum(target, behaviour, dtype=np.float64), 709.0)
     return np.asarray(np.exp(likelier) * -np.expm1(-distance))

@@ -1,7 +1,7 @@
-"""The token pass in numpy: the reference of what each rollout adds to every sum.
+"""The token pass in numpy: the reference for every sum.
 
-It goes over the tokens a cache-sized chunk of rollouts at a time. What rollouts keep for themselves is made here;
-`numpy_totals.py` adds what is of all tokens together.
+It processes a cache-sized chunk of rollouts at a time. This module computes the sums of each rollout; `numpy_totals.py`
+adds the sums over all tokens together.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["CHUNK_TOKENS", "sum_rollouts_numpy"]
 
 Float64 = NDArray[np.float64]
 
-# A chunk's arrays should stay in a core's cache: 32k float64 are 256 KiB each.
+# Tokens of a chunk, so that its arrays stay in a core's cache: 32k float64 are 256 KiB.
 CHUNK_TOKENS = 1 << 15
 
 
 def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
-    """The sums of every rollout, and of all of them together."""
+    """Return the sums of each rollout, and of all of them together."""
     result = RolloutSums.empty(inputs.offsets.size - 1)
     totals = NumpyTotals(TokenIdTotals.for_ids(inputs.token_ids))
-    # What is no log-prob, such as a logit of 1000, makes measures infinite or NaN, as machine code does: silently.
+    # Values that are not log-probs, such as a logit of 1000, give infinity or NaN silently, as in machine code.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for first, last in _chunks(inputs.offsets):
             _add_chunk(result, totals, inputs, first, last)
@@ -42,7 +42,7 @@ def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
 
 
 def _chunks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with about CHUNK_TOKENS tokens each; a longer rollout is a chunk of its own."""
+    """Yield ranges of rows with about CHUNK_TOKENS tokens each; a longer rollout is a chunk of its own."""
     first, rows = 0, offsets.size - 1
     while first < rows:
         last = int(np.searchsorted(offsets, offsets[first] + CHUNK_TOKENS, side="right")) - 1
@@ -52,7 +52,7 @@ def _chunks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _add_chunk(result: RolloutSums, totals: NumpyTotals, inputs: TokenInputs, first: int, last: int) -> None:
-    """Drop what is not measured, then add the chunk's tokens to its rows and to the totals."""
+    """Drop the tokens that are not measured, then add the chunk's tokens to its rows and to the totals."""
     start, stop = int(inputs.offsets[first]), int(inputs.offsets[last])
     offsets = inputs.offsets[first : last + 1] - start
     target, behaviour = inputs.target[start:stop], inputs.behaviour[start:stop]
@@ -123,7 +123,7 @@ def _cut(values: NDArray[Any] | None, start: int, stop: int, kept: slice | NDArr
 def _advantages(
     inputs: TokenInputs, segments: _Segments, start: int, stop: int, kept: slice | NDArray[np.bool_]
 ) -> Float64 | None:
-    """The advantage of each measured token; NaN where it has none."""
+    """Return the advantage of each measured token; NaN if it has none."""
     if inputs.advantage is None:
         return None
     if inputs.advantage.size == inputs.offsets[-1]:
@@ -132,7 +132,7 @@ def _advantages(
 
 
 def _token_terms(target: NDArray[np.floating], behaviour: NDArray[np.floating]) -> dict[str, Float64]:
-    """The terms of TOKEN_SUMS that need no more than one token's log-probs, by name."""
+    """Return by name the terms of TOKEN_SUMS that depend on one token's log-probs alone."""
     log_target, log_behaviour = target.astype(np.float64), behaviour.astype(np.float64)
     d = token.log_ratio(target, behaviour)
     above, below = token.ratio_minus_one(d), token.ratio_minus_one(-d)
@@ -184,7 +184,7 @@ def _add_rollouts(result: RolloutSums, segments: _Segments, terms: dict[str, Flo
 def _add_entropy(
     result: RolloutSums, segments: _Segments, entropy: NDArray[np.floating], log_behaviour: Float64
 ) -> None:
-    """Entropies, and how much more surprising than they promise the sampled tokens were."""
+    """Add entropies H and excess surprisals −log μ − H."""
     known = np.isfinite(entropy)
     nats = np.where(known, entropy, 0.0).astype(np.float64)
     result.entropy_tokens[segments.rows] = _counts(known, segments.offsets)
@@ -193,7 +193,7 @@ def _add_entropy(
 
 
 def _add_turns(result: RolloutSums, segments: _Segments, turn: NDArray[np.integer], d: Float64) -> None:
-    """The weight of each turn: the product of the ratios of its tokens."""
+    """Add the weight of each turn: the product of the ratios of its tokens."""
     begins = np.zeros(d.size, np.bool_)
     begins[segments.offsets[:-1]] = True
     begins[1:] |= turn[1:] != turn[:-1]
@@ -203,7 +203,7 @@ def _add_turns(result: RolloutSums, segments: _Segments, turn: NDArray[np.intege
 
 
 def _add_advantage(result: RolloutSums, segments: _Segments, advantage: Float64, terms: dict[str, Float64]) -> None:
-    """What the advantage A has to do with d, over the tokens that have one."""
+    """Add the terms of the advantage A, over the tokens with a finite A."""
     known = np.isfinite(advantage)
     result.advantage_tokens[segments.rows] = _counts(known, segments.offsets)
     value = np.where(known, advantage, 0.0)
@@ -212,7 +212,7 @@ def _add_advantage(result: RolloutSums, segments: _Segments, advantage: Float64,
     _put(result, segments, "advantage2", value * value)
     _put(result, segments, "advantage_d", value * d)
     _put(result, segments, "d_with_advantage", np.where(known, d, 0.0))
-    # An infinite ρ must not meet an advantage of 0.
+    # `where` avoids ∞·0 for an infinite ρ and an advantage of 0.
     for name, sided in (("positive_advantage_skew", value > 0), ("negative_advantage_skew", value < 0)):
         _put(result, segments, name, np.multiply(value, above, where=sided, out=np.zeros_like(d)))
     lost = sided & (d < 0) & (terms["abs_probability_difference"] >= DPPO_PROBABILITY_GAP)

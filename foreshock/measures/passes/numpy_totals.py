@@ -1,7 +1,7 @@
-"""What the numpy pass adds up over all tokens together: histograms, tails, conditions, token ids, largest values.
+"""The sums of the numpy pass over all tokens together: histograms, tails, conditions, token ids, largest values.
 
-Every sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
-compensation: how tokens were cut into chunks and shards cannot be seen in it, not even where the terms cancel.
+Each sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
+compensation. The result therefore does not depend on chunks or shards, even if the terms cancel.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Int64 = NDArray[np.int64]
 class ChunkTokens:
     """The measured tokens of some rollouts: `terms` by name and the other columns, all [T]; `offsets` cut them.
 
-    `lengths` are the generated tokens of each rollout; `advantage` is NaN where there is none.
+    `lengths` are the generated tokens of each rollout; `advantage` is NaN if there is none.
     """
 
     terms: dict[str, Float64]
@@ -54,7 +54,7 @@ class ChunkTokens:
 
 @dataclass(slots=True, eq=False)
 class NumpyTotals:
-    """Sums that wait for `finish` to be written into a RolloutSums."""
+    """Sums that `finish` writes into a RolloutSums."""
 
     token_ids: TokenIdTotals
     tail_sums: CompensatedSums = field(
@@ -65,7 +65,7 @@ class NumpyTotals:
     )
 
     def add(self, result: RolloutSums, chunk: ChunkTokens) -> None:
-        """Add the tokens of a chunk: to `result` what merges exactly, the rest here."""
+        """Add the tokens of a chunk: exactly mergeable values to `result`, sums here."""
         d = chunk.terms["d"]
         result.token_weights = result.token_weights.merge(LogWeights.of(d))
         result.max_probability_difference = max(
@@ -80,68 +80,68 @@ class NumpyTotals:
             self.token_ids.add(chunk.token_ids, [chunk.terms[name] for name in TOKEN_ID_SUMS])
 
     def finish(self, result: RolloutSums) -> None:
-        """Write what was added up here."""
+        """Write the sums into `result`."""
         result.tail_sums = self.tail_sums.value
         result.weight_sums = self.weight_sums.value
         result.token_ids = self.token_ids.sums()
 
     def _add_grids(self, result: RolloutSums, chunk: ChunkTokens) -> None:
-        """The histograms of |d| and the tails, by the sign of d."""
+        """Add the histograms of |d| and the tails, by the sign of d."""
         d, distance = chunk.terms["d"], chunk.terms["abs_d"]
         side = (d > 0).astype(np.int64)
         fine = LOG_RATIO_GRID.bins(distance)
         counts = np.bincount(fine + side * LOG_RATIO_GRID.size, minlength=2 * LOG_RATIO_GRID.size).reshape(2, -1)
-        # Zeros are counted apart; in the grid they would all fall into the bin of the tiniest differences.
+        # Zeros are counted separately; on the grid they would all be in the bin of the smallest differences.
         zeros = d.size - int(np.count_nonzero(d))
         counts[0, 0] -= zeros
         result.zero_tokens += zeros
         result.histogram += counts
         terms = _tail_terms(chunk)
         bins = WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine) + side * WEIGHT_GRID.size
-        self.weight_sums += _sums_by_cell(bins, terms, WEIGHT_GRID.size)
+        self.weight_sums += _sums_by_side(bins, terms, WEIGHT_GRID.size)
         far = np.flatnonzero(distance > TAIL_LEVELS[0])
         if far.size:
-            # How many levels a token lies beyond.
+            # The number of levels that a token exceeds, less one.
             beyond = np.searchsorted(np.array(TAIL_LEVELS), distance[far], side="left") - 1
-            cells = beyond + np.where(d[far] > 0, ABOVE * len(TAIL_LEVELS), 0)
-            of_cells = np.bincount(cells, minlength=2 * len(TAIL_LEVELS)).reshape(2, -1)
-            result.tail_counts += np.cumsum(of_cells[:, ::-1], axis=1)[:, ::-1]
+            buckets = beyond + np.where(d[far] > 0, ABOVE * len(TAIL_LEVELS), 0)
+            between = np.bincount(buckets, minlength=2 * len(TAIL_LEVELS)).reshape(2, -1)
+            result.tail_counts += np.cumsum(between[:, ::-1], axis=1)[:, ::-1]
             of_terms = [None if term is None else term[far] for term in terms]
-            self.tail_sums += _beyond(_sums_by_cell(cells, of_terms, len(TAIL_LEVELS)))
+            self.tail_sums += _beyond(_sums_by_side(buckets, of_terms, len(TAIL_LEVELS)))
 
 
 def _tail_terms(chunk: ChunkTokens) -> list[Float64 | None]:
-    """The terms of TAIL_SUMS, None for one that is 0 everywhere."""
+    """Return the terms of TAIL_SUMS; None for a term that is 0 everywhere."""
     above, chi2 = chunk.terms["ratio_minus_one"], chunk.terms["chi2_token"]
     if chunk.advantage is None:
         return [above, chi2, None, None]
     advantage = np.where(np.isfinite(chunk.advantage), chunk.advantage, 0.0)
-    # An infinite ρ must not meet an advantage of 0.
+    # `where` avoids ∞·0 for an infinite ρ and an advantage of 0.
     product = np.multiply(advantage, above, where=advantage != 0, out=np.zeros_like(above))
     return [above, chi2, advantage, product]
 
 
-def _beyond(of_cells: CompensatedSums) -> CompensatedSums:
-    """From the sums between two levels to those of all that lies beyond each level, [2, levels, K]."""
+def _beyond(between: CompensatedSums) -> CompensatedSums:
+    """Return the sums beyond each level, [2, levels, K], from those between two levels."""
     total = CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
     running = CompensatedSums.zeros(2, len(TAIL_SUMS))
     for level in reversed(range(len(TAIL_LEVELS))):
-        running = running + CompensatedSums(of_cells.high[:, level], of_cells.low[:, level])
+        running = running + CompensatedSums(between.high[:, level], between.low[:, level])
         total.high[:, level], total.low[:, level] = running.high, running.low
     return total
 
 
-def _sums_by_cell(cells: Int64, terms: list[Float64 | None], size: int) -> CompensatedSums:
-    """[2, size, K] the sums of each of K terms over the tokens of each cell of both sides."""
+def _sums_by_side(buckets: Int64, terms: list[Float64 | None], size: int) -> CompensatedSums:
+    """Return the sums of K terms over the tokens of each bucket of both sides, [2, size, K]."""
     nothing = np.zeros(2 * size), np.zeros(2 * size)
     sums = CompensatedSums.of_columns(
-        nothing if term is None else sums_by_bucket(cells, summable_parts(term), 2 * size) for term in terms
+        nothing if term is None else sums_by_bucket(buckets, summable_parts(term), 2 * size) for term in terms
     )
     return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
 
 
 def _buckets_by_condition(chunk: ChunkTokens) -> Iterator[tuple[str, BucketSums]]:
-    """The chunk's table of each condition that is known."""
+    """Yield the chunk's bucket sums for each known condition."""
     distance = chunk.terms["abs_d"]
     parts = [summable_parts(chunk.terms[name]) for name in BUCKET_SUMS]
     size = CONDITIONS["probability"].size
@@ -156,7 +156,7 @@ def _buckets_by_condition(chunk: ChunkTokens) -> Iterator[tuple[str, BucketSums]
 
 
 def _buckets_of_runs(chunk: ChunkTokens, parts: list[Parts]) -> Iterator[tuple[str, BucketSums]]:
-    """The tables of conditions that hardly change from a token to the next: sums over runs first, then over buckets."""
+    """Yield the bucket sums of conditions that rarely change between tokens: sums over runs, then over buckets."""
     places = position_buckets(chunk.positions)
     known = {"turn": chunk.turn, "lag": chunk.lag}
     of_tokens = {name: values for name, values in known.items() if values is not None}

@@ -1,1 +1,1 @@
-"""Mergeable statistics: what is summed over tokens and rollouts, how it merges, and how it is stored."""
+"""Mergeable statistics: sums over tokens and rollouts, how they merge, and how they are stored."""

@@ -1,9 +1,9 @@
-"""Statistics as bytes: a canonical JSON header and raw little-endian arrays, compressed; nothing in it can run.
+"""Statistics as bytes: a canonical JSON header and raw little-endian arrays, compressed; no executable content.
 
-    4 bytes "FSST" | 4 bytes header length | header | zlib of all arrays, one after the other
+4 bytes "FSST" | 4 bytes header length | header | zlib of all arrays, one after the other
 
-The header is {"kind", "statistics_version", "arrays": {name: [dtype, shape]}, "crc32"}. A reader says which arrays it
-expects; anything else, and any other version, is refused.
+The header is {"kind", "statistics_version", "arrays": {name: [dtype, shape]}, "crc32"}. A reader names the arrays that
+it expects; any other array or version is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from foreshock.errors import StatisticsError
 
 __all__ = ["STATISTICS_VERSION", "pack", "unpack"]
 
-# Raise it whenever a stored number changes its meaning: blobs of two versions never mix.
+# Increase it if the meaning of a stored number changes; blobs of two versions never mix.
 STATISTICS_VERSION = 2
 
 _MAGIC = b"FSST"
@@ -31,7 +31,7 @@ _MAX_ARRAY_BYTES = 256 << 20
 
 
 def pack(kind: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """`arrays` (int64, uint64 or float64) as one blob; equal arrays give equal bytes under one zlib."""
+    """Return `arrays` (int64, uint64 or float64) as one blob; equal arrays give equal bytes under one zlib version."""
     shapes: dict[str, Any] = {}
     parts = []
     for name in sorted(arrays):
@@ -46,29 +46,29 @@ def pack(kind: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def unpack(kind: str, data: bytes, expected: Mapping[str, tuple[str, tuple[int | None, ...]]]) -> dict[str, Any]:
-    """The arrays of a blob of this kind; `expected` maps each name to its dtype and shape (None: any length).
+    """Return the arrays of a blob of this kind; `expected` maps each name to its dtype and shape (None: any length).
 
-    Raises StatisticsError where the blob is of another kind or version, is damaged, or is not as expected.
+    Raises StatisticsError if the blob is of another kind or version, is damaged, or does not match `expected`.
     """
     header, start = _header(data)
     if header.get("kind") != kind:
-        raise StatisticsError(f"this blob holds {header.get('kind')!r} and not {kind!r}")
+        raise StatisticsError(f"the blob must hold {kind!r}, got {header.get('kind')!r}")
     version = header.get("statistics_version")
     if version != STATISTICS_VERSION:
         raise StatisticsError(
-            f"these statistics are of version {version!r} and this release reads {STATISTICS_VERSION}: "
+            f"statistics must be of version {STATISTICS_VERSION}, got {version!r}: "
             "measure them again from their tokens (`foreshock remeasure`)"
         )
     layout = header.get("arrays")
     if not isinstance(layout, dict) or set(layout) != set(expected):
-        raise StatisticsError("this blob does not hold the arrays of its version: it is damaged")
+        raise StatisticsError("the blob is damaged: its arrays are not those of its version")
     sizes = {name: _checked_shape(name, layout[name], *expected[name]) for name in sorted(expected)}
     total = sum(8 * math.prod(shape) for shape in sizes.values())
     if total > _MAX_ARRAY_BYTES:
-        raise StatisticsError(f"this blob says it holds {total:,} bytes, more than {_MAX_ARRAY_BYTES:,}")
+        raise StatisticsError(f"the arrays of a blob must be at most {_MAX_ARRAY_BYTES:,} bytes, got {total:,}")
     payload = _decompress(data[start:], total)
     if zlib.crc32(payload) != header.get("crc32"):
-        raise StatisticsError("this blob is damaged: its checksum does not match")
+        raise StatisticsError("the blob is damaged: its checksum does not match")
     arrays, position = {}, 0
     for name, shape in sizes.items():
         count = math.prod(shape)
@@ -80,40 +80,40 @@ def unpack(kind: str, data: bytes, expected: Mapping[str, tuple[str, tuple[int |
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
     if len(data) < 8 or data[:4] != _MAGIC:
-        raise StatisticsError("this is not a blob of statistics")
+        raise StatisticsError("the bytes are not a blob of statistics")
     length = int.from_bytes(data[4:8], "little")
     if length > _MAX_HEADER_BYTES or 8 + length > len(data):
-        raise StatisticsError("this blob is damaged: its header is cut off")
+        raise StatisticsError("the blob is damaged: its header is truncated")
     try:
         header = json.loads(data[8 : 8 + length])
     except (ValueError, RecursionError) as error:
-        raise StatisticsError("this blob is damaged: its header is not JSON") from error
+        raise StatisticsError("the blob is damaged: its header is not JSON") from error
     if not isinstance(header, dict):
-        raise StatisticsError("this blob is damaged: its header is not an object")
+        raise StatisticsError("the blob is damaged: its header is not an object")
     return header, 8 + length
 
 
 def _checked_shape(name: str, given: object, dtype: str, shape: tuple[int | None, ...]) -> tuple[int, ...]:
-    """The shape in the header, which must be `shape` with some length wherever that says None."""
+    """Return the shape in the header; it must equal `shape`, where None allows any length."""
     if not isinstance(given, list) or len(given) != 2 or given[0] != dtype or not isinstance(given[1], list):
-        raise StatisticsError(f"this blob is damaged: `{name}` is not {dtype}")
+        raise StatisticsError(f"the blob is damaged: `{name}` must be {dtype}, got {given!r}")
     sizes = given[1]
     fits = len(sizes) == len(shape) and all(
-        type(size) is int and size >= 0 and (wanted is None or size == wanted)
-        for size, wanted in zip(sizes, shape, strict=True)
+        type(size) is int and size >= 0 and (expected is None or size == expected)
+        for size, expected in zip(sizes, shape, strict=True)
     )
     if not fits:
-        raise StatisticsError(f"this blob is damaged: `{name}` has the shape {sizes} and not {shape}")
+        raise StatisticsError(f"the blob is damaged: `{name}` must have the shape {shape}, got {sizes}")
     return tuple(sizes)
 
 
 def _decompress(data: bytes, size: int) -> bytes:
-    """Exactly `size` bytes, and never more than that in memory."""
+    """Return exactly `size` bytes, and never hold more than that in memory."""
     decompressor = zlib.decompressobj()
     try:
         payload = decompressor.decompress(data, size + 1)
     except zlib.error as error:
-        raise StatisticsError("this blob is damaged: it cannot be decompressed") from error
+        raise StatisticsError("the blob is damaged: it cannot be decompressed") from error
     if len(payload) != size or not decompressor.eof or decompressor.unused_data:
-        raise StatisticsError("this blob is damaged: it does not hold as much as its header says")
+        raise StatisticsError("the blob is damaged: its size differs from its header")
     return payload

@@ -1,4 +1,4 @@
-"""Where the mismatch sits: tokens in buckets by their probability under μ, or by their place in the response."""
+"""Sums over the tokens of a bucket, such as a range of probabilities under μ, and the table of their means."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUCKET_SUMS = ("abs_d", "d", "k3_kl", "abs_probability_difference")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketSums:
-    """Mergeable sums per bucket: `tokens` [B], `sums` [B, 4] of BUCKET_SUMS, `max_abs_d` [B] (0 where empty)."""
+    """Mergeable sums per bucket: `tokens` [B], `sums` [B, 4] of BUCKET_SUMS, `max_abs_d` [B] (0 if empty), in nats."""
 
     tokens: NDArray[np.int64]
     sums: CompensatedSums
@@ -29,7 +29,7 @@ class BucketSums:
 
     @classmethod
     def empty(cls, edges: tuple[float, ...]) -> BucketSums:
-        """Buckets between these edges, with nothing in them."""
+        """Return empty buckets between these edges."""
         size = len(edges) - 1
         return cls(np.zeros(size, np.int64), CompensatedSums.zeros(size, len(BUCKET_SUMS)), np.zeros(size))
 
@@ -42,9 +42,9 @@ class BucketSums:
         distance: Float64,
         tokens: NDArray[np.int64] | None = None,
     ) -> BucketSums:
-        """The sums over T tokens: their `buckets` [T], the summable [T] parts of each of BUCKET_SUMS, |d| [T].
+        """Return the sums over T tokens: their `buckets` [T], the summable [T] parts of each of BUCKET_SUMS, |d| [T].
 
-        With `tokens` [T] each entry is a run of so many tokens, with its sums and its largest |d|.
+        With `tokens` [T] each entry is a run of that many tokens, with its sums and its largest |d|.
         """
         largest = np.zeros(size)
         np.maximum.at(largest, buckets, distance)
@@ -53,13 +53,13 @@ class BucketSums:
         return cls(counts, totals, largest)
 
     def merge(self, other: BucketSums) -> BucketSums:
-        """The sums over the tokens of both."""
+        """Return the sums over the tokens of both."""
         return BucketSums(
             self.tokens + other.tokens, self.sums + other.sums, np.maximum(self.max_abs_d, other.max_abs_d)
         )
 
     def table(self, edges: tuple[float, ...]) -> BucketTable:
-        """The means per bucket; NaN where a bucket has no tokens."""
+        """Return the means per bucket; NaN for an empty bucket."""
         tokens = self.tokens.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             means = self.sums.value / tokens[:, None]
@@ -69,10 +69,12 @@ class BucketSums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketTable:
-    """Per bucket, [B]; bucket i lies between `edges[i]` and `edges[i + 1]`, [B + 1]. NaN where there are no tokens.
+    """Means per bucket, [B], in nats; bucket i lies between `edges[i]` and `edges[i + 1]`, [B + 1].
 
-    `mean_d` is the mean of log π − log μ; `k3_kl` the token mean of k3 in nats; `mean_abs_probability_difference` that
-    of |π − μ|. `tokens` / Σ tokens · `k3_kl` is what the bucket adds to the k3 of the whole.
+    NaN for an empty bucket.
+
+    `mean_d` is the mean of log π − log μ, `k3_kl` that of k3, `mean_abs_probability_difference` that of |π − μ|.
+    `tokens` / Σ tokens · `k3_kl` is the bucket's contribution to k3 over all tokens.
     """
 
     edges: Float64
@@ -84,7 +86,7 @@ class BucketTable:
     mean_abs_probability_difference: Float64
 
     def columns(self) -> dict[str, list[float | int | None]]:
-        """The columns by name, as JSON takes them: None for NaN."""
+        """Return the columns by name as JSON values: None for NaN."""
         columns: dict[str, list[float | int | None]] = {"tokens": self.tokens.tolist()}
         for name in ("mean_abs_d", "mean_d", "k3_kl", "max_abs_d", "mean_abs_probability_difference"):
             values: list[float] = getattr(self, name).tolist()

@@ -1,7 +1,7 @@
-"""What the error of a mean needs to know about prompt groups, mergeable over shards that cut through a group.
+"""Sums by prompt group for the errors of means; they merge over shards that cut through a group.
 
-A group is kept under a 64-bit hash of its id with its own sums. A rollout without a group is a cluster of its own; of
-those only the sums of squares and products are kept, which is all that their residuals need.
+A group is kept under a 64-bit hash of its id with its own sums. A rollout without a group is a cluster by itself; for
+these only sums of squares and products are kept, which is all that their residuals need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CLUSTER_COLUMNS", "ClusterSums"]
 
 Float64 = NDArray[np.float64]
 
-# Per cluster the sums of these; the surprisal is −log μ − H.
+# Terms summed per cluster; the surprisal is −log μ − H.
 CLUSTER_COLUMNS = ("d", "k3_kl", "surprisal", "chi2_token", "tv_token", "reverse_chi2_token")
 # Over clusters of one rollout: ΣT², then ΣS·T and ΣS² of each column.
 _SINGLE_SUMS = 1 + 2 * len(CLUSTER_COLUMNS)
@@ -30,7 +30,11 @@ _SINGLE_SUMS = 1 + 2 * len(CLUSTER_COLUMNS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterSums:
-    """`keys`, `tokens` [G] and `sums` [G, C] of CLUSTER_COLUMNS of the groups, and of lone rollouts together."""
+    """Sums per group, and over rollouts without a group.
+
+    `keys`, `tokens` [G] and `sums` [G, C] of CLUSTER_COLUMNS are per group; the `single_` fields are over all other
+    rollouts.
+    """
 
     keys: NDArray[np.uint64]
     tokens: NDArray[np.int64]
@@ -40,7 +44,7 @@ class ClusterSums:
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64], sums: Float64, group_ids: Iterable[object] | None) -> ClusterSums:
-        """The sums of N rollouts: `tokens` [N], `sums` [N, C]; those without tokens take no part."""
+        """Return the sums of N rollouts: `tokens` [N], `sums` [N, C]; rollouts without tokens take no part."""
         keys, grouped = group_keys(group_ids, tokens.size)
         measured = tokens > 0
         lone = measured & ~grouped
@@ -63,7 +67,7 @@ class ClusterSums:
         return cls(unique, *table, int(lone.sum()), CompensatedSums.over_first_axis(squares))
 
     def merge(self, other: ClusterSums) -> ClusterSums:
-        """The sums over the rollouts of both; groups that both have are added."""
+        """Return the sums over the rollouts of both; the sums of groups that both have are added."""
         union = np.union1d(self.keys, other.keys)
         table = _empty_table(union)
         for part in (self, other):
@@ -73,7 +77,7 @@ class ClusterSums:
 
     @property
     def count(self) -> int:
-        """How many clusters there are."""
+        """The number of clusters."""
         return int(self.keys.size) + self.single_count
 
     def squared_residuals(self, column: str, mean: float) -> float:
@@ -87,18 +91,18 @@ class ClusterSums:
         return grouped + max(single, 0.0) if not math.isnan(single) else math.nan
 
     def standardised(self, column: str, total: float) -> float:
-        """`total` = Σ_g S_g over √(Σ_g S_g²): about standard normal where each cluster's S has the mean 0.
+        """Return `total` = Σ_g S_g over √(Σ_g S_g²): about standard normal if each cluster's S has the mean 0.
 
-        NaN below two clusters, or where every S is 0.
+        NaN below two clusters, or if every S is 0.
         """
         square = self.squared_residuals(column, 0.0)
         return total / math.sqrt(square) if self.count >= 2 and 0.0 < square < math.inf else math.nan
 
 
 def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """[N] the 64-bit key of each rollout's group, and whether it has one. Whole numbers are names too.
+    """Return the 64-bit key of each rollout's group, [N], and if it has one, [N]. Integers are valid names.
 
-    Raises InvalidRolloutsError where there is not one id a rollout.
+    Raises InvalidRolloutsError if the number of ids is not N.
     """
     keys = np.zeros(rollouts, dtype=np.uint64)
     names = group_names(group_ids, rollouts)
@@ -122,7 +126,7 @@ def _add(
     tokens: NDArray[np.int64],
     sums: CompensatedSums,
 ) -> tuple[NDArray[np.int64], CompensatedSums]:
-    """`table` with rows added at `slots`, each slot named once."""
+    """Return `table` with rows added at `slots`; each slot occurs once."""
     all_tokens, all_sums = table
     all_tokens[slots] += tokens
     total = CompensatedSums(all_sums.high[slots], all_sums.low[slots]) + sums

@@ -1,4 +1,4 @@
-"""How the sums of a comparison are stored: which arrays a blob holds, and what a reader checks."""
+"""The sums of a comparison as a blob: the arrays that it holds, and the checks of a reader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdSums
 __all__ = ["read_comparison", "store_comparison"]
 
 _KIND = "comparison"
-# What the three weights are of, by the name of their number in COUNTS.
+# The entry of COUNTS that holds the number of weights, for each of the three weights.
 _WEIGHTED = ("tokens", "turns", "measured_rollouts")
 
 
@@ -60,7 +60,7 @@ _LAYOUT = _layout()
 
 
 def store_comparison(sums: ComparisonSums) -> bytes:
-    """The sums as a blob: a JSON header and raw arrays. Of the token ids, those that matter most are stored."""
+    """Return the sums as a blob; of the token ids, only the KEPT_TOKEN_IDS with the largest Σ k3."""
     weights = (sums.token_weights, sums.turn_weights, sums.sequence_weights)
     token_ids = sums.token_ids.kept()
     arrays: dict[str, NDArray[Any]] = {
@@ -93,7 +93,7 @@ def store_comparison(sums: ComparisonSums) -> bytes:
 
 
 def read_comparison(data: bytes) -> ComparisonSums:
-    """The sums of `store_comparison`. Raises StatisticsError where they are damaged or of another version."""
+    """Return the sums of `store_comparison`. Raises StatisticsError if the blob is damaged or of another version."""
     arrays = blob.unpack(_KIND, data, _LAYOUT)
     counts = arrays["counts"]
     _check(arrays)
@@ -138,7 +138,7 @@ def read_comparison(data: bytes) -> ComparisonSums:
 
 
 def _check(arrays: dict[str, Any]) -> None:
-    """Raise StatisticsError where lengths that belong together differ."""
+    """Raise StatisticsError if lengths that belong together differ."""
     of_groups = {arrays["group_keys"].size, arrays["group_tokens"].size, arrays["group_sums"].shape[1]}
     names = ("token_ids", "token_id_tokens", "token_id_covered")
     of_token_ids = {arrays["token_id_sums"].shape[1], *(arrays[name].size for name in names)}
@@ -150,4 +150,4 @@ def _check(arrays: dict[str, Any]) -> None:
         or (np.diff(arrays["token_ids"]) <= 0).any()
         or (arrays["counts"] < 0).any()
     ):
-        raise StatisticsError("this blob is damaged: its counts do not fit together")
+        raise StatisticsError("the blob is damaged: its counts contradict each other")

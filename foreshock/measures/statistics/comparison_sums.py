@@ -1,6 +1,6 @@
-"""What is summed over the tokens and rollouts of a comparison, and how to read it.
+"""Sums over the tokens and rollouts of a comparison, and accessors to them.
 
-`statistics.py` takes, merges and stores these sums; `comparison_measures.py` makes the measures of them.
+`comparison_statistics.py` fills, merges and stores them; `estimators/comparison_measures.py` computes the measures.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ COUNTS = (
     "turns",
 )
 SUMS = TOKEN_SUMS + SEQUENCE_SUMS
-# The largest −d, d and |π − μ| of a token, and the largest mean of −d and of d over a sequence. All of them merge by
-# maximum, and −inf is "none yet".
+# The largest −d, d and |π − μ| of a token, and the largest mean of −d and of d over a sequence. All merge by maximum;
+# −inf means that there is no value yet.
 EXTREMES = ("minus_min_d", "max_d", "max_probability_difference", "max_log_ppl_diff", "minus_min_log_ppl_diff")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparisonSums:
-    """The sums of d = log target − log behaviour (π/μ) over model-generated tokens with two finite log-probs.
+    """Sums of d = log target − log behaviour (π/μ) over model-generated tokens with two finite log-probs.
 
-    `counts`, `sums` and `extremes` are in the order of COUNTS, SUMS and EXTREMES. What the other arrays hold, and their
-    shapes, is said in `RolloutSums`.
+    `counts`, `sums` and `extremes` are in the order of COUNTS, SUMS and EXTREMES. `RolloutSums` describes the other
+    arrays.
     """
 
     counts: NDArray[np.int64]
@@ -70,67 +70,67 @@ class ComparisonSums:
     clusters: ClusterSums
 
     def count(self, name: str) -> int:
-        """One of COUNTS."""
+        """Return one of COUNTS."""
         return int(self.counts[COUNTS.index(name)])
 
     def extreme(self, name: str) -> float:
-        """One of EXTREMES; NaN where there are no tokens."""
+        """Return one of EXTREMES; NaN without tokens."""
         return float(self.extremes[EXTREMES.index(name)]) if self.tokens else math.nan
 
     def sum(self, name: str) -> float:
-        """One of SUMS, as float64."""
+        """Return one of SUMS as float64."""
         return float(self.sums.value[SUMS.index(name)])
 
     @property
     def tokens(self) -> int:
-        """Model-generated tokens with two finite log-probs: what every token mean is over."""
+        """The number of model-generated tokens with two finite log-probs, the denominator of every token mean."""
         return self.count("tokens")
 
     @property
     def rollouts(self) -> int:
-        """Rollouts, those without a measured token included."""
+        """The number of rollouts, including those without a measured token."""
         return self.count("rollouts")
 
     @property
     def nonfinite_target(self) -> int:
-        """Model-generated tokens whose target log-prob is NaN or ±inf."""
+        """The number of model-generated tokens whose target log-prob is NaN or ±inf."""
         return self.count("nonfinite_target")
 
     @property
     def nonfinite_behaviour(self) -> int:
-        """Model-generated tokens whose behaviour log-prob is NaN or ±inf."""
+        """The number of model-generated tokens whose behaviour log-prob is NaN or ±inf."""
         return self.count("nonfinite_behaviour")
 
     def exact_sum(self, name: str) -> Fraction:
-        """One of SUMS, with all the digits that were kept."""
+        """Return one of SUMS with all the digits that were kept."""
         return self.sums.exact(SUMS.index(name))
 
     def condition_table(self, name: str) -> BucketTable:
-        """The mismatch by one of CONDITIONS; a bucket without tokens has the means NaN."""
+        """Return the mismatch by one of CONDITIONS; the means of an empty bucket are NaN."""
         return self.conditions[name].table(CONDITIONS[name].edges)
 
     def buckets(self) -> BucketTable:
-        """The mismatch by the token's probability under μ."""
+        """Return the mismatch by the token's probability under μ."""
         return self.condition_table("probability")
 
     def position_buckets(self) -> BucketTable:
-        """The mismatch by the token's place in the response."""
+        """Return the mismatch by the token's position in the response."""
         return self.condition_table("position")
 
     def token_id_table(self, limit: int = KEPT_TOKEN_IDS) -> TokenIdTable:
-        """The mismatch by token id: the `limit` ids with the largest Σ k3."""
+        """Return the mismatch by token id: the `limit` ids with the largest Σ k3."""
         return self.token_ids.table(limit)
 
     def tail_count(self, side: int, level: float) -> int:
-        """Tokens with d < −level (BELOW) or d > level (ABOVE), `level` one of TAIL_LEVELS."""
+        """Return the number of tokens with d < −level (BELOW) or d > level (ABOVE), `level` one of TAIL_LEVELS."""
         return int(self.tail_counts[side, level_index(level)])
 
     def tail_sum(self, side: int, level: float, name: str) -> float:
-        """One of TAIL_SUMS over those tokens."""
+        """Return one of TAIL_SUMS over those tokens."""
         return float(self.tail_sums.value[side, level_index(level), TAIL_SUMS.index(name)])
 
     def tail(self, threshold: float) -> float:
-        """The fraction of tokens with max(ρ, 1/ρ) above any `threshold` > 1, to the width of a histogram bin."""
+        """Return the fraction of tokens with max(ρ, 1/ρ) > `threshold` (any > 1), to the width of a histogram bin."""
         if not self.tokens:
             return math.nan
         counts = self.histogram.sum(axis=0)

@@ -1,7 +1,7 @@
 """Compensated float64 sums: a value is a pair (high, low) of float64 whose unrounded sum it is.
 
-A pair carries about 106 bits, so sums of pairs, in whatever order and however split into shards, agree in all the bits
-that a float64 shows. (Dekker 1971; Shewchuk 1997.) An infinite term makes the sum infinite, never NaN.
+A pair carries about 106 bits, so sums of pairs agree in all bits of a float64, in any order and however they are split
+into shards (Dekker 1971; Shewchuk 1997). An infinite term makes the sum infinite, never NaN.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 __all__ = ["CompensatedSums", "summable_parts", "sums_by_bucket", "sums_by_run", "two_product", "two_sum"]
 
 Float64 = NDArray[np.float64]
-# A value or a sum as the pair of a float64 and what its rounding lost.
+# A value or a sum as a float64 and its rounding error.
 Parts = tuple[Float64, Float64]
 
-_SPLITTER = 134_217_729.0  # 2^27 + 1: cuts a float64 into two halves whose products are exact
+_SPLITTER = 134_217_729.0  # 2^27 + 1: splits a float64 into two halves whose products are exact
 
 
 def two_sum(a: Float64, b: Float64) -> tuple[Float64, Float64]:
-    """a + b rounded, and exactly what the rounding lost (0 where the sum is not finite)."""
+    """Return a + b rounded, and the exact rounding error (0 if the sum is not finite)."""
     with np.errstate(invalid="ignore", over="ignore"):
         total = a + b
         of_b = total - a
@@ -33,7 +33,7 @@ def two_sum(a: Float64, b: Float64) -> tuple[Float64, Float64]:
 
 
 def two_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
-    """a · b rounded, and exactly what the rounding lost (0 where a factor is too large to be split)."""
+    """Return a · b rounded, and the exact rounding error (0 if a factor is too large to be split)."""
     with np.errstate(invalid="ignore", over="ignore"):
         total = a * b
         a_high = _SPLITTER * a - (_SPLITTER * a - a)
@@ -44,11 +44,11 @@ def two_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
 
 
 def summable_parts(values: Float64) -> Parts:
-    """[n] values as high + low, exactly, so that sums of any of the high parts are exact, in whatever order.
+    """Return [n] values as high + low, exactly, so that any sum of high parts is exact in any order.
 
-    The high parts are multiples of one power of two, and too few for their sum to leave a float64; the low parts are
-    about n · 2^-52 of the largest value, so that their sums lose nothing that matters. Where a value is not finite, the
-    high parts are 0. (ExtractVector in Rump, Ogita and Oishi, "Accurate floating-point summation" (2008).)
+    The high parts are multiples of one power of two, and too few for their sum to overflow 53 bits; the low parts are
+    about n · 2^-52 of the largest value, so their sums are accurate enough. If a value is not finite, all high parts
+    are 0. (ExtractVector in Rump, Ogita and Oishi, "Accurate floating-point summation" (2008).)
     """
     largest = max(float(np.max(values, initial=0.0)), -float(np.min(values, initial=0.0)))
     bits = math.frexp(largest)[1] + (values.size + 2).bit_length() if math.isfinite(largest) else 2000
@@ -60,13 +60,13 @@ def summable_parts(values: Float64) -> Parts:
 
 
 def sums_by_bucket(cells: NDArray[np.int64], parts: Parts, size: int) -> Parts:
-    """[size] the sum of the [n] values in each cell, and what its rounding lost, from the summable parts."""
+    """Return the sum of the [n] values in each bucket, [size], and its rounding error, from their summable parts."""
     high, low = (np.asarray(np.bincount(cells, part, size), dtype=np.float64) for part in parts)
     return high, low
 
 
 def sums_by_run(starts: NDArray[np.int64], parts: Parts) -> Parts:
-    """[R] the sums from each start to the next, as summable parts again; `starts` rise from 0."""
+    """Return the sums from each start to the next, [R], as summable parts; `starts` rise from 0."""
     high, low = parts
     return np.add.reduceat(high, starts), np.add.reduceat(low, starts)
 
@@ -80,12 +80,12 @@ class CompensatedSums:
 
     @classmethod
     def zeros(cls, *shape: int) -> CompensatedSums:
-        """Sums of nothing."""
+        """Return empty sums of this shape."""
         return cls(np.zeros(shape), np.zeros(shape))
 
     @classmethod
     def over_first_axis(cls, values: Float64, low: Float64 | None = None) -> CompensatedSums:
-        """The sums of `values` (plus `low`, their rounding errors, if known) over the first axis: [N, ...] → [...]."""
+        """Return the sums of `values` (plus `low`, their rounding errors) over the first axis: [N, ...] → [...]."""
         high = np.asarray(values, dtype=np.float64)
         low = np.zeros_like(high) if low is None else low
         if high.shape[0] == 0:
@@ -94,14 +94,14 @@ class CompensatedSums:
             half = high.shape[0] // 2
             total, lost = two_sum(high[:half], high[half : 2 * half])
             lost = lost + (low[:half] + low[half : 2 * half])
-            # An odd one out waits for the next round.
+            # With an odd number of rows, the last one goes to the next round.
             high = np.concatenate([total, high[2 * half :]])
             low = np.concatenate([lost, low[2 * half :]])
         return cls(*_normalise(high[0], low[0]))
 
     @classmethod
     def of_columns(cls, columns: Iterable[Parts]) -> CompensatedSums:
-        """[..., K] from K pairs of a sum and what its rounding lost, each [...]."""
+        """Return [..., K] sums from K pairs of a sum and its rounding error, each [...]."""
         high, low = zip(*columns, strict=True)
         return cls(*_normalise(np.stack(high, axis=-1), np.stack(low, axis=-1)))
 
@@ -110,21 +110,21 @@ class CompensatedSums:
         return CompensatedSums(*_normalise(total, lost + (self.low + other.low)))
 
     def add_rows(self, rows: NDArray[np.int64], values: CompensatedSums) -> None:
-        """Add `values` [R, ...] to these rows, in place; no row may be named twice."""
+        """Add `values` [R, ...] to these rows, in place; no row may occur twice."""
         total = CompensatedSums(self.high[rows], self.low[rows]) + values
         self.high[rows], self.low[rows] = total.high, total.low
 
     def to_array(self) -> Float64:
-        """Both parts, [2, ..., K], as blobs hold them."""
+        """Return both parts, [2, ..., K], as stored in blobs."""
         return np.stack([self.high, self.low])
 
     @classmethod
     def from_array(cls, values: Float64) -> CompensatedSums:
-        """The sums of `to_array()`."""
+        """Return the sums of `to_array()`."""
         return cls(values[0], values[1])
 
     def exact(self, index: int) -> Fraction:
-        """One of [K] sums as an exact rational number."""
+        """Return one of [K] sums as an exact rational number."""
         return Fraction(float(self.high[index])) + Fraction(float(self.low[index]))
 
     @property
@@ -134,7 +134,7 @@ class CompensatedSums:
 
 
 def _normalise(high: Float64, low: Float64) -> tuple[Float64, Float64]:
-    """The same pair with `low` no larger than half a unit in the last place of `high`."""
+    """Return the same pair with `low` at most half a unit in the last place of `high`."""
     with np.errstate(invalid="ignore", over="ignore"):
         total = np.asarray(high + low)
         lost = np.asarray(low - (total - high))

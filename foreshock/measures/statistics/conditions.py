@@ -1,6 +1,6 @@
-"""What a mismatch may depend on: the fixed buckets of each condition, so that tables of any two batches merge.
+"""Conditions that a mismatch may depend on, each with fixed buckets, so that the tables of any two batches merge.
 
-Bucket i holds edges[i] ≤ value < edges[i + 1]; the last takes all that is larger, the first all that is smaller.
+Bucket i holds edges[i] ≤ value < edges[i + 1]; the last also takes all larger values, the first all smaller ones.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 __all__ = ["BUCKET_EDGES", "CONDITIONS", "POSITION_EDGES", "Condition", "position_buckets", "probability_buckets"]
 
 
-# Half decades of the probability under μ. The first bucket is all below 1e-8; the last includes probability 1.
+# Half decades of the probability under μ. The first bucket holds all below 1e-8; the last includes probability 1.
 BUCKET_EDGES: tuple[float, ...] = (0.0, *(10.0 ** (-8 + half / 2) for half in range(16)), 1.0)
 _LOG_EDGES = np.array([math.log(edge) for edge in BUCKET_EDGES[1:-1]])
 
-# Powers of two of the token's number in the response, counted from 0: bucket i holds 2^i − 1 ≤ position < 2^(i+1) − 1.
+# Powers of two of the position in the response, from 0: bucket i holds 2^i − 1 ≤ position < 2^(i+1) − 1.
 POSITION_EDGES: tuple[float, ...] = tuple(float(2**power - 1) for power in range(22))
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition: its name, what its value is, its unit, and the edges of its buckets, one more than buckets."""
+    """A condition: its name, the meaning and unit of its value, and the edges of its buckets, one more than buckets."""
 
     name: str
     meaning: str
@@ -33,11 +33,11 @@ class Condition:
 
     @property
     def size(self) -> int:
-        """How many buckets there are."""
+        """The number of buckets."""
         return len(self.edges) - 1
 
     def buckets(self, values: NDArray[np.floating] | NDArray[np.integer]) -> NDArray[np.int64]:
-        """[T] the bucket of each value, which must not be NaN."""
+        """Return the bucket of each value, [T]; values must not be NaN."""
         inner = np.array(self.edges[1:-1])
         return np.searchsorted(inner, np.asarray(values, dtype=np.float64), side="right").astype(np.int64)
 
@@ -51,9 +51,9 @@ CONDITIONS: dict[str, Condition] = {
     condition.name: condition
     for condition in (
         Condition("probability", "the token's probability under μ", "1", BUCKET_EDGES),
-        Condition("position", "the token's place in the response, counted from 0", "tokens", POSITION_EDGES),
+        Condition("position", "the token's position in the response, counted from 0", "tokens", POSITION_EDGES),
         Condition("turn", "the turn that the token belongs to", "turns", _TURN_EDGES),
-        Condition("length", "how many tokens of the response the model generated", "tokens", _LENGTH_EDGES),
+        Condition("length", "the number of model-generated tokens of the response", "tokens", _LENGTH_EDGES),
         Condition("entropy", "the entropy of μ at the token", "nats", _ENTROPY_EDGES),
         Condition("lag", "trainer weights version − the version that sampled", "versions", _LAG_EDGES),
     )
@@ -61,11 +61,11 @@ CONDITIONS: dict[str, Condition] = {
 
 
 def probability_buckets(behaviour: NDArray[np.floating]) -> NDArray[np.int64]:
-    """[T] the bucket of each finite log μ: bucket i holds BUCKET_EDGES[i] ≤ μ < BUCKET_EDGES[i + 1]."""
+    """Return the bucket of each finite log μ, [T]: bucket i holds BUCKET_EDGES[i] ≤ μ < BUCKET_EDGES[i + 1]."""
     return np.searchsorted(_LOG_EDGES, np.asarray(behaviour, dtype=np.float64), side="right")
 
 
 def position_buckets(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[T] the bucket of each place in the response, counted from 0."""
+    """Return the bucket of each position in the response, [T], counted from 0."""
     exponents: NDArray[np.int64] = ((positions + 1).astype(np.float64).view(np.int64) >> 52) - 1023
     return np.minimum(exponents, len(POSITION_EDGES) - 2)

@@ -13,23 +13,23 @@ __all__ = ["generated_means", "lag_of_tokens", "truncated_rollouts", "turns_of_r
 
 
 def truncated_rollouts(batch: RolloutBatch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """[N] whether a rollout was cut off, and whether that is known.
+    """Return if each rollout was truncated, [N], and if that is known, [N].
 
-    It was where its finish reason is `length`, or, without a reason, where it is as long as the batch's cap.
+    A rollout is truncated if its finish reason is `length`, or, without a reason, if it is as long as the batch's cap.
     """
     reasons = batch.finish_reasons or [None] * batch.num_rollouts
-    said = np.array([reason is not None for reason in reasons], dtype=np.bool_)
+    known = np.array([reason is not None for reason in reasons], dtype=np.bool_)
     truncated = np.array([reason == "length" for reason in reasons], dtype=np.bool_)
     cap = batch.attributes.length_cap
     if cap is None:
-        return truncated, said
-    return truncated | (~said & (batch.response_lengths >= cap)), np.ones_like(said)
+        return truncated, known
+    return truncated | (~known & (batch.response_lengths >= cap)), np.ones_like(known)
 
 
 def turns_of_rollouts(batch: RolloutBatch) -> NDArray[np.int64]:
-    """[N] in how many turns the model sampled; needs `turn`."""
+    """Return the number of turns in which the model sampled, [N]. Raises ValueError if `turn` was not logged."""
     if batch.turn is None:
-        raise ValueError("the batch has no turns")
+        raise ValueError("turns_of_rollouts needs the column `turn`, which this batch does not have")
     generated = np.flatnonzero(batch.generated)
     rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
     turn = batch.turn[generated]
@@ -39,17 +39,17 @@ def turns_of_rollouts(batch: RolloutBatch) -> NDArray[np.int64]:
 
 
 def lag_of_tokens(batch: RolloutBatch) -> NDArray[np.integer] | None:
-    """[T] trainer weights version − the version that sampled; None where either is not known."""
+    """Return trainer weights version − the version that sampled, [T]; None if either is unknown."""
     versions, trained = batch.weights_version, batch.attributes.trainer_weights_version
     if versions is None or trained is None:
         return None
-    # Of two versions from 0 up the difference fits where they do, in half the memory.
+    # The difference of two non-negative int32 fits int32, in half the memory.
     fits = 0 <= trained <= np.iinfo(np.int32).max and versions.dtype == np.int32 and versions.min(initial=0) >= 0
     return np.subtract(trained, versions, dtype=np.int32 if fits else np.int64)
 
 
 def generated_means(batch: RolloutBatch, values: NDArray[Any]) -> NDArray[np.float64]:
-    """[N] the mean of [T] values over each rollout's generated tokens; NaN where it has none."""
+    """Return the mean of [T] values over each rollout's generated tokens, [N]; NaN if it has none."""
     generated = batch.generated
     filled = np.flatnonzero(batch.response_lengths)
     if generated.all() and filled.size:

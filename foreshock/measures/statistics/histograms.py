@@ -1,8 +1,7 @@
-"""Histograms on fixed grids, whose bins are cut out of the bits of a float64.
+"""Histograms on fixed grids, whose bins are read from the bits of a float64.
 
-Each power of two is divided into equal steps: 64 for |d| (a bin is 0.8–1.6 % wide), 128 for lengths (whole numbers
-below 256 have a bin of their own). Taking the bin from the bits instead of from a logarithm makes it the same on every
-machine.
+Each power of two is divided into equal steps: 64 for |d| (a bin is 0.8–1.6 % wide), 128 for lengths (integers below 256
+have a bin of their own). Bins from bits, not from a logarithm, are the same on every machine.
 """
 
 from __future__ import annotations
@@ -29,38 +28,38 @@ class BitGrid:
 
     @property
     def size(self) -> int:
-        """How many bins there are, the one below and the one above included."""
+        """The number of bins, including the one below and the one above."""
         return ((self.highest - self.lowest) << self.bits) + 2
 
     def bins(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The bin of each value; values must not be negative or NaN."""
+        """Return the bin of each value; values must not be negative or NaN."""
         shift = _MANTISSA_BITS - self.bits
         raw = np.ascontiguousarray(values, dtype=np.float64).view(np.int64) >> shift
         first = (_EXPONENT_BIAS + self.lowest) << self.bits
         return np.clip(raw - (first - 1), 0, self.size - 1)
 
     def bins_of(self, finer: BitGrid, bins: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The bins here of values that are in `bins` of a grid whose edges hold all of this one's."""
+        """Return the bins on this grid of values given by `bins` of a finer grid, which has all edges of this one."""
         shift = finer.bits - self.bits
         return np.clip(((bins - 1) >> shift) - ((self.lowest - finer.lowest) << self.bits) + 1, 0, self.size - 1)
 
     def lower_edge(self, index: int) -> float:
-        """The smallest value of the bin; 0 for the one below."""
+        """Return the smallest value of the bin; 0 for the one below."""
         if index <= 0:
             return 0.0
         octave, step = divmod(index - 1, 1 << self.bits)
         return math.ldexp(1.0 + step / (1 << self.bits), self.lowest + octave)
 
     def upper_edge(self, index: int) -> float:
-        """Where the next bin begins; infinity for the one above."""
+        """Return the lower edge of the next bin; infinity for the one above."""
         return math.inf if index >= self.size - 1 else self.lower_edge(index + 1)
 
     def edges(self) -> NDArray[np.float64]:
-        """[size + 1] all edges, from 0 to infinity."""
+        """Return all edges, [size + 1], from 0 to infinity."""
         return np.array([self.lower_edge(index) for index in range(self.size)] + [math.inf])
 
     def quantile_bin(self, counts: NDArray[np.int64], fraction: float) -> int:
-        """The bin that holds the smallest value with at least `fraction` of all values at or below it; −1 if empty."""
+        """Return the bin of the smallest value with at least `fraction` of all values at or below it; −1 if empty."""
         total = int(counts.sum())
         if total == 0:
             return -1
@@ -68,7 +67,7 @@ class BitGrid:
         return int(np.searchsorted(np.cumsum(counts), rank))
 
     def quantile(self, counts: NDArray[np.int64], fraction: float) -> float:
-        """That value, as the geometric middle of its bin; NaN where there are no values."""
+        """Return that value as the geometric middle of its bin; NaN if there are no values."""
         index = self.quantile_bin(counts, fraction)
         if index < 0:
             return math.nan
@@ -80,8 +79,8 @@ class BitGrid:
 
 # |d| from 2^-27 (7e-9, half a unit in the last place of a float32 log-prob near −0.1) to 2^7 = 128.
 LOG_RATIO_GRID = BitGrid(lowest=-27, highest=7, bits=6)
-# |d| again, from 2^-12 (a ratio of 1.00024), 16 bins per power of two: where importance weights are summed. Every edge
-# is one of LOG_RATIO_GRID too, whose counts serve both.
+# |d| from 2^-12 (a ratio of 1.00024), 16 bins per power of two, for the sums of importance weights. Every edge is also
+# one of LOG_RATIO_GRID, whose counts serve both.
 WEIGHT_GRID = BitGrid(lowest=-12, highest=7, bits=4)
-# Lengths up to 2^21 tokens; 0 falls into the bin below.
+# Lengths up to 2^21 tokens; 0 is in the bin below.
 LENGTH_GRID = BitGrid(lowest=0, highest=21, bits=7)

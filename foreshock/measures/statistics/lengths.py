@@ -1,6 +1,6 @@
 """Lengths of responses: an exact sum, the extremes, and a histogram for quantiles.
 
-A length counts model-generated tokens, before any filtering by reward.
+A length is the number of model-generated tokens, before any filtering by reward.
 """
 
 from __future__ import annotations
@@ -25,55 +25,57 @@ class LengthStatistics:
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64]) -> LengthStatistics:
-        """The statistics of N lengths."""
+        """Return the statistics of N lengths."""
         histogram = np.bincount(LENGTH_GRID.bins(lengths.astype(np.float64)), minlength=LENGTH_GRID.size)
         least = int(lengths.min()) if lengths.size else np.iinfo(np.int64).max
         moments = [lengths.size, int(lengths.sum()), int(np.square(lengths).sum()), -least, int(lengths.max(initial=0))]
         return cls(np.array(moments, dtype=np.int64), histogram.astype(np.int64))
 
     def merge(self, other: LengthStatistics) -> LengthStatistics:
-        """The statistics of both sets of lengths."""
+        """Return the statistics of both sets of lengths."""
         moments = self.moments + other.moments
         moments[3:] = np.maximum(self.moments[3:], other.moments[3:])
         return LengthStatistics(moments, self.histogram + other.histogram)
 
     @property
     def count(self) -> int:
-        """How many lengths there are."""
+        """The number of lengths."""
         return int(self.moments[0])
 
     @property
     def total(self) -> int:
-        """Σ L."""
+        """Σ L, in tokens."""
         return int(self.moments[1])
 
     def mean(self) -> float:
-        """The mean length; NaN where there is none."""
+        """Return the mean length; NaN if there is none."""
         return self.total / self.count if self.count else math.nan
 
     def standard_deviation(self) -> float:
-        """The standard deviation with n − 1; NaN below two lengths."""
+        """Return the standard deviation with n − 1; NaN below two lengths."""
         if self.count < 2:
             return math.nan
-        # Whole numbers of any size in Python: nothing cancels.
+        # Python integers have any size: no cancellation.
         square = self.count * int(self.moments[2]) - self.total * self.total
         return math.sqrt(square / (self.count * (self.count - 1)))
 
     def minimum(self) -> float:
-        """The shortest length; NaN where there is none."""
+        """Return the shortest length; NaN if there is none."""
         return float(-self.moments[3]) if self.count else math.nan
 
     def maximum(self) -> float:
-        """The longest length; NaN where there is none."""
+        """Return the longest length; NaN if there is none."""
         return float(self.moments[4]) if self.count else math.nan
 
     def quantile(self, fraction: float) -> float:
-        """The smallest length with at least `fraction` of all at or below it; exact below 256, else within 0.4 %."""
+        """Return the smallest length with at least `fraction` of all at or below it; exact below 256, else within 0.4
+        %.
+        """
         index = LENGTH_GRID.quantile_bin(self.histogram, fraction)
         if index < 0:
             return math.nan
         lower, upper = LENGTH_GRID.lower_edge(index), LENGTH_GRID.upper_edge(index)
-        # A bin holds whole numbers: those of its two edges' range, the upper edge excluded.
+        # The integers of the bin: its lower edge included, its upper edge excluded.
         first, last = math.ceil(lower), math.ceil(upper) - 1 if math.isfinite(upper) else math.ceil(lower)
         middle = first if last <= first else (first + last) // 2
         return float(min(max(middle, -int(self.moments[3])), int(self.moments[4])))

@@ -1,6 +1,6 @@
 """Sums of importance weights in log space, as pairs (largest log weight, Σ exp(log weight − largest)).
 
-A product of ratios over a long response leaves the range of a float64 easily; its logarithm never does.
+A product of ratios over a long response can exceed the range of a float64; its logarithm cannot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LogWeights:
-    """Σ w and Σ w² of N weights. `square_*` are those of 2 log w; an empty sum has the largest −inf."""
+    """Σ w and Σ w² of N weights, scaled by exp(−largest) and exp(−2·largest); `largest` of an empty sum is −inf."""
 
     count: int = 0
     largest: float = -math.inf
@@ -27,7 +27,7 @@ class LogWeights:
 
     @classmethod
     def of(cls, log_weights: Float64) -> LogWeights:
-        """The sums over an array of finite log weights."""
+        """Return the sums over an array of finite log weights."""
         if log_weights.size == 0:
             return cls()
         largest = float(log_weights.max())
@@ -37,7 +37,7 @@ class LogWeights:
         return cls(int(log_weights.size), largest, float(scaled.sum()), squares)
 
     def merge(self, other: LogWeights) -> LogWeights:
-        """The sums over both."""
+        """Return the sums over both."""
         if other.count == 0:
             return self
         if self.count == 0:
@@ -52,16 +52,16 @@ class LogWeights:
         )
 
     def effective_fraction(self) -> float:
-        """(Σw)² / (N Σw²), the effective sample size as a fraction of N, between 1/N and 1. NaN where N is 0."""
+        """Return (Σw)² / (N Σw²), the effective sample size as a fraction of N, from 1/N to 1; NaN if N is 0."""
         if self.count == 0:
             return math.nan
         return self.scaled_sum * self.scaled_sum / (self.count * self.scaled_square_sum)
 
     def to_array(self) -> Float64:
-        """The three floats, [3]; the count is kept with the integers."""
+        """Return the three floats, [3]; the count is stored with the integers."""
         return np.array([self.largest, self.scaled_sum, self.scaled_square_sum])
 
     @classmethod
     def from_array(cls, count: int, values: Float64) -> LogWeights:
-        """The pair of `to_array()`."""
+        """Return the sums of `to_array()`."""
         return cls(count, float(values[0]), float(values[1]), float(values[2]))

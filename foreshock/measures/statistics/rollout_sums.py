@@ -1,8 +1,8 @@
-"""What one pass over the tokens of a comparison takes and gives: the seam between its two implementations.
+"""The sums of one pass over the tokens of a comparison: the result of both passes.
 
-`numpy_pass.py` is the reference, `compiled/` the fast one. The rollout is the smallest part that shards, groups and
-corrections are made of: its sums are made from its tokens alone, so they are the same however rollouts were split.
-Integers, ranges and largest values of d agree exactly, float sums to 1e-12 of the sum of absolute values.
+`passes/numpy_pass.py` is the reference, `passes/compiled/` the fast one. The sums of a rollout depend on its tokens
+alone, so they are the same for any split into shards. Integers, ranges and largest values of d agree exactly between
+the passes, float sums to 1e-12 of the sum of absolute values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["DPPO_PROBABILITY_GAP", "TOKEN_SUMS", "RolloutSums"]
 
 Float64 = NDArray[np.float64]
 
-# What is summed over the tokens of each rollout; ρ enters as ρ − 1, which keeps its digits near 1.
+# Terms summed over the tokens of each rollout. ρ − 1 instead of ρ keeps the digits near agreement.
 TOKEN_SUMS = (
     "d",
     "abs_d",
@@ -46,7 +46,7 @@ TOKEN_SUMS = (
     "within_difference",
     "entropy",
     "surprisal",
-    # A is the advantage; tokens whose advantage is not finite add nothing to these.
+    # A is the advantage; tokens without a finite advantage add 0 to these.
     "advantage",
     "advantage2",
     "advantage_d",
@@ -61,16 +61,16 @@ DPPO_PROBABILITY_GAP = 0.5
 
 @dataclass(slots=True, eq=False)
 class RolloutSums:
-    """Per rollout: `tokens` that were measured, `generated` ones, `sums` [N, len(TOKEN_SUMS)], the range of d (NaN
-    where nothing was measured), and how many tokens had an entropy, an advantage, and the turns. The rest is of all
-    rollouts together:
+    """Sums per rollout, and sums over all rollouts together.
 
-    `histogram` [2, LOG_RATIO_GRID.size] counts |d| of negative and of positive d, `zero_tokens` those with d = 0;
-    `weight_sums` [2, WEIGHT_GRID.size, len(TAIL_SUMS)] are sums on the coarser grid of the same |d|, where tokens with
-    d = 0 stand in the first bin of BELOW; `tail_counts`
-    [2, len(TAIL_LEVELS)] and `tail_sums` [2, len(TAIL_LEVELS), len(TAIL_SUMS)] those beyond each level, BELOW first;
-    `conditions` holds a table of buckets for each of CONDITIONS; `largest_d` and `largest_minus_d` are the
-    LARGEST_VALUES largest d and −d, falling.
+    Per rollout, [N]: the measured `tokens`, the `generated` ones, `sums` [N, len(TOKEN_SUMS)], the range of d (NaN
+    without measured tokens), and the numbers of tokens with an entropy, of tokens with an advantage, and of turns.
+
+    Over all rollouts: `histogram` [2, LOG_RATIO_GRID.size] counts |d| of negative and of positive d, `zero_tokens`
+    those with d = 0. `weight_sums` [2, WEIGHT_GRID.size, len(TAIL_SUMS)] are sums on the coarser grid of the same |d|,
+    with d = 0 in the first bin of BELOW. `tail_counts` [2, len(TAIL_LEVELS)] and `tail_sums` [2, len(TAIL_LEVELS),
+    len(TAIL_SUMS)] are those beyond each level, BELOW first. `conditions` holds a bucket table for each of CONDITIONS;
+    `largest_d` and `largest_minus_d` are the LARGEST_VALUES largest d and −d, falling.
     """
 
     tokens: NDArray[np.int64]
@@ -101,7 +101,7 @@ class RolloutSums:
 
     @classmethod
     def empty(cls, rollouts: int) -> RolloutSums:
-        """Sums of `rollouts` rollouts that have no tokens yet."""
+        """Return the sums of `rollouts` rollouts without tokens."""
         return cls(
             tokens=np.zeros(rollouts, np.int64),
             generated=np.zeros(rollouts, np.int64),
@@ -114,5 +114,5 @@ class RolloutSums:
         )
 
     def column(self, name: str) -> Float64:
-        """[N] the sums of one of TOKEN_SUMS."""
+        """Return the sums of one of TOKEN_SUMS, [N]."""
         return self.sums[:, TOKEN_SUMS.index(name)]

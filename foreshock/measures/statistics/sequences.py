@@ -1,4 +1,4 @@
-"""What a rollout as a whole adds: means of per-sequence means, sequence weights, and moments between rollouts."""
+"""Sums over whole rollouts: means of per-sequence means, sequence weights, and moments between rollouts."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ SEQUENCE_SUMS = (
 
 
 def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
-    """[M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens; rounding errors; the log weights Σd, [M].
+    """Return the terms [M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens, their rounding errors, and Σd,
+    [M].
 
-    The rounding errors, of the shape of the first, are kept for the moments only, which are about to cancel.
+    Rounding errors, of the shape of the terms, are kept for the moments only, because those cancel later.
     """
     measured = rollouts.tokens > 0
     tokens = rollouts.tokens[measured].astype(np.float64)
@@ -70,7 +71,7 @@ def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
 
 
 def _product_over(a: Float64, b: Float64, n: Float64) -> tuple[Float64, Float64]:
-    """a·b/n as a compensated pair."""
+    """Return a·b/n as a compensated pair."""
     product, product_error = two_product(a, b)
     with np.errstate(invalid="ignore"):
         quotient = product / n

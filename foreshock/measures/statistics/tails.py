@@ -1,8 +1,7 @@
-"""Where d = log π − log μ is cut: the signed tails that measures and corrections are made of.
+"""The levels at which d = log π − log μ is cut into tails, and the largest values of d.
 
-A decision about a token is always taken on d itself, which is a float64 subtraction and the same on every machine,
-never on ρ = exp(d), whose last digit depends on who computes it. A token lies above a level where d > level and below
-it where d < −level.
+A token is compared with a level by d itself, a float64 subtraction that is the same on every machine, never by ρ =
+exp(d), whose last digit depends on the library. A token is above a level if d > level, and below it if d < −level.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TAIL_LEVELS: tuple[float, ...] = (math.log(2), 1.0, math.log(5), math.log(10), 3
 # The sides of an array of tails.
 BELOW, ABOVE = 0, 1
 
-# What is summed over the tokens of a tail, beside their number; A is the advantage, 0 where none was logged.
+# Terms summed over the tokens of a tail, beside their number; the advantage is 0 if it was not logged.
 TAIL_SUMS: tuple[str, ...] = ("ratio_minus_one", "chi2_token", "advantage", "advantage_ratio_minus_one")
 
 # The measures of both tails together, as ratios max(ρ, 1/ρ): `tail(2)` is R3's F(2).
@@ -41,17 +40,17 @@ TAIL_THRESHOLDS = (2, 5, 10)
 # The measures of each tail by itself, in nats: the column's name of each level.
 TAIL_ASYMMETRY_LEVELS: dict[str, float] = {"ln2": math.log(2), "ln5": math.log(5), "1": 1.0, "3": 3.0, "10": 10.0}
 
-# How many of the largest d, and of the largest −d, are kept for the fit of the generalised Pareto distribution.
+# The number of largest d, and of largest −d, kept for the fit of the generalised Pareto distribution.
 LARGEST_VALUES = 1024
 
 
 def level_index(level: float) -> int:
-    """Where a level stands in TAIL_LEVELS; raises ValueError for one that is not kept."""
+    """Return the index of a level in TAIL_LEVELS; raises ValueError for any other level."""
     return TAIL_LEVELS.index(level)
 
 
 def merge_largest(known: Float64, values: Float64, count: int) -> Float64:
-    """The `count` largest (or all, if fewer) of `known`, falling, and `values`, in any order; falling."""
+    """Return the `count` largest (or all, if fewer) of `known`, falling, and `values`, in any order; falling."""
     if known.size >= count:
         values = values[values > known[-1]]
         if values.size == 0:

@@ -1,4 +1,4 @@
-"""Random batches in which something is wrong with a token here and there."""
+"""Random batches with some invalid tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.foreshock.batches import random_batch
 
 
 def broken_batch(seed: int, rollouts: int, sizes: tuple[float, float]) -> RolloutBatch:
-    """Log-probs, entropies and advantages are not finite here and there, some d are 0, some rollouts have no token."""
+    """Return a batch with some non-finite log-probs, entropies and advantages, some d = 0, and some empty rollouts."""
     batch = random_batch(seed, rollouts, 60, *sizes)
     generator = np.random.default_rng(seed)
     changed = {}

@@ -1,4 +1,4 @@
-"""The measures written down directly: loops, math.fsum and the formulas, sharing no code with the library."""
+"""Direct evaluation of the measures: loops, math.fsum and the formulas, without code of the library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foreshock.rollouts import RolloutBatch
 
 
 class Token(NamedTuple):
-    """A measured token; NaN where something was not logged."""
+    """A measured token; NaN for values that were not logged."""
 
     log_target: float
     log_behaviour: float
@@ -38,7 +38,7 @@ Sequence = list[Token]
 
 
 def measured_sequences(batch: RolloutBatch) -> tuple[list[Sequence], list[str]]:
-    """The measured tokens of each rollout that has any, and its prompt group (its own id where it has none)."""
+    """Return the measured tokens of each rollout that has any, and its prompt group (its own id if it has none)."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     trained = batch.attributes.trainer_weights_version
@@ -77,12 +77,12 @@ def measured_sequences(batch: RolloutBatch) -> tuple[list[Sequence], list[str]]:
 
 
 def mean(values: list[float]) -> float:
-    """Σ / n, exactly rounded."""
+    """Return Σ / n, exactly rounded."""
     return math.fsum(values) / len(values) if values else math.nan
 
 
 def k3(d: float) -> float:
-    """ρ − 1 − d: the series where expm1(d) − d would lose its digits."""
+    """Return ρ − 1 − d; its series near 0, where expm1(d) − d loses digits."""
     if abs(d) >= 0.1:
         return math.expm1(d) - d
     return math.fsum(d**power / math.factorial(power) for power in range(2, 14))
@@ -104,7 +104,7 @@ INTERVALS = ("kl", "k3_kl", "chi2_token", "reverse_chi2_token", "tv_token")
 
 
 def direct_measures(batch: RolloutBatch) -> dict[str, float]:
-    """Every measure that a formula of facts gives, by its column."""
+    """Return every measure that has a formula, by column."""
     sequences, groups = measured_sequences(batch)
     tokens = [token for sequence in sequences for token in sequence]
     d = [token.d for token in tokens]
@@ -126,7 +126,7 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
 
 
 def tails(d: list[float]) -> dict[str, float]:
-    """Both tails together by ratio, and each by itself by level."""
+    """Return both tails together by ratio, and each by itself by level."""
     result = {}
     for threshold in (2, 5, 10):
         above = sum(max(math.exp(value), math.exp(-value)) > threshold for value in d)
@@ -141,7 +141,7 @@ def tails(d: list[float]) -> dict[str, float]:
 
 
 def of_sequences(sequences: list[Sequence]) -> dict[str, float]:
-    """Means and extremes over sequences."""
+    """Return means and extremes over sequences."""
     sums = [math.fsum([token.d for token in part]) for part in sequences]
     means = [mean([token.d for token in part]) for part in sequences]
     target = [-mean([token.log_target for token in part]) for part in sequences]
@@ -163,7 +163,7 @@ def of_sequences(sequences: list[Sequence]) -> dict[str, float]:
 
 
 def of_advantages(tokens: Sequence) -> dict[str, float]:
-    """How d goes with the advantage, over the tokens that have one."""
+    """Return the measures of d with the advantage, over the tokens with an advantage."""
     known = [token for token in tokens if math.isfinite(token.advantage)]
     if not known:
         names = ("d_cov", "skew_positive", "skew_negative", "skew")
@@ -182,14 +182,14 @@ def of_advantages(tokens: Sequence) -> dict[str, float]:
 
 
 def effective_fraction(log_weights: list[float]) -> float:
-    """(Σw)² / (N Σw²)."""
+    """Return (Σw)² / (N Σw²)."""
     top = max(log_weights)
     scaled = [math.exp(value - top) for value in log_weights]
     return math.fsum(scaled) ** 2 / (len(scaled) * math.fsum([value * value for value in scaled]))
 
 
 def weights(sequences: list[Sequence], k3_mean: float) -> dict[str, float]:
-    """Effective sample sizes of sequences and turns, NaN where 2·KL·T > ln N."""
+    """Return the effective sample sizes of sequences and turns, NaN if 2·KL·T > ln N."""
     turns: list[list[float]] = []
     for part in sequences:
         for index, token in enumerate(part):
@@ -206,7 +206,7 @@ def weights(sequences: list[Sequence], k3_mean: float) -> dict[str, float]:
 
 
 def probabilities(tokens: Sequence) -> dict[str, float]:
-    """verl's measures of probabilities."""
+    """Return verl's measures of probabilities."""
     target = [math.exp(token.log_target) for token in tokens]
     behaviour = [math.exp(token.log_behaviour) for token in tokens]
     gaps = [token.gap for token in tokens]
@@ -225,7 +225,7 @@ def probabilities(tokens: Sequence) -> dict[str, float]:
 
 
 def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:
-    """Half widths of the intervals over √(t quantile), and the standardised surprisal, by prompt group."""
+    """Return the intervals' half widths over √(t quantile), and the standardised surprisal, by prompt group."""
     by_group: dict[str, Sequence] = defaultdict(list)
     for part, group in zip(sequences, groups, strict=True):
         by_group[group].extend(part)
@@ -251,13 +251,13 @@ def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:
 
 
 def plainly_logged(direct: dict[str, float]) -> dict[str, float]:
-    """Those that need neither entropies nor turns and have a direct counterpart in the library."""
+    """Return the measures that need neither entropies nor turns."""
     needs = ("surprisal_z", "k3_kl_per_entropy", "ess_turn")
     return {name: value for name, value in direct.items() if name not in needs and not name.endswith("standard_error")}
 
 
 def direct_lengths(batch: RolloutBatch) -> np.ndarray:
-    """[N] model-generated tokens."""
+    """Return the number of model-generated tokens of each rollout, [N]."""
     mask = np.ones(batch.num_tokens) if batch.response_mask is None else batch.response_mask
     rows = zip(batch.response_offsets[:-1], batch.response_offsets[1:], strict=True)
     return np.array([int(mask[first:last].sum()) for first, last in rows])

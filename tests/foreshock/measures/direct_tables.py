@@ -1,4 +1,4 @@
-"""Tables and tails written down directly: loops and math.fsum over the tokens of `direct.py`."""
+"""Direct evaluation of tables and tails: loops and math.fsum over the tokens of `direct.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUE_OF: dict[str, Callable[[Token], float]] = {
 
 
 class DirectSums(NamedTuple):
-    """The sums of |d|, d, k3, |π − μ| over some tokens, those of absolute values, and the largest |d|."""
+    """The sums of |d|, d, k3 and |π − μ| over some tokens, those of absolute values, and the largest |d|."""
 
     tokens: int
     sums: list[float]
@@ -35,7 +35,7 @@ class DirectSums(NamedTuple):
 
 
 def direct_condition(name: str, tokens: Sequence) -> list[DirectSums]:
-    """The sums of each bucket of a condition."""
+    """Return the sums of each bucket of a condition."""
     edges = CONDITIONS[name].edges
     if name == "probability":
         edges = (-math.inf, *(math.log(edge) for edge in BUCKET_EDGES[1:-1]), math.inf)
@@ -43,13 +43,13 @@ def direct_condition(name: str, tokens: Sequence) -> list[DirectSums]:
     for token in tokens:
         value = VALUE_OF[name](token)
         if math.isfinite(value):
-            # The first bucket takes all that is smaller, the last all that is larger.
+            # The first bucket also takes all smaller values, the last all larger ones.
             buckets[sum(value >= edge for edge in edges[1:-1])].append(token)
     return [DirectSums.of(buckets[index]) for index in range(len(edges) - 1)]
 
 
 def direct_token_ids(tokens: Sequence) -> dict[int, DirectSums]:
-    """The sums of each token id, in rising order of the ids."""
+    """Return the sums of each token id, by rising id."""
     by_id: dict[int, Sequence] = defaultdict(list)
     for token in tokens:
         by_id[token.token_id].append(token)
@@ -57,19 +57,19 @@ def direct_token_ids(tokens: Sequence) -> dict[int, DirectSums]:
 
 
 def beyond(tokens: Sequence, side: int, level: float) -> Sequence:
-    """The tokens with d < −level (side 0) or d > level (side 1)."""
+    """Return the tokens with d < −level (side 0) or d > level (side 1)."""
     return [token for token in tokens if (token.d > level if side else token.d < -level)]
 
 
 def tail_terms(token: Token) -> tuple[float, float, float, float]:
-    """ρ − 1, (ρ − 1)², A and A·(ρ − 1); A is 0 where there is none."""
+    """Return ρ − 1, (ρ − 1)², A and A·(ρ − 1); A is 0 if there is none."""
     advantage = token.advantage if math.isfinite(token.advantage) else 0.0
     above = math.expm1(token.d)
     return above, above * above, advantage, advantage * above
 
 
 def direct_tails(tokens: Sequence) -> tuple[list[list[int]], list[list[list[float]]], list[list[list[float]]]]:
-    """Of each side and level: how many tokens lie beyond, the sums of their terms, the sums of absolute values."""
+    """Return per side and level the number of tokens beyond, their sums, and the sums of absolute values."""
     cells = [[beyond(tokens, side, level) for level in TAIL_LEVELS] for side in (0, 1)]
     counts = [[len(cell) for cell in side] for side in cells]
     sums, absolute = (

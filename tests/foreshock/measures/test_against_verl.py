@@ -1,4 +1,4 @@
-"""Beside verl's own functions: where they agree, and where verl is wrong, both numbers and why."""
+"""Comparison with verl's own functions: agreement, and verl's numerical errors with both numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exact_k3(d: float) -> float:
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1, 3.0])
-def test_both_give_the_same_where_verl_has_float64(size: float) -> None:
+def test_measures_equal_verls_in_float64(size: float) -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(1, 200, 16).tolist()
     behaviour = -random.exponential(1.0, sum(lengths)).astype(np.float32)
@@ -49,7 +49,7 @@ def test_both_give_the_same_where_verl_has_float64(size: float) -> None:
 
 
 def test_k3_in_float32_is_wrong_at_a_healthy_mismatch_and_may_be_negative() -> None:
-    """verl takes exp(d) − d − 1 in float32: three numbers near 1 whose difference is k3."""
+    """verl computes exp(d) − d − 1 in float32: three numbers near 1 whose difference is k3."""
     behaviour = np.full(1000, -0.5, np.float32)
     target = (behaviour + np.float32(3e-4)).astype(np.float32)
     d = float(target[0]) - float(behaviour[0])
@@ -68,9 +68,10 @@ def test_k3_in_float32_is_wrong_at_a_healthy_mismatch_and_may_be_negative() -> N
     assert negative > 10
 
 
-def test_an_effective_sample_size_of_truncated_weights_cannot_fall_to_its_alarm() -> None:
-    """verl truncates the weights at C = 2 before it takes their ESS: half of the weights may be a hundred times as
-    large as the others, and it does not see it.
+def test_effective_sample_size_of_truncated_weights_cannot_fall_to_its_alarm() -> None:
+    """verl truncates weights at C = 2 before computing their ESS.
+
+    With half of the weights a hundred times as large as the others, its ESS hardly changes.
     """
     behaviour = np.full(1000, -6.0, np.float32)
     target = behaviour.copy()
@@ -85,8 +86,8 @@ def test_an_effective_sample_size_of_truncated_weights_cannot_fall_to_its_alarm(
     assert theirs["rollout_is_eff_sample_size"] > 0.95
 
 
-def test_a_clamp_at_twenty_hides_how_far_apart_two_policies_are() -> None:
-    """verl clamps d to ±20 before it squares ρ: beyond, its χ² no longer grows."""
+def test_verls_clamp_at_twenty_hides_larger_differences() -> None:
+    """verl clamps d to ±20 before squaring ρ: beyond, its χ² does not grow."""
     behaviour = np.array([-25.0, -30.0], np.float32)
     target = np.zeros(2, np.float32)
     far, farther = (measured(target[i : i + 1], behaviour[i : i + 1], [1])["verl_chi2_token"] for i in range(2))
@@ -96,8 +97,8 @@ def test_a_clamp_at_twenty_hides_how_far_apart_two_policies_are() -> None:
     assert clamped == pytest.approx([math.expm1(40.0)] * 2, rel=1e-6)
 
 
-def test_a_padded_zero_is_not_a_token() -> None:
-    """Padding takes part in neither: the same rollouts in a wider batch give the same numbers."""
+def test_padding_is_not_counted() -> None:
+    """Neither counts padding: the same rollouts in a wider batch give the same numbers."""
     behaviour = np.array([-1.0, -2.0, -0.5], np.float32)
     target = np.array([-1.1, -1.9, -0.7], np.float32)
     offsets = np.array([0, 1, 3])
@@ -108,8 +109,8 @@ def test_a_padded_zero_is_not_a_token() -> None:
             assert ours[verl.OURS[name]] == pytest.approx(value, rel=1e-6), name
 
 
-def test_the_tensors_that_verl_holds_are_taken_as_they_are() -> None:
-    """Padded, with tool output between a model's turns: the same numbers from the same tensors."""
+def test_verls_tensors_are_accepted_unchanged() -> None:
+    """Padded, with tool output between the model's turns: the same numbers from the same tensors."""
     random = np.random.default_rng(1)
     lengths = random.integers(2, 60, 16)
     behaviour = -random.exponential(1.0, lengths.sum()).astype(np.float32)

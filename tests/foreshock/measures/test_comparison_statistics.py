@@ -1,4 +1,4 @@
-"""What statistics are made from: arrays of any making whose sizes and types fit, and a name for each group."""
+"""Inputs of comparison statistics: array types, sizes, and names of groups."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ OFFSETS = [0, 2, 3]
 
 
 def test_tensors_in_a_graph_or_in_bfloat16_are_measured() -> None:
-    wanted = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS).measures()
+    expected = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS).measures()
     target, behaviour = (torch.tensor(values, requires_grad=True) for values in (TARGET, BEHAVIOUR))
     found = ComparisonStatistics.of(target.bfloat16(), behaviour, torch.tensor(OFFSETS)).measures()
-    np.testing.assert_equal(found, wanted)
+    np.testing.assert_equal(found, expected)
     batch = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[1, 2], [3]])
-    np.testing.assert_equal(compare(batch, target.bfloat16(), behaviour.bfloat16()).statistics.measures(), wanted)
+    np.testing.assert_equal(compare(batch, target.bfloat16(), behaviour.bfloat16()).statistics.measures(), expected)
 
 
-def test_groups_may_be_named_by_whole_numbers() -> None:
+def test_groups_may_be_named_by_integers() -> None:
     of_names = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS, group_ids=["1", None])
     for numbers in ([1, None], np.array([1, None], object)):
         of_numbers = ComparisonStatistics.of(TARGET, BEHAVIOUR, OFFSETS, group_ids=numbers)
@@ -53,15 +53,15 @@ def test_groups_may_be_named_by_whole_numbers() -> None:
         ({"group_ids": ["a", "b", "c"]}, "group_id"),
     ],
 )
-def test_what_does_not_fit_is_named(wrong: dict[str, Any], column: str) -> None:
+def test_invalid_columns_are_named(wrong: dict[str, Any], column: str) -> None:
     given: dict[str, Any] = {"target": TARGET, "behaviour": BEHAVIOUR, "offsets": OFFSETS} | wrong
     with pytest.raises(InvalidRolloutsError) as raised:
         ComparisonStatistics.of(**given)
     assert raised.value.column == column
 
 
-def test_logits_that_were_handed_over_by_mistake_are_measured_without_an_error() -> None:
-    """exp of them is infinite: what needs it is infinite or not estimable, and all else is what it would be."""
+def test_logits_in_place_of_log_probs_raise_no_error() -> None:
+    """Their exp is infinite: measures that need it are infinite or NaN, all others are unchanged."""
     found = ComparisonStatistics.of([800.0, 5.0, -1.0], [-1.0, 800.0, -2.0], OFFSETS, advantage=[1.0, -1.0, 0.0])
     measures = found.measures()
     assert measures["k3_kl"] == measures["rollout_probs_diff_mean"] == measures["advantage_skew"] == np.inf

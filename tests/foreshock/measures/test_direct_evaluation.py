@@ -28,11 +28,11 @@ def measured(batch: RolloutBatch) -> dict[str, float]:
     return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics.measures()
 
 
-def assert_equal(found: dict[str, float], wanted: dict[str, float], scales: dict[str, float] | None = None) -> None:
-    """Equal to 1e-9, or to 1e-12 of the `scales` of measures whose terms may cancel."""
+def assert_equal(found: dict[str, float], expected: dict[str, float], scales: dict[str, float] | None = None) -> None:
+    """Assert equality to 1e-9, or to 1e-12 of the `scales` of measures whose terms may cancel."""
     wrong = {
         name: (found[name], value)
-        for name, value in wanted.items()
+        for name, value in expected.items()
         if not math.isclose(found[name], value, rel_tol=RELATIVE, abs_tol=1e-12 * (scales or {}).get(name, 0.0))
         and not (math.isnan(value) and math.isnan(found[name]))
     }
@@ -40,7 +40,7 @@ def assert_equal(found: dict[str, float], wanted: dict[str, float], scales: dict
 
 
 def cancelling(batch: RolloutBatch) -> dict[str, float]:
-    """The means of absolute values of what may cancel in the measures of advantages."""
+    """Return the means of absolute values of terms that may cancel in the measures of advantages."""
     sequences, _ = measured_sequences(batch)
     known = [token for part in sequences for token in part if math.isfinite(token.advantage)]
     if not known:
@@ -78,9 +78,7 @@ def test_every_measure_equals_its_formula(seed: int, rollouts: int, sizes: tuple
 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(2, 20), largest=st.sampled_from([1e-4, 1.0, 30.0]))
-def test_broken_log_probs_entropies_and_advantages_change_no_other_token(
-    seed: int, rollouts: int, largest: float
-) -> None:
+def test_invalid_tokens_do_not_change_other_tokens(seed: int, rollouts: int, largest: float) -> None:
     batch = broken_batch(seed, rollouts, (1e-6, largest))
     if not measured_sequences(batch)[0]:
         return
@@ -88,7 +86,7 @@ def test_broken_log_probs_entropies_and_advantages_change_no_other_token(
     assert_equal(measured(batch), direct, cancelling(batch))
 
 
-def test_a_batch_of_no_tokens_and_a_batch_of_no_rollouts_have_no_measures() -> None:
+def test_batch_of_no_tokens_and_a_batch_of_no_rollouts_have_no_measures() -> None:
     for offsets in ([0], [0, 0, 0]):
         statistics = ComparisonStatistics.of([], [], offsets, token_ids=[], lag=[], entropy=[], turn=[], advantage=[])
         counts = {"tokens", "rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"}
@@ -113,7 +111,7 @@ def test_rollouts_without_groups_are_clusters_of_their_own() -> None:
         assert found["surprisal_z"] == pytest.approx(direct_measures(alone)["surprisal_z"], rel=1e-9)
 
 
-def test_the_two_ways_to_an_interval_agree() -> None:
+def test_intervals_of_statistics_and_of_summaries_agree() -> None:
     batch = random_batch(6, 40, 60)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
@@ -138,12 +136,12 @@ def test_measures_of_advantages_equal_their_formulas(seed: int, rollouts: int, l
         advantage[generator.random(advantage.size) < (0.3 if kind == "some" else 2)] = math.nan
     advantage[::7] = 0.0 if kind != "none" else math.nan
     batch = dataclasses.replace(batch, advantage=advantage, advantage_per_token=kind != "a rollout")
-    wanted = {name: value for name, value in direct_measures(batch).items() if "advantage" in name or "bad" in name}
-    assert len(wanted) == 5
-    assert_equal(measured(batch), wanted, cancelling(batch))
+    expected = {name: value for name, value in direct_measures(batch).items() if "advantage" in name or "bad" in name}
+    assert len(expected) == 5
+    assert_equal(measured(batch), expected, cancelling(batch))
 
 
-def test_as_many_rollouts_as_tokens_leave_no_doubt_about_whose_an_advantage_is() -> None:
+def test_advantages_are_unambiguous_with_one_token_per_rollout() -> None:
     batch = RolloutBatch.from_lists(
         ["a", "b", "c"], [[1]] * 3, [[1, 2], [], [3]],
         rollout_log_probs=[[-1.0, -2.0], [], [-0.5]], trainer_log_probs=[[-1.5, -1.0], [], [-0.25]],
@@ -152,13 +150,13 @@ def test_as_many_rollouts_as_tokens_leave_no_doubt_about_whose_an_advantage_is()
     assert not batch.advantage_per_token
     assert batch.num_tokens == batch.num_rollouts
     for one in (batch, dataclasses.replace(batch, advantage_per_token=True)):
-        wanted = {name: value for name, value in direct_measures(one).items() if "advantage" in name}
-        assert_equal(measured(one), wanted)
+        expected = {name: value for name, value in direct_measures(one).items() if "advantage" in name}
+        assert_equal(measured(one), expected)
 
 
 @pytest.mark.shared
 @pytest.mark.parametrize("run", ["healthy", "collapsed"])
-def test_recorded_runs_equal_the_formulas_and_what_the_trainer_logged(run: str) -> None:
+def test_recorded_runs_equal_the_formulas_and_the_trainers_logs(run: str) -> None:
     folder = recorded_run(run)
     logged = [json.loads(line) for line in (folder.parent / "metrics.jsonl").read_text().splitlines()]
     for line in (logged[0], *logged[9::10]):
@@ -175,8 +173,8 @@ def test_recorded_runs_equal_the_formulas_and_what_the_trainer_logged(run: str) 
         assert_equal(found, plainly_logged(direct_measures(batch)))
 
 
-def test_k3_does_not_fall_into_the_float32_trap() -> None:
-    """At |d| of 1e-4 the obvious float32 formula is off by a third and often negative; expm1 in float64 is not."""
+def test_k3_is_accurate_where_float32_is_not() -> None:
+    """At |d| of 1e-4 the plain float32 formula is off by a third and often negative; expm1 in float64 is not."""
     generator = np.random.default_rng(0)
     d = generator.normal(0.0, 1e-4, 100_000)
     behaviour = np.full(d.size, -0.5, np.float32)

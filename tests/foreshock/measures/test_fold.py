@@ -1,4 +1,4 @@
-"""What data-parallel ranks measure of their own rollouts is put together to what one process would have measured."""
+"""Measurements of data-parallel ranks fold into that of one process over all rollouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.foreshock.batches import random_batch
 
 
 def sent(measurement: StepMeasurement) -> StepMeasurement:
-    """As it arrives from another process."""
+    """Return the measurement as it arrives from another process."""
     arrived: StepMeasurement = pickle.loads(pickle.dumps(measurement))
     return arrived
 
@@ -37,7 +37,7 @@ def test_measurements_of_ranks_are_folded_into_one(ranks: int) -> None:
         assert found[name] == pytest.approx(value, rel=1e-7 if clustered else 1e-12, nan_ok=True), name
 
 
-def test_what_a_rank_sends_is_what_is_stored_however_large_the_vocabulary() -> None:
+def test_ranks_exchange_the_stored_form_for_any_vocabulary() -> None:
     batch = random_batch(0, 40, 600)
     ids = np.random.default_rng(0).permutation(150_000)[: batch.num_tokens].astype(np.int32)
     measurement = measure_step(dataclasses.replace(batch, response_token_ids=ids))
@@ -51,15 +51,15 @@ def test_what_a_rank_sends_is_what_is_stored_however_large_the_vocabulary() -> N
     assert table.k3_sum_unnamed == here.token_id_table(513).k3_sum[-1]
 
 
-def test_ranks_that_measured_other_things_are_not_folded() -> None:
+def test_measurements_of_different_comparisons_are_not_folded() -> None:
     batch = random_batch(0)
     without = measure_step(dataclasses.replace(batch, trainer_log_probs=None))
-    with pytest.raises(StatisticsError, match="log the same columns"):
+    with pytest.raises(StatisticsError, match="same comparisons"):
         fold([measure_step(batch), without])
 
 
-def test_rollouts_of_two_ranks_that_have_the_same_name_stay_two() -> None:
-    """Ranks number their own rows. Without prompt groups each row is a cluster by itself, whatever its name."""
+def test_equal_sample_ids_of_two_ranks_stay_two_rollouts() -> None:
+    """Ranks number their own rows. Without prompt groups each row is a cluster by itself, whatever its id."""
     ranks = [dataclasses.replace(random_batch(seed, 6, 40), group_ids=None) for seed in range(2)]
     numbered = [dataclasses.replace(batch, sample_ids=[str(row) for row in range(6)]) for batch in ranks]
     apart = measure_step(RolloutBatch.concat(ranks)).comparisons["trainer/rollout"]

@@ -1,4 +1,4 @@
-"""The page of measures tells other frameworks what to write: its code runs here, in two ranks that exchange tensors."""
+"""The code for other frameworks on the page of measures runs, in two ranks that exchange tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.foreshock.batches import REPOSITORY, random_log_probs
 
 ROLLOUTS, WIDTH = 12, 30
 
-# What a trainer has in hand on each rank, before the code of the page, and what it keeps after it.
+# The trainer's variables on each rank before the code of the page, and its results after it.
 BEFORE = """
 import pickle, sys
 import torch
@@ -37,7 +37,7 @@ torch.distributed.destroy_process_group()
 
 
 def whole_batch() -> RolloutBatch:
-    """What both ranks have together, as flat arrays."""
+    """Return the rollouts of both ranks as flat arrays."""
     random = np.random.default_rng(5)
     offsets = np.concatenate([[0], np.cumsum(random.integers(1, WIDTH, ROLLOUTS))])
     target, behaviour = random_log_probs(random, int(offsets[-1]))
@@ -58,16 +58,16 @@ def measures_of(measurement: StepMeasurement) -> dict[str, float]:
     return measurement.step.measures() | measurement.comparisons["trainer/rollout"].measures()
 
 
-def assert_alike(found: dict[str, float], wanted: dict[str, float]) -> None:
-    """Equal but for the last digits, in which machine code, if this process has it, differs from numpy's pass."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
+def assert_alike(found: dict[str, float], expected: dict[str, float]) -> None:
+    """Assert equality except for the last digits, which differ between machine code and numpy."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
         clustered = name.endswith(("_low", "_high"))
         assert found[name] == pytest.approx(value, rel=1e-7 if clustered else 1e-9, abs=1e-12, nan_ok=True), name
 
 
 @pytest.mark.slow
-def test_the_code_of_the_page_measures_padded_tensors_and_folds_ranks(tmp_path: Path) -> None:
+def test_code_of_the_page_measures_padded_tensors_and_folds_ranks(tmp_path: Path) -> None:
     import torch
 
     code = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "measures.md").read_text(), re.DOTALL)

@@ -1,4 +1,4 @@
-"""However rollouts are split into shards and in whatever order shards are merged, a step is the same."""
+"""Merging shards: any split and any order give the same step."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def assert_alike(one: dict[str, float], two: dict[str, float], relative: float) 
     assert one.keys() == two.keys()
     for name, value in one.items():
         if name.endswith(("_low", "_high")) and "_bootstrap_" not in name:
-            # Residuals are squares of small differences: what an interval needs, not what a sum can promise.
+            # Residuals are squares of small differences; intervals need fewer digits of them than 1e-12.
             assert value == pytest.approx(two[name], rel=1e-7, nan_ok=True), name
         else:
             assert value == pytest.approx(two[name], rel=relative, abs=0.0, nan_ok=True), name
 
 
 def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, largest: ComparisonStatistics) -> None:
-    """Integers and extremes are identical, sums equal to 1e-12.
+    """Assert that integers and extremes are identical, and sums equal to 1e-12.
 
-    Where advantages of both signs cancel, that is 1e-12 of the sum of absolute values, which `largest` has: statistics
-    of the same rollouts with |A| for A.
+    Where advantages of both signs cancel, to 1e-12 of the sum of absolute values, given by `largest`: the statistics of
+    the same rollouts with |A| for A.
     """
     for name in ("counts", "histogram", "extremes", "tail_counts", "largest_d", "largest_minus_d"):
         np.testing.assert_array_equal(getattr(merged, name), getattr(alone, name), err_msg=name)
     np.testing.assert_allclose(merged.sums.value, alone.sums.value, rtol=1e-12, atol=0.0)
     for name in ("tail_sums", "weight_sums"):
-        found, wanted, scale = (getattr(part, name).value for part in (merged, alone, largest))
-        assert (np.abs(found - wanted) <= 1e-12 * np.abs(scale)).all(), name
+        found, expected, scale = (getattr(part, name).value for part in (merged, alone, largest))
+        assert (np.abs(found - expected) <= 1e-12 * np.abs(scale)).all(), name
     for condition, table in alone.conditions.items():
         found = merged.conditions[condition]
         np.testing.assert_array_equal(found.tokens, table.tokens)
@@ -90,14 +90,14 @@ def test_any_split_in_any_order_gives_the_same_numbers(
 
 
 def times(statistics: ComparisonStatistics, number: int) -> ComparisonStatistics:
-    """The statistics of so many copies of the same rollouts, by doubling."""
+    """Return the statistics of `count` copies of the same rollouts, by doubling."""
     half = statistics if number == 1 else times(statistics, number // 2)
     doubled = half if number == 1 else half.merge(half)
     return doubled.merge(statistics) if number > 1 and number % 2 else doubled
 
 
-def test_a_billion_tokens_lose_no_accuracy() -> None:
-    """Three shards of very different size of mismatch, so often that 10⁹ tokens are merged, against exact numbers."""
+def test_billion_tokens_lose_no_accuracy() -> None:
+    """Three shards of very different mismatch, repeated to 10⁹ tokens, against exact numbers."""
     shards = [
         measure_step(random_batch(seed, 40, 60, 1e-6, largest)).comparisons["trainer/rollout"].statistics
         for seed, largest in enumerate((1e-5, 1.0, 30.0))
@@ -125,30 +125,30 @@ def test_a_billion_tokens_lose_no_accuracy() -> None:
     assert total == pytest.approx(math.fsum(p * n for p, n in zip(parts, copies, strict=True)), rel=1e-13)
 
 
-def test_merging_pairwise_is_merging_in_a_row() -> None:
+def test_pairwise_and_sequential_merging_agree() -> None:
     shards = [measure_step(random_batch(seed)).comparisons["trainer/rollout"].statistics for seed in range(4)]
     in_pairs = shards[0].merge(shards[1]).merge(shards[2].merge(shards[3]))
     assert_alike(in_pairs.measures(), fold(shards).measures(), 1e-12)
 
 
-def test_the_same_fold_gives_the_same_bytes() -> None:
+def test_same_fold_gives_the_same_bytes() -> None:
     shards = [measure_step(random_batch(seed)).comparisons["trainer/rollout"].statistics for seed in range(5)]
     again = [ComparisonStatistics.from_bytes(shard.to_bytes()) for shard in shards]
     assert fold(shards).to_bytes() == fold(again).to_bytes()
 
 
-def test_a_group_cut_by_shards_is_one_cluster() -> None:
+def test_group_split_over_shards_is_one_cluster() -> None:
     batch = random_batch(0, 8)
     shards = [measure_step(batch.select([row])).comparisons["trainer/rollout"].statistics for row in range(8)]
     assert fold(shards).clusters.count == 2
 
 
-def test_nothing_cannot_be_folded() -> None:
-    with pytest.raises(StatisticsError, match="nothing to fold"):
+def test_fold_of_no_parts_is_rejected() -> None:
+    with pytest.raises(StatisticsError, match="at least one part"):
         fold([])
 
 
-def test_summaries_are_put_together_in_order() -> None:
+def test_summaries_are_concatenated_in_order() -> None:
     batch = random_batch(0, 10)
     whole = measure_step(batch).comparisons["trainer/rollout"].summaries
     parts = [
@@ -159,7 +159,7 @@ def test_summaries_are_put_together_in_order() -> None:
 
 
 def non_finite_batch() -> tuple[RolloutBatch, RolloutBatch]:
-    """A batch with broken log-probs, and the same batch without the tokens that have them."""
+    """Return a batch with invalid log-probs, and the same batch without those tokens."""
     good = [[-1.0, -0.5], [-0.25, -2.0, -0.125]]
     broken = RolloutBatch.from_lists(
         ["a", "b", "c"],
@@ -178,19 +178,19 @@ def non_finite_batch() -> tuple[RolloutBatch, RolloutBatch]:
     return broken, clean
 
 
-def test_non_finite_log_probs_are_counted_and_kept_out_of_every_mean() -> None:
+def test_non_finite_log_probs_are_counted_and_excluded_from_means() -> None:
     broken, clean = (measure_step(batch).comparisons["trainer/rollout"].statistics for batch in non_finite_batch())
-    found, wanted = broken.measures(), clean.measures()
+    found, expected = broken.measures(), clean.measures()
     counted = {"nonfinite_target": 3, "nonfinite_behaviour": 1, "incomplete_rollouts": 3, "rollouts": 3}
     assert {name: found.pop(name) for name in counted} == counted
     for name in counted:
-        wanted.pop(name)
-    assert_alike(found, wanted, 1e-15)
+        expected.pop(name)
+    assert_alike(found, expected, 1e-15)
     assert measure_step(non_finite_batch()[0]).step.measures()["nonfinite_log_probs"] == 4
     assert broken.buckets().tokens.sum() == broken.histogram.sum() + broken.count("zero_tokens") == 5
 
 
-def test_a_step_without_a_measured_token_has_no_values() -> None:
+def test_step_without_a_measured_token_has_no_values() -> None:
     batch = RolloutBatch.from_lists(
         ["a", "b"], [[1]] * 2, [[1], []], rollout_log_probs=[[math.nan], []], trainer_log_probs=[[-1.0], []]
     )
@@ -210,7 +210,7 @@ def test_a_step_without_a_measured_token_has_no_values() -> None:
 
 
 def test_differences_beyond_the_range_of_exp_are_infinite_and_never_nan() -> None:
-    """A trainer that fills masked logits with −1e9 must not poison what does not depend on it."""
+    """A trainer that fills masked logits with −1e9 must not change measures that do not depend on it."""
     batch = RolloutBatch.from_lists(
         ["a", "b"], [[1]] * 2, [[1, 2], [3]],
         rollout_log_probs=[[-0.5, -1e9], [-0.25]], trainer_log_probs=[[-1e9, -0.5], [-0.25]],
@@ -228,7 +228,7 @@ def test_differences_beyond_the_range_of_exp_are_infinite_and_never_nan() -> Non
 
 
 @pytest.mark.parametrize("kind", [ComparisonStatistics, StepStatistics])
-def test_merging_does_not_change_its_parts(kind: type) -> None:
+def test_merging_leaves_its_parts_unchanged(kind: type) -> None:
     one, two = measure_step(random_batch(1)), measure_step(random_batch(2))
     pair = (one.step, two.step)
     if kind is ComparisonStatistics:

@@ -50,7 +50,7 @@ FACTS = {
 }
 
 
-def test_every_name_of_the_field_is_there() -> None:
+def test_registry_has_every_expected_name() -> None:
     assert {measure.name for measure in MEASURES} >= FACTS
 
 
@@ -58,11 +58,11 @@ def test_names_and_columns_are_unique_and_columns_are_identifiers() -> None:
     assert len({measure.name for measure in MEASURES}) == len(MEASURES)
     assert len({measure.column for measure in MEASURES}) == len(MEASURES)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", measure.column) for measure in MEASURES)
-    # PostgreSQL cuts longer names without a word.
+    # PostgreSQL truncates longer names silently.
     assert max(len(measure.column) for measure in MEASURES) < 63
 
 
-def test_what_is_computed_is_what_is_registered() -> None:
+def test_computed_measures_equal_registered_measures() -> None:
     measurement = measure_step(random_batch(0))
     comparison = measurement.comparisons["trainer/rollout"]
     computed = comparison.measures()
@@ -71,11 +71,11 @@ def test_what_is_computed_is_what_is_registered() -> None:
     assert set(measurement.step.measures()) == {measure.column for measure in STEP_MEASURES}
     for measure in MEASURES:
         values = computed if measure.kind != "step" else measurement.step.measures()
-        wanted = int if measure.column_type == "integer" else float
-        assert isinstance(values[measure.column], wanted), measure.name
+        expected = int if measure.column_type == "integer" else float
+        assert isinstance(values[measure.column], expected), measure.name
 
 
-def test_every_measure_says_what_it_is() -> None:
+def test_every_measure_has_formula_unit_and_source() -> None:
     for measure in MEASURES:
         assert measure.formula, measure.name
         assert measure.unit, measure.name
@@ -92,7 +92,7 @@ def test_sequence_means_carry_their_suffix() -> None:
             assert measure.aggregation == "mean over sequences"
 
 
-def test_a_measure_is_found_by_name_and_by_column() -> None:
+def test_measure_is_found_by_name_and_by_column() -> None:
     assert measure_named("tail(2)") is measure_named("tail_2")
     with pytest.raises(KeyError):
         measure_named("tail(3)")

@@ -1,4 +1,4 @@
-"""A row per rollout: its sums, what was known of it, and the intervals that need rows."""
+"""Rollout summaries: sums per rollout, metadata, and the intervals that need rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compared(batch: RolloutBatch) -> Comparison:
 
 
 @pytest.mark.parametrize("largest", [1e-5, 1.0, 30.0])
-def test_every_sum_is_that_of_the_tokens(largest: float) -> None:
+def test_sums_equal_those_of_the_tokens(largest: float) -> None:
     batch = random_batch(7, 20, 40, 1e-6, largest)
     rows = [row for row in compared(batch).summaries.table.to_pylist() if row["n_tokens"]]
     sequences, _ = measured_sequences(batch)
@@ -74,8 +74,8 @@ def test_clusters_are_groups_and_rollouts_without_one() -> None:
     np.testing.assert_array_equal(compared(batch.select(order)).summaries.clusters(), clusters[order])
 
 
-def test_no_interval_reaches_below_what_its_measure_can_be() -> None:
-    # One rollout of eight has all of the mismatch.
+def test_intervals_stay_within_the_range_of_the_measure() -> None:
+    # One of eight rollouts has all of the mismatch.
     gaps = [[1.5, -0.5], *([[1e-6, -1e-6]] * 7)]
     comparison = compared(
         RolloutBatch.from_lists(
@@ -95,8 +95,8 @@ def test_no_interval_reaches_below_what_its_measure_can_be() -> None:
         assert (students.low < 0.0) == (name == "kl")
 
 
-def test_no_bootstrap_interval_reaches_below_zero() -> None:
-    # Ten tokens of eight prompts make nearly all of the mismatch.
+def test_bootstrap_intervals_are_not_negative() -> None:
+    # Ten tokens of eight prompts carry nearly all of the mismatch.
     batch = decode_rollouts((RECORDED / "rollouts/step_0160.parquet").read_bytes())
     summaries = compared(batch).summaries
     measures = summaries.bootstrap_measures()
@@ -105,7 +105,7 @@ def test_no_bootstrap_interval_reaches_below_zero() -> None:
     assert measures["k3_kl_bootstrap_low"] == 0.0
 
 
-def test_bootstrap_intervals_are_of_the_token_means_by_group_in_whatever_order_rows_stand() -> None:
+def test_bootstrap_intervals_do_not_depend_on_row_order() -> None:
     batch = random_batch(3, 60, 60, 1e-4, 1.0)
     comparison = compared(batch)
     measures = comparison.measures()
@@ -115,16 +115,16 @@ def test_bootstrap_intervals_are_of_the_token_means_by_group_in_whatever_order_r
         low, high = measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"]
         assert low < measures[name] < high
         assert measure_named(f"{name}_bootstrap_low").kind == "comparison"
-        # Groups are numbered in the order of their names.
+        # Groups are numbered by rising id.
         by_name = np.argsort(np.argsort([f"prompt-{index}" for index in range(15)]))[clusters]
-        wanted = bootstrap_interval(summaries.column(column), summaries.column("n_tokens"), by_name)
-        assert (low, high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+        expected = bootstrap_interval(summaries.column(column), summaries.column("n_tokens"), by_name)
+        assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     parts = [compared(batch.select(rows)).summaries for rows in (range(40, 60), range(20), range(20, 40))]
     again = RolloutSummaries.concat(parts).bootstrap_measures()
     assert again == {name: measures[name] for name in again}
 
 
-def test_what_needs_rows_is_not_estimable_from_statistics_alone() -> None:
+def test_bootstrap_measures_are_nan_without_rows() -> None:
     comparison = compared(random_batch(3, 60))
     alone = comparison.statistics.measures()
     missing = {name for name in alone if "_bootstrap_" in name}

@@ -1,4 +1,4 @@
-"""The rollouts of a step: lengths, truncation, rewards, entropy, turns and lag, as a reader would count them."""
+"""Step statistics: lengths, truncation, rewards, entropy, turns and lag against hand-counted values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.direct import direct_lengths
 
 
-def test_a_step_is_counted_as_a_reader_would() -> None:
+def test_step_measures_equal_hand_counted_values() -> None:
     batch = random_batch(4, 30)
     found = StepStatistics.of(batch).measures()
     lengths = direct_lengths(batch)
@@ -30,8 +30,8 @@ def test_a_step_is_counted_as_a_reader_would() -> None:
     assert found["response_length_max"] == lengths.max()
     assert found["response_length_min"] == lengths.min()
     for percent in (50, 90, 99):
-        wanted = np.quantile(lengths, percent / 100, method="inverted_cdf")
-        assert found[f"response_length_p{percent}"] == wanted
+        expected = np.quantile(lengths, percent / 100, method="inverted_cdf")
+        assert found[f"response_length_p{percent}"] == expected
     assert found["prompt_length_mean"] == 5.0
     assert found["truncated_fraction"] == 10 / 30
     rewards = batch.reward.astype(np.float64)
@@ -43,7 +43,7 @@ def test_a_step_is_counted_as_a_reader_would() -> None:
     assert found["lag_max"] == (6 - batch.weights_version[generated]).max()
 
 
-def test_what_was_not_logged_has_no_value() -> None:
+def test_missing_columns_give_nan() -> None:
     found = StepStatistics.of(RolloutBatch.from_lists(["a"], [[1]], [[1, 2]])).measures()
     missing = {name for name, value in found.items() if math.isnan(value)}
     assert missing == {
@@ -59,12 +59,12 @@ def test_prompts_that_were_not_logged_have_no_length() -> None:
     assert math.isnan(without.measures()["prompt_length_mean"])
 
 
-def test_rewards_that_are_all_the_same_have_no_deviation() -> None:
+def test_equal_rewards_have_deviation_zero() -> None:
     batch = RolloutBatch.from_lists(list("abcd"), [[1]] * 4, [[1]] * 4, reward=[0.1] * 4)
     assert StepStatistics.of(batch).measures()["reward_std"] == 0.0
 
 
-def test_missing_rewards_are_left_out() -> None:
+def test_missing_rewards_are_ignored() -> None:
     batch = RolloutBatch.from_lists(["a", "b"], [[1]] * 2, [[1]] * 2, reward=[math.nan, 3.0])
     found = StepStatistics.of(batch).measures()
     assert found["reward_mean"] == 3.0
@@ -93,7 +93,7 @@ def test_turns_are_runs_of_one_number_among_generated_tokens() -> None:
     assert StepStatistics.of(batch).measures()["turns_mean"] == 1.5
 
 
-def test_summaries_tell_of_each_rollout() -> None:
+def test_summaries_hold_the_metadata_of_each_rollout() -> None:
     batch = random_batch(7, 20)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
@@ -111,14 +111,14 @@ def test_summaries_tell_of_each_rollout() -> None:
             assert line["min_d"] is line["max_d"] is line["advantage"] is line["lag"] is None
             continue
         ratio = np.exp(d)
-        for name, wanted in (
+        for name, expected in (
             ("sum_d", d.sum()), ("sum_abs_d", np.abs(d).sum()), ("sum_d2", (d * d).sum()), ("sum_ratio", ratio.sum()),
             ("sum_ratio2", (ratio * ratio).sum()), ("sum_k3", (np.expm1(d) - d).sum()), ("min_d", d.min()),
             ("max_d", d.max()), ("advantage", batch.advantage[tokens][keep].astype(np.float64).mean()),
         ):  # fmt: skip
-            assert line[name] == pytest.approx(wanted, rel=1e-9), name
+            assert line[name] == pytest.approx(expected, rel=1e-9), name
 
 
-def test_a_step_with_only_one_log_prob_has_no_comparison() -> None:
+def test_step_with_only_one_log_prob_has_no_comparison() -> None:
     batch = RolloutBatch.from_lists(["a"], [[1]], [[1]], rollout_log_probs=[[-1.0]])
     assert measure_step(batch).comparisons == {}

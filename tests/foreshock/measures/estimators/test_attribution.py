@@ -1,4 +1,4 @@
-"""The chain: links telescope, shares add to one, cancellation shows, missing scores collapse links."""
+"""Attribution to a chain: links telescope, shares add to one, links of missing scores are merged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_link_moments_are_those_of_the_comparison() -> None:
     assert found.cancellation == pytest.approx(1.0)
 
 
-def test_a_share_is_what_the_link_explains_and_its_interval_holds_it() -> None:
+def test_share_interval_contains_the_known_share() -> None:
     found = attribute(chain_scores(1, (1e-5, 1e-5, 0.1, 0.05)), OFFSETS, group_ids=GROUPS)
     shares = {link.name: link for link in found.links}
     engine, trainer = shares["torch.trainer/vllm.prefill"], shares["trainer/torch.trainer"]
@@ -76,7 +76,7 @@ def test_a_share_is_what_the_link_explains_and_its_interval_holds_it() -> None:
     assert found.cancellation == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_link_that_cancels_another_has_a_negative_share() -> None:
+def test_cancelling_link_has_a_negative_share() -> None:
     generator = np.random.default_rng(0)
     start = np.full(800, -2.0)
     noise, rest = generator.normal(0, 0.1, 800), generator.normal(0, 0.1, 800)
@@ -90,7 +90,7 @@ def test_a_link_that_cancels_another_has_a_negative_share() -> None:
     assert sum(link.share for link in found.links) == pytest.approx(1.0)
 
 
-def test_the_same_input_gives_the_same_intervals() -> None:
+def test_same_input_gives_the_same_intervals() -> None:
     one, two = (attribute(chain_scores(3), OFFSETS, group_ids=GROUPS) for _ in range(2))
     assert one == two
 
@@ -115,7 +115,7 @@ def test_one_group_has_no_interval() -> None:
     assert math.isnan(link.share_low)
 
 
-def test_moments_are_of_the_rollouts_that_all_scores_share() -> None:
+def test_moments_are_over_rollouts_that_all_scores_have() -> None:
     scores = chain_scores(2)
     scores["torch.trainer"] = scores["torch.trainer"].copy()
     scores["torch.trainer"][200:] = np.nan
@@ -129,20 +129,20 @@ def test_moments_are_of_the_rollouts_that_all_scores_share() -> None:
     assert found.whole == alone.whole
 
 
-def test_scores_that_agree_have_no_shares() -> None:
+def test_equal_scores_have_no_shares() -> None:
     same = np.full(800, -1.0, np.float32)
     found = attribute({"rollout": same, "vllm.prefill": same, "trainer": same}, OFFSETS)
     assert all(math.isnan(link.share) and link.k3_kl == 0.0 for link in found.links)
     assert math.isnan(found.cancellation)
 
 
-def test_scores_that_share_nothing_have_no_values() -> None:
+def test_scores_without_common_tokens_have_no_values() -> None:
     found = attribute({"rollout": np.full(20, np.nan), "trainer": np.full(20, -1.0)}, [0, 20])
     assert (found.tokens, found.rollouts, found.groups) == (0, 0, 0)
     assert math.isnan(found.whole.k3_kl)
 
 
-def test_causes_are_named_and_those_of_collapsed_links_together() -> None:
+def test_merged_links_name_all_their_causes() -> None:
     scores = chain_scores(0)
     full = {link.name: link.cause for link in attribute(scores, OFFSETS).links}
     assert full["vllm.decode/rollout"].startswith("sampling-time state")
@@ -169,7 +169,7 @@ def side_branch_scores(engine: float, trainer: float) -> dict[str, NDArray[np.fl
 @pytest.mark.parametrize(
     ("engine", "trainer", "nearer"), [(0.1, 0.01, "torch.trainer"), (0.01, 0.1, "vllm.prefill"), (0.0, 0.0, "equal")]
 )
-def test_the_side_branch_says_which_is_nearer_to_float32(engine: float, trainer: float, nearer: str) -> None:
+def test_side_branch_names_the_score_nearer_to_float32(engine: float, trainer: float, nearer: str) -> None:
     branch = attribute(side_branch_scores(engine, trainer), OFFSETS).side_branch
     assert branch is not None
     assert (branch.engine, branch.trainer, branch.nearer) == ("vllm.prefill", "torch.trainer", nearer)
@@ -180,7 +180,7 @@ def test_the_side_branch_says_which_is_nearer_to_float32(engine: float, trainer:
     assert k3["torch.float32/torch.trainer"] == pytest.approx(trainer**2 / 2, rel=0.2)
 
 
-def test_without_float32_there_is_no_side_branch_and_without_a_trainer_nothing_is_nearer() -> None:
+def test_side_branch_needs_float32_and_its_verdict_needs_both_sides() -> None:
     assert attribute(chain_scores(0), OFFSETS).side_branch is None
     scores = side_branch_scores(0.1, 0.1)
     del scores["torch.trainer"]
@@ -189,7 +189,7 @@ def test_without_float32_there_is_no_side_branch_and_without_a_trainer_nothing_i
     assert branch.nearer is None
 
 
-def test_a_chain_of_one_and_a_score_of_another_length_are_refused() -> None:
+def test_single_score_and_wrong_sizes_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="at least two"):
         attribute({"rollout": np.zeros(20)}, [0, 20])
     with pytest.raises(InvalidRolloutsError) as caught:
@@ -200,12 +200,12 @@ def test_a_chain_of_one_and_a_score_of_another_length_are_refused() -> None:
         with pytest.raises(InvalidRolloutsError, match="offsets must rise from 0"):
             attribute(scores, offsets)
     for groups in (["a"], ["a", "b", "c"]):
-        with pytest.raises(InvalidRolloutsError, match="values for 2 rollouts"):
+        with pytest.raises(InvalidRolloutsError, match="each of the 2 rollouts"):
             attribute(scores, [0, 10, 20], group_ids=groups)
 
 
 @pytest.mark.shared
-def test_the_recorded_run_is_all_in_its_only_link() -> None:
+def test_only_link_of_the_recorded_run_has_the_whole_mismatch() -> None:
     batch = read_jsonl(recorded_run("healthy") / "step_0120.jsonl.gz")
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None

@@ -1,4 +1,4 @@
-"""The bootstrap by prompt group: it covers skewed means, is the same every time, and says where it cannot know."""
+"""The bootstrap-t by prompt group: coverage of skewed means, reproducibility, and undefined cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def batch(seed: int, groups: int = 24, of_each: int = 4) -> Batch:
-    """Sums, tokens and groups of rollouts whose values are skewed and alike within a group."""
+    """Return sums, tokens and groups of rollouts with skewed values that are similar within a group."""
     random = np.random.default_rng(seed)
     tokens = random.integers(5, 50, groups * of_each)
     of_groups = np.repeat(random.lognormal(0.0, 0.7, groups), of_each)
@@ -26,7 +26,7 @@ def batch(seed: int, groups: int = 24, of_each: int = 4) -> Batch:
 
 
 def drawn_one_by_one(sums: NDArray[np.float64], tokens: NDArray[np.int64], resamples: int) -> tuple[float, float]:
-    """The bootstrap-t of a ratio mean, resample by resample."""
+    """Return the bootstrap-t of a ratio mean, computed resample by resample."""
     random = np.random.default_rng(7)
     mean = sums.sum() / tokens.sum()
 
@@ -42,7 +42,7 @@ def drawn_one_by_one(sums: NDArray[np.float64], tokens: NDArray[np.int64], resam
     return mean - low * error(sums, tokens), mean - high * error(sums, tokens)
 
 
-def test_it_is_the_bootstrap_t_of_clusters() -> None:
+def test_interval_equals_a_resample_by_resample_bootstrap_t() -> None:
     sums, tokens, groups = batch(0)
     found = bootstrap_interval(sums, tokens, groups, resamples=20_000)
     of_groups = np.bincount(groups, weights=sums), np.bincount(groups, weights=tokens).astype(np.int64)
@@ -53,7 +53,7 @@ def test_it_is_the_bootstrap_t_of_clusters() -> None:
     assert found.high == pytest.approx(high, rel=0.02)
 
 
-def test_it_covers_a_skewed_mean_better_than_students_t() -> None:
+def test_coverage_of_a_skewed_mean_exceeds_students_t() -> None:
     random = np.random.default_rng(1)
     held = {"bootstrap": 0, "t": 0}
     tokens = np.full(24, 10)
@@ -69,13 +69,13 @@ def test_it_covers_a_skewed_mean_better_than_students_t() -> None:
     assert held["bootstrap"] > held["t"] + 20
 
 
-def test_it_reaches_further_up_where_values_are_skewed() -> None:
+def test_upper_end_is_longer_for_skewed_values() -> None:
     sums, tokens, groups = batch(3, groups=40)
     found = bootstrap_interval(sums, tokens, groups)
     assert found.high - found.mean > 1.3 * (found.mean - found.low) > 0
 
 
-def test_with_many_even_groups_it_is_students_interval() -> None:
+def test_many_even_groups_give_students_interval() -> None:
     random = np.random.default_rng(4)
     tokens = random.integers(90, 110, 1000)
     sums = random.normal(0.5, 0.1, 1000) * tokens
@@ -86,7 +86,7 @@ def test_with_many_even_groups_it_is_students_interval() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**20), scale=st.floats(1e-12, 1e12))
-def test_a_common_factor_scales_the_interval(seed: int, scale: float) -> None:
+def test_common_factor_scales_the_interval(seed: int, scale: float) -> None:
     sums, tokens, groups = batch(seed)
     one, other = bootstrap_interval(sums, tokens, groups), bootstrap_interval(sums * scale, tokens, groups)
     assert other.low == pytest.approx(one.low * scale, rel=1e-6)
@@ -95,7 +95,7 @@ def test_a_common_factor_scales_the_interval(seed: int, scale: float) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**20))
-def test_columns_together_are_columns_alone_and_the_order_of_rollouts_in_groups_is_nothing(seed: int) -> None:
+def test_result_does_not_depend_on_other_columns_or_on_order_within_groups(seed: int) -> None:
     sums, tokens, groups = batch(seed)
     table = np.stack([sums, np.square(sums), -sums], axis=1)
     together = bootstrap_intervals(table, tokens, groups)
@@ -107,7 +107,7 @@ def test_columns_together_are_columns_alone_and_the_order_of_rollouts_in_groups_
     assert together[2].low == pytest.approx(-together[0].high, rel=1e-9)
 
 
-def test_the_same_input_gives_the_same_interval_and_another_seed_nearly_so() -> None:
+def test_same_input_gives_the_same_interval_and_another_seed_a_similar_one() -> None:
     sums, tokens, groups = batch(5)
     found = bootstrap_interval(sums, tokens, groups)
     assert found == bootstrap_interval(sums, tokens, groups)
@@ -116,14 +116,14 @@ def test_the_same_input_gives_the_same_interval_and_another_seed_nearly_so() -> 
     assert other.low == pytest.approx(found.low, rel=0.05)
 
 
-def test_resamples_taken_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resamples_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     sums, tokens, groups = batch(6)
     whole = bootstrap_interval(sums, tokens, groups)
     monkeypatch.setattr(bootstrap, "_DRAWS_AT_ONCE", 100)
     assert bootstrap_interval(sums, tokens, groups) == pytest.approx(whole)
 
 
-def test_very_many_clusters_are_put_together_and_keep_their_error() -> None:
+def test_combined_clusters_keep_their_error() -> None:
     random = np.random.default_rng(8)
     tokens = random.integers(50, 150, 50_000)
     sums = random.gamma(2.0, 0.5, 50_000) * tokens
@@ -132,7 +132,7 @@ def test_very_many_clusters_are_put_together_and_keep_their_error() -> None:
     assert found.high - found.low == pytest.approx(exact.high - exact.low, rel=0.1)
 
 
-def test_it_says_so_where_it_cannot_know() -> None:
+def test_undefined_intervals_are_nan() -> None:
     sums, tokens, _ = batch(9, groups=LEAST_CLUSTERS, of_each=1)
     assert bootstrap_interval(sums, tokens).low < bootstrap_interval(sums, tokens).high
     few = bootstrap_interval(sums[1:], tokens[1:])
@@ -144,7 +144,7 @@ def test_it_says_so_where_it_cannot_know() -> None:
     assert nothing.clusters == 0
 
 
-def test_a_sum_that_overflowed_spoils_its_own_column_only() -> None:
+def test_overflow_affects_its_own_column_only() -> None:
     sums, tokens, groups = batch(10)
     spoilt = sums.copy()
     spoilt[3] = math.inf
@@ -155,12 +155,12 @@ def test_a_sum_that_overflowed_spoils_its_own_column_only() -> None:
     assert math.isnan(second.high)
 
 
-def test_groups_that_agree_wholly_have_an_interval_of_no_width() -> None:
+def test_identical_groups_have_an_interval_of_width_zero() -> None:
     found = bootstrap_interval(np.full(20, 6.0), np.full(20, 3))
     assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
 
 
-def test_one_rollout_that_makes_the_whole_mean_has_no_interval() -> None:
+def test_mean_from_one_rollout_has_no_interval() -> None:
     sums, tokens, _ = batch(12)
     sums[5] *= 1e12
     found = bootstrap_interval(sums, tokens)
@@ -171,7 +171,7 @@ def test_one_rollout_that_makes_the_whole_mean_has_no_interval() -> None:
     assert math.isfinite(bootstrap_interval(sums, tokens).high)
 
 
-def test_rollouts_without_tokens_take_no_part() -> None:
+def test_rollouts_without_tokens_are_ignored() -> None:
     sums, tokens, groups = batch(11)
     more = np.append(sums, 0.0), np.append(tokens, 0), np.append(groups, 999)
     assert bootstrap_interval(*more) == bootstrap_interval(sums, tokens, groups)

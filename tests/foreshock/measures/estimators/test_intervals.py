@@ -1,4 +1,4 @@
-"""Intervals: Student's t as in the tables, coverage as promised, and wider where rollouts of a prompt agree."""
+"""Clustered intervals: Student's t against tables, nominal coverage, dependence within groups."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from foreshock.measures.estimators.intervals import Interval, clustered_interval
         (100_000, 1.959988),
     ],
 )
-def test_student_t_is_that_of_the_tables(degrees: int, table: float) -> None:
+def test_student_t_quantiles_equal_published_tables(degrees: int, table: float) -> None:
     assert student_t_quantile(0.975, degrees) == pytest.approx(table, rel=1e-6)
 
 
-def test_ninety_five_percent_of_intervals_hold_the_truth() -> None:
+def test_intervals_cover_the_true_mean_at_the_nominal_rate() -> None:
     generator = np.random.default_rng(0)
     held = 0
     for _ in range(2000):
@@ -38,7 +38,7 @@ def test_ninety_five_percent_of_intervals_hold_the_truth() -> None:
     assert 0.92 < held / 2000 < 0.97
 
 
-def test_clusters_that_agree_within_make_wider_intervals() -> None:
+def test_correlation_within_clusters_widens_intervals() -> None:
     generator = np.random.default_rng(0)
     tokens = np.full(80, 20)
     sums = np.repeat(generator.normal(0, 1, 10), 8) * tokens
@@ -48,7 +48,7 @@ def test_clusters_that_agree_within_make_wider_intervals() -> None:
     assert grouped.high - grouped.low > 2 * (alone.high - alone.low)
 
 
-def test_one_cluster_has_no_interval_and_none_has_no_mean() -> None:
+def test_one_cluster_has_no_interval_and_no_cluster_no_mean() -> None:
     one = clustered_interval(np.array([2.0, 4.0]), np.array([2, 2]), np.array([7, 7]))
     assert one.mean == 1.5
     assert math.isnan(one.low)

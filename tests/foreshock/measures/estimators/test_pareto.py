@@ -1,4 +1,4 @@
-"""The tail's shape: known ones are found again, whatever the scale, and k̂ says "not estimable" rather than nonsense."""
+"""The tail shape k̂: known shapes are recovered at any scale, and undefined cases give NaN."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def falling(values: Float64) -> Float64:
 
 
 def pareto_logs(shape: float, count: int, seed: int = 0) -> Float64:
-    """Logarithms of a generalised Pareto sample with σ = 1, falling."""
+    """Return the logarithms of a generalised Pareto sample with σ = 1, falling."""
     uniform = np.random.default_rng(seed).random(count)
     sample = -np.log(uniform) if shape == 0.0 else np.expm1(-shape * np.log(uniform)) / shape
     return falling(np.log(sample))
 
 
 def by_maximum_likelihood(values: Float64) -> float:
-    """The shape at the highest point of the likelihood over a grid of (k, σ); `values` lie above the threshold."""
+    """Return the shape of the highest likelihood over a grid of (k, σ); `values` are above the threshold."""
     values = values / values.mean()
     best, at = -math.inf, math.nan
     for shape in np.linspace(-1.0, 2.5, 351):
@@ -43,7 +43,9 @@ def by_maximum_likelihood(values: Float64) -> float:
 
 
 def by_the_papers_formulas(values: Float64) -> float:
-    """Zhang and Stephens' estimate and the weak prior of PSIS on plain numbers; `values` lie above the threshold."""
+    """Return Zhang and Stephens' estimate with the weak prior of PSIS, without logarithms; `values` are above the
+    threshold.
+    """
     values = np.sort(values)
     size = len(values)
     points = 30 + int(math.sqrt(size))
@@ -58,10 +60,10 @@ def by_the_papers_formulas(values: Float64) -> float:
 
 @pytest.mark.parametrize("shape", [-0.4, -0.1, 0.0, 0.2, 0.5, 0.8, 1.5])
 @pytest.mark.parametrize(("count", "kept"), [(20_000, 20_000), (1_000_000, 1024)])
-def test_the_shape_of_a_pareto_tail_is_found(shape: float, count: int, kept: int) -> None:
+def test_shape_of_a_pareto_tail_is_recovered(shape: float, count: int, kept: int) -> None:
     found = pareto_shape(pareto_logs(shape, count)[:kept], count)
     tail = min(tail_size(count), kept - 1)
-    # The estimate's asymptotic error is (1 + k)/√n, and the prior draws it to one half by (½ − k)·10/(n + 10).
+    # The estimate's asymptotic error is (1 + k)/√n; the prior shifts it towards ½ by (½ − k)·10/(n + 10).
     drawn = (tail * shape + 5.0) / (tail + 10)
     assert found == pytest.approx(drawn, abs=3.5 * (1.0 + shape) / math.sqrt(tail))
 
@@ -88,7 +90,7 @@ def test_log_ratios_with_exponential_tails_have_a_pareto_weight() -> None:
 
 
 @pytest.mark.parametrize(("shape", "seed"), [(-0.3, 0), (0.0, 1), (0.3, 2), (0.7, 3), (1.2, 4)])
-def test_it_lies_where_the_likelihood_is_largest(shape: float, seed: int) -> None:
+def test_estimate_is_near_the_maximum_likelihood(shape: float, seed: int) -> None:
     logs = pareto_logs(shape, 15_000, seed)
     size = tail_size(logs.size)
     values = np.exp(logs[:size]) - math.exp(logs[size])
@@ -103,7 +105,7 @@ def test_it_lies_where_the_likelihood_is_largest(shape: float, seed: int) -> Non
     count=st.integers(40, 3000),
     seed=st.integers(0, 2**20),
 )
-def test_it_is_the_papers_estimate(shape: float, count: int, seed: int) -> None:
+def test_estimate_equals_the_papers_formulas(shape: float, count: int, seed: int) -> None:
     logs = pareto_logs(shape, count, seed)
     size = tail_size(count)
     if not size >= LEAST_TAIL or not logs[0] > logs[size - 1]:
@@ -118,7 +120,7 @@ def test_it_is_the_papers_estimate(shape: float, count: int, seed: int) -> None:
     shape=st.integers(-50, 300).map(lambda percent: percent / 100),
     seed=st.integers(0, 2**20),
 )
-def test_a_common_factor_changes_nothing_and_never_overflows(factor: float, shape: float, seed: int) -> None:
+def test_common_factor_has_no_effect_and_does_not_overflow(factor: float, shape: float, seed: int) -> None:
     logs = pareto_logs(shape, 2000, seed)
     expected = pareto_shape(logs, logs.size)
     assert pareto_shape(logs + factor, logs.size) == pytest.approx(expected, rel=1e-6, abs=1e-6)
@@ -126,13 +128,13 @@ def test_a_common_factor_changes_nothing_and_never_overflows(factor: float, shap
 
 def test_weights_a_thousand_orders_apart_still_have_a_shape() -> None:
     d = falling(np.random.default_rng(4).exponential(800.0, 50_000))
-    # So far out the grid of θ, made for shapes below a few, is coarse.
+    # The grid of θ is coarse for such large shapes.
     assert 500.0 < pareto_shape(d, d.size) < 1000.0
 
 
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.lists(st.integers(0, 30_000), max_size=6), seed=st.integers(0, 2**20))
-def test_the_largest_of_shards_merged_give_what_the_whole_sample_gives(cuts: list[int], seed: int) -> None:
+def test_merged_largest_values_equal_those_of_the_whole_sample(cuts: list[int], seed: int) -> None:
     d = np.random.default_rng(seed).standard_t(3.0, 30_000) * 0.1
     kept = 1024
     merged = np.zeros(0)
@@ -154,7 +156,7 @@ def test_ties_and_rounded_log_probs_change_little() -> None:
     assert pareto_shape(falling(coarse)[:1024], d.size) == pytest.approx(exact, abs=0.03)
 
 
-def test_it_says_so_where_it_cannot_be_estimated() -> None:
+def test_undefined_shapes_are_nan() -> None:
     logs = pareto_logs(0.3, 1000)
     assert math.isnan(pareto_shape(logs[:0], 0))
     assert math.isnan(pareto_shape(logs[:LEAST_TAIL], 1000))
@@ -167,12 +169,12 @@ def test_it_says_so_where_it_cannot_be_estimated() -> None:
         assert math.isnan(pareto_shape(np.concatenate([[broken], logs[:-1]]), 1000))
 
 
-def test_weights_of_zero_below_the_tail_do_no_harm() -> None:
+def test_zero_weights_below_the_tail_have_no_effect() -> None:
     logs = pareto_logs(0.3, 1000)
     with_zeros = np.concatenate([logs[:60], np.full(940, -math.inf)])
     assert math.isfinite(pareto_shape(with_zeros, 1000))
 
 
-def test_more_values_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="in all"):
+def test_more_values_than_the_count_are_rejected() -> None:
+    with pytest.raises(ValueError, match="at most count values, got 5 values, count=4"):
         pareto_shape(np.zeros(5), 4)

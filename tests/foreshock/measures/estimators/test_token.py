@@ -1,4 +1,4 @@
-"""Per-token formulas at the ends of their range, and with their costly parts handed over."""
+"""Per-token formulas at the ends of their range, and with precomputed parts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ D = np.array([-30.0, -2.0, -0.5, -1e-3, -1e-9, 0.0, 1e-9, 1e-3, 0.5, 2.0, 30.0])
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN_FORMULAS))
-def test_a_formula_is_the_one_of_the_table(name: str) -> None:
+def test_formula_equals_its_definition(name: str) -> None:
     found = getattr(token, name)(D)
-    for value, wanted in zip(found.tolist(), (TOKEN_FORMULAS[name](d) for d in D.tolist()), strict=True):
-        assert value == pytest.approx(wanted, rel=1e-12, abs=1e-24)
+    for value, expected in zip(found.tolist(), (TOKEN_FORMULAS[name](d) for d in D.tolist()), strict=True):
+        assert value == pytest.approx(expected, rel=1e-12, abs=1e-24)
     assert found.dtype == np.float64
 
 
-def test_handing_over_the_costly_parts_changes_nothing() -> None:
+def test_precomputed_parts_give_the_same_values() -> None:
     above, below = token.ratio_minus_one(D), token.ratio_minus_one(-D)
     for name in ("k3_kl", "chi2_token", "tv_token", "verl_chi2_token"):
         np.testing.assert_array_equal(getattr(token, name)(D, above), getattr(token, name)(D))
@@ -35,15 +35,15 @@ def k3_in_rational_numbers(d: float) -> Fraction:
     return sum((x**power / math.factorial(power) for power in range(3, 30)), x * x / 2)
 
 
-def test_k3_is_never_negative_and_keeps_its_digits_where_it_is_tiny() -> None:
+def test_tiny_k3_is_accurate_and_never_negative() -> None:
     d = np.concatenate([np.logspace(-12, 0, 200), [2.0**-5, np.nextafter(2.0**-5, 0)]])
     for signed in (d, -d):
-        wanted = [float(k3_in_rational_numbers(value)) for value in signed.tolist()]
-        np.testing.assert_allclose(token.k3_kl(signed), wanted, rtol=2e-14, atol=0)
+        expected = [float(k3_in_rational_numbers(value)) for value in signed.tolist()]
+        np.testing.assert_allclose(token.k3_kl(signed), expected, rtol=2e-14, atol=0)
     assert token.k3_kl(np.zeros(1))[0] == 0.0
 
 
-def test_what_is_too_large_for_a_float_is_infinite_without_a_warning() -> None:
+def test_overflow_is_infinite_without_a_warning() -> None:
     with np.errstate(all="raise"):
         assert token.k3_kl(np.array([1e4]))[0] == math.inf
         assert token.reverse_chi2_token(np.array([-1e4]))[0] == math.inf
@@ -52,7 +52,7 @@ def test_what_is_too_large_for_a_float_is_infinite_without_a_warning() -> None:
         assert token.tv_token(np.array([-1e4]))[0] == 1.0
 
 
-def test_probabilities_differ_without_cancellation() -> None:
+def test_probability_difference_has_no_cancellation() -> None:
     log_probs = np.array([-1e-6, -30.0], np.float32), np.array([-1.0001e-6, -30.00001], np.float32)
     found = token.probability_difference(*log_probs)
     d = log_probs[0].astype(np.float64) - log_probs[1].astype(np.float64)

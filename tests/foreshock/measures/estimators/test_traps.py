@@ -1,4 +1,4 @@
-"""The traps of the field, each shown by a sample in which it springs."""
+"""Known traps of mismatch measures, each shown by a sample."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from foreshock.measures import ComparisonStatistics
 
 
 def statistics(d: NDArray[np.float64], tokens: int = 1) -> ComparisonStatistics:
-    """d as rollouts of `tokens` tokens each; μ is low enough that any d leaves π a probability."""
+    """Return the statistics of d as rollouts of `tokens` tokens each; μ is low enough that π ≤ 1 for any d."""
     return ComparisonStatistics.of(np.full(d.size, -40.0) + d, np.full(d.size, -40.0), np.arange(0, d.size + 1, tokens))
 
 
-def test_token_means_and_sequence_means_differ_where_length_is_a_stopping_time() -> None:
+def test_sequence_means_are_biased_if_length_is_a_stopping_time() -> None:
     """Stop probability 0.05 under μ and 0.06 under π: true KL 9.4e-4, token-mean ρ 1.000, sequence-mean ρ 1.023."""
     generator = np.random.default_rng(0)
     lengths = generator.geometric(0.05, 60_000)
@@ -31,7 +31,7 @@ def test_token_means_and_sequence_means_differ_where_length_is_a_stopping_time()
     assert measures["log_ppl_diff"] < 0 < measures["kl"]
 
 
-def test_where_the_trainer_lost_a_token_only_the_reverse_measures_see_it() -> None:
+def test_token_with_tiny_trainer_probability_shows_in_reverse_measures_only() -> None:
     lost, gained = statistics(np.array([-10.0] + [0.0] * 99)), statistics(np.array([10.0] + [0.0] * 99))
     of_lost, of_gained = lost.measures(), gained.measures()
     assert of_lost["k3_kl"] * 100 == pytest.approx(9, rel=1e-3)
@@ -43,13 +43,13 @@ def test_where_the_trainer_lost_a_token_only_the_reverse_measures_see_it() -> No
 
 
 def test_symmetric_noise_has_no_tail_asymmetry() -> None:
-    """d ~ N(−σ²/2, σ²) is a π that is normalised under μ: raw tails differ by e^τ, the asymmetry is 0."""
+    """d ~ N(−σ²/2, σ²) is a π normalised under μ: raw tails differ by e^τ, the asymmetry is 0."""
     sigma = 0.8
     d = np.random.default_rng(0).normal(-(sigma**2) / 2, sigma, 400_000)
     measures = statistics(d, 100).measures()
     for name in ("ln2", "ln5", "1", "3"):
         assert measures[f"tail_asymmetry_{name}"] == pytest.approx(0.0, abs=2e-3), name
-    # Raw tails are asymmetric though nothing is: by about e^τ.
+    # Raw tails differ by about e^τ without any asymmetry of the mismatch.
     assert measures["tail_below_1"] == pytest.approx((d < -1).mean())
     assert measures["tail_below_1"] > 1.5 * measures["tail_above_1"]
     assert measures["tail_below_ln5"] > 3 * measures["tail_above_ln5"]
@@ -57,7 +57,7 @@ def test_symmetric_noise_has_no_tail_asymmetry() -> None:
     assert measures["k3_kl"] == pytest.approx(sigma**2 / 2, rel=0.02)
 
 
-def test_effective_size_of_sequences_is_not_estimable_where_a_sample_cannot_show_it() -> None:
+def test_sequence_ess_is_nan_if_the_sample_is_too_small() -> None:
     generator = np.random.default_rng(0)
     short = statistics(generator.normal(0, 0.01, 6400), 100).measures()
     long = statistics(generator.normal(0, 0.5, 6400), 100).measures()
@@ -67,8 +67,8 @@ def test_effective_size_of_sequences_is_not_estimable_where_a_sample_cannot_show
     assert long["ess_token"] == pytest.approx(math.exp(-0.25), rel=0.05)
 
 
-def test_sequence_weights_tell_nothing_at_ordinary_mismatch() -> None:
-    """KL 6.4e-4 at 8,192 tokens: an effective fraction of 3e-5, which no sample of 64 could show."""
+def test_sequence_ess_is_predicted_but_not_estimable_at_ordinary_mismatch() -> None:
+    """KL 6.4e-4 at 8,192 tokens: an effective fraction of 3e-5, which no sample of 64 can show."""
     generator = np.random.default_rng(0)
     sigma = math.sqrt(2 * 6.4e-4)
     measures = statistics(generator.normal(-(sigma**2) / 2, sigma, 64 * 8192), 8192).measures()
@@ -81,7 +81,7 @@ def test_sequence_weights_tell_nothing_at_ordinary_mismatch() -> None:
 
 
 def test_sequence_weights_are_not_clamped() -> None:
-    """verl's chi2_seq ends at exp(40) − 1, whatever the mismatch."""
+    """verl's chi2_seq is at most exp(40) − 1, for any mismatch."""
     measures = statistics(np.full(60, 0.5), 60).measures()
     assert measures["verl_chi2_seq"] == pytest.approx(math.expm1(60.0))
     assert measures["ppl_ratio"] == pytest.approx(math.exp(-0.5))
@@ -89,8 +89,8 @@ def test_sequence_weights_are_not_clamped() -> None:
     assert measures["log_ppl_diff_max"] == measures["log_ppl_diff_min"] == -0.5
 
 
-def test_a_mismatch_that_follows_the_advantage_is_seen_where_kl_is_not_moved() -> None:
-    """Half of the tokens move up and half down by the same; what differs is which."""
+def test_correlation_with_the_advantage_shows_at_unchanged_kl() -> None:
+    """Half of the tokens move up and half down by the same amount; only their advantages differ."""
     size = np.abs(np.random.default_rng(0).normal(0, 0.2, 20_000))
     sign = np.tile([1.0, -1.0], 10_000)
     found = {}
@@ -110,16 +110,16 @@ def test_a_mismatch_that_follows_the_advantage_is_seen_where_kl_is_not_moved() -
     assert abs(found["neither"]["advantage_skew"]) < 0.01
 
 
-def test_a_bad_update_pushes_down_what_is_far_below_already() -> None:
-    """DPPO: A < 0 and μ − π ≥ 0.5; not where A > 0, nor where probabilities are small."""
+def test_bad_updates_push_down_tokens_with_pi_far_below_mu() -> None:
+    """DPPO: A < 0 and μ − π ≥ 0.5; not for A > 0, nor for small probabilities."""
     behaviour = np.log([0.9, 0.9, 0.9, 0.3, 0.3])
     target = np.log([0.3, 0.3, 0.5, 0.001, 0.9])
     measures = ComparisonStatistics.of(target, behaviour, [0, 5], advantage=[-1.0, 1.0, -1.0, -1.0, -1.0]).measures()
     assert measures["bad_update_fraction"] == 1 / 5
 
 
-def test_the_shape_of_the_tail_tells_which_moments_exist() -> None:
-    """d with a tail exp(−2d) gives ρ a tail ρ^−2: k = ½, where the variance ends; 1/ρ is bounded."""
+def test_pareto_k_shows_an_infinite_variance() -> None:
+    """d with a tail exp(−2d) gives ρ a tail ρ^−2: k = ½, where the variance becomes infinite; 1/ρ is bounded."""
     d = np.random.default_rng(0).exponential(0.5, 200_000)
     heavy, turned = statistics(d, 100).measures(), statistics(-d, 100).measures()
     assert heavy["pareto_k"] == pytest.approx(0.5, abs=0.07)
@@ -139,7 +139,7 @@ def test_total_variation_lies_below_its_bound() -> None:
 
 
 def test_effective_sizes_are_not_clamped() -> None:
-    """With weights clamped to [1/2, 2] they could not fall below 0.64: an alarm at 0.3 would be dead."""
+    """With weights clamped to [1/2, 2] they could not fall below 0.64: an alarm at 0.3 could not fire."""
     assert statistics(np.array([8.0] + [0.0] * 999)).measures()["ess_token"] < 0.01
 
 
@@ -151,15 +151,15 @@ def test_sequence_sums_do_not_overflow() -> None:
     assert math.isnan(measures["ess_seq"])
 
 
-def test_an_all_zero_difference_is_said_so() -> None:
-    """In bypass training π is a copy of μ: every measure is perfect, and only this one tells why."""
+def test_copied_log_probs_show_in_zero_fraction() -> None:
+    """In bypass training π is a copy of μ: every measure is perfect, and only `zero_fraction` shows why."""
     measures = statistics(np.zeros(100)).measures()
     assert measures["zero_fraction"] == 1.0
     assert measures["k3_kl"] == 0.0
 
 
-def test_surprisal_sees_a_temperature_that_ratios_do_not() -> None:
-    """Sampled at temperature 0.8 but logged raw: ρ is 1 everywhere, and tokens surprise less than they should."""
+def test_surprisal_detects_a_temperature_that_ratios_hide() -> None:
+    """Sampled at temperature 0.8 but logged raw: ρ is 1 everywhere, and tokens are less surprising than H."""
     generator = np.random.default_rng(0)
     logits = generator.normal(0, 2, (4000, 20))
     log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -178,17 +178,17 @@ def test_surprisal_sees_a_temperature_that_ratios_do_not() -> None:
     assert scores[0.8] < -5
 
 
-def test_probabilities_hide_rare_tokens() -> None:
+def test_probability_differences_hide_rare_tokens() -> None:
     one = ComparisonStatistics.of([-5.0], [-15.0], [0, 1]).measures()
     assert one["rollout_probs_diff_max"] == pytest.approx(0.0067, abs=1e-4)
     assert one["max_abs_d"] == 10.0
 
 
-def test_the_correlation_of_probabilities_that_hardly_vary_is_right() -> None:
+def test_correlation_of_nearly_constant_probabilities_is_accurate() -> None:
     """Their moments cancel in all but the last digits: naive sums of squares give noise here."""
     generator = np.random.default_rng(0)
     target = -2.0 + 1e-6 * generator.normal(size=2000)
     behaviour = target + 1e-6 * generator.normal(size=2000)
     measures = ComparisonStatistics.of(target, behaviour, np.arange(0, 2001, 10)).measures()
-    wanted = np.corrcoef(np.exp(target), np.exp(behaviour))[0, 1]
-    assert measures["rollout_actor_probs_pearson_corr"] == pytest.approx(wanted, rel=1e-6)
+    expected = np.corrcoef(np.exp(target), np.exp(behaviour))[0, 1]
+    assert measures["rollout_actor_probs_pearson_corr"] == pytest.approx(expected, rel=1e-6)

@@ -1,4 +1,4 @@
-"""The reference pass: it leaves its input alone, needs little memory, and does not care how it is cut into chunks."""
+"""The numpy pass: unchanged inputs, little memory, independence of chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.foreshock.batches import random_log_probs
 
 
 def inputs_of(lengths: list[int], seed: int = 0) -> TokenInputs:
-    """Every column there is, in the types in which it comes from a batch."""
+    """Return every column, in the types of a batch."""
     generator = np.random.default_rng(seed)
     offsets = offsets_of_lengths(lengths)
     tokens = int(offsets[-1])
@@ -40,7 +40,7 @@ def columns(inputs: TokenInputs) -> list[np.ndarray]:
     return [value for value in values if value is not None]
 
 
-def test_the_input_is_left_as_it_was() -> None:
+def test_input_is_unchanged() -> None:
     inputs = inputs_of([100, 0, 50_000, 7])
     before = [column.copy() for column in columns(inputs)]
     for column in columns(inputs):
@@ -50,7 +50,7 @@ def test_the_input_is_left_as_it_was() -> None:
         np.testing.assert_array_equal(column, copy)
 
 
-def test_it_needs_no_more_memory_than_twice_its_input() -> None:
+def test_memory_is_at_most_twice_the_input() -> None:
     inputs = inputs_of([3000] * 400)
     tracemalloc.start()
     try:
@@ -62,7 +62,7 @@ def test_it_needs_no_more_memory_than_twice_its_input() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 1 << 20])
-def test_rollouts_have_the_same_sums_in_whatever_chunk_they_are(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_do_not_depend_on_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of([40, 0, 1000, 3, 0, 600, 0])
     usual = sum_rollouts_numpy(inputs)
     monkeypatch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
@@ -74,7 +74,7 @@ def test_rollouts_have_the_same_sums_in_whatever_chunk_they_are(chunk: int, monk
     np.testing.assert_allclose(found.tail_sums, usual.tail_sums, rtol=1e-14, atol=0.0)
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_inputs_give_empty_sums() -> None:
     for rollouts in (0, 3):
         found, empty = sum_rollouts_numpy(inputs_of([0] * rollouts)), RolloutSums.empty(rollouts)
         assert found.sums.shape == (rollouts, len(TOKEN_SUMS))

@@ -1,4 +1,4 @@
-"""Buckets: fixed edges, every token in one, and means that put together give the whole."""
+"""Bucket tables: fixed edges, one bucket per token, and means that combine to the whole."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_edges_are_half_decades_from_1e_8_to_1() -> None:
     [(0.0, (10**-0.5, 1.0)), (5e-5, (10**-0.5, 1.0)), (math.log(0.2), (0.1, 10**-0.5)), (-100.0, (0.0, 1e-8)),
      (math.log(2e-8), (1e-8, 10**-7.5))],
 )  # fmt: skip
-def test_a_token_falls_into_the_bucket_of_its_probability(log_prob: float, edges: tuple[float, float]) -> None:
+def test_token_is_in_the_bucket_of_its_probability(log_prob: float, edges: tuple[float, float]) -> None:
     index = int(probability_buckets(np.array([log_prob]))[0])
     assert BUCKET_EDGES[index : index + 2] == pytest.approx(edges)
 
 
-def test_places_fall_into_octaves() -> None:
+def test_positions_are_in_buckets_of_powers_of_two() -> None:
     places = np.array([0, 1, 2, 3, 6, 7, 1000, 2**40])
     found = position_buckets(places)
     for place, index in zip(places[:-1], found[:-1], strict=True):
@@ -40,7 +40,7 @@ def test_places_fall_into_octaves() -> None:
 
 
 @pytest.mark.parametrize("by", sorted(CONDITIONS))
-def test_buckets_put_together_are_the_whole(by: str) -> None:
+def test_buckets_combine_to_the_whole(by: str) -> None:
     batch = random_batch(2, 30, 50, 1e-6, 5.0)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
@@ -58,7 +58,7 @@ def test_buckets_put_together_are_the_whole(by: str) -> None:
     assert len(table.edges) == len(table.tokens) + 1
 
 
-def test_the_tables_by_probability_and_by_position_have_names_of_their_own() -> None:
+def test_tables_by_probability_and_by_position_have_names_of_their_own() -> None:
     batch = random_batch(2)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
@@ -68,7 +68,7 @@ def test_the_tables_by_probability_and_by_position_have_names_of_their_own() -> 
     assert statistics.buckets().edges.tolist() == list(BUCKET_EDGES)
 
 
-def test_a_bucket_is_what_its_tokens_say_and_an_empty_one_is_null_in_json() -> None:
+def test_bucket_means_equal_those_of_its_tokens_and_empty_buckets_are_null() -> None:
     batch = RolloutBatch.from_lists(
         ["a"], [[1]], [[1, 2, 3]], rollout_log_probs=[[-0.1, -3.0, -3.1]], trainer_log_probs=[[-0.1, -3.5, -3.0]]
     )

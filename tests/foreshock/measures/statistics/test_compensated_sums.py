@@ -1,4 +1,4 @@
-"""Compensated sums lose nothing that a float64 could show."""
+"""Compensated sums are as accurate as exact sums in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ reasonable = st.floats(-1e150, 1e150, allow_nan=False).filter(lambda value: valu
 
 @settings(deadline=None)
 @given(st.lists(reasonable, min_size=1, max_size=60))
-def test_a_sum_is_as_good_as_an_exact_one(values: list[float]) -> None:
+def test_sum_equals_the_exact_sum(values: list[float]) -> None:
     found = float(CompensatedSums.over_first_axis(np.array(values)).value)
     scale = math.fsum(abs(value) for value in values)
     assert found == pytest.approx(math.fsum(values), rel=1e-15, abs=scale * 1e-29)
@@ -41,7 +41,7 @@ def test_parts_in_any_order_sum_to_the_same(values: list[float], cut: int, order
     assert float(parts.value) == pytest.approx(math.fsum(values), rel=1e-15, abs=scale * 1e-29)
 
 
-def test_what_plain_summing_loses_is_kept() -> None:
+def test_cancelling_terms_keep_their_digits() -> None:
     values = np.array([1e16, 1.0, -1e16, 1.0])
     assert float(CompensatedSums.over_first_axis(values).value) == 2.0
     assert float(np.cumsum(values)[-1]) != 2.0
@@ -63,12 +63,12 @@ def test_two_product_is_exact(a: float, b: float) -> None:
     assert Fraction(float(total)) + Fraction(float(lost)) == Fraction(a) * Fraction(b)
 
 
-def test_an_infinite_term_makes_the_sum_infinite_and_not_nan() -> None:
+def test_infinite_term_makes_the_sum_infinite_and_not_nan() -> None:
     sums = CompensatedSums.over_first_axis(np.array([[1.0, 2.0], [math.inf, 2.0], [math.inf, 2.0]]))
     assert (sums + sums).value.tolist() == [math.inf, 12.0]
 
 
-def test_the_sum_of_nothing_is_zero() -> None:
+def test_sum_of_nothing_is_zero() -> None:
     assert CompensatedSums.over_first_axis(np.zeros((0, 3))).value.tolist() == [0.0] * 3
 
 
@@ -78,7 +78,7 @@ def test_the_sum_of_nothing_is_zero() -> None:
     st.integers(1, 5),
     st.integers(0, 10_000),
 )
-def test_sums_of_cells_and_runs_are_as_good_as_exact_ones(values: list[float], size: int, seed: int) -> None:
+def test_sums_by_bucket_and_by_run_equal_exact_sums(values: list[float], size: int, seed: int) -> None:
     array = np.array(values)
     high, low = summable_parts(array)
     for value, of_high, of_low in zip(values, high.tolist(), low.tolist(), strict=True):
@@ -95,17 +95,17 @@ def test_sums_of_cells_and_runs_are_as_good_as_exact_ones(values: list[float], s
             error = Fraction(float(found.high[index, 0])) + Fraction(float(found.low[index, 0]))
             error -= sum(map(Fraction, part.tolist()))
             scale = math.fsum(abs(value) for value in part.tolist())
-            # The low parts are added plainly: they are at most about n · 2^-52 of the largest value.
+            # The low parts are summed without compensation: they are at most about n · 2^-52 of the largest value.
             assert abs(error) <= Fraction(min(scale * 1e-13, largest * 1e-27)) + Fraction(scale) / 2**104
 
 
 @pytest.mark.parametrize("odd", [[math.inf, 1.0], [-math.inf, 1.0], [1.7e308, 1.7e308, -1.7e308]])
-def test_values_that_cannot_be_split_are_added_plainly(odd: list[float]) -> None:
+def test_values_too_large_to_split_are_summed_plainly(odd: list[float]) -> None:
     high, low = summable_parts(np.array(odd))
     assert not high.any()
     assert low.tolist() == odd
 
 
-def test_nothing_has_no_parts() -> None:
+def test_empty_array_has_empty_parts() -> None:
     high, low = summable_parts(np.zeros(0))
     assert high.size == low.size == 0

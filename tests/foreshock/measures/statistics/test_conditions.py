@@ -1,4 +1,4 @@
-"""Conditional tables, tails and weights on a grid equal a direct evaluation, whatever was masked or not finite."""
+"""Bucket tables, tails and weight sums equal a direct evaluation, also with masked and non-finite tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = st.sampled_from([(1e-6, 1e-4), (1e-6, 1.0), (1e-3, 3.0), (1e-6, 30.0), (
 
 
 def measured(batch: RolloutBatch) -> tuple[ComparisonStatistics, Sequence]:
-    """The library's statistics, and the tokens for a direct evaluation."""
+    """Return the library's statistics, and the tokens for a direct evaluation."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     sequences, _ = measured_sequences(batch)
@@ -38,9 +38,9 @@ def measured(batch: RolloutBatch) -> tuple[ComparisonStatistics, Sequence]:
     return statistics, [token for sequence in sequences for token in sequence]
 
 
-def assert_sums(found: np.ndarray, wanted: list[float], absolute: list[float]) -> None:
-    """Equal to 1e-12 of the sum of absolute values: no digit is promised where terms cancel."""
-    for value, exact, scale in zip(found.tolist(), wanted, absolute, strict=True):
+def assert_sums(found: np.ndarray, expected: list[float], absolute: list[float]) -> None:
+    """Assert equality to 1e-12 of the sum of absolute values, since terms may cancel."""
+    for value, exact, scale in zip(found.tolist(), expected, absolute, strict=True):
         assert value == pytest.approx(exact, rel=1e-12, abs=1e-12 * scale)
 
 
@@ -50,13 +50,13 @@ def absolute_of(sums: DirectSums) -> list[float]:
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
-def test_every_table_is_what_its_tokens_say(seed: int, rollouts: int, sizes: tuple[float, float]) -> None:
+def test_every_table_equals_a_direct_evaluation(seed: int, rollouts: int, sizes: tuple[float, float]) -> None:
     statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
     for name, buckets in statistics.conditions.items():
-        wanted = direct_condition(name, tokens)
-        assert buckets.tokens.tolist() == [bucket.tokens for bucket in wanted], name
-        assert buckets.max_abs_d.tolist() == [bucket.largest for bucket in wanted], name
-        for sums, bucket in zip(buckets.sums.value, wanted, strict=True):
+        expected = direct_condition(name, tokens)
+        assert buckets.tokens.tolist() == [bucket.tokens for bucket in expected], name
+        assert buckets.max_abs_d.tolist() == [bucket.largest for bucket in expected], name
+        for sums, bucket in zip(buckets.sums.value, expected, strict=True):
             assert_sums(sums, bucket.sums, absolute_of(bucket))
     of_ids = direct_token_ids(tokens)
     assert statistics.token_ids.ids.tolist() == list(of_ids)
@@ -68,7 +68,7 @@ def test_every_table_is_what_its_tokens_say(seed: int, rollouts: int, sizes: tup
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 100_000), rollouts=st.integers(1, 20), sizes=SIZES)
-def test_tails_weights_and_largest_values_are_what_the_tokens_say(
+def test_tails_weights_and_largest_values_equal_a_direct_evaluation(
     seed: int, rollouts: int, sizes: tuple[float, float]
 ) -> None:
     statistics, tokens = measured(broken_batch(seed, rollouts, sizes))
@@ -90,7 +90,7 @@ def test_tails_weights_and_largest_values_are_what_the_tokens_say(
             assert_sums(found, [math.fsum(c) for c in columns], [math.fsum(map(abs, c)) for c in columns])
 
 
-def test_the_grid_of_weights_is_a_coarser_grid_of_differences() -> None:
+def test_weight_grid_is_a_coarsening_of_the_histogram_grid() -> None:
     values = np.concatenate([[0.0], np.logspace(-10, 3, 5000), WEIGHT_GRID.edges()[:-1], LOG_RATIO_GRID.edges()[:-1]])
     fine = LOG_RATIO_GRID.bins(values)
     np.testing.assert_array_equal(WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine), WEIGHT_GRID.bins(values))
@@ -114,8 +114,8 @@ def test_positions_and_lengths_go_to_128k_and_beyond() -> None:
         assert CONDITIONS[name].edges[-2] > 131_072
 
 
-def test_what_was_not_logged_has_no_table() -> None:
-    """Entropies are those of the logged μ: another behaviour has none; lags need the trainer's version."""
+def test_condition_without_a_logged_column_has_no_table() -> None:
+    """Entropies are those of the logged μ, so another behaviour has none; lags need the trainer's version."""
     batch = random_batch(0)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
@@ -132,7 +132,7 @@ def test_what_was_not_logged_has_no_table() -> None:
     assert math.isnan(statistics.measures()["advantage_skew"])
 
 
-def test_an_infinite_ratio_does_not_meet_an_advantage_of_zero() -> None:
+def test_infinite_ratio_with_zero_advantage_is_not_nan() -> None:
     statistics = ComparisonStatistics.of(
         [-1.0, -1.0, -1.0], [-1001.0, -1001.0, -1.5], [0, 1, 2, 3], advantage=[0.0, 1.0, 0.0], turn=[0, 0, 0]
     )

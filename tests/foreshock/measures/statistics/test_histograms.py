@@ -15,13 +15,13 @@ from tests.foreshock.batches import random_batch
 
 @settings(deadline=None)
 @given(st.floats(0, 1e6))
-def test_a_value_lies_between_the_edges_of_its_bin(value: float) -> None:
+def test_value_lies_between_the_edges_of_its_bin(value: float) -> None:
     for grid in (LOG_RATIO_GRID, LENGTH_GRID):
         index = int(grid.bins(np.array([value]))[0])
         assert grid.lower_edge(index) <= value < grid.upper_edge(index)
 
 
-def test_the_grid_of_differences_is_about_one_percent_fine() -> None:
+def test_grid_of_differences_is_about_one_percent_fine() -> None:
     edges = LOG_RATIO_GRID.edges()[1:-1]
     widths = np.diff(edges) / edges[:-1]
     assert 0.007 < widths.min() < widths.max() < 0.016
@@ -51,7 +51,7 @@ def test_quantiles_of_long_lengths_are_within_half_a_percent(lengths: list[int],
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 100_000), min_size=2, max_size=50), st.integers(0, 50))
-def test_length_moments_are_exact_however_they_are_split(lengths: list[int], cut: int) -> None:
+def test_length_moments_are_exact_for_any_split(lengths: list[int], cut: int) -> None:
     merged = LengthStatistics.of(np.array(lengths[:cut], int)).merge(LengthStatistics.of(np.array(lengths[cut:], int)))
     assert merged.mean() == pytest.approx(np.mean(lengths), rel=1e-15)
     assert merged.standard_deviation() == pytest.approx(np.std(lengths, ddof=1), rel=1e-9)

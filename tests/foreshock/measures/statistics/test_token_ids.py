@@ -1,4 +1,4 @@
-"""Sums by token id: any order of merging gives the same, and what a cut leaves out is bounded."""
+"""Sums by token id: independence of the order of merging, and bounds of what cuts drop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Columns = tuple[np.ndarray, list[np.ndarray]]
 
 
 def random_columns(seed: int, tokens: int, vocabulary: int) -> Columns:
-    """Token ids and d, |d|, k3 of tokens, of which few matter much."""
+    """Return token ids and d, |d|, k3 of tokens, of which a few dominate."""
     generator = np.random.default_rng(seed)
     d = generator.standard_t(2, tokens) * np.exp(generator.uniform(-10, 0, tokens))
     return generator.zipf(1.2, tokens) % vocabulary, [d, np.abs(d), np.maximum(np.expm1(d) - d, 0)]
@@ -71,10 +71,10 @@ def test_any_split_in_any_order_gives_the_same_sums(seed: int, cuts: list[int], 
     limits=st.lists(st.integers(1, 30), min_size=7, max_size=7),
     order=st.randoms(use_true_random=False),
 )
-def test_the_true_sum_of_every_id_lies_within_its_bound(
+def test_true_sum_of_every_id_lies_within_its_bound(
     seed: int, cuts: list[int], limits: list[int], order: object
 ) -> None:
-    """Parts are cut before they are merged, and now and then in between, as shards and steps are when stored."""
+    """Parts are cut before merging, and sometimes in between, as stored shards and steps are."""
     columns = random_columns(seed, 400, 60)
     parts = [part.kept(limit) for part, limit in zip(parts_of(columns, cuts), limits, strict=False)]
     order.shuffle(parts)  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_merging_cut_parts_in_any_order_gives_the_same(seed: int, order: object)
     assert one.bound == pytest.approx(two.bound, rel=1e-12)
 
 
-def test_the_ids_that_matter_most_are_kept_and_the_bound_is_no_larger_than_it_must_be() -> None:
+def test_ids_with_the_largest_sums_are_kept_with_the_tightest_bound() -> None:
     ids = np.arange(100)
     k3 = np.random.default_rng(0).permutation(100) + 1.0
     whole = TokenIdSums.of(ids, [k3, k3, k3])
@@ -123,7 +123,7 @@ def test_the_ids_that_matter_most_are_kept_and_the_bound_is_no_larger_than_it_mu
     assert known[1000] == 90.0, "the cut part may have had as much of it"
 
 
-def test_a_table_begins_with_the_largest_sums() -> None:
+def test_table_begins_with_the_largest_sums() -> None:
     columns = random_columns(3, 5000, 1000)
     (sums,) = parts_of(columns, [])
     table = sums.table(20)
@@ -140,7 +140,7 @@ def test_a_table_begins_with_the_largest_sums() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [50, 10**9])
-def test_totals_of_chunks_are_the_sums_of_the_whole(vocabulary: int) -> None:
+def test_totals_of_chunks_equal_the_sums_of_the_whole(vocabulary: int) -> None:
     """A small vocabulary is summed in a dense table, a large one in parts."""
     ids, values = random_columns(4, 20_000, vocabulary)
     totals = TokenIdTotals.for_ids(ids)
@@ -153,7 +153,7 @@ def test_totals_of_chunks_are_the_sums_of_the_whole(vocabulary: int) -> None:
     np.testing.assert_allclose(found.sums.value, whole.sums.value, rtol=1e-14)
 
 
-def test_ids_too_large_to_be_sorted_together_with_their_places() -> None:
+def test_ids_too_large_for_the_combined_sort_are_summed() -> None:
     ids = np.array([2**61, 3, 2**61, 0])
     found = TokenIdSums.of(ids, [np.arange(4.0)] * 3)
     assert found.ids.tolist() == [0, 3, 2**61]
@@ -168,7 +168,7 @@ def test_infinite_sums_leave_bounds_that_are_infinite_and_not_nan() -> None:
     assert cut.merge(cut).kept(1).bound == math.inf
 
 
-def test_what_is_stored_is_cut_and_what_is_in_memory_is_not() -> None:
+def test_only_stored_sums_are_cut() -> None:
     batch = random_batch(0, 60, 60)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None

@@ -1,4 +1,4 @@
-"""The compiled pass gives what the reference gives: one property binds the two."""
+"""The compiled pass equals the numpy reference, as one property over random batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from foreshock.rollouts.ragged import offsets_of_lengths
 
 Float64 = NDArray[np.float64]
 
-# How far a sum may be off, in sums of absolute values.
+# Tolerance of sums, relative to the sum of absolute values.
 TOLERANCE = 1e-12
-# What is below the smallest probability that is told from 0.
+# Just below the smallest probability that is not taken as 0.
 VANISHING = 1e-290
 
 
@@ -37,7 +37,7 @@ def machine_code() -> None:
 
 
 def magnitudes(inputs: TokenInputs) -> Float64:
-    """[N, len(TOKEN_SUMS)] the sums of the absolute values of what is summed, from the definitions."""
+    """Return the sums of the absolute values of the terms, [N, len(TOKEN_SUMS)], from the definitions."""
     generated = np.ones(inputs.target.size, bool) if inputs.generated is None else inputs.generated
     rows = np.repeat(np.arange(inputs.offsets.size - 1), np.diff(inputs.offsets))
     kept = generated & np.isfinite(inputs.target) & np.isfinite(inputs.behaviour)
@@ -79,65 +79,67 @@ def magnitudes(inputs: TokenInputs) -> Float64:
 
 
 def _of_tokens(values: NDArray[np.floating] | None, kept: NDArray[np.bool_], rows: NDArray[np.int64]) -> Float64:
-    """|value| of each kept token, 0 where there is none."""
+    """Return |value| of each kept token, 0 if there is none."""
     if values is None:
         return np.zeros(rows.size)
     of_tokens = values[kept] if values.size == kept.size else values[rows]
     return np.where(np.isfinite(of_tokens), np.abs(of_tokens.astype(np.float64)), 0.0)
 
 
-def assert_close(found: Any, wanted: Any, magnitude: Any, what: str) -> None:
-    found, wanted, magnitude = (np.asarray(values, dtype=np.float64) for values in (found, wanted, magnitude))
-    finite = np.isfinite(wanted) & np.isfinite(found)
-    np.testing.assert_array_equal(found[~finite], wanted[~finite], err_msg=what)
+def assert_close(found: Any, expected: Any, magnitude: Any, what: str) -> None:
+    found, expected, magnitude = (np.asarray(values, dtype=np.float64) for values in (found, expected, magnitude))
+    finite = np.isfinite(expected) & np.isfinite(found)
+    np.testing.assert_array_equal(found[~finite], expected[~finite], err_msg=what)
     with np.errstate(invalid="ignore", over="ignore"):
-        off = np.abs(found - wanted) > TOLERANCE * magnitude + VANISHING
-    assert not (off & finite).any(), f"{what}: {found[off & finite]} for {wanted[off & finite]}"
+        off = np.abs(found - expected) > TOLERANCE * magnitude + VANISHING
+    assert not (off & finite).any(), f"{what}: {found[off & finite]} for {expected[off & finite]}"
 
 
-def assert_log_weights_are_equal(found: LogWeights, wanted: LogWeights, magnitude: float, what: str) -> None:
-    assert found.count == wanted.count, what
-    if wanted.count:
+def assert_log_weights_are_equal(found: LogWeights, expected: LogWeights, magnitude: float, what: str) -> None:
+    assert found.count == expected.count, what
+    if expected.count:
         for power, name in ((1, "scaled_sum"), (2, "scaled_square_sum")):
-            logs = [power * weights.largest + math.log(getattr(weights, name)) for weights in (found, wanted)]
+            logs = [power * weights.largest + math.log(getattr(weights, name)) for weights in (found, expected)]
             assert logs[0] == pytest.approx(logs[1], abs=TOLERANCE * (1.0 + magnitude)), what
 
 
-def assert_equal(found: RolloutSums, wanted: RolloutSums, inputs: TokenInputs) -> None:
-    """Integers, extremes and largest values identical, sums within the tolerance."""
+def assert_equal(found: RolloutSums, expected: RolloutSums, inputs: TokenInputs) -> None:
+    """Assert that integers, extremes and largest values are identical, and sums within the tolerance."""
     for field in dataclasses.fields(RolloutSums):
-        value = getattr(wanted, field.name)
+        value = getattr(expected, field.name)
         if isinstance(value, int) or (isinstance(value, np.ndarray) and value.dtype == np.int64):
             np.testing.assert_array_equal(getattr(found, field.name), value, err_msg=field.name)
             assert np.asarray(getattr(found, field.name)).dtype == np.asarray(value).dtype
     for name in ("min_d", "max_d", "largest_d", "largest_minus_d"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
     of_sums = magnitudes(inputs)
     for index, name in enumerate(TOKEN_SUMS):
-        assert_close(found.sums[:, index], wanted.sums[:, index], of_sums[:, index], name)
-    assert_close(found.max_probability_difference, wanted.max_probability_difference, 1.0, "max_probability_difference")
+        assert_close(found.sums[:, index], expected.sums[:, index], of_sums[:, index], name)
+    assert_close(
+        found.max_probability_difference, expected.max_probability_difference, 1.0, "max_probability_difference"
+    )
     sizes = inputs if inputs.advantage is None else dataclasses.replace(inputs, advantage=np.abs(inputs.advantage))
     of_absolute = sum_rollouts_numpy(sizes)
     for name in ("weight_sums", "tail_sums"):
-        assert_close(getattr(found, name), getattr(wanted, name), np.abs(getattr(of_absolute, name)), name)
+        assert_close(getattr(found, name), getattr(expected, name), np.abs(getattr(of_absolute, name)), name)
     abs_d = BUCKET_SUMS.index("abs_d")
     for name in CONDITIONS:
-        mine, theirs = found.conditions[name], wanted.conditions[name]
+        mine, theirs = found.conditions[name], expected.conditions[name]
         np.testing.assert_array_equal(mine.tokens, theirs.tokens, err_msg=name)
         np.testing.assert_array_equal(mine.max_abs_d, theirs.max_abs_d, err_msg=name)
         scale = np.abs(theirs.sums.value)
         scale[:, BUCKET_SUMS.index("d")] = scale[:, abs_d]
         assert_close(mine.sums.value, theirs.sums.value, scale, name)
-    np.testing.assert_array_equal(found.token_ids.ids, wanted.token_ids.ids)
-    np.testing.assert_array_equal(found.token_ids.tokens, wanted.token_ids.tokens)
-    np.testing.assert_array_equal(found.token_ids.covered, wanted.token_ids.covered)
-    assert found.token_ids.bound == wanted.token_ids.bound
-    scale = np.abs(wanted.token_ids.sums.value)
+    np.testing.assert_array_equal(found.token_ids.ids, expected.token_ids.ids)
+    np.testing.assert_array_equal(found.token_ids.tokens, expected.token_ids.tokens)
+    np.testing.assert_array_equal(found.token_ids.covered, expected.token_ids.covered)
+    assert found.token_ids.bound == expected.token_ids.bound
+    scale = np.abs(expected.token_ids.sums.value)
     scale[:, TOKEN_ID_SUMS.index("d")] = scale[:, TOKEN_ID_SUMS.index("abs_d")]
-    assert_close(found.token_ids.sums.value, wanted.token_ids.sums.value, scale, "token_ids")
-    magnitude = float(wanted.column("abs_d").sum())
-    assert_log_weights_are_equal(found.token_weights, wanted.token_weights, 0.0, "token_weights")
-    assert_log_weights_are_equal(found.turn_weights, wanted.turn_weights, magnitude, "turn_weights")
+    assert_close(found.token_ids.sums.value, expected.token_ids.sums.value, scale, "token_ids")
+    magnitude = float(expected.column("abs_d").sum())
+    assert_log_weights_are_equal(found.token_weights, expected.token_weights, 0.0, "token_weights")
+    assert_log_weights_are_equal(found.turn_weights, expected.turn_weights, magnitude, "turn_weights")
 
 
 def batch(
@@ -149,8 +151,9 @@ def batch(
     columns: frozenset[str],
     advantage: str,
 ) -> TokenInputs:
-    """Rollouts of these lengths with |d| around `size`, of whose log-probs a fraction `odd` is NaN, infinite, what
-    masks have in the place of −∞, equal, or exactly where something is cut.
+    """Return rollouts of these lengths with |d| around `size`.
+
+    A fraction `odd` of the log-probs is NaN, infinite, a mask's substitute for −∞, equal, or exactly at a cut.
     """
     random = np.random.default_rng(seed)
     offsets = offsets_of_lengths(lengths)

@@ -1,4 +1,4 @@
-"""What is made of e^x is right over the whole range, to the last digits."""
+"""The terms of e^x are accurate to the last digits over the whole range."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDING = 2.0**-52
 
 @pytest.fixture(scope="module")
 def fill() -> Callable[[Float64, int], None]:
-    """Only machine code may call the parts of the pass."""
+    """Return a compiled wrapper: only machine code may call the parts of the pass."""
     fill_ratios, fill_probabilities = exponentials.fill_ratios, exponentials.fill_probabilities
 
     def both(work: Float64, n: int) -> None:
@@ -33,7 +33,7 @@ def fill() -> Callable[[Float64, int], None]:
 
 
 def rows(fill: Callable[[Float64, int], None], target: Float64, behaviour: Float64) -> Float64:
-    """[FLOAT_ROWS, T]: as many tokens as there are, a chunk at a time."""
+    """Return [FLOAT_ROWS, T] rows of any number of tokens, filled a chunk at a time."""
     parts = []
     for begin in range(0, target.size, layout.CHUNK):
         work = np.full((layout.FLOAT_ROWS, layout.CHUNK), np.nan)
@@ -46,23 +46,25 @@ def rows(fill: Callable[[Float64, int], None], target: Float64, behaviour: Float
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_ratios_are_right_to_a_few_units_in_the_last_place(fill: Callable[[Float64, int], None], sign: float) -> None:
+def test_ratios_are_accurate_to_a_few_units_in_the_last_place(
+    fill: Callable[[Float64, int], None], sign: float
+) -> None:
     x = np.concatenate([np.logspace(-12, math.log10(700), 3000), np.arange(1, 1000) * math.log(2) / 2, [5e-324]])
     x = x[x < 700]
     found = rows(fill, sign * x, np.zeros_like(x))
-    for row, wanted in (
+    for row, expected in (
         (layout.GROWTH, np.expm1(x)),
         (layout.SHRINKAGE, -np.expm1(-x)),
         (layout.RATIO_MINUS_ONE, np.expm1(sign * x)),
         (layout.DECAY, np.exp(-x)),
     ):
-        # Beyond e^690 the decay is 1e-300, which nothing can tell from the truth.
-        np.testing.assert_allclose(found[row], wanted, rtol=4 * ROUNDING, atol=2e-300)
+        # Beyond e^690 the decay is 1e-300, equal to the exact value within the tolerance.
+        np.testing.assert_allclose(found[row], expected, rtol=4 * ROUNDING, atol=2e-300)
     np.testing.assert_array_equal(found[layout.ABS_D], x)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_k3_keeps_its_digits_near_agreement(fill: Callable[[Float64, int], None], sign: float) -> None:
+def test_k3_is_accurate_near_agreement(fill: Callable[[Float64, int], None], sign: float) -> None:
     x = np.logspace(-12, -1, 500)
     found = rows(fill, sign * x, np.zeros_like(x))[layout.K3]
     series = [math.fsum((sign * value) ** power / math.factorial(power) for power in range(2, 20)) for value in x]
@@ -73,16 +75,18 @@ def test_k3_keeps_its_digits_near_agreement(fill: Callable[[Float64, int], None]
     )
 
 
-def test_what_is_too_large_is_infinite_and_what_is_not_stays_finite(fill: Callable[[Float64, int], None]) -> None:
+def test_only_overflowing_terms_are_infinite(fill: Callable[[Float64, int], None]) -> None:
     d = np.array([800.0, -800.0, 0.0, 1e300, -1e300, -1e9, -3e38])
     found = rows(fill, d, np.zeros_like(d))
     np.testing.assert_array_equal(found[layout.RATIO_MINUS_ONE], [math.inf, -1.0, 0.0, math.inf, -1.0, -1.0, -1.0])
     np.testing.assert_array_equal(found[layout.GROWTH], [math.inf, math.inf, 0.0, *[math.inf] * 4])
-    # What stands for "no log-prob" in masks, such as −1e9 and the least float32, is a large k3, and no infinite one.
+    # Substitutes for "no log-prob", such as −1e9 and the smallest float32, give a finite k3.
     np.testing.assert_array_equal(found[layout.K3], [math.inf, 799.0, 0.0, math.inf, 1e300, 1e9 - 1.0, 3e38])
 
 
-def test_probabilities_are_right_and_differ_without_cancellation(fill: Callable[[Float64, int], None]) -> None:
+def test_probabilities_are_accurate_and_their_difference_has_no_cancellation(
+    fill: Callable[[Float64, int], None],
+) -> None:
     random = np.random.default_rng(0)
     target = -random.exponential(random.choice([0.01, 1.0, 50.0, 300.0], 5000))
     behaviour = np.minimum(target + random.normal(0, 1, 5000) * 10.0 ** random.integers(-9, 2, 5000), 0.0)
@@ -93,8 +97,8 @@ def test_probabilities_are_right_and_differ_without_cancellation(fill: Callable[
     np.testing.assert_allclose(found[layout.DIFFERENCE], difference, rtol=8 * ROUNDING, atol=1e-306)
 
 
-def test_no_log_prob_makes_more_than_an_infinity(fill: Callable[[Float64, int], None]) -> None:
+def test_any_log_prob_gives_at_most_infinity(fill: Callable[[Float64, int], None]) -> None:
     log_probs = np.array([-1e4, -745.0, -708.0, 0.0, 0.5, 709.0, 711.0])
     found = rows(fill, log_probs, log_probs)[layout.TARGET]
-    wanted = [0.0, 0.0, 0.0, 1.0, math.exp(0.5), math.exp(709.0), math.inf]
-    np.testing.assert_allclose(found, wanted, rtol=4 * ROUNDING, atol=1e-306)
+    expected = [0.0, 0.0, 0.0, 1.0, math.exp(0.5), math.exp(709.0), math.inf]
+    np.testing.assert_allclose(found, expected, rtol=4 * ROUNDING, atol=1e-306)

@@ -1,4 +1,4 @@
-"""How the compiled pass is run: threads, types of columns, numba's cache, and processes without numba."""
+"""Running the compiled pass: threads, column types, numba's cache, and processes without numba."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def machine_code() -> None:
 
 
 def as_bytes(sums: RolloutSums) -> bytes:
-    """All that a comparison keeps of the sums."""
+    """Return everything that a comparison keeps of the sums."""
     return ComparisonStatistics.from_rollout_sums(sums, None).to_bytes()
 
 
 def large_batch() -> TokenInputs:
-    """Enough tokens for several lanes."""
+    """Return enough tokens for several lanes."""
     lengths = np.random.default_rng(1).integers(0, 3000, 300).tolist()
     return batch(1, lengths, 0.3, np.float32, 0.001, ALL_COLUMNS, "tokens")
 
 
-def test_the_number_of_threads_changes_not_a_bit() -> None:
+def test_result_does_not_depend_on_the_number_of_threads() -> None:
     inputs = large_batch()
     assert lane_cuts(inputs.offsets, 0).size > 3
     one = sum_rollouts_compiled(inputs, threads=1)
@@ -52,7 +52,7 @@ def test_the_number_of_threads_changes_not_a_bit() -> None:
         np.testing.assert_array_equal(several.token_ids.sums.value, one.token_ids.sums.value)
 
 
-def test_several_lanes_are_one_batch_to_the_reference() -> None:
+def test_several_lanes_equal_the_reference() -> None:
     from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
 
     inputs = large_batch()
@@ -65,7 +65,7 @@ def test_lanes_hold_all_rollouts_and_depend_on_the_batch_alone() -> None:
     assert cuts[0] == 0
     assert cuts[-1] == 100
     assert (np.diff(cuts) > 0).all()
-    # Tables of token ids take no more than the log-probs and ids they are of.
+    # Tables of token ids are no larger than the batch's log-probs and ids.
     assert (lane_cuts(offsets, 700_000).size - 1) * 700_000 * 32 <= 12 * offsets[-1]
 
 
@@ -79,22 +79,22 @@ def test_columns_of_other_types_are_converted(dtype: type[np.floating]) -> None:
     assert as_bytes(sum_rollouts_compiled(other)) == as_bytes(sum_rollouts_compiled(same))
 
 
-def test_columns_may_lie_anywhere_in_memory_and_be_read_only() -> None:
+def test_columns_may_be_strided_and_read_only() -> None:
     inputs = batch(4, [30, 600], 0.3, np.float32, 0.02, ALL_COLUMNS, "tokens")
-    wanted = as_bytes(sum_rollouts_compiled(inputs))
+    expected = as_bytes(sum_rollouts_compiled(inputs))
     strided = dataclasses.replace(
         inputs,
         target=np.repeat(inputs.target, 2)[::2],
         turn=np.repeat(inputs.turn, 3)[::3],  # type: ignore[arg-type]
     )
-    assert as_bytes(sum_rollouts_compiled(strided)) == wanted
+    assert as_bytes(sum_rollouts_compiled(strided)) == expected
     inputs.target.flags.writeable = False
     inputs.offsets.flags.writeable = False
-    assert as_bytes(sum_rollouts_compiled(inputs)) == wanted
+    assert as_bytes(sum_rollouts_compiled(inputs)) == expected
 
 
 @pytest.mark.parametrize("largest", [50, 5_000, 10**9])
-def test_token_ids_of_any_size_have_a_table_no_larger_than_needed(largest: int) -> None:
+def test_table_of_token_ids_is_bounded_for_any_ids(largest: int) -> None:
     inputs = batch(5, [400, 600], 0.3, np.float32, 0.0, frozenset(), "none")
     ids = np.random.default_rng(0).integers(0, largest, 1000)
     ids[0] = largest
@@ -103,7 +103,7 @@ def test_token_ids_of_any_size_have_a_table_no_larger_than_needed(largest: int) 
     np.testing.assert_array_equal(sum_rollouts_compiled(inputs).token_ids.ids, np.unique(ids))
 
 
-def test_the_inputs_stay_as_they_were() -> None:
+def test_inputs_are_unchanged() -> None:
     inputs = batch(6, [30, 600], 0.3, np.float32, 0.5, ALL_COLUMNS, "tokens")
     before = dataclasses.replace(inputs, target=inputs.target.copy(), behaviour=inputs.behaviour.copy())
     sum_rollouts_compiled(inputs)
@@ -125,14 +125,14 @@ def in_another_process(code: str, **environment: str) -> str:
     return answer.stdout.strip()
 
 
-def test_numba_is_imported_by_preparing_only() -> None:
+def test_only_prepare_imports_numba() -> None:
     code = "import sys, foreshock.measures.comparison as c; from foreshock.measures.passes import compiled; print("
     assert in_another_process(f"{code}'numba' in sys.modules, compiled.is_prepared(), compiled.available())") == (
         "False False True"
     )
 
 
-def test_it_is_available_only_where_numba_is() -> None:
+def test_pass_is_available_only_with_numba() -> None:
     code = "import sys; sys.modules['numba'] = None\nfrom foreshock.measures.passes import compiled\n"
     assert in_another_process(f"{code}print(compiled.available(), compiled.is_prepared())") == "False False"
 
@@ -142,14 +142,12 @@ def test_it_is_available_only_where_numba_is() -> None:
     [
         RuntimeError("cannot cache function: no locator available"),
         OSError(28, "No space left on device"),
-        EOFError("Ran out of input"),  # what a cached file that is empty or cut short raises
+        EOFError("Ran out of input"),  # raised for a cached file that is empty or truncated
         pickle.UnpicklingError("pickle data was truncated"),
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_cache_that_cannot_be_written_or_read_costs_the_cache_only(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_cache_falls_back_to_compiling(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     from foreshock.measures.passes.compiled import compilation
 
     asked = []

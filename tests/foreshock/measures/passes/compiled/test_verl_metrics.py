@@ -1,4 +1,4 @@
-"""The quick comparison gives the very measures of the whole one."""
+"""verl's thirteen metrics alone equal those of all measures."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.foreshock.measures.passes.compiled.test_equal_to_numpy import batch
 
 @pytest.mark.parametrize("size", [1e-6, 1e-2, 3.0])
 @pytest.mark.parametrize("columns", [frozenset[str](), frozenset({"generated"})])
-def test_the_thirteen_are_those_of_the_statistics(size: float, columns: frozenset[str]) -> None:
+def test_verl_metrics_equal_those_of_the_statistics(size: float, columns: frozenset[str]) -> None:
     inputs = batch(7, [0, 3, 700, 40, 513], size, np.float32, 0.02, columns, "none")
-    wanted = ComparisonStatistics.from_rollout_sums(sum_rollouts_numpy(inputs), None).measures()
+    expected = ComparisonStatistics.from_rollout_sums(sum_rollouts_numpy(inputs), None).measures()
     found = compute_verl_metrics(inputs)
     assert len(found) == 13
     for name, value in found.items():
-        assert value == pytest.approx(wanted[name], rel=1e-9, abs=1e-15), name
+        assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-15), name
 
 
-def test_nothing_measured_is_not_estimable() -> None:
+def test_verl_metrics_without_tokens_are_nan() -> None:
     nothing = np.full(3, np.nan)
     found = compute_verl_metrics(TokenInputs(nothing, nothing, np.array([0, 3])))
     assert all(math.isnan(value) for value in found.values())
