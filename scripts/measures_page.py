@@ -210,7 +210,7 @@ _WITH_SEQUENCE_MEAN = {measure.name.removesuffix("_seq_mean") for measure in MEA
 
 # A measure is listed in the first section that holds it.
 SECTIONS: tuple[Section, ...] = (
-    Section("Of the step", "Over all rollouts of a step; they compare no scores.", lambda measure: measure.kind == "step"),
+    Section("Of the step", "Over all rollouts of a step.", lambda measure: measure.kind == "step"),
     Section(
         "Divergences and ratios",
         "Estimators by token, averaged over tokens.",
@@ -219,8 +219,8 @@ SECTIONS: tuple[Section, ...] = (
     Section("Intervals", INTERVALS, lambda measure: measure.name.endswith(("_low", "_high"))),
     Section(
         "Size of d",
-        "Quantiles come from a fixed logarithmic histogram and are accurate to about 1 %; below 2^−27 = 7.5e-9 they are "
-        "reported as 0, above 128 as 128. Extremes are exact.",
+        "Quantiles come from a fixed logarithmic histogram and are accurate to about 1 %; below 2^−27 = 7.5e-9 they "
+        "are reported as 0, above 128 as 128. Extremes are exact.",
         named("mean_abs_d", "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "max_abs_d", "min_d", "max_d",
               "zero_fraction"),
     ),
