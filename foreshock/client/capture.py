@@ -34,8 +34,8 @@ Rollouts = RolloutBatch | Mapping[str, Any] | Any
 _FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS} | {
     column.field: column.field for column in ROLLOUT_COLUMNS
 }
-_STRINGS = frozenset(column.field for column in ROLLOUT_COLUMNS if column.value_type == "string")
-_PROMPT = frozenset(column.field for column in ROLLOUT_COLUMNS if column.shape == "prompt")
+_STRINGS = frozenset(column.field for column in ROLLOUT_COLUMNS if column.is_string)
+_PROMPT = frozenset(column.field for column in ROLLOUT_COLUMNS if column.side == "prompt")
 _LAYOUT = ("prompt_offsets", "response_offsets", "prompt_lengths", "response_lengths", "prompt_padding_mask",
            "response_padding_mask")  # fmt: skip
 _BYTES_PER_LIST_ITEM = 8

@@ -1,4 +1,4 @@
-"""Rollouts and their formats: the table a trainer logs, its validation, its Parquet form, and importers."""
+"""Rollouts in memory and on disk: the schema, batches, validation, the Parquet codec, and JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a framework holds as a numpy array: lists, numpy's own, tensors of torch in any of their states."""
+"""Convert what frameworks hold (lists, numpy arrays, torch tensors) to numpy arrays and lists of strings."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["as_array", "names_of"]
 
 
 def as_array(value: Any, column: str) -> NDArray[Any]:
-    """`value` as numpy holds it, in the same memory where that can be shared.
+    """Return `value` as a numpy array, without a copy if memory can be shared.
 
-    Besides what `np.asarray` takes, that is any dense torch tensor: on a device (it is copied to the CPU), part of a
-    graph (its gradient is left out), or of a type that numpy lacks, such as bfloat16 (it becomes float32, exactly).
-    Torch is not imported. Raises InvalidRolloutsError naming `column` for what is no array.
+    Accepts what `np.asarray` accepts and any dense torch tensor: on a device (copied to the CPU), part of a graph
+    (detached), or of a type that numpy lacks, such as bfloat16 (converted to float32, which is exact). Torch is not
+    imported. Raises InvalidRolloutsError naming `column` if the value is not an array.
     """
     try:
         return _of_tensor(value.detach().cpu()) if hasattr(value, "detach") else np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidRolloutsError(f"is no array: {error}", column=column) from error
+        raise InvalidRolloutsError(f"is not an array: {error}", column=column) from error
 
 
 def names_of(values: Any, column: str) -> list[str | None]:
-    """Names of rollouts or groups as strings: whole numbers are names too, None is kept.
+    """Return names of rollouts or groups as strings; whole numbers are converted, None is kept.
 
-    Raises InvalidRolloutsError naming row and `column` where something is neither.
+    Raises InvalidRolloutsError naming row and `column` for any other value.
     """
     if not isinstance(values, Sequence):
         values = as_array(values, column).tolist()
@@ -44,7 +44,7 @@ def _name(value: Any, row: int, column: str) -> str | None:
     try:
         (value or "").encode()
     except UnicodeEncodeError as error:
-        raise InvalidRolloutsError(f"is no text that UTF-8 can hold: {error}", row=row, column=column) from error
+        raise InvalidRolloutsError(f"cannot be encoded as UTF-8: {error}", row=row, column=column) from error
     return value
 
 

@@ -1,4 +1,4 @@
-"""What is true of a whole batch: how it was sampled, and which log-probs were logged."""
+"""Attributes of a whole batch: its sampling parameters, and the kinds of log-probs that were logged."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from foreshock.digests import canonical_json
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.schema import ColumnSpec
 
 __all__ = ["LOGPROBS_MODES", "TRAINER_POLICIES", "BatchAttributes"]
 
@@ -23,14 +24,14 @@ TRAINER_POLICIES = ("recomputed_old", "current", "bypass")
 
 @dataclass(frozen=True, slots=True)
 class BatchAttributes:
-    """Batch attributes; None means: not known.
+    """Batch attributes; None means not known.
 
     `temperature`, `top_p`, `top_k` (-1: all) and `min_p` are the sampling defaults, which a column of that name
-    overrides per rollout. `logprobs_mode` says whether the engine logged log-probs before ("raw_logprobs") or after
-    ("processed_logprobs") temperature and truncation: without it, truncation cannot be told from agreement.
-    `trainer_policy` says what `trainer_log_probs` are: recomputed with the old weights before the update
-    ("recomputed_old"), the current policy ("current"), or a copy of the engine's ("bypass"). `length_cap` is the
-    largest number of response tokens that generation allowed. Raises ConfigurationError on a value that is not one.
+    overrides per rollout. `logprobs_mode` is "raw_logprobs" if the engine logged log-probs before temperature and
+    truncation, "processed_logprobs" if after; without it, truncation may look like agreement. `trainer_policy` is the
+    kind of `trainer_log_probs`: recomputed with the old weights before the update ("recomputed_old"), of the current
+    policy ("current"), or a copy of the engine's ("bypass"). `length_cap` is the largest number of response tokens that
+    generation allowed. Raises ConfigurationError for an invalid value.
     """
 
     temperature: float | None = None
@@ -51,10 +52,12 @@ class BatchAttributes:
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _check_choice("trainer_policy", self.trainer_policy, TRAINER_POLICIES)
         if self.engine_fingerprint is not None and not isinstance(self.engine_fingerprint, Fingerprint):
-            raise ConfigurationError("batch attribute `engine_fingerprint` must be a Fingerprint")
+            raise ConfigurationError(
+                f"batch attribute `engine_fingerprint` must be a Fingerprint, got {self.engine_fingerprint!r}"
+            )
 
     def to_json(self) -> str:
-        """The known attributes as canonical JSON, the value of the Parquet key `foreshock.batch`."""
+        """Return the known attributes as canonical JSON, the value of the Parquet key `foreshock.batch`."""
         known: dict[str, Any] = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -64,16 +67,16 @@ class BatchAttributes:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> BatchAttributes:
-        """The attributes of `to_json()`; an attribute of a newer release is ignored.
+        """Return the attributes of `to_json()`; an attribute of a newer release is ignored.
 
-        Raises InvalidRolloutsError where `text` is no JSON object or a value makes no sense.
+        Raises InvalidRolloutsError if `text` is not a JSON object or a value is invalid.
         """
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InvalidRolloutsError(f"the batch attributes are not JSON: {error}") from error
         if not isinstance(values, dict):
-            raise InvalidRolloutsError("the batch attributes must be a JSON object")
+            raise InvalidRolloutsError(f"the batch attributes must be a JSON object, got {type(values).__name__}")
         names = {item.name for item in dataclasses.fields(cls)}
         known = {name: value for name, value in values.items() if name in names}
         try:
@@ -83,12 +86,22 @@ class BatchAttributes:
         except ConfigurationError as error:
             raise InvalidRolloutsError(str(error)) from error
 
+    def null_value(self, column: ColumnSpec) -> float | None:
+        """Return the value of a null in a column of one number per rollout; None if a null is an error.
+
+        It is NaN for floats; for integers the attribute of the column's name, else the null value of the schema.
+        """
+        if column.dtype.kind == "f":
+            return math.nan
+        default: float | None = getattr(self, column.name, None)
+        return column.null_value if default is None else default
+
 
 def _number(name: str, value: object) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise ConfigurationError(f"batch attribute `{name}` must be a number >= 0, and is {value!r}")
+        raise ConfigurationError(f"batch attribute `{name}` must be a number >= 0, got {value!r}")
     return float(value)
 
 
@@ -96,9 +109,9 @@ def _check_integer(name: str, value: object, least: int) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 2**31 - 1:
-        raise ConfigurationError(f"batch attribute `{name}` must be a whole number >= {least}, and is {value!r}")
+        raise ConfigurationError(f"batch attribute `{name}` must be a whole number >= {least}, got {value!r}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
-        raise ConfigurationError(f"batch attribute `{name}` must be one of {', '.join(choices)}, and is {value!r}")
+        raise ConfigurationError(f"batch attribute `{name}` must be one of {', '.join(choices)}, got {value!r}")

@@ -19,20 +19,19 @@ from foreshock.rollouts.validation import validate_rollouts
 
 __all__ = ["BatchAttributes", "RolloutBatch"]
 
-_DTYPES: dict[str, Any] = {"uint8": np.uint8, "int16": np.int16, "int32": np.int32, "float32": np.float32}
+_COLUMN_OF_FIELD = {column.field: column for column in ROLLOUT_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutBatch:
-    """N rollouts with T response tokens in all and P prompt tokens in all: flat values plus offsets, no padding.
+    """N rollouts with T response tokens and P prompt tokens in total, as flat values and offsets, without padding.
 
-    The tokens of rollout i are `response_token_ids[response_offsets[i]:response_offsets[i + 1]]`; every [T]
-    field is cut the same way. A field that is None was not logged. Missing numbers of a rollout are NaN, missing
-    strings None. The constructor trusts its arguments; `from_arrays`, `from_lists`, `from_padded` and `decode_rollouts`
-    validate.
+    The tokens of rollout i are `response_token_ids[response_offsets[i]:response_offsets[i + 1]]`; every [T] field is
+    cut the same way. A field is None if it was not logged. Missing numbers of a rollout are NaN, missing strings None.
+    The constructor does not validate; `from_arrays`, `from_lists`, `from_padded` and `decode_rollouts` do.
     """
 
-    sample_ids: list[str]  # N, unique in the batch
+    sample_ids: list[str]  # [N], unique in the batch
     prompt_token_ids: NDArray[np.int32]  # [P]
     prompt_offsets: NDArray[np.int64]  # [N + 1]
     response_token_ids: NDArray[np.int32]  # [T]
@@ -43,11 +42,11 @@ class RolloutBatch:
     entropy: NDArray[np.float32] | None = None  # [T], nats
     turn: NDArray[np.int16] | None = None  # [T]
     weights_version: NDArray[np.int32] | None = None  # [T]
-    group_ids: list[str | None] | None = None  # N
-    data_sources: list[str | None] | None = None  # N
+    group_ids: list[str | None] | None = None  # [N]
+    data_sources: list[str | None] | None = None  # [N]
     reward: NDArray[np.float32] | None = None  # [N]
-    advantage: NDArray[np.float32] | None = None  # [T] where advantage_per_token, else [N]
-    finish_reasons: list[str | None] | None = None  # N
+    advantage: NDArray[np.float32] | None = None  # [T] if advantage_per_token, else [N]
+    finish_reasons: list[str | None] | None = None  # [N]
     temperature: NDArray[np.float32] | None = None  # [N]
     top_p: NDArray[np.float32] | None = None  # [N]
     top_k: NDArray[np.int32] | None = None  # [N], -1: all
@@ -62,7 +61,7 @@ class RolloutBatch:
 
     @property
     def num_tokens(self) -> int:
-        """T: response tokens of all rollouts, tool output included."""
+        """T, the response tokens of all rollouts, tool output included."""
         return int(self.response_offsets[-1])
 
     @property
@@ -72,38 +71,41 @@ class RolloutBatch:
 
     @property
     def generated(self) -> NDArray[np.bool_]:
-        """[T] True where the model sampled the token: what measures are taken over."""
+        """[T] True for a token that the model sampled; measures are taken over these."""
         if self.response_mask is None:
             return np.ones(self.num_tokens, dtype=np.bool_)
         return np.asarray(self.response_mask != 0, dtype=np.bool_)
 
     @property
     def generated_lengths(self) -> NDArray[np.int64]:
-        """[N] model-generated tokens per rollout: the length that every length statistic means."""
+        """[N] model-generated tokens per rollout, the length that length statistics use."""
         if self.response_mask is None:
             return self.response_lengths
         running = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.generated, dtype=np.int64)])
         return np.diff(running[self.response_offsets])
 
-    def per_token(self, column: ColumnSpec) -> bool:
-        """Whether this batch holds `column` as one value per token."""
-        return self.advantage_per_token if column.shape == "rollout or response" else column.shape != "rollout"
+    def offsets_of(self, column: ColumnSpec) -> NDArray[np.int64] | None:
+        """Return the offsets [N + 1] that cut `column` in this batch; None if it has one value per rollout."""
+        if column.side is None or (column.level == "rollout or response token" and not self.advantage_per_token):
+            return None
+        return self.prompt_offsets if column.side == "prompt" else self.response_offsets
 
     def select(self, indices: ArrayLike) -> RolloutBatch:
-        """The rollouts at `indices` (integers or a boolean [N] mask), in that order; IndexError for others."""
+        """Return the rollouts at `indices` (integers, or a boolean mask [N]), in that order. Raises IndexError."""
         chosen = np.asarray(indices)
-        # An empty list has the type of its missing numbers.
+        # numpy gives an empty list the dtype float64.
         rows = np.arange(self.num_rollouts)[chosen if chosen.size else chosen.astype(np.int64)]
         prompt_positions, prompt_offsets = take_rows(self.prompt_offsets, rows)
-        positions, response_offsets = take_rows(self.response_offsets, rows)
+        response_positions, response_offsets = take_rows(self.response_offsets, rows)
         values: dict[str, Any] = {}
         for column in ROLLOUT_COLUMNS:
             value = getattr(self, column.field)
             if isinstance(value, list):
                 value = [value[row] for row in rows.tolist()]
+            elif value is not None and self.offsets_of(column) is None:
+                value = value[rows]
             elif value is not None:
-                of_tokens = prompt_positions if column.shape == "prompt" else positions
-                value = value[of_tokens if self.per_token(column) else rows]
+                value = value[prompt_positions if column.side == "prompt" else response_positions]
             values[column.field] = value
         return RolloutBatch(
             **values,
@@ -126,26 +128,26 @@ class RolloutBatch:
         check_values: bool = True,
         **columns: Any,
     ) -> RolloutBatch:
-        """A validated batch of flat arrays (lists, numpy's, torch's: see `as_array`) and offsets.
+        """Return a validated batch of flat arrays (lists, numpy arrays, torch tensors; see `as_array`) and offsets.
 
-        `columns` are the other fields of RolloutBatch by name; strings may be whole numbers. `advantage` is taken per
-        token where its size is T and not N. `check_values` False: only shapes are validated. Raises
+        `columns` are the other fields of RolloutBatch by name. Whole numbers are accepted for strings. `advantage` is
+        per token if its size is T and not N. With `check_values=False` only shapes are validated. Raises
         InvalidRolloutsError naming row and column.
         """
         columns |= {"prompt_token_ids": prompt_token_ids, "response_token_ids": response_token_ids}
         per_token = columns.pop("advantage_per_token", None)
-        known = {column.field: column for column in ROLLOUT_COLUMNS}
         values: dict[str, Any] = {"sample_ids": names_of(sample_ids, "sample_id")}
         for name, value in columns.items():
-            if name not in known:
-                raise InvalidRolloutsError(f"there is no such field; the fields are {', '.join(known)}", column=name)
-            values[name] = _as_field(known[name], value)
+            if name not in _COLUMN_OF_FIELD:
+                known = ", ".join(_COLUMN_OF_FIELD)
+                raise InvalidRolloutsError(f"unknown field of RolloutBatch; fields: {known}", column=name)
+            values[name] = _as_field(_COLUMN_OF_FIELD[name], value)
         values["prompt_offsets"] = _as_offsets("prompt_token_ids", prompt_offsets)
         values["response_offsets"] = _as_offsets("response_token_ids", response_offsets)
         if per_token is None:
             advantage = values.get("advantage")
             per_token = advantage is not None and advantage.size != len(values["sample_ids"])
-        batch = cls(**values, attributes=attributes or BatchAttributes(), advantage_per_token=bool(per_token))
+        batch = cls(**values, attributes=attributes or BatchAttributes(), advantage_per_token=per_token)
         validate_rollouts(batch, check_values=check_values)
         return batch
 
@@ -160,28 +162,27 @@ class RolloutBatch:
         check_values: bool = True,
         **columns: Any,
     ) -> RolloutBatch:
-        """A validated batch of one list per rollout and column. Raises InvalidRolloutsError naming row and column."""
+        """Return a validated batch of one list per rollout and column. Raises InvalidRolloutsError."""
         rows = {"prompt_token_ids": prompt_token_ids, "response_token_ids": response_token_ids, **columns}
         lengths = {
-            name: [_length(name, row, value) for row, value in enumerate(rows[name])]
-            for name in ("prompt_token_ids", "response_token_ids")
+            side: [_length(f"{side}_token_ids", row, value) for row, value in enumerate(rows[f"{side}_token_ids"])]
+            for side in ("prompt", "response")
         }
-        shapes = {column.field: column.shape for column in ROLLOUT_COLUMNS}
         flat: dict[str, Any] = {}
         for name, value in rows.items():
-            ragged = shapes.get(name) in ("prompt", "response")
-            if shapes.get(name) == "rollout or response" and value is not None and len(value):
-                ragged = np.ndim(value[0]) == 1
-                flat["advantage_per_token"] = ragged
-            if value is not None and ragged:
-                against = "prompt_token_ids" if shapes[name] == "prompt" else "response_token_ids"
-                value = _flatten(name, value, lengths[against], against)
+            column = _COLUMN_OF_FIELD.get(name)
+            side = column.side if column is not None else None
+            if column is not None and column.level == "rollout or response token" and value is not None and len(value):
+                flat["advantage_per_token"] = np.ndim(value[0]) == 1
+                side = side if flat["advantage_per_token"] else None
+            if value is not None and side is not None:
+                value = _flatten(name, value, lengths[side], f"{side}_token_ids")
             if value is not None:
                 flat[name] = value
         return cls.from_arrays(
             sample_ids,
-            prompt_offsets=offsets_of_lengths(lengths["prompt_token_ids"]),
-            response_offsets=offsets_of_lengths(lengths["response_token_ids"]),
+            prompt_offsets=offsets_of_lengths(lengths["prompt"]),
+            response_offsets=offsets_of_lengths(lengths["response"]),
             attributes=attributes,
             check_values=check_values,
             **flat,
@@ -201,26 +202,26 @@ class RolloutBatch:
         check_values: bool = True,
         **columns: Any,
     ) -> RolloutBatch:
-        """A validated batch of padded arrays, as trainers hold them: [N, L], and [N, P] for the prompts.
+        """Return a validated batch of padded arrays: [N, L] for responses, [N, P] for prompts.
 
-        `response_mask` is 1 where the model sampled. A response goes from its first 1 to its last, whichever side is
-        padded; a 0 between them is a token that the model did not sample. Where that is not so (a response that begins
-        or ends with a tool's output, or has padding inside it), `response_padding_mask` says which cells are tokens.
-        Prompts may be left out. `columns` are the other fields of RolloutBatch by name: those of tokens are [N, L];
-        `turn`, `weights_version` and `advantage` may be [N], one value a rollout. Strings may be whole numbers;
-        `sample_ids` are the numbers of the rows unless given. What stands in padding is never looked at.
+        `response_mask` is 1 for a token that the model sampled. A response extends from its first 1 to its last; either
+        side may be padded, and a 0 in between is a token that the model did not sample. If a response begins or ends
+        with tool output or has padding inside, pass `response_padding_mask`, which is 1 for every token.
 
-        Arrays are anything that `as_array` takes. Raises InvalidRolloutsError naming row and column; a place in a
+        Prompts are optional. `columns` are the other fields of RolloutBatch by name, [N, L] for tokens; `turn`,
+        `weights_version` and `advantage` may be [N], one value per rollout. Whole numbers are accepted for strings;
+        `sample_ids` default to the row numbers. Values in padding are ignored.
+
+        Arrays are anything that `as_array` accepts. Raises InvalidRolloutsError naming row and column; a place in a
         response is counted from its first token.
         """
         mask = mask_of(response_mask, "response_mask")
         if response_padding_mask is None:
-            padding = Padding.of(mask, holes=True)
+            responses = Padding.of(mask, holes=True)
         else:
             real = mask_of(response_padding_mask, "response_padding_mask", mask.shape)
             refuse_cell("response_mask", mask, mask & ~real, "the model sampled where `response_padding_mask` is 0")
-            padding = Padding.of(real, holes=False)
-        flat = flat_columns(padding, columns)
+            responses = Padding.of(real, holes=False)
         prompts = Padding.of(np.zeros((mask.shape[0], 0), np.bool_), holes=True)
         prompt_tokens = np.zeros(0, np.int32)
         if prompt_token_ids is not None:
@@ -230,33 +231,33 @@ class RolloutBatch:
             range(mask.shape[0]) if sample_ids is None else sample_ids,
             prompt_tokens,
             prompts.offsets,
-            padding.flat(response_token_ids, "response_token_ids"),
-            padding.offsets,
-            response_mask=padding.flat(mask, "response_mask"),
+            responses.flat(response_token_ids, "response_token_ids"),
+            responses.offsets,
+            response_mask=responses.flat(mask, "response_mask"),
             attributes=attributes,
             check_values=check_values,
-            **flat,
+            **flat_columns(columns, {"prompt": prompts, "response": responses}),
         )
 
     @staticmethod
     def concat(batches: Iterable[RolloutBatch]) -> RolloutBatch:
-        """The rollouts of all batches, in order; they must have logged the same fields and attributes.
+        """Return the rollouts of all batches, in order.
 
-        Raises InvalidRolloutsError where they have not, or where there is no batch.
+        Raises InvalidRolloutsError if there is no batch, or if they logged different fields or attributes.
         """
         parts = list(batches)
         if not parts:
-            raise InvalidRolloutsError("there is nothing to put together: give at least one batch")
+            raise InvalidRolloutsError("got no batch to concatenate: pass at least one")
         values: dict[str, Any] = {}
         for item in fields(RolloutBatch):
             of_parts = [getattr(part, item.name) for part in parts]
             if item.name in ("attributes", "advantage_per_token"):
                 if any(value != of_parts[0] for value in of_parts):
-                    raise InvalidRolloutsError("the batches disagree; put together only alike ones", column=item.name)
+                    raise InvalidRolloutsError("must be the same in all batches to concatenate", column=item.name)
                 values[item.name] = of_parts[0]
             elif any(value is None for value in of_parts):
                 if not all(value is None for value in of_parts):
-                    raise InvalidRolloutsError("some of the batches lack it; log it in all or none", column=item.name)
+                    raise InvalidRolloutsError("some of the batches lack it: log it in all or none", column=item.name)
             elif item.name.endswith("_offsets"):
                 values[item.name] = concatenate_offsets(of_parts)
             elif isinstance(of_parts[0], list):
@@ -267,30 +268,30 @@ class RolloutBatch:
 
 
 def _as_field(column: ColumnSpec, value: Any) -> Any:
-    """`value` in the field's own type; raises InvalidRolloutsError where numbers would change by it."""
+    """Return `value` in the field's type. Raises InvalidRolloutsError if a number would change."""
     if value is None:
         return None
-    if column.value_type == "string":
+    if column.is_string:
         return names_of(value, column.name)
     given = as_array(value, column.name).reshape(-1)
-    wanted = np.dtype(_DTYPES[column.value_type])
-    if given.dtype == wanted:
+    if given.dtype == column.dtype:
         return given
-    if given.dtype.kind not in ("iub" if wanted.kind in "iu" else "iuf") and given.size:
+    if given.dtype.kind not in ("iub" if column.dtype.kind in "iu" else "iuf") and given.size:
         raise InvalidRolloutsError(f"must hold {column.value_type}, not {given.dtype}", column=column.name)
-    if wanted.kind in "iu" and given.size:
-        held, least, most = np.iinfo(wanted), int(given.min()), int(given.max())
+    if column.dtype.kind in "iu" and given.size:
+        held, least, most = np.iinfo(column.dtype), int(given.min()), int(given.max())
         if least < held.min or most > held.max:
             message = f"has values from {least} to {most}, which {column.value_type} cannot hold"
             raise InvalidRolloutsError(message, column=column.name)
     with np.errstate(over="ignore"):
-        return given.astype(wanted)
+        return given.astype(column.dtype)
 
 
 def _as_offsets(column: str, offsets: ArrayLike) -> NDArray[np.int64]:
     array = np.asarray(offsets)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise InvalidRolloutsError("its offsets must be one row of N + 1 whole numbers", column=column)
+        got = f"{array.dtype} of shape {list(array.shape)}"
+        raise InvalidRolloutsError(f"its offsets must be N + 1 whole numbers, got {got}", column=column)
     return array.astype(np.int64)
 
 
@@ -302,13 +303,13 @@ def _length(name: str, row: int, value: Any) -> int:
 
 
 def _flatten(name: str, rows: Sequence[Any], lengths: Sequence[int], against: str) -> NDArray[Any]:
-    """One flat array of all rows, whose lengths must be those of `against`."""
+    """Return one flat array of all rows. Raises InvalidRolloutsError if a length differs from that of `against`."""
     if len(rows) != len(lengths):
-        raise InvalidRolloutsError(f"has {len(rows)} rows where `{against}` has {len(lengths)}", column=name)
+        raise InvalidRolloutsError(f"has {len(rows)} rows, but `{against}` has {len(lengths)}", column=name)
     for row, (value, length) in enumerate(zip(rows, lengths, strict=True)):
         if _length(name, row, value) != length:
             raise InvalidRolloutsError(
-                f"has {len(value)} values where `{against}` has {length}: log one value per token", row=row, column=name
+                f"has {len(value)} values, but `{against}` has {length}: log one value per token", row=row, column=name
             )
     arrays = [as_array(row, name) for row in rows if len(row)]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)

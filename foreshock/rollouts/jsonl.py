@@ -1,9 +1,9 @@
-"""Import rollouts from JSON lines: one rollout a line, one file a step (`step_0001.jsonl` or `step_0001.jsonl.gz`).
+"""Read rollouts from JSON lines: one rollout per line, one file per step (`step_0001.jsonl` or `step_0001.jsonl.gz`).
 
-A line is an object with `group` (the prompt's number in the step), `prompt_token_ids`, `response_token_ids`, and, where
-known, `step`, `rollout_log_probs` (log μ), `old_log_probs` (log π before the update, which become
-`trainer_log_probs`), `entropy`, `reward`, `finish_reason`. Ids are made from the step, the group and the place in the
-group, so that importing a file twice gives the same rollouts.
+A line is an object with `prompt_token_ids`, `response_token_ids`, and optionally `group` (the number of the prompt in
+the step), `step`, and any other column of the rollout table by its name; `old_log_probs` is accepted for
+`trainer_log_probs`. Other keys are ignored. Sample ids are made from step, group and place in the group, so that
+reading a file twice gives the same rollouts.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
 
 __all__ = ["iterate_steps", "read_jsonl", "step_of_file"]
 
-# The names of a line, and the field of RolloutBatch that each becomes.
-_REQUIRED = {"prompt_token_ids": "prompt_token_ids", "response_token_ids": "response_token_ids"}
-_OPTIONAL = {
-    "rollout_log_probs": "rollout_log_probs",
-    "old_log_probs": "trainer_log_probs",
-    "entropy": "entropy",
-    "reward": "reward",
-    "finish_reason": "finish_reasons",
+# The columns by their key in a line; of two keys of a column the later one counts. Sample and group ids are made from
+# `step` and `group`.
+_COLUMNS = {
+    "old_log_probs": next(column for column in ROLLOUT_COLUMNS if column.name == "trainer_log_probs"),
+    **{column.name: column for column in ROLLOUT_COLUMNS if column.name not in ("sample_id", "group_id")},
 }
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl(\.gz)?")
 
 
 def step_of_file(path: str | Path) -> int:
-    """The step in a file's name, such as 12 in `step_0012.jsonl.gz`; raises InvalidRolloutsError where it has none."""
+    """Return the step in a file's name: 12 for `step_0012.jsonl.gz`. Raises InvalidRolloutsError if it has none."""
     match = _STEP_FILE.fullmatch(Path(path).name)
     if match is None:
         raise InvalidRolloutsError(f"{Path(path).name!r} is not named like step_0012.jsonl or step_0012.jsonl.gz")
@@ -46,9 +44,9 @@ def step_of_file(path: str | Path) -> int:
 def iterate_steps(
     folder: str | Path, *, attributes: BatchAttributes | None = None, limits: DecodeLimits | None = None
 ) -> Iterator[tuple[int, RolloutBatch]]:
-    """Each step file of `folder` in the order of its steps, as (step, batch); other files are passed over.
+    """Yield (step, batch) for each step file of `folder`, in the order of the steps; other files are skipped.
 
-    Raises InvalidRolloutsError where there is no step file, or where one cannot be read.
+    Raises InvalidRolloutsError if there is no step file, or if one cannot be read.
     """
     files = sorted((step_of_file(path), path) for path in Path(folder).iterdir() if _STEP_FILE.fullmatch(path.name))
     if not files:
@@ -65,10 +63,11 @@ def read_jsonl(
     limits: DecodeLimits | None = None,
     check_values: bool = True,
 ) -> RolloutBatch:
-    """The validated rollouts of one file, gzipped or not; `check_values` False: only their shapes are validated.
+    """Return the validated rollouts of one file, gzipped or not; with `check_values=False` only shapes are validated.
 
-    `step` names the ids; without it the file's name does. `attributes` say what no line does, such as the temperature.
-    Raises InvalidRolloutsError naming the line (from 0) and the key, LimitExceededError where the file is too large.
+    `step` is used in the ids; the default is the step in the file's name. `attributes` are those of the batch, such as
+    the temperature. Raises InvalidRolloutsError naming the line (from 0) and the key, LimitExceededError if the file is
+    too large.
     """
     path = Path(path)
     step = step_of_file(path) if step is None else step
@@ -84,7 +83,7 @@ def read_jsonl(
 
 
 def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> Iterator[dict[str, Any]]:
-    """The objects of a file's lines, whose size is watched while they are decompressed."""
+    """Yield the object of each line; the size limit is checked while the file is decompressed."""
     size = 0
     row = -1
     while text := file.readline(limits.max_uncompressed_bytes - size + 1):
@@ -103,25 +102,25 @@ def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> 
         if not isinstance(line, dict):
             raise InvalidRolloutsError("the line is not a JSON object", row=row)
         if line.get("step", step) != step:
-            raise InvalidRolloutsError(f"says step {line['step']} in a file of step {step}", row=row, column="step")
+            raise InvalidRolloutsError(f"is {line['step']} in a file of step {step}", row=row, column="step")
         yield line
 
 
 def _batch(
     lines: list[dict[str, Any]], step: int, attributes: BatchAttributes | None, check_values: bool
 ) -> RolloutBatch:
-    columns: dict[str, Any] = {field: [] for field in _REQUIRED.values()}
-    # A key of the first line is one of every line: half-logged columns are more likely a mistake than meant.
-    columns |= {field: [] for key, field in _OPTIONAL.items() if key in lines[0]}
-    keys = {field: key for key, field in (_REQUIRED | _OPTIONAL).items() if field in columns}
+    # A key of the first line must be in every line: a column logged in some lines only is more likely a mistake.
+    keys = {column.field: key for key, column in _COLUMNS.items() if column.required or key in lines[0]}
+    columns: dict[str, list[Any]] = {field: [] for field in keys}
+    attributes = attributes or BatchAttributes()
     sample_ids, group_ids, members = [], [], Counter[str]()
     for row, line in enumerate(lines):
         group = f"step-{step:04d}-group-{line['group']}" if line.get("group") is not None else f"step-{step:04d}"
         sample_ids.append(f"{group}-sample-{members[group]}")
         group_ids.append(group if line.get("group") is not None else None)
         members[group] += 1
-        for field, values in columns.items():
-            values.append(_value(line, keys[field], row))
+        for field, key in keys.items():
+            columns[field].append(_value(line, key, row, attributes))
     return RolloutBatch.from_lists(
         sample_ids,
         columns.pop("prompt_token_ids"),
@@ -133,24 +132,28 @@ def _batch(
     )
 
 
-def _value(line: dict[str, Any], key: str, row: int) -> Any:
-    """The value of a key, of the kind that its column needs."""
+def _value(line: dict[str, Any], key: str, row: int, attributes: BatchAttributes) -> Any:
+    """Return the value of a key. Raises InvalidRolloutsError if it is missing or of another kind than its column."""
     if key not in line:
         raise InvalidRolloutsError("is missing in this line", row=row, column=key)
-    value = line[key]
-    if key == "finish_reason":
+    value, column = line[key], _COLUMNS[key]
+    if column.is_string:
         if value is not None and not isinstance(value, str):
             raise InvalidRolloutsError("must be a string or null", row=row, column=key)
         return value
-    if key == "reward":
-        if value is None:
-            return float("nan")
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InvalidRolloutsError("must be a number or null", row=row, column=key)
-        return value
-    wanted: type | tuple[type, ...] = int if key.endswith("_ids") else (int, float)
-    if not isinstance(value, list) or not all(type(item) is not bool and isinstance(item, wanted) for item in value):
-        raise InvalidRolloutsError(
-            f"must be a list of {'whole numbers' if wanted is int else 'numbers'}", row=row, column=key
-        )
+    if column.side is None or (column.level == "rollout or response token" and not isinstance(value, list)):
+        null_value = attributes.null_value(column)
+        if not _is_number(value, column) and (value is not None or null_value is None):
+            raise InvalidRolloutsError(f"must be a {_kind(column)} or null", row=row, column=key)
+        return null_value if value is None else value
+    if not isinstance(value, list) or not all(_is_number(item, column) for item in value):
+        raise InvalidRolloutsError(f"must be a list of {_kind(column)}s", row=row, column=key)
     return value
+
+
+def _is_number(value: Any, column: ColumnSpec) -> bool:
+    return type(value) is not bool and isinstance(value, (int, float) if column.dtype.kind == "f" else int)
+
+
+def _kind(column: ColumnSpec) -> str:
+    return "number" if column.dtype.kind == "f" else "whole number"

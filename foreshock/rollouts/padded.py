@@ -1,7 +1,8 @@
-"""Padded [N, L] arrays, as trainers hold them, cut down to flat values and offsets."""
+"""Convert padded [N, L] arrays, as trainers hold them, to flat values and offsets."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,17 @@ from numpy.typing import NDArray
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.ragged import offsets_of_lengths
-from foreshock.rollouts.schema import ROLLOUT_COLUMNS
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS, Side
 
 __all__ = ["Padding", "flat_columns", "mask_of", "refuse_cell"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padding:
-    """Where the tokens of N rows stand in [N, width] arrays.
+    """The places of the tokens of N rows in [N, width] arrays.
 
-    Row i has its tokens between `first[i]` and `stop[i]`; where `inside` [N, width] is not None, only those at which it
-    is True.
+    Row i has its tokens from `first[i]` up to `stop[i]`; if `inside` [N, width] is not None, only those at which it is
+    True.
     """
 
     width: int
@@ -31,7 +32,7 @@ class Padding:
 
     @classmethod
     def of(cls, mask: NDArray[np.bool_], *, holes: bool) -> Padding:
-        """Every row from its first True to its last, `holes` False: without the False ones between them."""
+        """Return every row from its first True to its last; with `holes=False` without the False ones in between."""
         rows, width = mask.shape
         if mask.size == 0:
             return cls(width, np.zeros(rows, np.int64), np.zeros(rows, np.int64), None)
@@ -43,43 +44,43 @@ class Padding:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[N] the tokens of each row."""
+        """[N] tokens per row."""
         if self.inside is None:
             return self.stop - self.first
         return np.asarray(self.inside.sum(axis=1), dtype=np.int64)
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """[N + 1] where the rows begin and end in `flat`."""
+        """[N + 1] positions at which the rows begin and end in the result of `flat`."""
         return offsets_of_lengths(self.lengths)
 
     def flat(self, values: Any, column: str, *, repeat: bool = False) -> NDArray[Any]:
-        """[T] the values of the tokens, from [N, width]; with `repeat` also from [N], one value a row.
+        """Return the values of the tokens, [T], from [N, width]; with `repeat` also from [N], one value per row.
 
-        Raises InvalidRolloutsError naming `column` where the shape is another.
+        Raises InvalidRolloutsError naming `column` for another shape.
         """
         array = as_array(values, column)
         rows = self.first.size
         if repeat and array.shape == (rows,):
             return np.repeat(array, self.lengths)
         if array.shape != (rows, self.width):
-            wanted = f"{(rows, self.width)}" + (f" or {(rows,)}" if repeat else "")
+            expected = f"{(rows, self.width)}" + (f" or {(rows,)}" if repeat else "")
             raise InvalidRolloutsError(
-                f"has the shape {array.shape} and must have {wanted}, as its mask has", column=column
+                f"has the shape {array.shape} and must have {expected}, the shape of its mask", column=column
             )
         if self.inside is not None:
             return np.asarray(array[self.inside])
-        # Rows are copied whole, which is many times faster than to look at a mask cell by cell.
+        # Copying slices of rows is many times faster than indexing with a mask.
         parts = [row[first:stop] for row, first, stop in zip(array, self.first, self.stop, strict=True)]
         return np.concatenate(parts) if parts else array.reshape(-1)
 
 
 def mask_of(values: Any, column: str, shape: tuple[int, ...] | None = None) -> NDArray[np.bool_]:
-    """[N, L] of 0 and 1 as booleans; raises InvalidRolloutsError naming `column` and the row where it is not that."""
+    """Return a mask of 0 and 1 as booleans [N, L]. Raises InvalidRolloutsError naming `column` and row."""
     array = as_array(values, column)
     if array.ndim != 2 or (shape is not None and array.shape != shape):
-        wanted = "[rollouts, tokens]" if shape is None else f"{shape}, as `response_mask` has"
-        raise InvalidRolloutsError(f"has the shape {array.shape} and must have {wanted}", column=column)
+        expected = "[rollouts, tokens]" if shape is None else f"{shape}, the shape of `response_mask`"
+        raise InvalidRolloutsError(f"has the shape {array.shape} and must have {expected}", column=column)
     if array.dtype == np.bool_:
         return array
     mask = np.asarray(array != 0, dtype=np.bool_)
@@ -88,26 +89,27 @@ def mask_of(values: Any, column: str, shape: tuple[int, ...] | None = None) -> N
 
 
 def refuse_cell(column: str, values: NDArray[Any], wrong: NDArray[np.bool_], message: str) -> None:
-    """Raise InvalidRolloutsError for the first True of `wrong` [N, L], saying its row and its place in it."""
+    """Raise InvalidRolloutsError for the first True of `wrong` [N, L], with its row and its place in the row."""
     if wrong.any():
         row, place = divmod(int(wrong.argmax()), wrong.shape[1])
         raise InvalidRolloutsError(f"{values[row, place]} at place {place}: {message}", row=row, column=column)
 
 
-def flat_columns(padding: Padding, columns: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `from_arrays` for these columns of padded arrays or of one value a rollout."""
+def flat_columns(columns: Mapping[str, Any], paddings: Mapping[Side, Padding]) -> dict[str, Any]:
+    """Return arguments of `RolloutBatch.from_arrays` for columns of padded arrays or of one value per rollout.
+
+    An unknown column is passed on: `from_arrays` refuses it.
+    """
     known = {column.field: column for column in ROLLOUT_COLUMNS}
     flat: dict[str, Any] = {}
     for name, value in columns.items():
         column = known.get(name)
-        if column is None or value is None:
-            flat[name] = value  # which says that there is no such field
-        elif column.shape == "response":
-            flat[name] = padding.flat(value, column.name, repeat=name in ("turn", "weights_version"))
-        elif column.shape == "rollout or response":
+        if column is None or value is None or column.side is None:
+            flat[name] = value
+        elif column.level == "rollout or response token":
             array = as_array(value, column.name)
             flat["advantage_per_token"] = array.ndim == 2
-            flat[name] = padding.flat(array, column.name) if array.ndim == 2 else array
+            flat[name] = paddings[column.side].flat(array, column.name) if array.ndim == 2 else array
         else:
-            flat[name] = value
+            flat[name] = paddings[column.side].flat(value, column.name, repeat=column.repeatable)
     return flat

@@ -1,11 +1,11 @@
-"""Rollouts and scores as Parquet: plain float32 lists that any Parquet reader reads.
+"""Encode and decode rollouts and scores as Parquet: plain lists that any Parquet reader reads.
 
-Written are about 64 rollouts a row group, so that one rollout can be read without the rest; zstd; float lists split by
-byte position first (BYTE_STREAM_SPLIT), which is what lets log-probs compress at all.
+A row group has 64 rollouts, so that one rollout can be read without the rest. Compression is zstd; lists of floats are
+split by byte position first (BYTE_STREAM_SPLIT), without which log-probs hardly compress.
 
-Reading trusts nothing: see `footer.py` and `pages.py` for what is checked before a value is decoded, `columns.py` for
-how Arrow's columns become arrays. Whatever Arrow itself raises becomes InvalidRolloutsError. Bodies of strangers are to
-be decoded with pyarrow > 23.0.0, as the service does: older releases can crash on pages that are damaged inside.
+A body is not trusted: `parquet_footer.py` and `parquet_pages.py` check it before a value is decoded, and
+`parquet_columns.py` converts Arrow columns to arrays. Every error that Arrow raises becomes an InvalidRolloutsError.
+Decode bodies from outside with pyarrow > 23.0.0, as the service does: older releases can crash on damaged pages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExce
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.columns import ColumnReader
-from foreshock.rollouts.footer import open_checked
 from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.parquet_columns import ColumnReader
+from foreshock.rollouts.parquet_footer import open_checked
 from foreshock.rollouts.schema import ATTRIBUTES_KEY, FINGERPRINT_KEY, ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
 from foreshock.rollouts.scores import ScoreBatch
 from foreshock.rollouts.validation import validate_rollouts, validate_scores
@@ -46,36 +46,32 @@ Body = bytes | bytearray | memoryview | BinaryIO
 
 
 def encode_rollouts(batch: RolloutBatch) -> bytes:
-    """`batch` as the bytes of a Parquet file; equal batches give equal bytes under one pyarrow version."""
+    """Return `batch` as the bytes of a Parquet file; equal batches give equal bytes under one pyarrow version."""
     return bytes(encode_rollouts_view(batch))
 
 
 def encode_rollouts_view(batch: RolloutBatch) -> memoryview:
-    """The bytes of `encode_rollouts`, not copied: a copy of 100 MB holds the interpreter's lock for 50 ms or more."""
+    """Return the bytes of `encode_rollouts` without a copy: copying 100 MB holds the GIL for 50 ms or more."""
     columns = []
     for column in ROLLOUT_COLUMNS:
         value = getattr(batch, column.field)
-        if value is None:
-            continue
-        offsets = None
-        if batch.per_token(column):
-            offsets = batch.prompt_offsets if column.shape == "prompt" else batch.response_offsets
-        columns.append((column, _to_arrow(column, value, offsets)))
+        if value is not None:
+            columns.append((column, _to_arrow(column, value, batch.offsets_of(column))))
     return _write(columns, {ATTRIBUTES_KEY: batch.attributes.to_json().encode()})
 
 
 def encode_scores(scores: ScoreBatch) -> bytes:
-    """`scores` as the bytes of a Parquet file, the fingerprint in its metadata."""
+    """Return `scores` as the bytes of a Parquet file, with the fingerprint in its metadata."""
     values = {"sample_id": (scores.sample_ids, None), "log_probs": (scores.log_probs, scores.offsets)}
     columns = [(column, _to_arrow(column, *values[column.name])) for column in SCORE_COLUMNS]
     return bytes(_write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()}))
 
 
 def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_values: bool = True) -> RolloutBatch:
-    """The validated batch in `data`; `check_values` False: only its shapes are validated.
+    """Return the validated batch in `data`; with `check_values=False` only shapes are validated.
 
-    Raises InvalidRolloutsError (with `.row` and `.column`) where it breaks the schema or a rule, LimitExceededError
-    where it is larger than `limits`.
+    Raises InvalidRolloutsError (with `.row` and `.column`) if it breaks the schema or a rule, LimitExceededError if it
+    is larger than `limits`.
     """
     limits = limits or DecodeLimits()
     with _arrow_errors():
@@ -85,31 +81,27 @@ def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_val
 
 
 def _to_batch(reader: ColumnReader) -> RolloutBatch:
-    values: dict[str, Any] = {}
     attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
-    for column in ROLLOUT_COLUMNS:
+    values: dict[str, Any] = {}
+    per_token = False
+    # The required columns come first: they give the offsets that the others must have.
+    for column in sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required):
         if not reader.has(column):
             continue
-        if column.value_type == "string":
+        if column.is_string:
             values[column.field] = reader.strings(column)
         elif reader.is_list(column):
-            flat, offsets = reader.ragged(column)
-            values[column.field] = flat
-            if column.required:
-                values[column.field.replace("_token_ids", "_offsets")] = offsets
-            elif column.shape != "prompt":
-                reader.check_lengths(column, offsets, values["response_offsets"], "response_token_ids")
-        elif column.field == "top_k":
-            default = attributes.top_k if attributes.top_k is not None else -1
-            values[column.field] = reader.numbers(column, missing=default)
+            values[column.field], offsets = reader.ragged(column)
+            expected = values.setdefault(f"{column.side}_offsets", offsets)
+            reader.check_lengths(column, offsets, expected, f"{column.side}_token_ids")
+            per_token |= column.level == "rollout or response token"
         else:
-            values[column.field] = reader.numbers(column, missing=np.nan)
-    per_token = reader.is_list(next(column for column in ROLLOUT_COLUMNS if column.field == "advantage"))
+            values[column.field] = reader.numbers(column, null_value=attributes.null_value(column))
     return RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
 
 
 def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
-    """The validated scores in `data`; raises as `decode_rollouts` does, and where the fingerprint is missing."""
+    """Return the validated scores in `data`; raises as `decode_rollouts`, and if the fingerprint is missing."""
     limits = limits or DecodeLimits()
     with _arrow_errors():
         scores = _to_scores(_read(data, SCORE_COLUMNS, limits))
@@ -121,7 +113,7 @@ def _to_scores(reader: ColumnReader) -> ScoreBatch:
     text = reader.metadata.get(FINGERPRINT_KEY)
     if text is None:
         raise InvalidRolloutsError(
-            f"the Parquet metadata lacks the key {FINGERPRINT_KEY.decode()!r}: say what computed the scores"
+            f"the Parquet metadata lacks the key {FINGERPRINT_KEY.decode()!r}: write the fingerprint of the scorer"
         )
     try:
         fingerprint = Fingerprint.from_json(text)
@@ -135,7 +127,7 @@ def _to_scores(reader: ColumnReader) -> ScoreBatch:
 
 def _to_arrow(column: ColumnSpec, value: Any, offsets: np.ndarray[Any, Any] | None) -> pa.Array:
     if offsets is None:
-        missing = np.isnan(value) if column.value_type == "float32" else None
+        missing = np.isnan(value) if column.dtype.kind == "f" else None
         return pa.array(value, type=column.arrow_type(per_token=False), mask=missing)
     flat = pa.array(value, type=getattr(pa, column.value_type)())
     arrow_type = column.arrow_type(per_token=True)
@@ -149,14 +141,14 @@ def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, byt
     floats = [
         f"{column.name}.list.element"
         for column, array in columns
-        if column.value_type == "float32" and pa.types.is_list(array.type)
+        if column.dtype.kind == "f" and pa.types.is_list(array.type)
     ]
     pq.write_table(
         table,
         sink,
         row_group_size=ROLLOUTS_PER_ROW_GROUP,
         compression="zstd",
-        use_dictionary=[column.name for column, _ in columns if column.value_type == "string"],
+        use_dictionary=[column.name for column, _ in columns if column.is_string],
         use_byte_stream_split=floats,
         write_statistics=False,
     )
@@ -164,7 +156,7 @@ def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, byt
 
 
 def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> ColumnReader:
-    """Check the footer, then decode a few thousand rows at a time, counting as we go."""
+    """Check the footer, then decode a few thousand rows at a time, and count the bytes."""
     file = open_checked(_body(data, limits), columns, limits)
     batches, values = [], 0
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
@@ -181,13 +173,13 @@ def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> 
 
 @contextlib.contextmanager
 def _arrow_errors() -> Iterator[None]:
-    """Whatever Arrow raises about a damaged or hostile file says so as an InvalidRolloutsError."""
+    """Convert whatever Arrow raises for a damaged or hostile file to an InvalidRolloutsError."""
     try:
         yield
     except RolloutsError:
         raise
     except MemoryError as error:
-        raise LimitExceededError("it needs more memory than there is: send more, smaller shards") from error
+        raise LimitExceededError("it needs more memory than is available: send more, smaller shards") from error
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         raise InvalidRolloutsError(f"this is not a readable Parquet file: {reason}") from error

@@ -1,4 +1,4 @@
-"""Ragged arrays: flat values of all rows and the N + 1 offsets at which rows begin and end."""
+"""Ragged arrays: flat values of all rows, and offsets [N + 1] at which rows begin and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["concatenate_offsets", "offsets_of_lengths", "row_of_position", "take
 
 
 def offsets_of_lengths(lengths: Any) -> NDArray[np.int64]:
-    """The [N + 1] offsets of rows with these [N] lengths."""
+    """Return the offsets [N + 1] of rows with these lengths [N]."""
     lengths = np.asarray(lengths, dtype=np.int64)
     offsets = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -20,17 +20,17 @@ def offsets_of_lengths(lengths: Any) -> NDArray[np.int64]:
 
 
 def concatenate_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The offsets of ragged arrays laid one after the other."""
+    """Return the offsets of concatenated ragged arrays."""
     return offsets_of_lengths(np.concatenate([np.diff(part) for part in parts] or [np.zeros(0, np.int64)]))
 
 
 def row_of_position(offsets: NDArray[np.int64], position: int) -> int:
-    """The row that the flat position belongs to."""
+    """Return the row of a flat position."""
     return int(np.searchsorted(offsets, position, side="right")) - 1
 
 
 def take_rows(offsets: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The flat positions of the chosen rows in their new order, and the new offsets."""
+    """Return the flat positions of the chosen rows in their new order, and the new offsets."""
     new_offsets = offsets_of_lengths(np.diff(offsets)[rows])
     shifts = np.repeat(offsets[:-1][rows] - new_offsets[:-1], np.diff(new_offsets))
     return np.arange(new_offsets[-1], dtype=np.int64) + shifts, new_offsets

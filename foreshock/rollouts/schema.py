@@ -1,98 +1,192 @@
-"""The schema of the rollout table and of the score table: the one place that knows a Parquet column.
+"""The schema of the rollout table and of the score table: every column is declared here, once.
 
-One row is one rollout. A column is `shape`:
+One row is one rollout. A column has a level:
 
-- "rollout": one value a rollout;
-- "prompt": a list with one value per prompt token;
-- "response": a list with one value per response token (all such lists of one rollout have equal lengths);
-- "rollout or response": either (`advantage`).
+- "rollout": one value per rollout;
+- "prompt token": a list with one value per prompt token;
+- "response token": a list with one value per response token;
+- "rollout or response token": either (only `advantage`).
 
-What is written is always the exact Arrow type of `ColumnSpec.arrow_type()`. What is read may also be a type that holds
-the same values: `large_list` or `fixed_size_list` for a list, `large_string`, `string_view` or a dictionary of strings
-for a string, any integer type whose values are in range for an integer, float16 or float64 (rounded to float32) for a
+The Parquet codec, the padded, JSON and captured forms of a batch, validation and `docs/rollout-table.md` derive from
+ROLLOUT_COLUMNS. A new column is a line here and a field of `RolloutBatch` (`batch.py`).
+
+A written file has the exact Arrow type of `ColumnSpec.arrow_type()`. A file to be read may also have a type that holds
+the same values: `large_list` or `fixed_size_list` for a list; `large_string`, `string_view` or a dictionary of strings
+for a string; any integer type whose values are in range for an integer; float16 or float64 (rounded to float32) for a
 float.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
-__all__ = ["ATTRIBUTES_KEY", "FINGERPRINT_KEY", "ROLLOUT_COLUMNS", "SCORE_COLUMNS", "ColumnSpec", "column_named"]
+__all__ = [
+    "ATTRIBUTES_KEY",
+    "FINGERPRINT_KEY",
+    "LOG_PROB_ROUNDING",
+    "ROLLOUT_COLUMNS",
+    "SCORE_COLUMNS",
+    "ColumnSpec",
+    "Side",
+    "ValidRange",
+]
 
 ATTRIBUTES_KEY = b"foreshock.batch"
 FINGERPRINT_KEY = b"foreshock.fingerprint"
 
-Shape = Literal["rollout", "prompt", "response", "rollout or response"]
+# A log-softmax in bfloat16 or float32 may exceed 0 by this much for a certain token.
+LOG_PROB_ROUNDING = 1e-4
+
+Level = Literal["rollout", "prompt token", "response token", "rollout or response token"]
+Side = Literal["prompt", "response"]
 ValueType = Literal["string", "uint8", "int16", "int32", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
+class ValidRange:
+    """The valid values of a column, both ends included. `rule` completes the error of an invalid one: "-1 {rule}".
+
+    NaN passes, and so does +inf in a column of floats: such values are counted apart when they are measured.
+    """
+
+    rule: str
+    minimum: float = -math.inf
+    maximum: float = math.inf
+
+    def invalid(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return True for each value out of range."""
+        wrong = np.zeros(values.shape, np.bool_) if self.minimum == -math.inf else values < self.minimum
+        if self.maximum < math.inf:
+            above = values > self.maximum
+            wrong |= above & (values < np.inf) if values.dtype.kind == "f" else above
+        return wrong
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column: its name, the type of its values, its shape, and the field of RolloutBatch that holds it."""
+    """One column of a table.
+
+    `field` is the attribute of `RolloutBatch` that holds the column; the name unless given. `null_value` replaces a
+    null in an integer column of level "rollout", unless the batch attribute of the same name has a value; floats are
+    NaN. `repeatable`: a padded batch may give one value per rollout, which is repeated for its tokens.
+    """
 
     name: str
     value_type: ValueType
-    shape: Shape
-    field: str
-    meaning: str
+    level: Level
+    description: str
+    field: str = ""
     required: bool = False
-    log_probs: bool = False
+    valid: ValidRange | None = None
+    null_value: int | None = None
+    repeatable: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.field:
+            object.__setattr__(self, "field", self.name)
+
+    @property
+    def is_string(self) -> bool:
+        """True for a column of strings, which `RolloutBatch` holds as a list."""
+        return self.value_type == "string"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of the values; object for strings."""
+        return np.dtype(object) if self.is_string else np.dtype(self.value_type)
+
+    @property
+    def side(self) -> Side | None:
+        """The offsets that cut a list of this column: "prompt", "response", or None if it is never a list."""
+        if self.level == "rollout":
+            return None
+        return "prompt" if self.level == "prompt token" else "response"
 
     def arrow_type(self, *, per_token: bool | None = None) -> pa.DataType:
-        """The Arrow type as written; `per_token` decides where the shape is "rollout or response"."""
+        """Return the Arrow type as written; `per_token` decides for the level "rollout or response token"."""
         values = getattr(pa, self.value_type)()
-        is_list = self.shape != "rollout" if per_token is None else per_token
+        is_list = self.level != "rollout" if per_token is None else per_token
         return pa.list_(pa.field("element", values)) if is_list else values
 
     def type_name(self) -> str:
-        """The type in words, as error messages say it."""
-        if self.shape == "rollout":
+        """Return the Arrow type as text, such as `list<float32>`."""
+        if self.level == "rollout":
             return self.value_type
-        if self.shape == "rollout or response":
+        if self.level == "rollout or response token":
             return f"{self.value_type} or list<{self.value_type}>"
         return f"list<{self.value_type}>"
 
 
-ROLLOUT_COLUMNS: tuple[ColumnSpec, ...] = (
-    ColumnSpec("sample_id", "string", "rollout", "sample_ids", "names the rollout, once in a shard", required=True),
-    ColumnSpec("group_id", "string", "rollout", "group_ids", "names the prompt that rollouts share"),
-    ColumnSpec("data_source", "string", "rollout", "data_sources", "names the data set of the prompt"),
-    ColumnSpec("prompt_token_ids", "int32", "prompt", "prompt_token_ids", "the prompt as tokens", required=True),
-    ColumnSpec(
-        "response_token_ids", "int32", "response", "response_token_ids", "the response as tokens", required=True
-    ),
-    ColumnSpec("response_mask", "uint8", "response", "response_mask", "0: not sampled by the model (a tool's output)"),
-    ColumnSpec("turn", "int16", "response", "turn", "the turn of a conversation that the token belongs to"),
-    ColumnSpec(
-        "rollout_log_probs", "float32", "response", "rollout_log_probs", "log μ, as the engine logged", log_probs=True
-    ),
-    ColumnSpec("trainer_log_probs", "float32", "response", "trainer_log_probs", "log π, as logged", log_probs=True),
-    ColumnSpec("entropy", "float32", "response", "entropy", "the entropy of μ at the token, in nats"),
-    ColumnSpec("weights_version", "int32", "response", "weights_version", "the weights that sampled the token"),
-    ColumnSpec("reward", "float32", "rollout", "reward", "the reward of the rollout"),
-    ColumnSpec("advantage", "float32", "rollout or response", "advantage", "the advantage of the rollout or token"),
-    ColumnSpec("finish_reason", "string", "rollout", "finish_reasons", "why it ended: stop, length, …"),
-    ColumnSpec("temperature", "float32", "rollout", "temperature", "the sampling temperature"),
-    ColumnSpec("top_p", "float32", "rollout", "top_p", "the nucleus it was sampled from"),
-    ColumnSpec("top_k", "int32", "rollout", "top_k", "how many of the likeliest tokens it was sampled from; -1: all"),
-    ColumnSpec("min_p", "float32", "rollout", "min_p", "the least relative probability it was sampled from"),
+_LOG_PROBS = ValidRange(
+    "is above 0: log natural-log probabilities, not probabilities or logits", maximum=LOG_PROB_ROUNDING
 )
+_AT_LEAST_0 = ValidRange("is negative: ids, turns and versions start at 0", minimum=0)
+_NOT_NEGATIVE = ValidRange("must not be negative", minimum=0)
+_TOP_K = ValidRange("must be at least -1, which means all tokens", minimum=-1)
+_MASK = ValidRange("must be 0 or 1", minimum=0, maximum=1)
 
-SCORE_COLUMNS: tuple[ColumnSpec, ...] = (
-    ColumnSpec("sample_id", "string", "rollout", "sample_ids", "names the rollout that was scored", required=True),
+ROLLOUT_COLUMNS: tuple[ColumnSpec, ...] = (
     ColumnSpec(
-        "log_probs", "float32", "response", "log_probs", "the scorer's log-prob of each token", required=True,
-        log_probs=True,
+        "sample_id", "string", "rollout", "names the rollout; unique in a shard", field="sample_ids", required=True
+    ),
+    ColumnSpec(
+        "group_id", "string", "rollout", "names the prompt that rollouts share; intervals are clustered by it",
+        field="group_ids",
+    ),
+    ColumnSpec("data_source", "string", "rollout", "names the data set of the prompt", field="data_sources"),
+    ColumnSpec(
+        "prompt_token_ids", "int32", "prompt token", "the prompt as token ids", required=True, valid=_AT_LEAST_0
+    ),
+    ColumnSpec(
+        "response_token_ids", "int32", "response token", "the response as token ids", required=True, valid=_AT_LEAST_0
+    ),
+    ColumnSpec(
+        "response_mask", "uint8", "response token", "0 for a token that the model did not sample (tool output)",
+        valid=_MASK,
+    ),
+    ColumnSpec(
+        "turn", "int16", "response token", "the turn of the conversation, from 0", valid=_AT_LEAST_0, repeatable=True
+    ),
+    ColumnSpec(
+        "rollout_log_probs", "float32", "response token", "log μ as the engine logged it when it sampled",
+        valid=_LOG_PROBS,
+    ),
+    ColumnSpec(
+        "trainer_log_probs", "float32", "response token", "log π of the same tokens, before the update",
+        valid=_LOG_PROBS,
+    ),
+    ColumnSpec("entropy", "float32", "response token", "the entropy of μ at the token, in nats"),
+    ColumnSpec(
+        "weights_version", "int32", "response token", "the version of the weights that sampled the token",
+        valid=_AT_LEAST_0, repeatable=True,
+    ),
+    ColumnSpec("reward", "float32", "rollout", "the reward of the rollout"),
+    ColumnSpec("advantage", "float32", "rollout or response token", "the advantage of the rollout or of each token"),
+    ColumnSpec(
+        "finish_reason", "string", "rollout", "why the response ended: stop, length, …", field="finish_reasons"
+    ),
+    ColumnSpec("temperature", "float32", "rollout", "the sampling temperature", valid=_NOT_NEGATIVE),
+    ColumnSpec("top_p", "float32", "rollout", "the nucleus that was sampled from", valid=_NOT_NEGATIVE),
+    ColumnSpec(
+        "top_k", "int32", "rollout", "the number of likeliest tokens that were sampled from; -1: all",
+        valid=_TOP_K, null_value=-1,
+    ),
+    ColumnSpec(
+        "min_p", "float32", "rollout", "the least probability relative to the likeliest token", valid=_NOT_NEGATIVE
     ),
 )  # fmt: skip
 
-
-def column_named(name: str, columns: tuple[ColumnSpec, ...] = ROLLOUT_COLUMNS) -> ColumnSpec:
-    """The column of that name; raises KeyError where the schema has none."""
-    for column in columns:
-        if column.name == name:
-            return column
-    raise KeyError(name)
+SCORE_COLUMNS: tuple[ColumnSpec, ...] = (
+    ColumnSpec(
+        "sample_id", "string", "rollout", "names the rollout that was scored", field="sample_ids", required=True
+    ),
+    ColumnSpec(
+        "log_probs", "float32", "response token", "the scorer's log-prob of each response token", required=True,
+        valid=_LOG_PROBS,
+    ),
+)  # fmt: skip

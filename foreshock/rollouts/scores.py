@@ -1,4 +1,4 @@
-"""What one scorer said about a set of rollouts."""
+"""The log-probs that one scorer gave to a set of rollouts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ScoreBatch"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreBatch:
-    """One scorer's log-prob for each response token of N rollouts, T tokens in all.
+    """One scorer's log-prob for each response token of N rollouts, T tokens in total.
 
-    `log_probs[offsets[i]:offsets[i + 1]]` are those of `sample_ids[i]`, one per response token (tool output included,
-    so that they line up with the rollout); NaN where the scorer gave none. `fingerprint` says what computed them.
+    `log_probs[offsets[i]:offsets[i + 1]]` are those of `sample_ids[i]`, one per response token, tool output included;
+    NaN if the scorer gave none. `fingerprint` describes the scorer.
     """
 
     sample_ids: list[str]  # N, unique in the batch

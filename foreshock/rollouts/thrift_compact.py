@@ -1,8 +1,7 @@
-"""A reader of Thrift's compact protocol, which Parquet's footers and page headers are written in.
+"""Read Thrift's compact protocol, the format of Parquet's footers and page headers.
 
-Arrow's own view of a column chunk (`RowGroupMetaData.column`) ends the whole process on some damaged footers instead of
-raising, and the sizes in it are what must be known before anything else is tried. So the footer is read here, in
-bounded time and depth: every value takes at least one byte of input.
+Arrow's own view of a column chunk (`RowGroupMetaData.column`) crashes the process on some damaged footers, and its
+sizes are needed before anything is decoded. This reader takes bounded time and depth: a value has at least one byte.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ class ThriftError(ValueError):
 
 
 def read_struct(data: bytes | memoryview, position: int = 0) -> tuple[dict[int, Any], int]:
-    """The struct at `position`, as field numbers to integers, bytes, lists, booleans or structs; and where it ends.
+    """Return the struct at `position`, as field numbers to values, and the position of its end.
 
-    Doubles and maps, which sizes do not use, come as None. Raises ThriftError where there is no struct.
+    Values are integers, bytes, lists, booleans or structs; doubles and maps, which no size uses, are None. Raises
+    ThriftError if there is no struct.
     """
     reader = _Reader(data, position)
     try:
         return reader.struct(0), reader.position
     except IndexError:
-        raise ThriftError("it ends too early") from None
+        raise ThriftError("the data ends inside a struct") from None
 
 
 class _Reader:
@@ -41,7 +41,7 @@ class _Reader:
 
     def struct(self, depth: int) -> dict[int, Any]:
         if depth > _MAX_DEPTH:
-            raise ThriftError("it is nested too deeply")
+            raise ThriftError(f"a value is nested more than {_MAX_DEPTH} levels deep")
         fields: dict[int, Any] = {}
         number = 0
         while (header := self._byte()) != _STOP:
@@ -66,11 +66,11 @@ class _Reader:
             return None
         if kind == _MAP:
             return self._map(depth)
-        raise ThriftError(f"there is no type {kind}")
+        raise ThriftError(f"unknown type {kind}")
 
     def _list(self, depth: int) -> list[Any]:
         if depth > _MAX_DEPTH:
-            raise ThriftError("it is nested too deeply")
+            raise ThriftError(f"a value is nested more than {_MAX_DEPTH} levels deep")
         header = self._byte()
         size, kind = header >> 4, header & 15
         if size == 15:
@@ -95,7 +95,7 @@ class _Reader:
 
     def _bytes(self, size: int) -> bytes:
         if size > len(self._data) - self.position:
-            raise ThriftError("a text is longer than the data")
+            raise ThriftError("a string is longer than the data")
         start = self.position
         self.position += size
         return bytes(self._data[start : self.position])

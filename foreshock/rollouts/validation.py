@@ -1,4 +1,4 @@
-"""The rules of the rollout table that a type cannot say. Every error names the first row that breaks a rule."""
+"""Validate rollouts and scores beyond their types. Every error names the first row that breaks a rule."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from numpy.typing import NDArray
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.ragged import row_of_position
-from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
 from foreshock.rollouts.scores import ScoreBatch
 
-__all__ = ["LOG_PROB_ROUNDING", "validate_rollouts", "validate_scores"]
-
-# A log-softmax in bfloat16 or float32 can come out this much above 0 for a certain token.
-LOG_PROB_ROUNDING = 1e-4
-
-_AT_LEAST_ZERO = frozenset({"prompt_token_ids", "response_token_ids", "turn", "weights_version"})
+__all__ = ["validate_rollouts", "validate_scores"]
 
 
 class RolloutColumns(Protocol):
-    """What is checked: the fields of RolloutBatch, which builds on this module and so cannot be named here."""
+    """The fields of RolloutBatch that are validated; a protocol because RolloutBatch imports this module."""
 
     @property
     def sample_ids(self) -> list[str]: ...
@@ -36,17 +31,17 @@ class RolloutColumns(Protocol):
     @property
     def response_offsets(self) -> NDArray[np.int64]: ...
 
-    def per_token(self, column: ColumnSpec) -> bool:
-        """Whether `column` holds one value per token."""
+    def offsets_of(self, column: ColumnSpec) -> NDArray[np.int64] | None:
+        """Return the offsets [N + 1] of `column`; None if it has one value per rollout."""
 
 
 def validate_rollouts(batch: RolloutColumns, limits: DecodeLimits | None = None, *, check_values: bool = True) -> None:
-    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, where `batch` breaks a rule.
+    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `batch` breaks a rule.
 
-    Checked: there are rows; sample ids are there, short and unique; all lists of a rollout have equal lengths; ids and
-    versions are not negative; the mask is 0 or 1; log-probs are not above 0 beyond rounding. NaN and ±inf log-probs
-    pass: they are counted apart when measured. `check_values` False: only shapes are checked and not what numbers say,
-    so that the semantics lint can name what is wrong with them.
+    There must be rows; sample ids must be present, short and unique; all lists of a rollout must have equal lengths;
+    values must lie in the range that the schema declares. NaN and infinite log-probs are accepted: they are counted
+    apart when they are measured. With `check_values=False` values are not checked, so that the semantics lint can name
+    what is wrong with them.
     """
     limits = limits or DecodeLimits()
     check_sample_ids(batch.sample_ids, limits)
@@ -55,31 +50,32 @@ def validate_rollouts(batch: RolloutColumns, limits: DecodeLimits | None = None,
     _check_offsets("response_token_ids", batch.response_offsets, rollouts, tokens, limits)
     for column in ROLLOUT_COLUMNS:
         value = getattr(batch, column.field)
-        if value is None or column.shape == "prompt":
+        if value is None:
             continue
-        expected = tokens if batch.per_token(column) else rollouts
+        offsets = batch.offsets_of(column)
+        expected = rollouts if offsets is None else int(offsets[-1])
         if len(value) != expected:
-            per = "response token" if batch.per_token(column) else "rollout"
+            per = "rollout" if offsets is None else f"{column.side} token"
             raise InvalidRolloutsError(
                 f"has {len(value)} values and must have {expected}: one per {per}", column=column.name
             )
     if check_values:
         _check_values(batch)
     for column in ROLLOUT_COLUMNS:
-        if column.value_type == "string" and not column.required:
+        if column.is_string and not column.required:
             _check_strings(column.name, getattr(batch, column.field), limits)
 
 
 def validate_scores(scores: ScoreBatch, limits: DecodeLimits | None = None) -> None:
-    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, where `scores` break a rule."""
+    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `scores` break a rule."""
     limits = limits or DecodeLimits()
     check_sample_ids(scores.sample_ids, limits)
     _check_offsets("log_probs", scores.offsets, len(scores.sample_ids), scores.log_probs.size, limits)
-    _check_log_probs("log_probs", scores.log_probs, scores.offsets)
+    _check_range(SCORE_COLUMNS[1], scores.log_probs, scores.offsets)
 
 
 def check_sample_ids(sample_ids: Sequence[str], limits: DecodeLimits) -> None:
-    """Rollouts must be there, not too many, and each named once."""
+    """Raise InvalidRolloutsError or LimitExceededError for no rows, too many, or an id that is missing or repeated."""
     if len(sample_ids) == 0:
         raise InvalidRolloutsError("there are no rows: send at least one rollout", column="sample_id")
     if len(sample_ids) > limits.max_rollouts:
@@ -106,7 +102,7 @@ def _check_strings(name: str, strings: Sequence[str | None] | None, limits: Deco
             continue
         if not isinstance(text, str):
             raise InvalidRolloutsError(f"must be a string, not {type(text).__name__}", row=row, column=name)
-        # A character is at least one byte, so most texts are settled by their length alone.
+        # A character has at most four bytes: most strings are short enough by their length alone.
         if len(text) * 4 > limits.max_identifier_bytes and len(text.encode(errors="replace")) > (
             limits.max_identifier_bytes
         ):
@@ -116,14 +112,16 @@ def _check_strings(name: str, strings: Sequence[str | None] | None, limits: Deco
 
 
 def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values: int, limits: DecodeLimits) -> None:
-    """Offsets must be those of `rollouts` rows over `values` values, and no row longer than allowed."""
+    """Raise unless the offsets are those of `rollouts` rows over `values` values, with no row above the limit."""
     if offsets.size != rollouts + 1:
         raise InvalidRolloutsError(
-            f"has {offsets.size - 1} rows where `sample_id` has {rollouts}: offsets need N + 1 entries", column=name
+            f"has {offsets.size - 1} rows, but `sample_id` has {rollouts}: offsets need N + 1 entries", column=name
         )
     lengths = np.diff(offsets)
     if int(offsets[0]) != 0 or int(offsets[-1]) != values or bool((lengths < 0).any()):
-        raise InvalidRolloutsError(f"its offsets must rise from 0 to the {values} values that there are", column=name)
+        raise InvalidRolloutsError(
+            f"its offsets must start at 0, never fall, and end at {values}, the number of values", column=name
+        )
     if values > limits.max_tokens:
         raise LimitExceededError(
             f"{values:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
@@ -137,46 +135,23 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values:
 
 
 def _check_values(batch: RolloutColumns) -> None:
-    """Check every numeric column against its range."""
+    """Check every numeric column against the range that the schema declares."""
     for column in ROLLOUT_COLUMNS:
         value = getattr(batch, column.field)
-        if value is None or column.value_type == "string":
-            continue
-        offsets = _offsets_for(batch, column)
-        if column.log_probs:
-            _check_log_probs(column.name, value, offsets)
-        elif column.field in _AT_LEAST_ZERO:
-            _refuse(column.name, value, value < 0, offsets, "is negative: ids and versions start at 0")
-        elif column.field == "response_mask":
-            _refuse(column.name, value, value > 1, offsets, "must be 0 or 1")
-        elif column.field == "top_k":
-            _refuse(column.name, value, value < -1, offsets, "must be at least -1, which means all tokens")
-        elif column.field in ("temperature", "top_p", "min_p"):
-            _refuse(column.name, value, value < 0, offsets, "must not be negative")
+        if value is not None:
+            _check_range(column, value, batch.offsets_of(column))
 
 
-def _offsets_for(batch: RolloutColumns, column: ColumnSpec) -> NDArray[np.int64] | None:
-    if not batch.per_token(column):
-        return None
-    return batch.prompt_offsets if column.shape == "prompt" else batch.response_offsets
-
-
-def _check_log_probs(name: str, values: NDArray[np.float32], offsets: NDArray[np.int64] | None) -> None:
-    # +inf is not a positive log-prob but a broken one, and is counted with the non-finite.
-    too_high = (values > LOG_PROB_ROUNDING) & (values < np.inf)
-    _refuse(name, values, too_high, offsets, "is above 0: log natural-log probabilities, not probabilities or logits")
-
-
-def _refuse(
-    name: str, values: NDArray[Any], wrong: NDArray[np.bool_], offsets: NDArray[np.int64] | None, message: str
-) -> None:
-    """Raise for the first True of `wrong`, saying its value, its row and its place in the list."""
+def _check_range(column: ColumnSpec, values: NDArray[Any], offsets: NDArray[np.int64] | None) -> None:
+    """Raise for the first value out of range, with its value, its row and its place in the list."""
+    if column.valid is None:
+        return
+    wrong = column.valid.invalid(values)
     if not wrong.any():
         return
     position = int(np.argmax(wrong))
     if offsets is None:
-        raise InvalidRolloutsError(f"{values[position]} {message}", row=position, column=name)
+        raise InvalidRolloutsError(f"{values[position]} {column.valid.rule}", row=position, column=column.name)
     row = row_of_position(offsets, position)
-    raise InvalidRolloutsError(
-        f"{values[position]} at token {position - int(offsets[row])} {message}", row=row, column=name
-    )
+    place = position - int(offsets[row])
+    raise InvalidRolloutsError(f"{values[position]} at token {place} {column.valid.rule}", row=row, column=column.name)

@@ -10,7 +10,7 @@ from foreshock.lint.evidence.pieces import Piece
 from foreshock.lint.report import Example
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.ragged import row_of_position
-from foreshock.rollouts.validation import LOG_PROB_ROUNDING
+from foreshock.rollouts.schema import LOG_PROB_ROUNDING
 
 __all__ = ["count_rounding", "count_values", "example_at"]
 

@@ -34,7 +34,7 @@ def test_whole_numbers_are_names_and_nothing_else_is() -> None:
         with pytest.raises(InvalidRolloutsError, match="must be a string, not") as raised:
             RolloutBatch.from_lists(range(2), **ids, group_ids=wrong)
         assert (raised.value.row, raised.value.column) == (0, "group_id")
-    with pytest.raises(InvalidRolloutsError, match="row 1, column `group_id`: is no text that UTF-8 can hold"):
+    with pytest.raises(InvalidRolloutsError, match="row 1, column `group_id`: cannot be encoded as UTF-8"):
         RolloutBatch.from_lists(range(2), **ids, group_ids=["é", "\ud800"])
 
 

@@ -188,9 +188,9 @@ TWO_TOKENS = np.array([[1, 1, 0], [0, 1, 1]])
         ({"group_ids": ["a"]}, None, "group_id", "must have 2"),
         ({"sample_ids": ["a", "a"]}, 1, "sample_id", "row 0 too"),
         ({"prompt_token_ids": ONES}, None, "prompt_padding_mask", "shape"),
-        ({"rollout_log_probs": torch.ones(2, 3, device="meta")}, None, "rollout_log_probs", "no array"),
+        ({"rollout_log_probs": torch.ones(2, 3, device="meta")}, None, "rollout_log_probs", "not an array"),
         ({"rollout_log_probs": [["a"] * 3] * 2}, None, "rollout_log_probs", "must hold float32"),
-        ({"rollout_logprobs": -ONES}, None, "rollout_logprobs", "no such field"),
+        ({"rollout_logprobs": -ONES}, None, "rollout_logprobs", "unknown field"),
         ({"response_mask": np.ones((0, 3)), "response_token_ids": np.ones((0, 3))}, None, "sample_id", "no rows"),
     ],
 )

@@ -50,7 +50,7 @@ def test_the_file_has_the_contracted_form() -> None:
     file = pq.ParquetFile(io.BytesIO(encode_rollouts(batch)))
     assert file.schema_arrow.names == [column.name for column in ROLLOUT_COLUMNS]
     for column in ROLLOUT_COLUMNS:
-        expected = column.arrow_type(per_token=batch.per_token(column))
+        expected = column.arrow_type(per_token=batch.offsets_of(column) is not None)
         assert file.schema_arrow.field(column.name).type == expected
     assert [file.metadata.row_group(index).num_rows for index in range(3)] == [64, 64, 2]
     group = file.metadata.row_group(0)

@@ -174,7 +174,7 @@ def test_from_lists_refuses_what_the_decoder_refuses() -> None:
     with pytest.raises(InvalidRolloutsError) as caught:
         RolloutBatch.from_lists(["a", "b"], [[1], [2]], [[1], [2, 3]], rollout_log_probs=[[-1.0], [-1.0]])
     assert (caught.value.row, caught.value.column) == (1, "rollout_log_probs")
-    with pytest.raises(InvalidRolloutsError, match="no such field"):
+    with pytest.raises(InvalidRolloutsError, match="unknown field"):
         RolloutBatch.from_lists(["a"], [[1]], [[1]], log_probs=[[-1.0]])
     with pytest.raises(InvalidRolloutsError, match="must hold int32"):
         RolloutBatch.from_lists(["a"], [[1]], [[1.5]])  # type: ignore[list-item]

@@ -1,7 +1,7 @@
-"""Column chunks and their pages, as a Parquet file claims them: nothing is decompressed here.
+"""Check the page headers of a Parquet body against its footer, without decompressing anything.
 
-A reader allocates by what a page's header says. So the headers are walked first, and must not claim more values or
-bytes than the footer did, which has been held against the limits.
+A reader allocates memory by what a page header claims. A header must not claim more values or bytes than the footer,
+which has been checked against the limits.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _COLUMN_DATA_OFFSET, _COLUMN_DICTIONARY_OFFSET = 9, 11
 _PAGE_TYPE, _PAGE_UNCOMPRESSED, _PAGE_COMPRESSED = 1, 2, 3
 _HEADER_VALUES = 1
 
-# Page types, and the field of the page header that says how many values such a page holds.
+# Page types, and the field of the page header with the number of values of such a page.
 _DATA_PAGES = {0: 5, 3: 8}
 _DICTIONARY_PAGE, _DICTIONARY_HEADER = 2, 7
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """What a footer says of one column in one row group: sizes in bytes, and where its pages begin."""
+    """One column in one row group as the footer describes it: sizes in bytes, and the start of its pages."""
 
     column: str
     values: int
@@ -43,12 +43,12 @@ class ColumnChunk:
 
 
 def chunks_of(footer: dict[int, Any]) -> list[ColumnChunk]:
-    """All column chunks of a footer. Raises InvalidRolloutsError where one is not fully described."""
+    """Return all column chunks of a footer. Raises InvalidRolloutsError if one is not fully described."""
     found = []
     for group in structs(footer, FILE_ROW_GROUPS):
         for chunk in structs(group, _GROUP_COLUMNS):
             metadata = chunk.get(_CHUNK_METADATA)
-            # A chunk may name another file to be read from; no body of ours does.
+            # Parquet allows a chunk in another file; such a body is refused.
             if _CHUNK_FILE_PATH in chunk or not isinstance(metadata, dict):
                 raise unreadable("a column is not in the file itself")
             path = metadata.get(_COLUMN_PATH)
@@ -71,7 +71,7 @@ def chunks_of(footer: dict[int, Any]) -> list[ColumnChunk]:
 
 
 def check_pages(body: memoryview, chunks: list[ColumnChunk]) -> None:
-    """Raise InvalidRolloutsError where the pages of a chunk claim more than the chunk, or leave the body."""
+    """Raise InvalidRolloutsError if the pages of a chunk claim more than the chunk, or lie outside of the body."""
     for chunk in chunks:
         try:
             _check_chunk(body, chunk)
@@ -84,7 +84,7 @@ def _check_chunk(body: memoryview, chunk: ColumnChunk) -> None:
     if end > body.nbytes:
         raise unreadable(f"the pages of `{chunk.column}` lie outside of it")
     values = uncompressed = 0
-    # A reader stops where it has seen all values, so what may follow is never looked at.
+    # A reader stops once it has all values: bytes after them are never read.
     while values < chunk.values:
         if position >= end:
             raise unreadable(f"`{chunk.column}` has fewer values than its footer says")
@@ -109,7 +109,7 @@ def _values(header: dict[int, Any], field: int) -> int:
 
 
 def number(struct: dict[int, Any], field: int) -> int:
-    """A size: a whole number that is not negative."""
+    """Return a size, a whole number of at least 0. Raises InvalidRolloutsError."""
     value = struct.get(field)
     if type(value) is not int or value < 0:
         raise unreadable("it lacks a size, or has a negative one")
@@ -117,7 +117,7 @@ def number(struct: dict[int, Any], field: int) -> int:
 
 
 def structs(struct: dict[int, Any], field: int, *, required: bool = True) -> list[dict[int, Any]]:
-    """A list of structs."""
+    """Return a list of structs. Raises InvalidRolloutsError."""
     value = struct.get(field, None if required else [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise unreadable("its footer lacks a list")
@@ -125,5 +125,5 @@ def structs(struct: dict[int, Any], field: int, *, required: bool = True) -> lis
 
 
 def unreadable(reason: str) -> InvalidRolloutsError:
-    """The error of a file that is not what it says it is."""
+    """Return the error for a file that is not valid Parquet."""
     return InvalidRolloutsError(f"this is not a readable Parquet file: {reason}")

@@ -1,4 +1,4 @@
-"""Arrow columns as numpy arrays, exactly: nulls, offsets and values out of range are errors that name their row."""
+"""Convert Arrow columns to numpy arrays without changing a value; what does not fit is an error that names its row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from foreshock.rollouts.schema import ColumnSpec
 
 __all__ = ["ColumnReader"]
 
-_INTEGER_RANGES = {"uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1)}
-
 
 class ColumnReader:
-    """The columns of a decoded table, whose types `footer.py` has accepted."""
+    """The columns of a decoded table, whose types `parquet_footer.py` has accepted."""
 
     def __init__(self, table: pa.Table, metadata: dict[bytes, bytes], limits: DecodeLimits) -> None:
         self._table = table
@@ -28,15 +26,15 @@ class ColumnReader:
         self.metadata = metadata
 
     def has(self, column: ColumnSpec) -> bool:
-        """Whether the table has the column."""
+        """Return True if the table has the column."""
         return column.name in self._table.column_names
 
     def is_list(self, column: ColumnSpec) -> bool:
-        """Whether the table has the column, with a list in each row."""
+        """Return True if the table has the column, with a list in each row."""
         return self.has(column) and _is_list(self._table.schema.field(column.name).type)
 
     def strings(self, column: ColumnSpec) -> list[Any]:
-        """One string or None per row; None becomes an error where the column is required."""
+        """Return one string or None per row. Raises InvalidRolloutsError for a null in a required column."""
         array = self._table.column(column.name)
         if column.required and array.null_count:
             self._refuse_null(column, array)
@@ -49,18 +47,20 @@ class ColumnReader:
         values: list[Any] = array.to_pylist()
         return values
 
-    def numbers(self, column: ColumnSpec, *, missing: float) -> NDArray[Any]:
-        """One number per row; `missing` where it is null."""
+    def numbers(self, column: ColumnSpec, *, null_value: float | None) -> NDArray[Any]:
+        """Return one number per row, `null_value` for a null. If that is None, a null raises InvalidRolloutsError."""
         array = _one_chunk(self._table.column(column.name))
+        if null_value is None and array.null_count:
+            self._refuse_null(column, self._table.column(column.name))
         nulls = np.asarray(array.is_null())
         values = _convert(column, array.fill_null(0) if array.null_count else array, None)
         if nulls.any():
             values = values.copy()
-            values[nulls] = missing
+            values[nulls] = null_value
         return values
 
     def ragged(self, column: ColumnSpec) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The flat values and the N + 1 offsets of a list column; a null list or a null in a list is an error."""
+        """Return the flat values and the offsets [N + 1] of a list column. Raises InvalidRolloutsError for a null."""
         chunks = self._table.column(column.name)
         if chunks.null_count:
             self._refuse_null(column, chunks)
@@ -71,7 +71,7 @@ class ColumnReader:
             position = int(np.argmax(np.asarray(flat.is_null())))
             row = row_of_position(offsets, position)
             raise InvalidRolloutsError(
-                f"the value at token {position - int(offsets[row])} is null: write NaN for a number that is missing",
+                f"the value at token {position - int(offsets[row])} is null: write NaN for a missing number",
                 row=row,
                 column=column.name,
             )
@@ -80,23 +80,26 @@ class ColumnReader:
     def check_lengths(
         self, column: ColumnSpec, offsets: NDArray[np.int64], expected: NDArray[np.int64], against: str
     ) -> None:
-        """Raise for the first row whose list is not as long as that of the column `against`."""
-        lengths, wanted = np.diff(offsets), np.diff(expected)
-        wrong = lengths != wanted
+        """Raise InvalidRolloutsError for the first row whose list is not as long as that of the column `against`."""
+        lengths, expected_lengths = np.diff(offsets), np.diff(expected)
+        wrong = lengths != expected_lengths
         if wrong.any():
             row = int(np.argmax(wrong))
             raise InvalidRolloutsError(
-                f"has {lengths[row]} values where `{against}` has {wanted[row]}: log one value per token",
+                f"has {lengths[row]} values, but `{against}` has {expected_lengths[row]}: log one value per token",
                 row=row,
                 column=column.name,
             )
 
     def _refuse_null(self, column: ColumnSpec, array: pa.ChunkedArray) -> None:
         row = int(np.argmax(np.asarray(array.is_null())))
-        what = "is null: write an empty list" if column.shape != "rollout" else "is missing or empty: give it a value"
-        if column.shape == "response" and not column.required:
-            what = "is null: write one value per token, or leave the column out"
-        raise InvalidRolloutsError(what, row=row, column=column.name)
+        if column.side is None:
+            message = "is missing or empty: give it a value"
+        elif column.required:
+            message = "is null: write an empty list"
+        else:
+            message = "is null: write one value per token, or leave the column out"
+        raise InvalidRolloutsError(message, row=row, column=column.name)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -104,7 +107,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _longest(strings: pa.Array) -> int:
-    """The bytes of the longest string; every entry of a dictionary counts, used or not."""
+    """Return the bytes of the longest string; every entry of a dictionary counts, used or not."""
     values = strings.dictionary if pa.types.is_dictionary(strings.type) else strings
     length = pc.max(pc.binary_length(values.cast(pa.large_string()))).as_py()
     return int(length or 0)
@@ -117,14 +120,13 @@ def _one_chunk(chunks: pa.ChunkedArray) -> pa.Array:
 
 
 def _convert(column: ColumnSpec, array: pa.Array, offsets: NDArray[np.int64] | None) -> NDArray[Any]:
-    """`array` (without nulls) in the column's own type; raises where an integer does not fit."""
+    """Return `array`, without nulls, in the column's type. Raises InvalidRolloutsError if an integer does not fit."""
     values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    wanted = np.dtype(column.value_type)
-    if values.dtype == wanted:
+    if values.dtype == column.dtype:
         return values
-    if column.value_type in _INTEGER_RANGES:
-        least, most = _INTEGER_RANGES[column.value_type]
-        wrong = (values < least) | (values > most)
+    if column.dtype.kind in "iu":
+        held = np.iinfo(column.dtype)
+        wrong = (values < held.min) | (values > held.max)
         if wrong.any():
             position = int(np.argmax(wrong))
             row = position if offsets is None else row_of_position(offsets, position)
@@ -132,5 +134,5 @@ def _convert(column: ColumnSpec, array: pa.Array, offsets: NDArray[np.int64] | N
                 f"{values[position]} does not fit into {column.value_type}", row=row, column=column.name
             )
     with np.errstate(over="ignore"):
-        converted: NDArray[Any] = values.astype(wanted)
+        converted: NDArray[Any] = values.astype(column.dtype)
     return converted

@@ -1,8 +1,8 @@
-"""What is checked of a Parquet body before any of its values is decoded.
+"""Check the footer of a Parquet body before any value is decoded.
 
-A footer is a few kilobytes that say how much the rest will become: rows, row groups, and per column chunk the number of
-values and their uncompressed size. A body that claims more than the limits allow is refused on that claim, and one
-whose pages claim more than its footer does is refused too (`pages.py`).
+The footer has a few kilobytes and gives the decoded size: rows, row groups, and per column chunk the number of values
+and their uncompressed bytes. A body that claims more than the limits allow is refused, and so is one whose pages claim
+more than its footer (`parquet_pages.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.pages import (
+from foreshock.rollouts.parquet_pages import (
     FILE_ROW_GROUPS,
     NAME_CHARACTERS,
     ColumnChunk,
@@ -42,13 +42,13 @@ _DECODED_BYTES = 4
 
 
 def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> pq.ParquetFile:
-    """The opened file, whose footer promises no more than `limits` and exactly the schema's columns.
+    """Return the opened file after checking its footer against `limits` and `columns`.
 
     Raises InvalidRolloutsError or LimitExceededError; Arrow's own errors pass through to the caller.
     """
     footer = _read_footer(body, limits)
     _check_claims(footer, limits)
-    # Arrow shows the bytes of a buffer as signed.
+    # A memoryview of an Arrow buffer has signed bytes.
     check_pages(memoryview(body).cast("B"), chunks_of(footer))
     bounds = {
         "thrift_string_size_limit": limits.max_footer_bytes,
@@ -56,20 +56,22 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
     }
     file = pq.ParquetFile(pa.BufferReader(body), **bounds)
     _check_schema(file.schema_arrow, columns)
-    # Strings stay dictionaries: a long one repeated in every row must not be written out row by row.
-    strings = {column.name for column in columns if column.value_type == "string"}
+    # Strings stay dictionaries, so that a long string repeated in every row takes its memory once.
+    strings = {column.name for column in columns if column.is_string}
     kept = sorted(strings.intersection(file.schema_arrow.names))
     return pq.ParquetFile(pa.BufferReader(body), read_dictionary=kept, **bounds)
 
 
 def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> dict[int, Any]:
-    """A Parquet file starts and ends with PAR1; before the last one stand the footer and its size."""
+    """Return the decoded footer, which stands before its size and the PAR1 at the end of the file."""
     view = memoryview(body)
     if view.nbytes < len(_MAGIC) + _TRAILER_BYTES or bytes(view[:4]) != _MAGIC or bytes(view[-4:]) != _MAGIC:
-        raise InvalidRolloutsError("this is not a Parquet file: send the bytes that `encode_rollouts` gives")
+        raise InvalidRolloutsError("this is not a Parquet file: send the bytes that `encode_rollouts` returns")
     footer_bytes = int.from_bytes(view[-8:-4], "little")
     if footer_bytes > limits.max_footer_bytes:
-        raise LimitExceededError(f"the Parquet footer has more than {limits.max_footer_bytes:,} bytes")
+        raise LimitExceededError(
+            f"the footer has {footer_bytes:,} bytes, more than {limits.max_footer_bytes:,}: write larger row groups"
+        )
     if footer_bytes > view.nbytes - len(_MAGIC) - _TRAILER_BYTES:
         raise unreadable("its footer is cut off")
     try:
@@ -79,7 +81,7 @@ def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> dict[int, Any]:
 
 
 def _check_claims(footer: dict[int, Any], limits: DecodeLimits) -> None:
-    """Check the numbers of rows, row groups and bytes of metadata, then what the column chunks claim to hold."""
+    """Check the numbers of rows and row groups, the bytes of metadata, and the claims of the column chunks."""
     rows = number(footer, _FILE_ROWS)
     groups = structs(footer, FILE_ROW_GROUPS)
     if len(groups) > limits.max_row_groups:
@@ -105,17 +107,17 @@ def _check_claims(footer: dict[int, Any], limits: DecodeLimits) -> None:
 
 
 def _check_chunks(chunks: list[ColumnChunk], rows: int, limits: DecodeLimits) -> None:
-    """Sum what the column chunks claim to hold, and what that becomes once decoded."""
+    """Check the values that the column chunks claim, and their decoded size."""
     values: dict[str, int] = {}
     for chunk in chunks:
         values[chunk.column] = values.get(chunk.column, 0) + chunk.values
     for name, count in values.items():
-        # An empty list is one value too, as far as a footer counts.
+        # A footer counts an empty list as one value.
         if count > limits.max_tokens + rows:
             raise LimitExceededError(
                 f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
             )
-    # Run-length encoding makes a million equal values of a few bytes, so the sizes of pages alone bound nothing.
+    # Run-length encoding stores a million equal values in a few bytes: sizes of pages do not bound the decoded size.
     decoded = max(sum(chunk.uncompressed_bytes for chunk in chunks), _DECODED_BYTES * sum(values.values()))
     if decoded > limits.max_uncompressed_bytes:
         raise LimitExceededError(
@@ -124,7 +126,7 @@ def _check_chunks(chunks: list[ColumnChunk], rows: int, limits: DecodeLimits) ->
 
 
 def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
-    """The columns must be those of the schema, each once, each of a type that can hold its values."""
+    """Check that the columns are those of the schema, each once, of a type that can hold its values."""
     specs = {column.name: column for column in columns}
     seen: set[str] = set()
     for field in schema:
@@ -138,7 +140,7 @@ def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
         seen.add(field.name)
         if not _accepts(specs[field.name], field.type):
             raise InvalidRolloutsError(
-                f"must be {specs[field.name].type_name()}, and is {str(field.type)[:NAME_CHARACTERS]}",
+                f"must be {specs[field.name].type_name()}, got {str(field.type)[:NAME_CHARACTERS]}",
                 column=field.name,
             )
     for column in columns:
@@ -147,18 +149,16 @@ def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
 
 
 def _accepts(column: ColumnSpec, given: pa.DataType) -> bool:
-    """Whether `given` is the column's type or one that holds the same values (see `schema.py`)."""
+    """Return True if `given` is the column's type or one that holds the same values (see `schema.py`)."""
     is_list = pa.types.is_list(given) or pa.types.is_large_list(given) or pa.types.is_fixed_size_list(given)
-    if is_list and column.shape == "rollout":
-        return False
-    if not is_list and column.shape in ("prompt", "response"):
+    if column.level != "rollout or response token" and is_list != (column.side is not None):
         return False
     values = given.value_type if is_list or pa.types.is_dictionary(given) else given
-    if column.value_type == "string":
+    if column.is_string:
         is_view = getattr(pa.types, "is_string_view", lambda _type: False)
         return bool(pa.types.is_string(values) or pa.types.is_large_string(values) or is_view(values))
     if pa.types.is_dictionary(given):
         return False
-    if column.value_type == "float32":
+    if column.dtype.kind == "f":
         return bool(pa.types.is_floating(values))
     return bool(pa.types.is_integer(values))
