@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.rollouts.jsonl import read_jsonl
+from probes.engines.environment import EngineEnvironment, MklKernels
+from probes.engines.instruction_sets import InstructionSet
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHIPPED = REPOSITORY / "examples" / "tiny_rl" / "recorded"
@@ -17,12 +20,11 @@ SHARED = REPOSITORY.parent / "shared" / "data" / "tiny_rl"
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Rollouts and checkpoints in `folder`. `cpu_isa` is the instruction set of the CPU that recorded them: torch's and
-    vLLM's CPU kernels round differently under another one."""
+    """Rollouts and checkpoints in `folder`, recorded in `environment`: kernels round differently in another one."""
 
     name: str
     folder: Path
-    cpu_isa: str
+    environment: EngineEnvironment
     read: Callable[[Path, int], RolloutBatch]
 
     def steps(self) -> list[int]:
@@ -38,16 +40,20 @@ class RecordedRun:
         return self.read(self.folder, step)
 
 
+def shipped_run() -> RecordedRun:
+    """Return the run that ships with the repository. Its data tell the environment."""
+    manifest = json.loads((SHIPPED / "manifest.json").read_text())
+    environment = EngineEnvironment.of_fingerprint(Fingerprint.from_dict(manifest["engine_fingerprint"]))
+    return RecordedRun("recorded", SHIPPED, environment, _read_parquet)
+
+
 def recorded_runs() -> list[RecordedRun]:
-    """The recorded runs that are there."""
-    found = []
-    manifest = SHIPPED / "manifest.json"
-    if manifest.exists():
-        isa = json.loads(manifest.read_text()).get("engine_fingerprint", {}).get("cpu_isa", "unknown")
-        found.append(RecordedRun("recorded", SHIPPED, isa, _read_parquet))
-    # Their notes do not name the processor. Under AVX2 torch gives four of five of their log π bit for bit and the rest
-    # within a rounding, so it was the other instruction set that torch knows of.
-    beside = [RecordedRun(name, SHARED / name, "AVX512", _read_jsonl) for name in ("healthy", "collapsed")]
+    """Return the recorded runs that are there."""
+    found = [shipped_run()] if (SHIPPED / "manifest.json").exists() else []
+    # Their notes do not name the CPU. Only AMX on an Intel CPU gives what they logged, and gives all of it bit for bit:
+    # log μ by vLLM and log π by torch, at each of the six steps with checkpoints.
+    with_amx = EngineEnvironment(InstructionSet.AMX, MklKernels.INTEL)
+    beside = [RecordedRun(name, SHARED / name, with_amx, _read_jsonl) for name in ("healthy", "collapsed")]
     return found + [run for run in beside if (run.folder / "checkpoints").is_dir()]
 
 

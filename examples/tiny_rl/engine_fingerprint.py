@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
 from examples.tiny_rl.task import MAX_RESPONSE_TOKENS
 from foreshock.fingerprint import Fingerprint
+from probes.fingerprints import kernel_flags
+from probes.hardware import cpu_name
 
 
 def engine_fingerprint(engine_version: str, weights_version: int | None, weights_digest: str | None) -> Fingerprint:
@@ -23,7 +23,12 @@ def engine_fingerprint(engine_version: str, weights_version: int | None, weights
         top_p=1.0,
         top_k=-1,
         min_p=0.0,
-        flags={"enforce_eager": "true", "prefix_caching": "false", "max_tokens": str(MAX_RESPONSE_TOKENS)},
+        flags={
+            "enforce_eager": "true",
+            "prefix_caching": "false",
+            "max_tokens": str(MAX_RESPONSE_TOKENS),
+            **kernel_flags(),
+        },
         weights_version=weights_version,
         weights_digest=weights_digest,
         batch_composition="continuous batching of 128 sequences",
@@ -31,13 +36,3 @@ def engine_fingerprint(engine_version: str, weights_version: int | None, weights
         cpu_isa=torch.backends.cpu.get_cpu_capability(),
         library_versions={name: version(name) for name in ("torch", "transformers")},
     )
-
-
-def cpu_name() -> str:
-    """Return the processor's model name; empty if Linux does not report one."""
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -18,7 +18,7 @@ import numpy as np
 from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from examples.tiny_rl.engine_fingerprint import cpu_name, engine_fingerprint
+from examples.tiny_rl.engine_fingerprint import engine_fingerprint
 from examples.tiny_rl.model import load_model, new_model, parameter_count, save_model
 from examples.tiny_rl.record import Attempt, Manifest, RunDescription, RunRecord
 from examples.tiny_rl.reload_check import ReloadCheck, ReloadReport
@@ -30,6 +30,7 @@ from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from examples.tiny_rl.warm_up import BOTH_WAYS, MOSTLY_GUESSES, warm_up
 from foreshock.digests import weights_digest
 from foreshock.learning_rate import applied_learning_rates, apply_scale
+from probes.hardware import cpu_name
 
 logger = logging.getLogger(__name__)
 

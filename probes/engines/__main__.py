@@ -20,11 +20,15 @@ from pathlib import Path
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_scores
 from foreshock.scorers import ENGINES
+from probes.engines.environment import hold_this_process
 from probes.engines.protocol import Failed, Message, Progress, Ready, ScoreCommand, Scored
 from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 from probes.scorers.table import scorer_named
 
 SECONDS_TO_LEAVE = 10.0
+
+# Here and not in main(): processes that an engine spawns import this module too, and are to be held as well.
+hold_this_process()
 
 
 def main() -> int:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from foreshock.errors import ForeshockError
+from probes.engines.environment import AS_IT_IS, EngineEnvironment
 from probes.engines.protocol import Failed, FailureKind, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
 from probes.scorers.request import Report
 
-__all__ = ["EngineError", "EngineProcess", "JobAbandonedError", "Patience", "engine_environment"]
+__all__ = ["EngineError", "EngineProcess", "JobAbandonedError", "Patience", "process_variables"]
 
 Answer = TypeVar("Answer", Ready, Scored)
 
@@ -62,9 +63,19 @@ class Patience:
 
 
 class EngineProcess:
-    """A running engine. Its output goes to a log file in `folder`. Not thread-safe: one command at a time."""
+    """A running engine. Its output goes to a log file in `folder`. Not thread-safe: one command at a time.
 
-    def __init__(self, engine: str, folder: Path, patience: Patience | None = None) -> None:
+    Raises EnvironmentUnavailableError if this machine cannot be held to `environment`.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        folder: Path,
+        patience: Patience | None = None,
+        environment: EngineEnvironment = AS_IT_IS,
+    ) -> None:
+        variables = process_variables(environment)
         self.engine = engine
         self._patience = patience or Patience()
         self._buffer = b""
@@ -82,7 +93,7 @@ class EngineProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     pass_fds=(requests_read, replies_write),
-                    env=engine_environment(),
+                    env=variables,
                     start_new_session=True,  # a group of its own, so that it can be ended with all it started
                 )
         except OSError:
@@ -216,7 +227,11 @@ class EngineProcess:
         self._process.wait()
 
 
-def engine_environment() -> dict[str, str]:
-    """The environment of a process that runs an engine."""
+def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, str]:
+    """Return the environment variables of a process that runs an engine in `environment`.
+
+    One that is not held inherits what this process is held to.
+    """
     inherited = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
-    return {**_DEFAULT_ENVIRONMENT, **inherited, **_ENVIRONMENT}
+    own = EngineEnvironment.of_variables() if environment == AS_IT_IS else environment
+    return {**_DEFAULT_ENVIRONMENT, **inherited, **_ENVIRONMENT, **own.variables()}

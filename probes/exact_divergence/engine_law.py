@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from probes.engines.process import EngineError, engine_environment
+from probes.engines.environment import AS_IT_IS, EngineEnvironment
+from probes.engines.process import EngineError, process_variables
 from probes.exact_divergence.handover import Handover, Job, Refusal
 from probes.exact_divergence.result import ExactDivergences
 from probes.exact_divergence.sources import LogitSource, SourceError
@@ -35,11 +36,13 @@ class EngineLaw:
     `options` are that scorer's, such as dtype, head_dtype and temperature (None: 1). Rollouts are handed over one at a
     time, prompt and response as one prompt, so there is no `batch_size`; and the model has to be in one process, so
     tensor_parallel_size is 1. On a GPU that another model is on too, choose gpu_memory_utilization so that both fit,
-    with room for the target's head and for two tiles of logits.
+    with room for the target's head and for two tiles of logits. The engine's process is held to `environment`; the
+    target's states are computed wherever the caller computes them.
     """
 
     weights: Path
     options: PrefillOptions = field(default_factory=PrefillOptions)
+    environment: EngineEnvironment = AS_IT_IS
 
     def __post_init__(self) -> None:
         if self.options.tensor_parallel_size != 1:
@@ -69,7 +72,7 @@ class EngineLaw:
             handover.job.write_text(job.model_dump_json(), "utf-8")
             handover.rollouts.write_bytes(encode_rollouts(rollouts))
             handover.write_target(target)
-            status = _run(handover, Path(folder))
+            status = _run(handover, Path(folder), self.environment)
             if handover.refusal.exists():
                 refusal = Refusal.model_validate_json(handover.refusal.read_bytes())
                 if refusal.kind == "unsupported":
@@ -81,7 +84,7 @@ class EngineLaw:
             return handover.read_found()
 
 
-def _run(handover: Handover, folder: Path) -> int:
+def _run(handover: Handover, folder: Path, environment: EngineEnvironment) -> int:
     """The exit status of the engine's process."""
     command = [sys.executable, "-m", "probes.exact_divergence.engine_side", str(folder)]
     with handover.log.open("wb") as log:
@@ -90,7 +93,7 @@ def _run(handover: Handover, folder: Path) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=engine_environment(),
+            env=process_variables(environment),
             start_new_session=True,  # an interrupt is the caller's to handle
             check=False,
         )

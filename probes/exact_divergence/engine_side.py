@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import decode_rollouts
+from probes.engines.environment import hold_this_process
 from probes.exact_divergence.handover import Handover, Job, Refusal
 from probes.exact_divergence.prompt_logits import PromptLogits
 from probes.exact_divergence.result import ExactDivergences
@@ -30,6 +31,9 @@ __all__ = ["NotReproducedError", "Watching", "check_reproduced", "main"]
 
 # What float32 log-softmax loses; one bfloat16 digit of a logit is a hundred times as much.
 _ABSOLUTE, _RELATIVE = 2e-5, 2e-6
+
+# Here and not in main(): processes that an engine spawns import this module too, and are to be held as well.
+hold_this_process()
 
 
 class NotReproducedError(ForeshockError):

@@ -9,7 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.recorded_runs import shipped_run
 from benchmarks.running_service import running_service
+from tests.probes.held import HeldProcess, held
 from tests.probes.tiny import save_checkpoint
 
 LEASE_SECONDS = 8.0
@@ -30,6 +32,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_checkpoint(root / "first", seed=1)
     save_checkpoint(root / "second", seed=2)
     return root
+
+
+@pytest.fixture(scope="session")
+def recorder() -> Iterator[HeldProcess]:
+    """A process in the environment that recorded the shipped run, or in the nearest that this CPU can be held to."""
+    with held(shipped_run().environment.nearest()) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,10 @@
 """A replay gives what was logged, and another step's weights do not. On real runs, through real engines.
 
-On the kind of CPU that recorded a run the bar is max |d| ≤ 1e-5. Another instruction set rounds elsewhere: torch then
-differs by no more than its own noise floor (k3 < 1e-6, or four times that of the same scorer in other batches). vLLM's
-CPU kernels differ by more, because those without AVX-512 cut float32 off to bfloat16 where the others round: there the
-bar is only that the right weights fit at least ten times better than wrong ones.
+The engines are held to the instruction set that recorded a run, and the bar is max |d| ≤ 1e-5. A CPU that has less
+rounds elsewhere: torch then differs by no more than its own noise floor (k3 < 1e-6, or four times that of the same
+scorer in other batches). vLLM's CPU kernels differ by more, because those without AVX512-BF16 cut float32 off to
+bfloat16 where the others round: there the bar is only that the right weights fit at least ten times better than wrong
+ones.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def of_scorer(rows: list[Row], scorer: str) -> list[Row]:
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_the_right_weights_give_what_was_logged(rows: list[Row], scorer: str) -> None:
     for row in of_scorer(rows, scorer):
-        if row.same_isa:
+        if row.same:
             assert row.right.maximum <= BAR_MAXIMUM, row
         elif scorer == "torch.trainer":
             assert row.right.k3 < max(BAR_K3, 4 * row.floor.k3), row

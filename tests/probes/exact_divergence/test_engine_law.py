@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.recorded_runs import shipped_run
 from examples.tiny_rl.model import load_model
 from foreshock.corrections import Evaluator, ExactKl, Threshold
 from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.theory import horizon_bound
-from probes.exact_divergence import LogitSource, SourceError
+from probes.exact_divergence import ExactDivergences, LogitSource, SourceError
 from probes.exact_divergence.engine_law import EngineLaw
 from probes.exact_divergence.models import ModelLaw, exact_divergences_of_models
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.vllm_prefill import BYTES_PER_LOGIT, PrefillOptions
+from tests.probes.held import K3_ELSEWHERE, HeldProcess
 
 RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
 WEIGHTS = RECORDED / "checkpoints" / "step_0160"
@@ -27,27 +29,31 @@ def recorded() -> RolloutBatch:
     return decode_rollouts((RECORDED / "rollouts" / "step_0160.parquet").read_bytes())
 
 
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.timeout(900)
-def test_trainer_against_engine_is_what_k3_samples_and_trust_regions_need() -> None:
-    rollouts = recorded()
+def trainer_against_engine(rollouts: RolloutBatch) -> ExactDivergences:
     trainer = ModelLaw(load_model(WEIGHTS), autocast=torch.bfloat16)
     # 32 tokens a step, so that most prompts come in two pieces.
     engine = EngineLaw(WEIGHTS, PrefillOptions(logits_bytes=32 * BYTES_PER_LOGIT * 16))
-    exact = exact_divergences_of_models(trainer, engine, rollouts, batch_size=128)
+    return exact_divergences_of_models(trainer, engine, rollouts, batch_size=128)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_trainer_against_engine_is_what_k3_samples_and_trust_regions_need(recorder: HeldProcess) -> None:
+    rollouts = recorded()
+    exact = recorder.call(trainer_against_engine, rollouts)
     assert exact.tokens == rollouts.num_tokens
     assert rollouts.rollout_log_probs is not None
     assert rollouts.trainer_log_probs is not None
     assert exact.target_log_probs is not None
     assert exact.behaviour_log_probs is not None
-    same_processor = torch.backends.cpu.get_cpu_capability() == "AVX2"  # of the recording; another one rounds otherwise
+    in_its_environment = recorder.stands_for(shipped_run().environment)
     for ours, logged in (
         (exact.behaviour_log_probs, rollouts.rollout_log_probs),
         (exact.target_log_probs, rollouts.trainer_log_probs),
     ):
         d = ours - logged
-        assert np.abs(d).max() < 1e-5 or (not same_processor and np.mean(np.expm1(d) - d) < 1e-6)
+        assert np.abs(d).max() < 1e-5 if in_its_environment else np.mean(np.expm1(d) - d) < K3_ELSEWHERE
 
     d = rollouts.trainer_log_probs.astype(np.float64) - rollouts.rollout_log_probs
     k3 = np.expm1(d) - d
