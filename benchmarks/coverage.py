@@ -1,20 +1,20 @@
-"""Do 95 % intervals hold the truth 95 times in 100? `make bench-coverage`
+"""Measure how often 95 % intervals cover exact values. `make bench-coverage`
 
-Batches of rollouts are drawn afresh from a tiny policy μ (benchmarks/tiny_policy.py), whose divergence from π, the same
-policy rounded to fewer bits, is known exactly; each batch's two intervals, Student's t and the bootstrap-t, both by
-prompt group, are asked whether they hold it. μ covers π, so the sampled estimators of k3, χ² and TV have the exact
-per-token KL(μ‖π), χ²(π‖μ) and TV as their expectation; that is tested too: the mean over batches lies within three
-standard errors of the exact value.
+Batches of rollouts are drawn from a tiny policy μ (benchmarks/tiny_policy.py). Its divergence from π, the same policy
+rounded to fewer bits, is known exactly. Each batch gives two intervals by prompt group, Student's t and the
+bootstrap-t; the benchmark counts how often each contains the exact value. μ covers π, so the sampled estimators of k3,
+χ² and TV have the exact per-token KL(μ‖π), χ²(π‖μ) and TV as their expectation. This is tested too: the mean over
+batches lies within three standard errors of the exact value.
 
-Bar: the interval that this project recommends, the bootstrap-t, covers 93–97 % over 2,000 batches of 128 prompts × 8
-rollouts at three levels of mismatch, for all three measures. Beside it, without a bar: a quarter of the prompts, and
-a policy of very uneven prompts with outlier channels, where a few prompts carry much of k3 and a batch that lacks them
-cannot know. Its last χ² is made by tokens so rare under μ that no batch holds one: nothing that is estimated from
-samples can see it, and the same holds of any importance-weighted mean. The kinds of interval were compared on policies
-of other seeds, and this one's table was looked at once they were chosen; on four more seeds, of 1,000 batches each, the
-36 barred cells came out between 92.5 and 96.8 %, 94.7 % on average, each with an error of 0.7 %. Rollouts of a group
-have more in common here than on recorded runs (the error is 4 to 5 times that of independent tokens, there 1.3 to 1.8),
-which makes it harder.
+Bar: the recommended interval, the bootstrap-t, covers 93–97 % over 2,000 batches of 128 prompts × 8 rollouts at three
+levels of mismatch, for all three measures. Without a bar: a quarter of the prompts, and a policy of very uneven prompts
+with outlier channels, whose k3 comes from a few prompts that many batches lack. Its last χ² comes from tokens so rare
+under μ that no batch has one: no estimate from samples can include them.
+
+The kinds of interval were chosen on policies of other seeds, before this table was computed. On four more seeds, of
+1,000 batches each, the 36 barred cells were between 92.5 and 96.8 %, 94.7 % on average, each with an error of 0.7 %.
+Rollouts of a group are more dependent here than on recorded runs (the error is 4 to 5 times that of independent tokens,
+there 1.3 to 1.8), which makes coverage harder.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ BATCHES_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A policy and the size of a batch of it; `barred` where the bar is to be reached."""
+    """A policy and its batch sizes; `barred` is the batch size, in prompts, with a bar (0: none)."""
 
     name: str
     traits: Traits
     batch_prompts: tuple[int, ...]
     batches_share: float
-    barred: int  # the batch size, in prompts, that the bar is on; 0 for none
+    barred: int
 
 
 SETTINGS = (
@@ -65,7 +65,7 @@ SETTINGS = (
 
 @dataclass(slots=True)
 class Cell:
-    """One measure at one level of mismatch: the exact value, and what the batches said."""
+    """One measure at one level of mismatch: the exact value, and the counts over batches."""
 
     setting: str
     prompts: int
@@ -78,7 +78,7 @@ class Cell:
     too_high: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     widths: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
-    def see(self, kind: str, interval: Interval) -> None:
+    def count(self, kind: str, interval: Interval) -> None:
         """Count one batch's interval."""
         self.too_low[kind] += interval.high < self.exact
         self.too_high[kind] += interval.low > self.exact
@@ -87,7 +87,7 @@ class Cell:
             self.estimates.append(interval.mean)
 
     def coverage(self, kind: str) -> float:
-        """The share of batches whose interval held the exact value."""
+        """Return the share of batches whose interval contains the exact value."""
         return 1.0 - (self.too_low[kind] + self.too_high[kind]) / len(self.estimates)
 
     @property
@@ -103,19 +103,19 @@ class Cell:
 
     @property
     def reached(self) -> bool:
-        """Whether the recommended interval covers as often as it should."""
+        """True if the coverage of the recommended interval is within the bar."""
         return BAR[0] <= self.coverage(RECOMMENDED) <= BAR[1]
 
 
 def divergences(behaviour: TinyPolicy, target: TinyPolicy) -> Float64:
-    """k3, (ρ − 1)² and (1 − ρ)⁺ of every state and token, stacked last."""
+    """Return k3, (ρ − 1)² and (1 − ρ)⁺ of every state and token, stacked last."""
     d = target.log_probs - behaviour.log_probs
-    above = np.expm1(d)
-    return np.stack([above - d, np.square(above), np.maximum(-above, 0.0)], axis=-1)
+    rho_minus_one = np.expm1(d)
+    return np.stack([rho_minus_one - d, np.square(rho_minus_one), np.maximum(-rho_minus_one, 0.0)], axis=-1)
 
 
 def batches_of(sampler: Sampler, values: Float64, count: int, seed: int) -> Iterator[tuple[Float64, Float64]]:
-    """(sums [rollouts, K], tokens [rollouts]) of `count` batches; rollouts of a prompt follow one another."""
+    """Yield (sums [rollouts, K], tokens [rollouts]) of `count` batches; rollouts of a prompt are consecutive."""
     table = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
     for first in range(0, count, BATCHES_AT_ONCE):
         random = np.random.default_rng([seed, first])
@@ -131,7 +131,7 @@ def batches_of(sampler: Sampler, values: Float64, count: int, seed: int) -> Iter
 
 
 def cells_of(setting: Setting, batches: int) -> list[Cell]:
-    """The experiment of one setting."""
+    """Run the experiment of one setting and return its cells."""
     behaviour = TinyPolicy.of(SEED, None, setting.traits)
     values = np.concatenate(
         [divergences(behaviour, TinyPolicy.of(SEED, bits, setting.traits)) for bits in LEVELS], axis=-1
@@ -152,13 +152,13 @@ def cells_of(setting: Setting, batches: int) -> list[Cell]:
             counts = tokens[part].astype(np.int64)
             bootstrapped = bootstrap_intervals(sums[part], counts, groups[part])
             for cell, column, interval in zip(row, sums[part].T, bootstrapped, strict=True):
-                cell.see("bootstrap", interval)
-                cell.see("student", clustered_interval(column, counts, groups[part]))
+                cell.count("bootstrap", interval)
+                cell.count("student", clustered_interval(column, counts, groups[part]))
     return [cell for row in cells.values() for cell in row]
 
 
 def print_table(cells: list[Cell]) -> None:
-    """One line a cell: the exact value, the bias, and for each interval coverage, misses on each side, and width."""
+    """Print a line per cell: exact value, bias, and for each interval its coverage, misses per side, and width."""
     head = "coverage  too low  too high  width"
     print(f"{'':56s} {'Student t':^35s}   {'bootstrap-t':^35s}")
     print(f"{'setting':15s} {'prompts':>7s} bits {'measure':10s} {'exact':>8s} {'bias':>7s}   {head}    {head}")
@@ -182,7 +182,7 @@ def measure_coverage(batches: int = BATCHES) -> dict[str, float | bool]:
     """Run the experiment, print its table, and return its figures.
 
     `lowest` and `highest` are the coverage of the recommended interval over the barred cells, `student_lowest` that of
-    Student's t, `largest_bias` in standard errors, `reached` whether the bar was reached and nothing is biased.
+    Student's t, `largest_bias_in_errors` is in standard errors; `reached` is True if the bar is reached without bias.
     """
     start = time.perf_counter()
     cells = [cell for setting in SETTINGS for cell in cells_of(setting, batches)]

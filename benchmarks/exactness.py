@@ -1,10 +1,10 @@
-"""Is what the service answers what the formulas say?
+"""Compare the service's measures with a direct evaluation of the formulas. `make bench-exactness`
 
-Rollouts go in over HTTP, every measure comes back over HTTP, and each is compared with a direct float64 evaluation
-written here from the formulas alone (math.fsum over Python floats; no code shared).
+Rollouts are uploaded over HTTP, every measure is read back over HTTP, and each is compared with a float64 evaluation
+written here from the formulas alone (math.fsum over Python floats; no shared code).
 
-Bars: 1e-9 relative on every measure; the sum over links of d equals d of the whole, token by token, to 1e-12.
-Data: random batches with |d| from 1e-6 to 30, NaN and infinities among them, and every step of the recorded run.
+Bars: 1e-9 relative on every measure; the sum of d over links equals d of the whole, token by token, to 1e-12. Data:
+random batches with |d| from 1e-6 to 30, including NaN and infinities, and every step of the recorded run.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import httpx
 import numpy as np
 
 from benchmarks.running_service import running_service
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
 
 RECORDED = Path(__file__).resolve().parents[1] / "examples" / "tiny_rl" / "recorded"
 BAR_MEASURES = 1e-9
 BAR_TELESCOPING = 1e-12
-PAIR = "trainer/rollout"
 
 Tokens = list[tuple[float, float]]
 
 
 def tokens_of(batch: RolloutBatch) -> list[Tokens]:
-    """(log π, log μ) of the model-generated tokens with finite log-probs, a list a rollout."""
+    """Return (log π, log μ) of the model-generated tokens with finite log-probs, a list per rollout."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     rollouts = []
@@ -105,7 +105,7 @@ DIRECT: dict[str, Callable[[list[Tokens]], float]] = {
 
 
 def random_batch(seed: int, scale: float) -> RolloutBatch:
-    """64 rollouts whose |d| is around `scale` nats, with a few log-probs that are NaN or infinite."""
+    """Return 64 rollouts whose |d| is around `scale` nats, with a few NaN and infinite log-probs."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 200, 64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -140,7 +140,7 @@ def relative_error(answer: float | None, direct: float) -> float:
 
 
 def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, float | None]:
-    """Uploads the batch as a step of a run of its own, in two shards, and reads all its measures back."""
+    """Upload the batch as a step of its own run, in two shards, and return all its measures."""
     run = client.post("/v1/runs", json={"key": name}).raise_for_status().json()["id"]
     client.post(f"/v1/runs/{run}/attempts", json={"key": "1"}).raise_for_status()
     half = batch.num_rollouts // 2
@@ -151,12 +151,12 @@ def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, 
             content=encode_rollouts(batch.select(np.array(rows))),
             headers={"Content-Type": "application/vnd.apache.parquet"},
         ).raise_for_status()
-    answer = client.get(f"/v1/runs/{run}/measurements", params={"comparison": PAIR}).raise_for_status()
+    answer = client.get(f"/v1/runs/{run}/measurements", params={"comparison": TRAINER_ROLLOUT}).raise_for_status()
     return {name: column[0] for name, column in answer.json()["columns"].items()}
 
 
 def telescoping_error(batch: RolloutBatch, seed: int) -> float:
-    """Largest |Σ d_link − d| over the tokens of a chain of four scores, two of them random."""
+    """Return the largest |Σ d_link − d| over the tokens of a chain of four scores, two of them random."""
     assert batch.rollout_log_probs is not None
     assert batch.trainer_log_probs is not None
     random = np.random.default_rng(seed)

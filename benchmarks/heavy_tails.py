@@ -1,10 +1,10 @@
-"""Which interval is to be believed where few tokens make the mean? `python -m benchmarks.heavy_tails`
+"""Measure which interval covers if few tokens dominate the mean. `python -m benchmarks.heavy_tails`
 
-The coverage experiment over policies with ever heavier tails: even and uneven prompts, three levels of rounding, each
-with and without "flips", one state in 500 that π computes with four bits fewer, as a router that chose another expert
-would. A line gives what a batch shows (the medians of k̂ of ρ and of the share of k3 that a thousandth of the tokens
-makes) and how often the two kinds of 95 % interval hold the exact value. The rule in docs/measures.md follows from it.
-There is no bar here: several of these cannot be covered from one batch, and the point is to know which.
+The coverage experiment over policies with heavier and heavier tails: even and uneven prompts, three levels of rounding,
+each with and without "flips", one state in 500 that π computes with four bits fewer, like a router that chose another
+expert. A line gives a batch's diagnostics (the medians of k̂ of ρ and of the share of k3 from a thousandth of the
+tokens) and how often the two kinds of 95 % interval contain the exact value. The rule in docs/measures.md follows from
+it. There is no bar: several of these cannot be covered from one batch, and the result is which.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ POLICIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One batch at one level: its diagnostics, and which intervals held; `held` [measures, 2]: Student's, bootstrap."""
+class BatchResult:
+    """One batch at one level: its diagnostics, and the intervals that held; `held` [measures, 2]:
+
+    Student's, bootstrap.
+    """
 
     pareto_k: float
     top_share: float
@@ -47,7 +50,7 @@ class Seen:
 
 
 def flipped(seed: int, bits: int, traits: Traits) -> TinyPolicy:
-    """π of `bits` bits, some of its states computed with fewer."""
+    """Return π with `bits` bits, some of its states computed with fewer."""
     fine = TinyPolicy.of(seed, bits, traits).log_probs
     coarse = TinyPolicy.of(seed, max(2, bits - FLIPPED_BITS), traits).log_probs
     chosen = np.random.default_rng(seed + 77).random(fine.shape[:3]) < FLIPPED_STATES
@@ -55,18 +58,19 @@ def flipped(seed: int, bits: int, traits: Traits) -> TinyPolicy:
 
 
 def draw(sampler: Sampler, random: np.random.Generator) -> tuple[Int64, Int64]:
-    """The rollout and the place in `log_probs.ravel()` of each token of one batch."""
+    """Return the rollout and the index in `log_probs.ravel()` of each token of one batch."""
     prompts = np.repeat(random.integers(0, PROMPTS, MOST_PROMPTS), ROLLOUTS_OF_A_PROMPT)
     steps = list(sampler.responses(prompts, random))
     return np.concatenate([running for running, _ in steps]), np.concatenate([places for _, places in steps])
 
 
 def holds(interval: Interval, exact: float) -> bool:
+    """Return True if the interval contains the exact value."""
     return interval.low <= exact <= interval.high
 
 
-def batches_seen(seed: int, traits: Traits, flips: bool) -> dict[int, list[Seen]]:
-    """What BATCHES batches of one policy show, by level."""
+def batch_results(seed: int, traits: Traits, flips: bool) -> dict[int, list[BatchResult]]:
+    """Return the results of BATCHES batches of one policy, by level."""
     behaviour = TinyPolicy.of(seed, None, traits)
     targets = [flipped(seed, bits, traits) if flips else TinyPolicy.of(seed, bits, traits) for bits in LEVELS]
     values = np.concatenate([divergences(behaviour, target) for target in targets], axis=-1)
@@ -75,7 +79,7 @@ def batches_seen(seed: int, traits: Traits, flips: bool) -> dict[int, list[Seen]
     differences = [(target.log_probs - behaviour.log_probs).ravel() for target in targets]
     sampler, random = Sampler.of(behaviour), np.random.default_rng([seed, int(flips)])
     groups = np.repeat(np.arange(MOST_PROMPTS), ROLLOUTS_OF_A_PROMPT)
-    seen: dict[int, list[Seen]] = {bits: [] for bits in LEVELS}
+    seen: dict[int, list[BatchResult]] = {bits: [] for bits in LEVELS}
     for _ in range(BATCHES):
         rollouts, places = draw(sampler, random)
         tokens, of_tokens = np.bincount(rollouts, minlength=groups.size), table[places]
@@ -96,7 +100,7 @@ def batches_seen(seed: int, traits: Traits, flips: bool) -> dict[int, list[Seen]
             )
             d, k3 = differences[level][places], np.sort(of_tokens[:, columns[0]])
             shape = pareto_shape(np.sort(d)[::-1][:LARGEST_VALUES], d.size)
-            seen[bits].append(Seen(shape, float(k3[-(d.size // 1000) :].sum() / k3.sum()), held))
+            seen[bits].append(BatchResult(shape, float(k3[-(d.size // 1000) :].sum() / k3.sum()), held))
     return seen
 
 
@@ -106,7 +110,7 @@ def main() -> int:
     print(f"{'prompts':8s} {'flips':5s} bits {'k̂':>6s} {'top 0.1 %':>10s}  " + "  Student  bootstrap  " * len(MEASURES))
     for name, traits in POLICIES.items():
         for flips in (False, True):
-            runs = [batches_seen(seed, traits, flips) for seed in SEEDS]
+            runs = [batch_results(seed, traits, flips) for seed in SEEDS]
             for bits in LEVELS:
                 seen = [one for run in runs for one in run[bits]]
                 held = np.mean([one.held for one in seen], axis=0)

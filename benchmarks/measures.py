@@ -1,18 +1,18 @@
-"""The measures beside verl's own functions: the same numbers, faster, in less memory. `make bench-measures`.
+"""Compare the measures with verl's own functions: values, speed and memory. `make bench-measures`.
 
-1. Every measure that both define, on random batches with |d| from 1e-6 to 30, on the recorded run that ships with the
-   repository, and on those found beside it: the largest difference, relative, or absolute where verl's value is below
-   1e-6. verl is given float64 tensors, in which its formulas are right; what its float32 makes of the same tokens is
-   printed beside it. Where its clamp of d to ±20 bites, the two differ by definition and are not compared.
+1. Every measure that both define, on random batches with |d| from 1e-6 to 30, on the repository's recorded run, and on
+   other recorded runs if available: the largest difference, relative, or absolute if verl's value is below 1e-6.
+   verl gets float64 tensors, in which its formulas are accurate; its float32 results for the same tokens are printed
+   beside them. Values affected by its clamp of d to ±20 differ by definition and are not compared.
 2. Speed, on 1024 rollouts of 100–8192 tokens, 3.0 M in all, which verl gets padded to [1024, 8192] (not timed):
-   verl's thirteen against its `compute_offpolicy_metrics`; everything (every measure with its intervals, all maps by
-   probability, place, turn, length, entropy, lag and token id, advantages, and every correction evaluated) against its
-   `compute_rollout_correction_and_rejection_mask`. One process, interleaved, medians.
-3. Memory at its peak beyond the input, each in a process of its own.
+   verl's thirteen against its `compute_offpolicy_metrics`; everything (every measure with its intervals, all tables by
+   probability, position, turn, length, entropy, lag and token id, advantages, and every correction evaluated) against
+   its `compute_rollout_correction_and_rejection_mask`. One process, interleaved, medians.
+3. Peak memory beyond the input, each in a process of its own.
 4. Time by the number of tokens, the fastest of all rounds.
 5. Coverage of the 95 % intervals (benchmarks/coverage.py, with its own table).
 
-What it does not cover: GPUs, on which verl's tensors may live.
+Not covered: GPUs, on which verl's tensors may be.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class Tokens:
 
 
 def training_batch(rollouts: int = ROLLOUTS, seed: int = 0) -> RolloutBatch:
-    """Rollouts with everything logged: groups of 8, two turns, lags 0–3, ids of a vocabulary of 151 936 by Zipf's law,
-    and a mismatch as of bf16 kernels, with heavy tails."""
+    """Return rollouts with every column, and a mismatch as of bf16 kernels, with heavy tails.
+
+    Groups of 8, two turns, lags 0–3, Zipf-distributed ids of a vocabulary of 151 936.
+    """
     random = np.random.default_rng(seed)
     lengths = np.clip(random.lognormal(7.8, 0.8, rollouts), SHORTEST, LONGEST).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -96,7 +98,7 @@ def training_batch(rollouts: int = ROLLOUTS, seed: int = 0) -> RolloutBatch:
 
 
 def random_tokens(size: float, seed: int) -> Tokens:
-    """64 rollouts whose |d| is about `size`, with masked tokens; log-probs that float64 keeps as they are."""
+    """Return 64 rollouts whose |d| is about `size`, with masked tokens; log-probs that float64 represents exactly."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 400, 64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -119,13 +121,13 @@ def all_tokens() -> Iterator[Tokens]:
             if target is None or behaviour is None:
                 continue
             mask = np.asarray(batch.generated & np.isfinite(target) & np.isfinite(behaviour), np.uint8)
-            # verl multiplies by its mask, which makes NaN of a NaN.
+            # verl multiplies by its mask, which keeps NaN.
             target, behaviour = np.where(mask, target, 0), np.where(mask, behaviour, 0)
             yield Tokens(f"{run.name}, step {step}", target, behaviour, batch.response_offsets, mask)
 
 
 def difference(ours: float, theirs: float) -> float:
-    """Relative to verl's value, or to 1e-6 where that is smaller."""
+    """Return the difference relative to verl's value, or to 1e-6 if that is larger."""
     if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
         return 0.0
     return abs(ours - theirs) / max(abs(theirs), 1e-6)
@@ -133,18 +135,18 @@ def difference(ours: float, theirs: float) -> float:
 
 @dataclass(slots=True)
 class Worst:
-    """The largest difference, and on which tokens."""
+    """The largest difference, and its tokens."""
 
     value: float = 0.0
     where: str = ""
 
-    def see(self, value: float, where: str) -> None:
+    def update(self, value: float, where: str) -> None:
         if not value <= self.value:
             self.value, self.where = value, where
 
 
 def beyond_clamp(tokens: Tokens) -> set[str]:
-    """verl's measures whose clamp to ±20 takes part."""
+    """Return verl's measures that its clamp to ±20 affects."""
     kept = np.ones(tokens.target.size) if tokens.mask is None else tokens.mask
     d = (tokens.target.astype(np.float64) - tokens.behaviour) * kept
     found = set()
@@ -156,22 +158,22 @@ def beyond_clamp(tokens: Tokens) -> set[str]:
 
 
 def compare_with_verl() -> tuple[float, int]:
-    """The largest difference on any measure, and of how many batches."""
+    """Return the largest difference over all measures, and the number of batches."""
     double = {name: Worst() for name in verl.OURS}
     single = {name: Worst() for name in verl.OURS}
     batches = 0
     for tokens in all_tokens():
         columns = tokens.target, tokens.behaviour, tokens.offsets, tokens.mask
         ours = ComparisonStatistics.of(*columns).measures()
-        quick = compiled.compute_verl_metrics(token_inputs(*columns))
+        thirteen = compiled.compute_verl_metrics(token_inputs(*columns))
         clamped = beyond_clamp(tokens)
         for is_double, worst in ((True, double), (False, single)):
             padded = verl.Padded.of(*columns, double=is_double)
             theirs = verl.off_policy_metrics(padded) | verl.debug_metrics(padded)
             for name in theirs.keys() - clamped:
-                for found in (ours, quick):
+                for found in (ours, thirteen):
                     if verl.OURS[name] in found:
-                        worst[name].see(difference(found[verl.OURS[name]], theirs[name]), tokens.name)
+                        worst[name].update(difference(found[verl.OURS[name]], theirs[name]), tokens.name)
         batches += 1
     print(f"{'measure of verl':34s} {'float64':>9s} {'float32':>9s}   largest difference; float32 is furthest off on")
     for name in verl.OURS:
@@ -180,7 +182,7 @@ def compare_with_verl() -> tuple[float, int]:
 
 
 def everything(batch: RolloutBatch) -> None:
-    """All that is measured of a batch: what the bar is on."""
+    """Compute everything about a batch: the work that the bar is on."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     comparison = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
@@ -192,14 +194,14 @@ def everything(batch: RolloutBatch) -> None:
 
 
 def inputs_of(batch: RolloutBatch) -> TokenInputs:
-    """The log-probs alone."""
+    """Return the log-probs alone."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     return TokenInputs(batch.trainer_log_probs, batch.rollout_log_probs, batch.response_offsets)
 
 
 def all_inputs_of(batch: RolloutBatch) -> TokenInputs:
-    """Every column of the token pass."""
+    """Return every column of the token pass."""
     bare = inputs_of(batch)
     return token_inputs(
         bare.target,
@@ -220,7 +222,7 @@ def padded(batch: RolloutBatch) -> verl.Padded:
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """How long it takes, as timeit measures: without the collector, which looks at all that verl has imported."""
+    """Return the duration of `work` without garbage collection, as timeit does."""
     gc.collect()
     gc.disable()
     try:
@@ -232,7 +234,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 def measure_speed(batch: RolloutBatch) -> tuple[float, float]:
-    """How many times as fast as verl: its thirteen, and everything."""
+    """Return the speed-ups over verl: of its thirteen metrics, and of everything."""
     tensors, bare, full = padded(batch), inputs_of(batch), all_inputs_of(batch)
     works: dict[str, Callable[[], object]] = {
         "verl's compute_offpolicy_metrics": lambda: verl.off_policy_metrics(tensors),
@@ -259,12 +261,12 @@ def measure_speed(batch: RolloutBatch) -> tuple[float, float]:
 
 
 def peak_beyond(work: Callable[[], object]) -> int:
-    """Bytes of memory that `work` takes at its peak beyond what there was before; Linux with glibc says."""
+    """Return the peak memory of `work` in bytes, beyond the memory in use before. Linux with glibc only."""
     gc.collect()
-    # What was freed and not given back would hold a part of the peak unseen.
+    # Freed memory that glibc keeps would hide part of the peak.
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak begins anew
+        file.write("5")  # reset the peak
     before = _status("VmRSS")
     work()
     return max(_status("VmHWM") - before, 0)
@@ -315,7 +317,7 @@ def memory_in_this_process(what: str) -> None:
 
 
 def measure_memory() -> float:
-    """The largest peak of ours beyond the input, in inputs."""
+    """Return Foreshock's largest peak beyond the input, in multiples of the input."""
     print(f"\n{'memory at its peak':24s} {'beyond input':>14s} {'input':>12s}   ratio")
     largest = 0.0
     for what in MEMORY_OF:
@@ -329,19 +331,19 @@ def measure_memory() -> float:
 
 
 def measure_linearity() -> float:
-    """The time per token of the largest batch over that of the smallest, the fastest of all rounds."""
+    """Return the time per token of the largest batch over that of the smallest, each the fastest of all rounds."""
     print(f"\n{'tokens':>10s} {'thirteen':>14s} {'the pass':>14s}")
     of_sizes = []
     batches = [training_batch(rollouts) for rollouts in (ROLLOUTS // 4, ROLLOUTS // 2, ROLLOUTS, 2 * ROLLOUTS)]
     columns = [(inputs_of(batch), all_inputs_of(batch)) for batch in batches]
     times: list[list[list[float]]] = [[[], []] for _ in batches]
     for _ in range(ROUNDS):
-        for (bare, full), (quick, whole) in zip(columns, times, strict=True):
-            quick.append(milliseconds(lambda bare=bare: compiled.compute_verl_metrics(bare)))
-            whole.append(milliseconds(lambda full=full: compiled.sum_rollouts_compiled(full)))
-    for (bare, _), (quick, whole) in zip(columns, times, strict=True):
+        for (bare, full), (thirteen_times, pass_times) in zip(columns, times, strict=True):
+            thirteen_times.append(milliseconds(lambda bare=bare: compiled.compute_verl_metrics(bare)))
+            pass_times.append(milliseconds(lambda full=full: compiled.sum_rollouts_compiled(full)))
+    for (bare, _), (thirteen_times, pass_times) in zip(columns, times, strict=True):
         tokens = int(bare.offsets[-1])
-        of_sizes.append([1e6 * min(values) / tokens for values in (quick, whole)])
+        of_sizes.append([1e6 * min(values) / tokens for values in (thirteen_times, pass_times)])
         print(f"{tokens:10d} {of_sizes[-1][0]:9.2f} ns/t. {of_sizes[-1][1]:9.2f} ns/t.")
     return max(column[-1] / column[0] for column in zip(*of_sizes, strict=True))
 

@@ -1,7 +1,7 @@
-"""verl's own measures of the same rollouts: the functions of its `rollout_corr_helper` and `utils/debug/metrics`.
+"""verl's own measures of the same rollouts, from its `rollout_corr_helper` and `utils/debug/metrics`.
 
-verl is imported here and nowhere else, and only when it is asked for: it is no dependency of the product. Its functions
-take padded tensors; `Padded` holds them, in float32 as a trainer has them, or in float64.
+verl is imported here only, and only when needed: the product does not depend on it. Its functions take padded tensors;
+`Padded` holds them, in float32 like a trainer, or in float64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 INSTALL = "pip install --no-deps verl==0.9.1 && pip install 'foreshock[bench]' torch transformers"
 
-# Our column for each of verl's measures. Where the name is another, so is the definition that it usually stands for.
+# The registry's column of each of verl's measures. A different name means that verl's definition is not the usual one.
 OURS = {
     **{
         name: name
@@ -53,8 +53,7 @@ OURS = {
     "chi2_seq": "verl_chi2_seq",
 }
 
-# What someone who wants verl's whole report asks for: truncated token weights, and a rejection by sequence, by its
-# largest token and by token.
+# Options of verl's full report: truncated token weights; rejection by sequence, by its largest token and by token.
 FULL_CORRECTION: dict[str, Any] = {
     "rollout_is": "token",
     "rollout_is_threshold": 2.0,
@@ -64,7 +63,7 @@ FULL_CORRECTION: dict[str, Any] = {
 
 
 class VerlMissingError(RuntimeError):
-    """verl, or what its functions import, is not installed."""
+    """verl, or a package that its functions import, is not installed."""
 
     def __init__(self, missing: str | None) -> None:
         super().__init__(f"verl's functions need {missing or 'a package'} that is not installed: {INSTALL}")
@@ -72,7 +71,7 @@ class VerlMissingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Padded:
-    """[N, longest] log π, log μ and the mask of what was sampled; padding is 0."""
+    """log π, log μ and the mask of sampled tokens, [N, longest]; padding is 0."""
 
     target: Any
     behaviour: Any
@@ -89,7 +88,7 @@ class Padded:
         width: int | None = None,
         double: bool = False,
     ) -> Padded:
-        """The [T] values of N rollouts cut at `offsets`, padded to `width` or to the longest."""
+        """Return the [T] values of N rollouts cut at `offsets`, padded to `width` or to the longest."""
         torch = importlib.import_module("torch")
         lengths = np.diff(offsets)
         width = max(width or 0, int(lengths.max()))
@@ -113,21 +112,21 @@ def _module(name: str) -> ModuleType:
 
 
 def require() -> None:
-    """Raises VerlMissingError where verl or what it needs is missing."""
+    """Raise VerlMissingError if verl or one of its dependencies is missing."""
     _module("torch")
     _module("verl.trainer.ppo.rollout_corr_helper")
     _module("verl.utils.debug.metrics")
 
 
 def off_policy_metrics(batch: Padded) -> dict[str, float]:
-    """verl's thirteen, by its own names."""
+    """Return verl's thirteen metrics by its own names."""
     helper = _module("verl.trainer.ppo.rollout_corr_helper")
     found: dict[str, float] = helper.compute_offpolicy_metrics(batch.target, batch.behaviour, batch.mask)
     return found
 
 
 def correct(batch: Padded, **options: Any) -> dict[str, float]:
-    """The metrics of verl's correction with these options, by its own names."""
+    """Return the metrics of verl's correction with these options, by its own names."""
     helper = _module("verl.trainer.ppo.rollout_corr_helper")
     _, _, found = helper.compute_rollout_correction_and_rejection_mask(
         batch.target, batch.behaviour, batch.mask, **options
@@ -136,7 +135,7 @@ def correct(batch: Padded, **options: Any) -> dict[str, float]:
 
 
 def debug_metrics(batch: Padded) -> dict[str, float]:
-    """verl's measures of probabilities, by its own names."""
+    """Return verl's measures of probabilities by its own names."""
     metrics = _module("verl.utils.debug.metrics")
     columns = {
         "rollout_log_probs": batch.behaviour,

@@ -1,5 +1,4 @@
-"""The shape k̂ of the tail of importance weights, from the largest of them: a diagnostic of importance-weighted
-estimates.
+"""The shape k̂ of the tail of importance weights, from the largest of them.
 
 Above a high threshold the weights of almost any distribution follow a generalised Pareto distribution with shape k.
 Moments of order below 1/k are finite. At k ≥ ½ the variance of ρ is infinite, and with it the error of χ², of ESS and

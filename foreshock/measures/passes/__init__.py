@@ -15,7 +15,7 @@ __all__ = ["compiled", "sum_rollouts"]
 
 
 def sum_rollouts(inputs: TokenInputs) -> RolloutSums:
-    """The sums of every rollout, and of all of them together."""
+    """Return the sums of each rollout, and of all of them together."""
     if compiled.is_prepared():
         return compiled.sum_rollouts_compiled(inputs)
     return sum_rollouts_numpy(inputs)
