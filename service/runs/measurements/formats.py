@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi import Response
 
+from foreshock.json_values import finite_or_none
 from service.platform.guards import PARQUET_MEDIA_TYPE
 from service.platform.problem import NotAcceptable
 from service.runs.measurements.curves import Curves
@@ -50,12 +50,8 @@ def _columns(curves: Curves) -> dict[str, list[Any]]:
     }
     columns["from_sample"] = list(curves.from_sample)
     for position, name in enumerate(curves.measures):
-        columns[name] = [_finite(row[position]) for row in curves.values]
+        columns[name] = [finite_or_none(row[position]) for row in curves.values]
     return columns
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _csv(columns: dict[str, list[Any]]) -> str:
