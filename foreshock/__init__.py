@@ -1,7 +1,7 @@
 """Foreshock: the seismograph of LLM reinforcement learning.
 
-`import foreshock` is what a trainer does, so it must cost next to nothing: public names are imported when they
-are first used, and nothing here ever imports torch, a web framework or a database.
+`import foreshock` must be fast, because every trainer does it: public names are imported when they are first used, and
+nothing here imports torch, a web framework or a database.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foreshock.client.client import Client
-    from foreshock.learning_rate.apply import apply_scale
+    from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
     from foreshock.learning_rate.feed import AdviceFeed
     from foreshock.rollouts.batch import RolloutBatch
 
 __version__ = "0.1.0"
 
-__all__ = ["AdviceFeed", "Client", "RolloutBatch", "__version__", "apply_scale"]
+__all__ = ["AdviceFeed", "Client", "RolloutBatch", "__version__", "applied_learning_rates", "apply_scale"]
 
 _HOMES = {
     "AdviceFeed": "foreshock.learning_rate.feed",
     "Client": "foreshock.client.client",
     "RolloutBatch": "foreshock.rollouts.batch",
+    "applied_learning_rates": "foreshock.learning_rate.apply",
     "apply_scale": "foreshock.learning_rate.apply",
 }
 

@@ -28,7 +28,7 @@ from examples.demo.service_child import only_demo_of, running_service
 from examples.tiny_rl.record import RECORDED, Manifest, RunRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.main import main as foreshock_command
-from foreshock.commands.readings import find_run
+from foreshock.commands.queries import find_run
 from foreshock.errors import ForeshockError
 
 console = Console(highlight=False)

@@ -12,7 +12,7 @@ from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
 from foreshock import AdviceFeed, Client
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.readings import find_run
+from foreshock.commands.queries import find_run
 from foreshock.errors import RunNotFound
 
 STEPS_AHEAD = 8

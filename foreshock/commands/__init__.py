@@ -1,1 +1,1 @@
-"""The command `foreshock`: its frame (`main`, `command`) and the commands that need nothing but the library."""
+"""The command line `foreshock`: the entry point (`main`, `command`) and the commands that need only the library."""

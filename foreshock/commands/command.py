@@ -1,4 +1,4 @@
-"""What a command is, and what the commands that talk to a service share."""
+"""The protocol of a command, and the options of the commands that talk to a service."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ __all__ = ["Command", "add_service_options", "connect", "run_url"]
 class Command(Protocol):
     """A command of `foreshock`: an object behind an entry point of the group `foreshock.commands`.
 
-    Import heavy things inside `run`: the module of every command is imported for `foreshock --help`.
+    Import large packages inside `run`: the module of every command is imported for `foreshock --help`.
     """
 
     help: str
-    """One line."""
+    """One line for `foreshock --help`."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do it; the exit status. A ForeshockError is shown as one line, with exit status 1."""
+        """Run the command and return its exit status. A ForeshockError is printed as one line, with exit status 1."""
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """`--url` and `--api-key`, with the same defaults for every command."""
+    """Add `--url` and `--api-key`, with the same defaults for every command."""
     group = parser.add_argument_group("service")
     group.add_argument("--url", help=f"the service's address (default: FORESHOCK_URL, else {DEFAULT_URL})")
-    group.add_argument("--api-key", metavar="KEY", help="an API key (better: FORESHOCK_API_KEY)")
+    group.add_argument(
+        "--api-key", metavar="KEY", help="an API key (default: FORESHOCK_API_KEY, which other users cannot see)"
+    )
 
 
 def connect(arguments: argparse.Namespace) -> ServiceConnection:
-    """A connection as `add_service_options` says. Raises ConfigurationError for an address that is none."""
+    """Open the connection of `add_service_options`. Raises ConfigurationError for an invalid address."""
     url = arguments.url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
     return ServiceConnection(url, arguments.api_key or os.environ.get("FORESHOCK_API_KEY") or None)
 
 
 def run_url(connection: ServiceConnection, run: str) -> str:
-    """The address of a run's page."""
+    """Return the address of a run's page."""
     return f"{connection.url}/runs/{run}"

@@ -9,15 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreshock.commands.readings import (
-    AdviceReading,
-    AlertReading,
-    AttributionReading,
-    Bucket,
-    Curve,
-    Readings,
-    RunReading,
-)
+from foreshock.commands.queries import RunQueries
+from foreshock.commands.records import AdviceRecord, AlertRecord, AttributionRecord, Bucket, Curve, RunRecord
 from foreshock.commands.verdicts import RANGES, Verdict, worst
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.json_values import json_value
@@ -76,19 +69,19 @@ class Diagnosis:
     """A run's state. `step` is the one that buckets are shown of, or `buckets_missing` says in a sentence why there are
     none; `attributions` are of probed steps."""
 
-    run: RunReading
+    run: RunRecord
     url: str
     model_kind: str
     step: int | None
     mismatch: Curve
     rollouts: Curve
     verdicts: tuple[MeasureVerdict, ...]
-    attributions: tuple[AttributionReading, ...]
+    attributions: tuple[AttributionRecord, ...]
     probed_steps: tuple[int, ...]
     unfinished_probes: tuple[tuple[int, str, str], ...]
     buckets: tuple[Bucket, ...]
-    alerts: tuple[AlertReading, ...]
-    advice: AdviceReading | None
+    alerts: tuple[AlertRecord, ...]
+    advice: AdviceRecord | None
     buckets_missing: str = ""
 
     @property
@@ -97,30 +90,30 @@ class Diagnosis:
         return worst([item.verdict for item in self.verdicts])
 
 
-def gather(readings: Readings, run: RunReading, url: str, *, step: int | None, model_kind: str = "dense") -> Diagnosis:
+def gather(queries: RunQueries, run: RunRecord, url: str, *, step: int | None, model_kind: str = "dense") -> Diagnosis:
     """Read all there is about `run`. `step` picks the step of attribution and buckets; None: what was probed, and the
     newest of that (or of all). Raises ServiceError."""
-    mismatch = readings.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
-    probed = readings.probed_steps()
+    mismatch = queries.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
+    probed = queries.probed_steps()
     wanted = (step,) if step is not None else spread(probed, _MOST_ATTRIBUTIONS)
-    attributions = tuple(found for each in wanted if (found := readings.attribution(each)) is not None)
+    attributions = tuple(found for each in wanted if (found := queries.attribution(each)) is not None)
     if step is None:
         step = next(iter([*[found.step for found in attributions[-1:]], *mismatch.steps[-1:]]), None)
-    buckets = readings.buckets(step, TRAINER_ROLLOUT) if step is not None else ()
+    buckets = queries.buckets(step, TRAINER_ROLLOUT) if step is not None else ()
     return Diagnosis(
         run=run,
         url=url,
         model_kind=model_kind,
         step=step,
         mismatch=mismatch,
-        rollouts=readings.curve(STEP_ROW, STEP_MEASURES),
+        rollouts=queries.curve(STEP_ROW, STEP_MEASURES),
         verdicts=tuple(_verdicts(mismatch, model_kind)),
         attributions=attributions,
         probed_steps=probed,
-        unfinished_probes=readings.unfinished_probes(),
+        unfinished_probes=queries.unfinished_probes(),
         buckets=() if isinstance(buckets, str) else buckets,
-        alerts=readings.alerts(),
-        advice=readings.advice(),
+        alerts=queries.alerts(),
+        advice=queries.advice(),
         buckets_missing=buckets if isinstance(buckets, str) else "",
     )
 

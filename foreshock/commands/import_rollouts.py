@@ -1,6 +1,6 @@
-"""`foreshock import`: log a recorded run as a trainer would have, through the client.
+"""`foreshock import`: log a recorded run through the client, like a trainer.
 
-Importing again changes nothing: the same files give the same bytes under the same attempt.
+Importing again changes nothing: the same files give the same bytes in the same attempt.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _STALLED_SECONDS = 120.0
 
 
 class ImportCommand:
-    """Reads files, logs them, waits until the service has them."""
+    """Reads files, logs them, and waits until the service has stored them."""
 
     help = "log a recorded run: folders of step_NNNN.jsonl.gz or .parquet, metrics.jsonl, checkpoints"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or files of rollouts")
-        parser.add_argument("--run-key", required=True, help="your lasting name for the run")
+        parser.add_argument("--run-key", required=True, help="your permanent name for the run")
         parser.add_argument("--project", default="default")
         for name in _DESCRIBED:
             parser.add_argument(f"--{name}", help=f"the run's {name}")
         parser.add_argument("--initial-learning-rate", type=float, metavar="RATE")
-        parser.add_argument("--length-cap", type=int, metavar="TOKENS", help="the most tokens that generation allowed")
-        parser.add_argument("--step", type=int, metavar="N", help="the step of a file whose name does not say it")
-        parser.add_argument("--from-step", type=int, default=0, metavar="N", help="leave out earlier steps")
-        parser.add_argument("--to-step", type=int, metavar="N", help="leave out later steps")
+        parser.add_argument("--length-cap", type=int, metavar="TOKENS", help="longest response that generation allowed")
+        parser.add_argument("--step", type=int, metavar="N", help="the step of a file without a step in its name")
+        parser.add_argument("--from-step", type=int, default=0, metavar="N", help="first step to import")
+        parser.add_argument("--to-step", type=int, metavar="N", help="last step to import")
         parser.add_argument(
             "--weights-root",
             metavar="NAME=FOLDER",
             help="announce checkpoints below FOLDER, which workers know as NAME",
         )
-        sampling = parser.add_argument_group("what is true of all rollouts (for json lines, which do not say it)")
+        sampling = parser.add_argument_group("sampling of all rollouts (for JSON lines, which do not contain it)")
         for name in ("temperature", "top-p", "min-p"):
             sampling.add_argument(f"--{name}", type=float)
         sampling.add_argument("--top-k", type=int)
@@ -58,14 +58,14 @@ class ImportCommand:
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Import; raises ConfigurationError, RolloutsError or ServiceError where something could not be."""
-        recording = _within(find_recording(arguments.paths, step=arguments.step), arguments)
+        """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
+        recording = _selected(find_recording(arguments.paths, step=arguments.step), arguments)
         root = _weights_root(arguments.weights_root)
         attributes = BatchAttributes(
             length_cap=arguments.length_cap, **{name: getattr(arguments, name) for name in _ATTRIBUTES}
         )
         with connect(arguments) as connection:
-            # A service that is away is an error here, and nothing to spool for.
+            # Without a service the import fails at once instead of spooling.
             connection.request("GET", "/livez")
             client = Client(
                 connection.url,
@@ -84,7 +84,7 @@ class ImportCommand:
                 client.close()
             counters = client.counters.snapshot()
             print(
-                f"{len(recording.shards)} shards of rollouts imported, {counters.duplicates} of them known already; "
+                f"{len(recording.shards)} shards of rollouts imported, {counters.duplicates} of them already stored; "
                 f"run {client.run_id}: {run_url(connection, str(client.run_id))}"
             )
         return 0
@@ -97,22 +97,22 @@ class ImportCommand:
         arguments: argparse.Namespace,
         root: tuple[str, Path] | None,
     ) -> None:
-        described: dict[str, Any] = {name: getattr(arguments, name) for name in _DESCRIBED}
+        description: dict[str, Any] = {name: getattr(arguments, name) for name in _DESCRIBED}
         client.start_run(
-            **described,
+            **description,
             initial_learning_rate=arguments.initial_learning_rate,
             length_cap=arguments.length_cap,
             attributes=attributes,
         )
         for path in recording.scalars:
             for step, values in read_scalars(path):
-                if _is_wanted(step, arguments):
+                if _is_selected(step, arguments):
                     client.log_scalars(step, values)
         if root is not None:
             for step, folder in recording.checkpoints:
                 client.log_checkpoint(step, root=root[0], path=_below(root[1], folder), local_folder=folder)
         elif recording.checkpoints:
-            print(f"{len(recording.checkpoints)} checkpoints are not announced: say --weights-root NAME=FOLDER")
+            print(f"{len(recording.checkpoints)} checkpoints were not announced; use --weights-root NAME=FOLDER")
         progress = Progress("reading rollouts", len(recording.shards))
         for index, file in enumerate(recording.shards):
             batch = read_shard(file, attributes)
@@ -123,7 +123,7 @@ class ImportCommand:
 
 
 def _wait(client: Client) -> None:
-    """Wait until everything is delivered. Raises ServiceError where the service refused something, or went away."""
+    """Wait until everything is delivered. Raises ServiceUnavailable if it stalls, Rejected for rejected items."""
     progress = Progress("delivering", client.counters.accepted)
     delivered, since = -1, time.monotonic()
     while not client.flush(0.2):
@@ -146,24 +146,24 @@ def _wait(client: Client) -> None:
         )
 
 
-def _within(recording: Recording, arguments: argparse.Namespace) -> Recording:
+def _selected(recording: Recording, arguments: argparse.Namespace) -> Recording:
     return replace(
         recording,
-        shards=tuple(file for file in recording.shards if _is_wanted(file.step, arguments)),
-        checkpoints=tuple(item for item in recording.checkpoints if _is_wanted(item[0], arguments)),
+        shards=tuple(file for file in recording.shards if _is_selected(file.step, arguments)),
+        checkpoints=tuple(item for item in recording.checkpoints if _is_selected(item[0], arguments)),
     )
 
 
-def _is_wanted(step: int, arguments: argparse.Namespace) -> bool:
+def _is_selected(step: int, arguments: argparse.Namespace) -> bool:
     return bool(step >= arguments.from_step and (arguments.to_step is None or step <= arguments.to_step))
 
 
-def _weights_root(word: str | None) -> tuple[str, Path] | None:
-    if word is None:
+def _weights_root(option: str | None) -> tuple[str, Path] | None:
+    if option is None:
         return None
-    name, found, folder = word.partition("=")
+    name, found, folder = option.partition("=")
     if not (name and found and Path(folder).is_dir()):
-        raise ConfigurationError(f"--weights-root is NAME=FOLDER with a folder that exists, and is {word!r}")
+        raise ConfigurationError(f"--weights-root must be NAME=FOLDER with an existing folder, got {option!r}")
     return name, Path(folder).resolve()
 
 
@@ -171,7 +171,9 @@ def _below(root: Path, folder: Path) -> str:
     try:
         return folder.resolve().relative_to(root).as_posix()
     except ValueError as error:
-        raise ConfigurationError(f"the checkpoint {folder} is not below the weights root {root}") from error
+        raise ConfigurationError(
+            f"checkpoint {folder} must be below the weights root {root}; choose another --weights-root"
+        ) from error
 
 
 command = ImportCommand()

@@ -1,6 +1,6 @@
-"""`foreshock <command>`: finds the commands by entry points, so that the library imports neither service nor probes.
+"""`foreshock <command>`: finds commands by entry points, so that the library imports neither service nor probes.
 
-Exit status: 0 done, 1 an error of Foreshock (one line, no trace), 2 wrong arguments or a missing extra, 130 Ctrl-C.
+Exit status: 0 success, 1 a ForeshockError (one line, no traceback), 2 invalid arguments or a missing extra, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MissingExtra(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` (default: the process's arguments) names; its exit status."""
+    """Run the command named in `argv` (default: the arguments of the process) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(words)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"foreshock: error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader (head, less) has gone; keep Python from failing again when it closes stdout.
+        # The reader (head, less) has closed the pipe; keep Python from failing again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -60,19 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     entry_points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    named = next((word for word in words if not word.startswith("-")), None)
+    requested = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="foreshock", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"foreshock {foreshock.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="<command>", required=True)
-    # Only the command that is asked for is imported; all of them for the list of commands.
-    if named in entry_points:
-        chosen = _load(entry_points[named])
-        chosen.configure(_parser_of(commands, named, chosen))
+    # Import only the requested command; import all of them for the list of commands.
+    if requested in entry_points:
+        chosen = _load(entry_points[requested])
+        chosen.configure(_parser_of(commands, requested, chosen))
         arguments = parser.parse_args(words)
         try:
             return chosen.run(arguments)
         except ModuleNotFoundError as error:
-            raise _as_missing_extra(entry_points[named], error) from error
+            raise _as_missing_extra(entry_points[requested], error) from error
     for name in sorted(entry_points):
         try:
             command = _load(entry_points[name])
@@ -96,7 +96,7 @@ def _parser_of(
 
 
 def _load(point: importlib.metadata.EntryPoint) -> Command:
-    """The command behind an entry point. Raises MissingExtra where its dependencies are not installed."""
+    """Load the command of an entry point. Raises MissingExtra if its dependencies are not installed."""
     try:
         command: Command = point.load()
     except ModuleNotFoundError as error:
@@ -105,7 +105,7 @@ def _load(point: importlib.metadata.EntryPoint) -> Command:
 
 
 def _as_missing_extra(point: importlib.metadata.EntryPoint, error: ModuleNotFoundError) -> Exception:
-    """MissingExtra for a third party's module; the error itself for one of ours, which is a fault and not an extra."""
+    """Return MissingExtra for a third-party module; the error itself for a module of ours, which is a bug."""
     module = (error.name or "").partition(".")[0]
     package = point.module.partition(".")[0]
     if not module or module in _OWN_PACKAGES or package == "foreshock":

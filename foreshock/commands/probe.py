@@ -1,4 +1,4 @@
-"""`foreshock probe`: ask for a step to be replayed, and wait for what comes of it."""
+"""`foreshock probe`: request the replay of a step, and wait for its result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect
-from foreshock.commands.readings import find_run
+from foreshock.commands.queries import find_run
 from foreshock.commands.text import table
 from foreshock.errors import ConfigurationError, ServiceUnavailable
 from foreshock.scorers import default_scorers, noise_floor_scorers, split_score_name
@@ -23,35 +23,39 @@ _FINAL = frozenset({"done", "failed", "skipped"})
 
 
 class ProbeCommand:
-    """Requests a probe; the same request again finds the same probe."""
+    """Requests a probe; repeating the request finds the same probe."""
 
-    help = "replay a checkpointed step through engine and trainer, to see where its mismatch comes from"
+    help = "replay a step with a checkpoint through engine and trainer, to find the cause of its mismatch"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         parser.add_argument("run", help="a run's id, key or name")
-        parser.add_argument("step", type=int, help="a step whose weights were announced")
+        parser.add_argument("step", type=int, help="a step with an announced checkpoint")
         parser.add_argument(
             "--scorer",
             action="append",
             metavar="NAME[@VARIANT]",
             help=f"may be repeated (default: {', '.join(default_scorers())})",
         )
-        parser.add_argument("--accelerator", help="only on workers of this kind, such as cpu or H100")
+        parser.add_argument("--accelerator", help="run only on workers with this accelerator, such as cpu or H100")
         parser.add_argument("--max-rollouts", type=int, metavar="N", help="score a sample of N rollouts")
         parser.add_argument(
             "--trainer-autocast", choices=("bfloat16", "none"), help=f"how {_TRAINER_REPLAY} runs its forward pass"
         )
         parser.add_argument(
-            "--trainer-master-dtype", choices=("float32", "bfloat16"), help="the trainer's weights while it computes"
+            "--trainer-master-dtype",
+            choices=("float32", "bfloat16"),
+            help="dtype of the trainer's weights in the forward pass",
         )
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
-        parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of waiting (default: 600)")
+        parser.add_argument(
+            "--timeout", type=float, default=600.0, metavar="SECONDS", help="longest wait for the result (default: 600)"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Request, wait, print. Exit status 1 where the probe failed, was skipped or took too long."""
+        """Request, wait, print. Exit status 1 if the probe failed, was skipped or took too long."""
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run)
             body = _request(arguments)
@@ -62,7 +66,7 @@ class ProbeCommand:
         if arguments.no_wait:
             return 0
         if probe["state"] == "done" and not arguments.json:
-            print(f"\nforeshock report {run.id} --step {arguments.step}   shows what it found")
+            print(f"\nforeshock report {run.id} --step {arguments.step}   shows the result")
         return 0 if probe["state"] == "done" else 1
 
 
@@ -92,7 +96,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    """The probe in its final state, or as it is at the end of the time."""
+    """Wait for the final state and return the probe; its present state after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     shown = ""
     while probe["state"] not in _FINAL and time.monotonic() < deadline:
@@ -106,7 +110,7 @@ def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds:
         except ServiceUnavailable:
             continue
     if probe["state"] == "queued":
-        print("no worker has taken it yet: start one with `foreshock worker`", file=sys.stderr)
+        print("no worker has taken the probe yet; start one with `foreshock worker`", file=sys.stderr)
     return probe
 
 

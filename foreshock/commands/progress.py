@@ -1,4 +1,4 @@
-"""Progress of what takes time: a bar where stderr is a terminal, a line every so often elsewhere."""
+"""Progress on stderr: a bar if it is a terminal, else a line every 5 s."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """`label ████░░░ 12/240`, on stderr."""
+    """A progress bar, `label ████░░░ 12/240`."""
 
     def __init__(self, label: str, total: int) -> None:
         self._label = label
@@ -21,7 +21,7 @@ class Progress:
         self._next = time.monotonic() + (0.0 if self._terminal else _SECONDS_BETWEEN_LINES)
 
     def show(self, done: int) -> None:
-        """Say how far it is; not more often than a reader can follow."""
+        """Show the progress, at most every 0.1 s (bar) or 5 s (lines)."""
         now = time.monotonic()
         if now < self._next and done < self._total:
             return

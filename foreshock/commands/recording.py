@@ -1,8 +1,8 @@
-"""A recorded run on disk: which files hold which steps, scalars and checkpoints.
+"""A recorded run on disk: its files of steps, scalars and checkpoints.
 
-Understood are
+Supported are
 
-- a run's folder: `rollouts/`, `metrics.jsonl` (an object a line: `step` and numbers by name), `checkpoints/step_NNNN/`;
+- a run's folder: `rollouts/`, `metrics.jsonl` (one object per line: `step` and numbers), `checkpoints/step_NNNN/`;
 - a folder of steps, or single files: `step_NNNN.jsonl` or `.jsonl.gz`, `step_NNNN.parquet`, and several
   `step_NNNN_shard_K.parquet` of one step (Parquet in the schema of rollouts).
 """
@@ -30,7 +30,7 @@ _CHECKPOINT_NAME = re.compile(r"step_(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A file of rollouts: the whole of a step, or one shard of it."""
+    """A file of rollouts: a complete step, or one shard of it."""
 
     path: Path
     step: int
@@ -40,7 +40,7 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Files in the order of their steps."""
+    """The files of a run, ordered by step."""
 
     shards: tuple[ShardFile, ...]
     scalars: tuple[Path, ...]
@@ -48,9 +48,9 @@ class Recording:
 
 
 def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recording:
-    """What `paths` hold; `step` is that of a single file whose name does not say it.
+    """Find the files in `paths`; `step` is the step of a single file without a step in its name.
 
-    Raises ConfigurationError where a path is none of what is understood, or there are no rollouts at all.
+    Raises ConfigurationError if a path is not supported, or if there are no rollouts.
     """
     files: list[Path] = []
     scalars: list[Path] = []
@@ -60,21 +60,21 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
             files.append(path)
             continue
         if not path.is_dir():
-            raise ConfigurationError(f"there is no file or folder {str(path)!r}")
+            raise ConfigurationError(f"no such file or folder: {str(path)!r}")
         folder = path / "rollouts" if (path / "rollouts").is_dir() else path
         files += [file for file in folder.iterdir() if _SHARD_NAME.fullmatch(file.name)]
         scalars += [path / "metrics.jsonl"] if (path / "metrics.jsonl").is_file() else []
         checkpoints += _checkpoints(path / "checkpoints")
     shards = _numbered(files, step)
     if not shards:
-        raise ConfigurationError("no rollouts found: files are named like step_0012.jsonl.gz or step_0012.parquet")
+        raise ConfigurationError("no rollouts found; file names must be like step_0012.jsonl.gz or step_0012.parquet")
     return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)))
 
 
 def read_shard(file: ShardFile, attributes: BatchAttributes, *, check_values: bool = True) -> RolloutBatch:
-    """The validated rollouts of a file; `attributes` say what the file does not. Raises RolloutsError.
+    """Read and validate the rollouts of a file; `attributes` complete those of the file. Raises RolloutsError.
 
-    `check_values` False: only shapes are validated, and not what numbers say.
+    With `check_values=False` only shapes are validated, not the values.
     """
     if file.path.suffix != ".parquet":
         return read_jsonl(file.path, step=file.step, attributes=attributes, check_values=check_values)
@@ -85,7 +85,7 @@ def read_shard(file: ShardFile, attributes: BatchAttributes, *, check_values: bo
 
 
 def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
-    """Step and numbers of each line; what is no number is left out. Raises ConfigurationError naming the line."""
+    """Read step and numbers of each line, ignoring other values. Raises ConfigurationError with the line number."""
     found: list[tuple[int, Mapping[str, float]]] = []
     for row, text in enumerate(path.read_text(encoding="utf-8").splitlines()):
         if not text.strip():
@@ -94,7 +94,9 @@ def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
             line = json.loads(text)
             step = int(line.pop("step"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"{path.name}, line {row + 1}: not an object with a `step`: {error}") from error
+            raise ConfigurationError(
+                f"{path.name}, line {row + 1}: expected a JSON object with `step`: {error}"
+            ) from error
         numbers = {
             name: math.nan if value is None else float(value)
             for name, value in line.items()
@@ -106,18 +108,20 @@ def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
 
 
 def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
-    of_steps: dict[int, list[tuple[int, Path]]] = {}
+    by_step: dict[int, list[tuple[int, Path]]] = {}
     for path in files:
         match = _SHARD_NAME.fullmatch(path.name)
         if match is None and step is None:
-            raise ConfigurationError(f"{path.name!r} does not say its step: name it step_0012.parquet, or give --step")
+            raise ConfigurationError(
+                f"no step in the file name {path.name!r}; name it like step_0012.parquet, or use --step"
+            )
         number = int(match["step"]) if match is not None else int(step or 0)
         shard = int(match["shard"] or 0) if match is not None else 0
-        of_steps.setdefault(number, []).append((shard, path))
+        by_step.setdefault(number, []).append((shard, path))
     return [
-        ShardFile(path, number, index, len(of_step))
-        for number, of_step in sorted(of_steps.items())
-        for index, (_, path) in enumerate(sorted(of_step))
+        ShardFile(path, number, index, len(in_step))
+        for number, in_step in sorted(by_step.items())
+        for index, (_, path) in enumerate(sorted(in_step))
     ]
 
 

@@ -7,7 +7,7 @@ import json
 
 from foreshock.commands import diagnosis, report_text
 from foreshock.commands.command import add_service_options, connect, run_url
-from foreshock.commands.readings import Readings, find_run
+from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
 from foreshock.commands.verdicts import RANGES
 
@@ -31,9 +31,9 @@ class ReportCommand:
         """Print the report."""
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run)
-            readings = Readings(connection, run.id)
+            queries = RunQueries(connection, run.id)
             found = diagnosis.gather(
-                readings, run, run_url(connection, run.id), step=arguments.step, model_kind=arguments.model_kind
+                queries, run, run_url(connection, run.id), step=arguments.step, model_kind=arguments.model_kind
             )
         if arguments.json:
             print(json.dumps(diagnosis.to_json(found), indent=2, ensure_ascii=False, allow_nan=False))

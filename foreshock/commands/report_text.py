@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from foreshock.commands.diagnosis import RECENT_STEPS, Diagnosis, recent, spread
-from foreshock.commands.readings import AttributionReading, Curve, LinkReading
+from foreshock.commands.records import AttributionRecord, Curve, LinkRecord
 from foreshock.commands.text import WIDTH, Paint, Style, bar, count, moment, number, sparkline, table, wrap
 from foreshock.commands.verdicts import RANGES, STYLES, Verdict, verdict_of
 from foreshock.comparisons import TRAINER_ROLLOUT
@@ -162,7 +162,7 @@ def _origin(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     return lines
 
 
-def _chain(attribution: AttributionReading, paint: Paint) -> list[str]:
+def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
     lines = [
         f"  step {attribution.step}: {' → '.join(attribution.chain)}   "
         + paint(f"({count(attribution.rollouts)} rollouts, {count(attribution.tokens)} tokens)", "dim")
@@ -189,7 +189,7 @@ def _chain(attribution: AttributionReading, paint: Paint) -> list[str]:
     return [*lines, *_note(checks, paint)]
 
 
-def _floors(attribution: AttributionReading) -> list[str]:
+def _floors(attribution: AttributionRecord) -> list[str]:
     """What part of a link is nothing but the batches that its two ends were computed in."""
     floors = ", ".join(
         f"{floor.scorer} k3 {number(floor.k3_kl)}, max |d| {number(floor.max_abs_d, 2)}" for floor in attribution.floors
@@ -198,7 +198,7 @@ def _floors(attribution: AttributionReading) -> list[str]:
     return wrap(words, "      ", "    → ")
 
 
-def _reference(attribution: AttributionReading) -> list[str]:
+def _reference(attribution: AttributionRecord) -> list[str]:
     """Which of engine and trainer is nearer to float32."""
     distances = ", ".join(f"{link.name.partition('/')[2]} {number(link.k3_kl)}" for link in attribution.reference_links)
     words = f"k3 of the same weights at float32 against {distances}"
@@ -209,7 +209,7 @@ def _reference(attribution: AttributionReading) -> list[str]:
     return wrap(words, "      ", "    → ")
 
 
-def _link_row(link: LinkReading) -> list[str]:
+def _link_row(link: LinkRecord) -> list[str]:
     interval = ""
     if math.isfinite(link.share_low) and math.isfinite(link.share_high):
         interval = f"{_share(link.share_low)} … {_share(link.share_high)}"
@@ -221,7 +221,7 @@ def _share(share: float) -> str:
     return f"{round(share, 2) + 0.0:.2f}" if math.isfinite(share) else "–"
 
 
-def _moments(link: LinkReading) -> list[str]:
+def _moments(link: LinkRecord) -> list[str]:
     return [number(link.k3_kl), number(link.mean_d, 2), number(link.rms_d, 2), number(link.max_abs_d, 2)]
 
 

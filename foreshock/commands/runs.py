@@ -1,4 +1,4 @@
-"""`foreshock runs`: which runs there are."""
+"""`foreshock runs`: list the runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import itertools
 import json
 
 from foreshock.commands.command import add_service_options, connect
-from foreshock.commands.readings import RunReading, list_runs
+from foreshock.commands.queries import list_runs
+from foreshock.commands.records import RunRecord
 from foreshock.commands.text import count, moment, table
 
 __all__ = ["command"]
 
 
 class RunsCommand:
-    """A line per run."""
+    """Prints one line per run."""
 
-    help = "list the runs that a service knows"
+    help = "list the runs of a service"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
@@ -40,7 +41,7 @@ class RunsCommand:
         return 0
 
 
-def _row(run: RunReading) -> list[str]:
+def _row(run: RunRecord) -> list[str]:
     newest = run.updated_at_us or run.created_at_us
     return [run.id, run.key, run.project, run.model or "", run.state, count(run.last_step), moment(newest)]
 

@@ -1,6 +1,6 @@
-"""`foreshock selfcheck`: are the log-probs of these files what they are taken for? Needs no service.
+"""`foreshock selfcheck`: check the meaning of the log-probs in files. Needs no service.
 
-Files are read loosely: what the service would refuse (probabilities, values above 0) is named instead.
+Values that the service would reject (probabilities, values above 0) are reported as findings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Unreadable:
 
 
 class SelfcheckCommand:
-    """Reads files, judges each step and all of them together, prints what was found."""
+    """Reads files, lints each step and all steps together, prints the findings."""
 
     help = "check the meaning of logged log-probs: shifted, rounded, truncated, duplicated, … (needs no service)"
 
@@ -43,9 +43,11 @@ class SelfcheckCommand:
         """Add the arguments."""
         parser.epilog = "Exit status: 0 clean, 1 warnings, 2 a file could not be read."
         parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="files of rollouts, or a run's folder")
-        parser.add_argument("--step", type=int, default=0, metavar="N", help="the step of files whose name says none")
+        parser.add_argument(
+            "--step", type=int, default=0, metavar="N", help="the step of files without a step in their name"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-        sampling = parser.add_argument_group("what is true of all rollouts (for json lines, which do not say it)")
+        sampling = parser.add_argument_group("sampling of all rollouts (for JSON lines, which do not contain it)")
         for name in ("temperature", "top-p", "min-p"):
             sampling.add_argument(f"--{name}", type=float)
         sampling.add_argument("--top-k", type=int)
@@ -53,7 +55,7 @@ class SelfcheckCommand:
         sampling.add_argument("--trainer-policy", choices=TRAINER_POLICIES)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the findings; the exit status says whether there are any."""
+        """Print the findings. Exit status 0 without findings, 1 with findings, 2 if a file could not be read."""
         try:
             files = find_recording(arguments.paths, step=arguments.step).shards
             attributes = BatchAttributes(**{name: getattr(arguments, name) for name in _ATTRIBUTES})
@@ -81,13 +83,13 @@ class SelfcheckCommand:
 
 
 def _checked(files: Iterable[ShardFile], attributes: BatchAttributes) -> Iterator[CheckedStep | _Unreadable]:
-    """Each step, all of its files together, and each file that cannot be read."""
+    """Yield the lint of each step (all its files together), and each file that cannot be read."""
     files = list(files)
     progress = Progress("checking", len(files))
     done = 0
-    for step, of_step in groupby(files, key=lambda file: file.step):
+    for step, in_step in groupby(files, key=lambda file: file.step):
         parts, names = [], []
-        for file in of_step:
+        for file in in_step:
             try:
                 parts.append(collect_evidence(read_shard(file, attributes, check_values=False)))
                 names.append(file.path.name)
@@ -102,7 +104,7 @@ def _checked(files: Iterable[ShardFile], attributes: BatchAttributes) -> Iterato
 
 
 def _together(steps: list[CheckedStep]) -> CheckedStep | None:
-    """All steps as one: weak signals add up. None where there is but one step."""
+    """Lint all steps together, because weak signals add up; None for a single step."""
     if len(steps) < 2:
         return None
     evidence = reduce(LintEvidence.merge, (step.evidence.without_rollout_hashes() for step in steps))

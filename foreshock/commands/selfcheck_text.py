@@ -1,4 +1,4 @@
-"""What `foreshock selfcheck` prints: each warning once, with the steps that have it, then what was not checked."""
+"""Text of `foreshock selfcheck`: each warning once with its steps, then the checks that were not possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INDENT = " " * 8
 
 @dataclass(frozen=True, slots=True)
 class CheckedStep:
-    """A step that was read: its files, the evidence in them, and the report."""
+    """A linted step: its files, evidence and report."""
 
     step: int
     files: tuple[str, ...]
@@ -25,9 +25,9 @@ class CheckedStep:
 
 
 def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> list[str]:
-    """Lines of text; of all steps `together` only what no step says by itself."""
+    """Return the lines of text; `together` adds the warnings that no single step has."""
     if not steps:
-        return ["Nothing could be read."]
+        return ["No file could be read."]
     lines: list[str] = []
     found = _by_name(steps)
     for name in sorted(found, key=lambda each: (severity_rank(found[each][0][1].severity), found[each][0][0].step)):
@@ -40,7 +40,7 @@ def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Pa
 
 
 def _by_name(steps: Sequence[CheckedStep]) -> dict[str, list[tuple[CheckedStep, LintWarning]]]:
-    """Where each warning was found, in the order of steps."""
+    """Return the steps of each warning, by name, ordered by step."""
     found: dict[str, list[tuple[CheckedStep, LintWarning]]] = {}
     for step in steps:
         for warning in step.report.warnings:
@@ -71,18 +71,18 @@ def _warning(warning: LintWarning, at: str, paint: Paint) -> Iterator[str]:
 
 
 def _summary(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> Iterator[str]:
-    """What was looked at, and what could not be checked: over all steps together where there are several."""
+    """Yield the totals and the checks that were not possible; over all steps together if there are several."""
     of_all = (together or steps[0]).report
     clean = sum(step.report.is_clean for step in steps)
     left_out = _not_checked(steps, together)
     checks = len(of_all.checks)
     made = checks - sum(len(names) for names in left_out.values())
-    told = "clean" if clean == len(steps) else f"{count(clean)} of them clean"
+    result = "clean" if clean == len(steps) else f"{count(clean)} of them clean"
     if len(steps) == 1:
-        told = "clean" if clean else _counted(len(of_all.warnings), "warning")
-    looked_at = (_counted(len(steps), "step"), _counted(of_all.rollouts, "rollout"), _counted(of_all.tokens, "token"))
+        result = "clean" if clean else _counted(len(of_all.warnings), "warning")
+    totals = (_counted(len(steps), "step"), _counted(of_all.rollouts, "rollout"), _counted(of_all.tokens, "token"))
     of_checks = f"{made} checks" if made == checks else f"{made} of {checks} checks"
-    yield paint(f"{', '.join(looked_at)}, {of_checks}: {told}.", "bold")
+    yield paint(f"{', '.join(totals)}, {of_checks}: {result}.", "bold")
     for why, names in left_out.items():
         yield from wrap(f"not checked: {', '.join(names)}: {why}", _INDENT, first=" ")
 
@@ -92,7 +92,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> dict[str, list[str]]:
-    """By reason, what neither any step nor all of them together could check."""
+    """Return the checks that neither a step nor all steps together allowed, by reason."""
     reports = [step.report for step in steps] + ([together.report] if together is not None else [])
     made = {check.name for report in reports for check in report.checks if check.state != "not checked"}
     found: dict[str, list[str]] = {}

@@ -23,19 +23,19 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Paint:
-    """Colours, where the stream is a terminal and NO_COLOR is not set."""
+    """Colours, if the stream is a terminal and NO_COLOR is not set."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = sys.stdout if stream is None else stream
         self._on = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
     def __call__(self, text: str, style: Style | None) -> str:
-        """`text`, coloured where colours are on."""
+        """Return `text`, coloured if colours are on."""
         return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if self._on and style is not None else text
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number in `digits` significant digits, the shorter of plain and scientific; a dash where there is none."""
+    """Format a number with `digits` significant digits, plain or scientific; a dash if it is missing or not finite."""
     if value is None or not math.isfinite(value):
         return DASH
     if value == 0:
@@ -49,20 +49,22 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(value: int | None) -> str:
-    """A whole number with its digits in groups of three."""
+    """Format a whole number with its digits in groups of three."""
     return DASH if value is None else f"{value:,}"
 
 
 def moment(at_us: int | None) -> str:
-    """UTC microseconds as a time."""
+    """Format UTC microseconds as a time."""
     if at_us is None:
         return DASH
     return datetime.fromtimestamp(at_us // 1_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False) -> str:
-    """`values` as one line of blocks, at most `width` wide. Where several share a block it shows the largest of them,
-    so that no peak is lost; a gap stands where none is finite."""
+    """Draw `values` as one line of blocks, at most `width` wide.
+
+    A block shows the largest of its values, so that peaks stay visible, and is blank if none is finite.
+    """
     if not values:
         return ""
     width = min(width, len(values))
@@ -78,14 +80,14 @@ def sparkline(values: Sequence[float], width: int, *, logarithmic: bool = False)
         return " " * width
     low, high = min(finite), max(finite)
     span = high - low or 1.0
-    # A flat line stands in the middle, where it is not zero: at the bottom it would look like that.
+    # A constant is drawn in the middle, unless it is 0: at the bottom it would look like 0.
     flat = 3 if high else 0
     levels = [(peak - low) / span * 7 if high > low else peak * 0 + flat for peak in peaks]
     return "".join(" " if not math.isfinite(level) else _LEVELS[round(level)] for level in levels)
 
 
 def bar(fraction: float, width: int) -> str:
-    """A bar of `fraction` of `width`, to an eighth of a column; empty where the fraction is not above 0."""
+    """Draw a bar of `fraction` of `width`, to an eighth of a column; empty if the fraction is not above 0."""
     if not math.isfinite(fraction) or fraction <= 0:
         return " " * width
     eighths = round(min(fraction, 1.0) * width * 8)
@@ -96,7 +98,7 @@ def bar(fraction: float, width: int) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), indent: str = "  "
 ) -> list[str]:
-    """Lines of a table; columns are aligned right, but for those in `left`."""
+    """Return the lines of a table; columns are right-aligned, except those in `left`."""
     body = [list(row) for row in rows]
     widths = [max(len(row[column]) for row in [list(header), *body]) for column in range(len(header))]
 
@@ -111,6 +113,6 @@ def table(
 
 
 def wrap(text: str, indent: str, first: str | None = None) -> list[str]:
-    """`text` in lines of at most WIDTH, after `indent` (the first after `first`)."""
+    """Wrap `text` into lines of at most WIDTH, with `indent` (the first line with `first`)."""
     first = indent if first is None else first
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent) or [""]

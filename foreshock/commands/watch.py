@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass, field
 
 from foreshock.commands.command import add_service_options, connect
-from foreshock.commands.readings import AlertReading, Readings, find_run
+from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.records import AlertRecord
 from foreshock.commands.text import Paint, number, wrap
 from foreshock.commands.verdicts import RANGES, STYLES, verdict_of
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -25,7 +26,7 @@ _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entro
 class _Watch:
     """What has been printed already."""
 
-    readings: Readings
+    queries: RunQueries
     paint: Paint
     model_kind: str
     next_step: int
@@ -33,8 +34,8 @@ class _Watch:
 
     def print_news(self) -> None:
         """Print the steps and alerts that are new. Raises ServiceError."""
-        rollouts = self.readings.curve(STEP_ROW, _ROLLOUTS, from_step=self.next_step)
-        mismatch = self.readings.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=self.next_step)
+        rollouts = self.queries.curve(STEP_ROW, _ROLLOUTS, from_step=self.next_step)
+        mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=self.next_step)
         of_mismatch = dict(zip(mismatch.steps, range(len(mismatch.steps)), strict=True))
         for index, step in enumerate(rollouts.steps):
             k3, error = (
@@ -50,7 +51,7 @@ class _Watch:
                 flush=True,
             )
         self.next_step = max([self.next_step, *(step + 1 for step in rollouts.steps)])
-        for alert in self.readings.alerts():
+        for alert in self.queries.alerts():
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
                 self.alerts.add(alert.id)
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
@@ -77,7 +78,7 @@ class WatchCommand:
             from_step = arguments.from_step
             if from_step is None:
                 from_step = max(0, (run.last_step or 0) - 9)
-            watch = _Watch(Readings(connection, run.id), Paint(), arguments.model_kind, from_step)
+            watch = _Watch(RunQueries(connection, run.id), Paint(), arguments.model_kind, from_step)
             print(f"{run.title} ({run.id}), {run.state}")
             away = False
             while True:
@@ -98,7 +99,7 @@ class WatchCommand:
                 time.sleep(arguments.interval)
 
 
-def _lines_of(alert: AlertReading, paint: Paint) -> list[str]:
+def _lines_of(alert: AlertRecord, paint: Paint) -> list[str]:
     head = paint(f"{alert.severity.upper()} at step {alert.step}: {alert.rule}", STYLES.get(alert.severity))
     lines = [head, *(wrap(alert.why, "     ") if alert.why else [])]
     return lines + (wrap(alert.what_to_do, "       ", "     → ") if alert.what_to_do else [])

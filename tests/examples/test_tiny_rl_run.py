@@ -11,7 +11,7 @@ import pytest
 from examples.demo.service_child import running_service
 from examples.tiny_rl.record import RECORDED, RunRecord
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.readings import Readings, find_run
+from foreshock.commands.queries import RunQueries, find_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
@@ -83,7 +83,7 @@ def test_a_few_steps_reach_the_service_as_they_were_recorded(tmp_path: Path) -> 
         record = RunRecord(output)
         scalars = record.scalars()
         run = find_run(connection, "few-steps")
-        curve = Readings(connection, run.id).curve("trainer/rollout", ["k3_kl"])
+        curve = RunQueries(connection, run.id).curve("trainer/rollout", ["k3_kl"])
         checkpoints = connection.get_json(f"/v1/runs/{run.id}/checkpoints")["items"]
 
     assert record.steps() == list(curve.steps) == [1, 2, 3]

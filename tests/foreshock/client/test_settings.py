@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from foreshock.client import Client
 from foreshock.client.settings import ClientSettings, default_attempt_key
 
 
@@ -22,6 +26,13 @@ def test_arguments_override_environment_and_defaults(monkeypatch: pytest.MonkeyP
     settings = ClientSettings.resolve()
     assert (settings.url, settings.api_key, settings.spool_directory) == ("http://e", "fsk_e", Path("/somewhere"))
     assert ClientSettings.resolve("http://f", "fsk_f", tmp_path) == ClientSettings("http://f", "fsk_f", tmp_path)
+
+
+def test_page_lists_every_setting() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "connect-a-trainer.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (?:`FORESHOCK_\w+` )?\| ", page, re.MULTILINE)
+    assert {item.name for item in fields(ClientSettings)} <= set(rows)
+    assert set(rows) <= set(inspect.signature(Client).parameters) | {item.name for item in fields(ClientSettings)}
 
 
 def test_ranks_of_one_launch_share_an_attempt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from foreshock.client import uploader
 from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.running_service import RunningService
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "connect-a-trainer.md"
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +107,20 @@ def test_same_bytes_are_a_duplicate_and_other_bytes_a_conflict(
     assert (counters.duplicates, counters.rejected) == (1, 1)
     assert len(list((tmp_path / "spool" / "rejected").glob("*.body"))) == 1
     assert "409" in caplog.text
+
+
+def test_example_of_the_page_runs(
+    real_service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", str(tmp_path / "spool"))
+    names: dict[str, Any] = {}
+    exec(code.replace("http://127.0.0.1:8765", real_service.url).replace("my-run", "page"), names)
+    client = names["client"]
+    assert get(client, "")["state"] == "finished"
+    columns = get(client, "/measurements", comparison="trainer/rollout")["columns"]
+    assert columns["step"] == [1, 2, 3, 4, 5]
+    assert client.counters.rejected == client.counters.dropped == client.counters.invalid == 0
 
 
 def test_deleted_run_rejects_further_rollouts(make: Callable[..., Client]) -> None:

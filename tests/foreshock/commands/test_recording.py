@@ -77,7 +77,7 @@ def test_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no file or folder"):
+    with pytest.raises(ConfigurationError, match="no such file or folder"):
         find_recording([tmp_path / "missing"])
     with pytest.raises(ConfigurationError, match="no rollouts found"):
         find_recording([tmp_path])

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, spread
-from foreshock.commands.readings import (
-    AdviceReading,
-    AlertReading,
+from foreshock.commands.records import (
+    AdviceRecord,
+    AlertRecord,
     Bucket,
     Curve,
-    FloorReading,
-    RunReading,
-    _attribution,
+    NoiseFloorRecord,
+    RunRecord,
+    attribution_record,
 )
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
@@ -46,7 +46,7 @@ def chain(**differences: float) -> Any:
         score = score + generator.normal(0, size, 320) if size else score
         scores[name.replace("__", ".")] = score
     groups = [f"prompt-{row // 4}" for row in range(16)]
-    return _attribution(7, plain(attribute(scores, offsets, None, groups)))
+    return attribution_record(7, plain(attribute(scores, offsets, None, groups)))
 
 
 def diagnosis(**changes: Any) -> Diagnosis:
@@ -54,7 +54,7 @@ def diagnosis(**changes: Any) -> Diagnosis:
     values = dict.fromkeys(MISMATCH_MEASURES, k3) | {"token_mult_prob_error": (1.2,) * 40, "tokens": (1000.0,) * 40}
     mismatch = Curve("trainer/rollout", STEPS, values)
     rollouts = Curve("rollout", STEPS, {name: tuple(map(float, STEPS)) for name in STEP_MEASURES})
-    run = RunReading("run_1", "key", "default", "running", model="M" * 60, trainer="T" * 30, engine="E" * 30)
+    run = RunRecord("run_1", "key", "default", "running", model="M" * 60, trainer="T" * 30, engine="E" * 30)
     whole = Diagnosis(
         run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind="dense", step=7, mismatch=mismatch,
         rollouts=rollouts, verdicts=(), attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
@@ -99,7 +99,7 @@ def test_chain_names_the_link_that_most_of_it_comes_from() -> None:
 def test_noise_floors_are_listed_below_the_links() -> None:
     found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
     assert "noise floor" not in text_of(attributions=(found,), probed_steps=(7,))
-    floors = (FloorReading("vllm.prefill", 2e-6, 0.01), FloorReading("torch.trainer", 0.0, 0.0))
+    floors = (NoiseFloorRecord("vllm.prefill", 2e-6, 0.01), NoiseFloorRecord("torch.trainer", 0.0, 0.0))
     text = text_of(attributions=(dataclasses.replace(found, floors=floors),), probed_steps=(7,))
     assert "in other batches: vllm.prefill k3 2.00e-6, max |d| 0.010, torch.trainer k3 0," in " ".join(text.split())
 
@@ -127,7 +127,7 @@ def test_report_of_an_empty_run() -> None:
 
 
 def test_alerts_show_what_to_do() -> None:
-    alert = AlertReading(
+    alert = AlertRecord(
         "a", "mismatch_critical", 9, "critical", "open", 0.02, 0.01, "k3 is high. " * 12, "Probe a step. " * 12
     )
     text = text_of(alerts=(alert, dataclasses.replace(alert, id="b", state="retracted", rule="gone")))
@@ -140,7 +140,7 @@ def test_alerts_show_what_to_do() -> None:
 @pytest.mark.parametrize("mode", ["shadow", "apply"])
 def test_advice_shows_the_next_decay_steps(mode: str) -> None:
     advice = Advice.from_json({**ANSWER, "mode": mode})
-    text = text_of(advice=AdviceReading(advice, 0.5, 396))
+    text = text_of(advice=AdviceRecord(advice, 0.5, 396))
     assert "falls at 396 (to 0.25), 594 (to 0.125), 792 (to 0.1)" in text
     assert "surge at step 110: × 0.5 every 198 steps, not below 0.1" in text
     assert ("the trainer is told 1.0" in text) == (mode == "shadow")

@@ -12,7 +12,7 @@ import pytest
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES
 from foreshock.commands.main import main
-from foreshock.commands.readings import Readings, find_run
+from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import WIDTH
 from foreshock.digests import weights_digest
 from foreshock.measures.comparison import measure_step
@@ -81,7 +81,7 @@ def test_importing_again_changes_nothing(
     imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path
 ) -> None:
     assert run(imported, *import_words(recorded)) == 0
-    assert "30 shards of rollouts imported, 30 of them known already" in capsys.readouterr().out
+    assert "30 shards of rollouts imported, 30 of them already stored" in capsys.readouterr().out
 
 
 def test_importing_other_rollouts_under_the_same_key_is_rejected(
@@ -188,7 +188,7 @@ def test_every_measure_that_commands_ask_for_is_registered() -> None:
 def test_unknown_measures_are_omitted(imported: RunningService) -> None:
     with ServiceConnection(imported.url) as connection:
         run_id = find_run(connection, "imported").id
-        curve = Readings(connection, run_id).curve("trainer/rollout", ("k3_kl", "measured_by_a_later_release"))
+        curve = RunQueries(connection, run_id).curve("trainer/rollout", ("k3_kl", "measured_by_a_later_release"))
     assert curve.known("k3_kl")
     assert not curve.known("measured_by_a_later_release")
     assert len(curve.of("measured_by_a_later_release")) == len(STEPS)

@@ -1,0 +1,160 @@
+"""Queries of the commands to the service: runs, curves, buckets, attributions, alerts and advice."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.records import (
+    AdviceRecord,
+    AlertRecord,
+    AttributionRecord,
+    Bucket,
+    Curve,
+    RunRecord,
+    alert_record,
+    attribution_record,
+    number_or_nan,
+    run_record,
+)
+from foreshock.errors import Rejected, RunNotFound
+from foreshock.learning_rate.advice import Advice
+
+__all__ = ["RunQueries", "find_run", "list_runs"]
+
+_PAGE = 200
+
+
+def list_runs(connection: ServiceConnection, project: str | None = None) -> Iterator[RunRecord]:
+    """Yield all runs that the API key can read, newest first. Raises ServiceError."""
+    cursor: str | None = None
+    while True:
+        page = connection.get_json("/v1/runs", {"limit": _PAGE, "cursor": cursor, "project": project})
+        for item in page["items"]:
+            yield run_record(item)
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            return
+
+
+def find_run(connection: ServiceConnection, name: str | None) -> RunRecord:
+    """Return the run with that id, client key or name; None: the newest run. Raises RunNotFound, ServiceError."""
+    if name is not None:
+        try:
+            return run_record(connection.get_json(f"/v1/runs/{name}"))
+        except Rejected as error:
+            if error.status not in (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY):
+                raise
+    for run in list_runs(connection):
+        if name is None or name in (run.key, run.name):
+            return run
+    missing = "no run yet" if name is None else f"no run with the id, key or name {name!r}"
+    raise RunNotFound(f"{connection.url} has {missing}; list them with `foreshock runs`", status=httpx.codes.NOT_FOUND)
+
+
+class RunQueries:
+    """Queries about one run. All methods raise ServiceError and return None if there is no result yet."""
+
+    def __init__(self, connection: ServiceConnection, run: str) -> None:
+        self._connection = connection
+        self._path = f"/v1/runs/{run}"
+
+    def curve(self, comparison: str, measures: Sequence[str], *, from_step: int = 0) -> Curve:
+        """Return measures of a comparison from a step on, without those that the service does not know."""
+        try:
+            columns = self._columns(comparison, measures, from_step)
+        except Rejected as error:
+            if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
+                raise
+            known = {item["column"] for item in self._connection.get_json("/v1/measures")["items"]}
+            if known >= set(measures):
+                raise
+            columns = self._columns(comparison, [measure for measure in measures if measure in known], from_step)
+        values = {name: tuple(map(number_or_nan, columns[name])) for name in measures if name in columns}
+        return Curve(comparison, tuple(columns["step"]), values)
+
+    def _columns(self, comparison: str, measures: Sequence[str], from_step: int) -> Any:
+        query: list[tuple[str, str | int | float | None]] = [("comparison", comparison), ("from_step", from_step)]
+        query += [("measure", measure) for measure in measures]
+        return self._connection.get_json(f"{self._path}/measurements", query)["columns"]
+
+    def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
+        """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""
+        try:
+            answer = self._optional(f"{self._path}/steps/{step}/buckets", {"comparison": comparison})
+        except Rejected as error:
+            if error.status != httpx.codes.CONFLICT:
+                raise
+            return f"{error}."
+        if answer is None:
+            return ()
+        edges, columns = answer["edges"], answer["columns"]
+        measures = Bucket.__slots__[3:]
+        buckets = (
+            Bucket(
+                low, high, int(columns["tokens"][index]), *(number_or_nan(columns[name][index]) for name in measures)
+            )
+            for index, (low, high) in enumerate(itertools.pairwise(edges))
+        )
+        return tuple(bucket for bucket in buckets if bucket.tokens)
+
+    def attribution(self, step: int) -> AttributionRecord | None:
+        """Return the attribution of a step, None if the step was not probed."""
+        answer = self._optional(f"{self._path}/steps/{step}/attribution", {})
+        return None if answer is None else attribution_record(step, answer)
+
+    def probed_steps(self) -> tuple[int, ...]:
+        """Return the steps with at least one finished job of a probe."""
+        states = self._probes()
+        return tuple(sorted({int(probe["step"]) for probe in states if _any_done(probe)}))
+
+    def unfinished_probes(self) -> tuple[tuple[int, str, str], ...]:
+        """Return step, state and reason of each probe that is not done."""
+        return tuple(
+            (int(probe["step"]), str(probe["state"]), str(probe.get("reason") or ""))
+            for probe in self._probes()
+            if probe["state"] != "done"
+        )
+
+    def alerts(self) -> tuple[AlertRecord, ...]:
+        """Return all alerts, ordered by step."""
+        items = self._items(f"{self._path}/alerts")
+        return tuple(sorted((alert_record(item) for item in items), key=lambda alert: (alert.step, alert.rule)))
+
+    def advice(self) -> AdviceRecord | None:
+        """Return the learning-rate advice."""
+        answer = self._optional(f"{self._path}/lr-advice", {})
+        if answer is None:
+            return None
+        advice = Advice.from_json(answer)
+        advised = answer.get("advised_scale", answer.get("scale"))
+        return AdviceRecord(advice, number_or_nan(advised), answer.get("next_decay_step"))
+
+    def _probes(self) -> list[dict[str, Any]]:
+        return self._items(f"{self._path}/probes")
+
+    def _items(self, path: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = self._connection.get_json(path, {"cursor": cursor})
+            items += page["items"]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return items
+
+    def _optional(self, path: str, query: Mapping[str, str]) -> Any:
+        try:
+            return self._connection.get_json(path, query)
+        except Rejected as error:
+            if error.status == httpx.codes.NOT_FOUND:
+                return None
+            raise
+
+
+def _any_done(probe: Mapping[str, Any]) -> bool:
+    return probe["state"] == "done" or any(job.get("state") == "done" for job in probe.get("jobs") or ())

@@ -1,0 +1,212 @@
+"""Records of the service's answers, as plain dataclasses. NaN means "not estimable", which is null in JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foreshock.learning_rate.advice import Advice
+
+__all__ = [
+    "AdviceRecord",
+    "AlertRecord",
+    "AttributionRecord",
+    "Bucket",
+    "Curve",
+    "LinkRecord",
+    "NoiseFloorRecord",
+    "RunRecord",
+    "alert_record",
+    "attribution_record",
+    "number_or_nan",
+    "run_record",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run."""
+
+    id: str
+    key: str
+    project: str
+    state: str
+    name: str | None = None
+    model: str | None = None
+    trainer: str | None = None
+    engine: str | None = None
+    hardware: str | None = None
+    initial_learning_rate: float | None = None
+    length_cap: int | None = None
+    advice_mode: str | None = None
+    last_step: int | None = None
+    created_at_us: int | None = None
+    updated_at_us: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The run's name, else the client's key."""
+        return self.name or self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Measures of one comparison over the active steps; `values` has one number per step."""
+
+    comparison: str
+    steps: tuple[int, ...]
+    values: Mapping[str, tuple[float, ...]]
+
+    def of(self, measure: str) -> tuple[float, ...]:
+        """Return one number per step; all NaN if the service does not know the measure."""
+        return self.values.get(measure, (math.nan,) * len(self.steps))
+
+    def known(self, measure: str) -> bool:
+        """Return True if any step has a finite value of the measure."""
+        return any(math.isfinite(value) for value in self.of(measure))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The tokens whose probability under the behaviour score is in [low, high)."""
+
+    low: float
+    high: float
+    tokens: int
+    mean_abs_d: float
+    mean_d: float
+    k3_kl: float
+    max_abs_d: float
+    mean_abs_probability_difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecord:
+    """One link of a chain; see `foreshock.measures.estimators.attribution.Link`."""
+
+    name: str
+    cause: str
+    k3_kl: float
+    mean_d: float
+    rms_d: float
+    max_abs_d: float
+    share: float
+    share_low: float
+    share_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloorRecord:
+    """The difference of a scorer from itself in other batches."""
+
+    scorer: str
+    k3_kl: float
+    max_abs_d: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionRecord:
+    """The chain of one step; see `foreshock.measures.estimators.attribution.Attribution`."""
+
+    step: int
+    chain: tuple[str, ...]
+    missing: tuple[str, ...]
+    links: tuple[LinkRecord, ...]
+    whole: LinkRecord
+    cancellation: float
+    telescoping_error: float
+    tokens: int
+    rollouts: int
+    reference: str | None
+    reference_links: tuple[LinkRecord, ...]
+    nearer: str | None
+    floors: tuple[NoiseFloorRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRecord:
+    """An alert in any state."""
+
+    id: str
+    rule: str
+    step: int
+    severity: str
+    state: str
+    value: float
+    threshold: float
+    why: str
+    what_to_do: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceRecord:
+    """The learning-rate advice, with the next step at which the service lowers the rate."""
+
+    advice: Advice
+    advised_scale: float
+    next_decay_step: int | None
+
+
+def run_record(value: Mapping[str, Any]) -> RunRecord:
+    """Parse a run."""
+    known: dict[str, Any] = {name: value.get(name) for name in RunRecord.__slots__}
+    return RunRecord(**known)
+
+
+def number_or_nan(value: Any) -> float:
+    """Return a JSON number as float, NaN for null."""
+    return math.nan if value is None else float(value)
+
+
+def alert_record(value: Mapping[str, Any]) -> AlertRecord:
+    """Parse an alert."""
+    return AlertRecord(
+        id=str(value.get("id", "")),
+        rule=str(value.get("rule", "")),
+        step=int(value.get("step") or 0),
+        severity=str(value.get("severity", "info")),
+        state=str(value.get("state", "open")),
+        value=number_or_nan(value.get("value")),
+        threshold=number_or_nan(value.get("threshold")),
+        why=str(value.get("why", "")),
+        what_to_do=str(value.get("what_to_do", "")),
+    )
+
+
+def _link(value: Mapping[str, Any]) -> LinkRecord:
+    low, high = value.get("share_interval") or (value.get("share_low"), value.get("share_high"))
+    numbers = {name: number_or_nan(value.get(name)) for name in ("k3_kl", "mean_d", "rms_d", "max_abs_d", "share")}
+    return LinkRecord(
+        name=str(value["name"]),
+        cause=str(value.get("cause", "")),
+        share_low=number_or_nan(low),
+        share_high=number_or_nan(high),
+        **numbers,
+    )
+
+
+def attribution_record(step: int, value: Mapping[str, Any]) -> AttributionRecord:
+    """Parse the attribution of a step."""
+    side = value.get("side_branch") or {}
+    return AttributionRecord(
+        step=step,
+        chain=tuple(value["chain"]),
+        missing=tuple(value.get("missing") or ()),
+        links=tuple(_link(link) for link in value["links"]),
+        whole=_link(value["whole"]),
+        cancellation=number_or_nan(value.get("cancellation")),
+        telescoping_error=number_or_nan(value.get("telescoping_error")),
+        tokens=int(value["tokens"]),
+        rollouts=int(value["rollouts"]),
+        reference=side.get("reference"),
+        reference_links=tuple(_link(link) for link in side.get("links") or ()),
+        nearer=side.get("nearer"),
+        floors=tuple(
+            NoiseFloorRecord(
+                str(floor["scorer"]), number_or_nan(floor.get("k3_kl")), number_or_nan(floor.get("max_abs_d"))
+            )
+            for floor in value.get("floors") or ()
+        ),
+    )
