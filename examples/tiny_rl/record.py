@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.digests import weights_digest
+from foreshock.json_values import finite_or_none
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -90,7 +91,7 @@ class RunRecord:
         self.rollouts_file(step).write_bytes(encode_rollouts(batch))
         with (self.folder / "metrics.jsonl").open("a") as file:
             # JSON has no NaN.
-            values = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+            values = {name: finite_or_none(value) for name, value in scalars.items()}
             file.write(json.dumps({"step": step, **values}) + "\n")
 
     def write_checkpoint(self, step: int, weights: Path) -> Path:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
+from foreshock.json_values import finite_or_none
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from service.platform.context import ScoredShard, ServiceContext
 from service.platform.database.tables import Shard
@@ -157,10 +157,6 @@ def _token(
         position=position - int(batch.response_offsets[row]),
         token_id=int(batch.response_token_ids[position]),
         generated=batch.response_mask is None or bool(batch.response_mask[position]),
-        d=_finite(d[position]),
-        log_probs={name: _finite(values[position]) for name, values in sorted(scores.items())},
+        d=finite_or_none(float(d[position])),
+        log_probs={name: finite_or_none(float(values[position])) for name, values in sorted(scores.items())},
     )
-
-
-def _finite(value: np.floating[Any]) -> float | None:
-    return float(value) if np.isfinite(value) else None
