@@ -23,29 +23,36 @@ class ActiveRange:
     end: int | None
 
 
-def active_ranges(attempts: Iterable[Attempt]) -> list[ActiveRange]:
-    """Return the ranges of active steps, newest attempt first; they do not overlap."""
+def active_ranges(attempts: Iterable[Attempt], first: int = 0, last: int | None = None) -> list[ActiveRange]:
+    """Return the ranges of active steps within `first` ≤ step ≤ `last` (None: no bound), newest attempt first.
+
+    They do not overlap, and each begins beyond the end of the next.
+    """
     ranges: list[ActiveRange] = []
-    end: int | None = None
+    end = None if last is None else last + 1
     for attempt in sorted(attempts, key=lambda each: each.attempt, reverse=True):
-        if end is None or attempt.resume_step < end:
-            ranges.append(ActiveRange(attempt.attempt, attempt.resume_step, end))
-            end = attempt.resume_step
+        begin = max(attempt.resume_step, first)
+        if end is None or begin < end:
+            ranges.append(ActiveRange(attempt.attempt, begin, end))
+            end = begin
     return ranges
 
 
 def active_attempt_of(attempts: Iterable[Attempt], step: int) -> int | None:
     """Return the attempt in which the step is active; None if every attempt begins after it."""
-    for each in active_ranges(attempts):
-        if each.first <= step and (each.end is None or step < each.end):
-            return each.attempt
-    return None
+    found = active_ranges(attempts, step, step)
+    return found[0].attempt if found else None
 
 
-def is_active(attempts: Sequence[Attempt], attempt: Any, step: Any) -> ColumnElement[bool]:
-    """Return the SQL condition that the row with these two columns is of an active step."""
+def is_active(
+    attempts: Sequence[Attempt], attempt: Any, step: Any, first: int = 0, last: int | None = None
+) -> ColumnElement[bool]:
+    """Return the SQL condition that the row with these two columns is of an active step, `first` ≤ step ≤ `last`.
+
+    Bounds that lie within one attempt give a plain range of the primary key, which is read without a sort.
+    """
     conditions = []
-    for each in active_ranges(attempts):
+    for each in active_ranges(attempts, first, last):
         within = [attempt == each.attempt, step >= each.first]
         if each.end is not None:
             within.append(step < each.end)

@@ -100,7 +100,7 @@ def read_active_curves(
     steps: tuple[int, int],
 ) -> Curves:
     """Return measures (by column) of the active steps with `steps[0]` ≤ step ≤ `steps[1]`; no comparisons: all."""
-    chosen = is_active(attempts, measurements.c.attempt, measurements.c.step)
+    chosen = is_active(attempts, measurements.c.attempt, measurements.c.step, *steps)
     return repository.curves(session, run_id, chosen, comparisons, measures, steps)
 
 

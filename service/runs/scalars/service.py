@@ -65,7 +65,7 @@ def scalars_of_active_steps(
     session: Session, run_id: str, attempts: Sequence[Attempt], names: Sequence[str], steps: tuple[int, int]
 ) -> dict[int, dict[str, float]]:
     """Return step → name → finite value, of the source that counts, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
-    chosen = is_active(attempts, Scalar.attempt, Scalar.step)
+    chosen = is_active(attempts, Scalar.attempt, Scalar.step, *steps)
     return _values_by_step(repository.select_range(session, run_id, chosen, (), names, steps))
 
 
@@ -84,7 +84,7 @@ def read_scalars(
         require_attempt(session, run_id, attempt)
         chosen = Scalar.attempt == attempt
     else:
-        chosen = is_active(attempts_of_run(session, run_id), Scalar.attempt, Scalar.step)
+        chosen = is_active(attempts_of_run(session, run_id), Scalar.attempt, Scalar.step, *steps)
     columns = ScalarColumns()
     for row in repository.select_range(session, run_id, chosen, sources, names, steps):
         columns.step.append(row.step)

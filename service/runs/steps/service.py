@@ -56,6 +56,7 @@ def open_step(session: Session, key: StepKey, shards: int) -> Step:
         **key._asdict(),
         "expected_shards": shards,
         "received_shards": 0,
+        "folded_shards": 0,
         "rollouts": 0,
         "tokens": 0,
         "first_shard_at_us": now,
@@ -86,6 +87,7 @@ def close_step(session: Session, events: EventBus, step: Step) -> None:
     for comparison, group in groupby(shards, key=lambda each: each.comparison):
         _store_fold(session, step, comparison, list(group))
     step.closed_at_us = step.closed_at_us or now_us()
+    step.folded_shards = step.received_shards
     session.flush()
     events.publish(session, StepClosed(step.run_id, step.attempt, step.step))
 

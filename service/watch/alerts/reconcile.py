@@ -31,22 +31,22 @@ def reconcile_alerts(session: Session, replay: DetectorsReplayed) -> None:
             alert = repository.standing(session, replay.run_id, replay.attempts, rule, step)
             if alert is not None:
                 known[rule, step] = alert
+    changes = {
+        key: _changes(known.get(key), fired.get(key), cleared.get(key), replay.from_step)
+        for key in sorted(known.keys() | fired.keys(), key=lambda each: (each[1], each[0]))
+    }
+    changes = {key: values for key, values in changes.items() if values}
+    if not changes:
+        return
     version = repository.version(session, replay.run_id)
-    changed = False
-    for key in sorted(known.keys() | fired.keys(), key=lambda each: (each[1], each[0])):
-        changes = _changes(known.get(key), fired.get(key), cleared.get(key), replay.from_step)
-        if not changes:
-            continue
-        changed = True
-        version += 1
-        stamp = {"version": version, "changed_at_us": now_us(), "changed_by": "detector"}
+    for number, (key, values) in enumerate(changes.items(), start=1):
+        stamp = {"version": version + number, "changed_at_us": now_us(), "changed_by": "detector"}
         if key in known:
-            _set(known[key], changes | stamp)
+            _set(known[key], values | stamp)
         else:
-            _add(session, replay.run_id, changes | stamp)
+            _add(session, replay.run_id, values | stamp)
     session.flush()
-    if changed:
-        wake_after_commit(session, replay.run_id)
+    wake_after_commit(session, replay.run_id)
 
 
 def resolve_superseded(session: Session, started: AttemptStarted) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Alert, Attempt
-from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.active_attempts import active_attempt_of, active_ranges, is_active
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -34,17 +34,32 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
 
-def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> Sequence[Alert]:
-    """Alerts of the active history that fired, or cleared, at `from_step` or later."""
-    touched: ColumnElement[bool] = (Alert.step >= from_step) | (Alert.cleared_step >= from_step)
-    query = select(Alert).where(Alert.run_id == run_id, is_active(attempts, Alert.attempt, Alert.step), touched)
-    return session.scalars(query.order_by(Alert.step, Alert.rule)).all()
+def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> list[Alert]:
+    """Return the alerts of active steps that fired, or cleared, at `from_step` or later, by step and rule.
+
+    Two queries, each over a range of an index: the run's other alerts are not looked at.
+    """
+    fired = select(Alert).where(Alert.run_id == run_id, is_active(attempts, Alert.attempt, Alert.step, first=from_step))
+    before = active_ranges(attempts, last=from_step - 1)
+    cleared = select(Alert).where(
+        Alert.run_id == run_id,
+        Alert.attempt.in_({each.attempt for each in before}),
+        Alert.cleared_step >= from_step,
+        # An expression, so that SQLite takes the index of cleared_step.
+        Alert.step + 0 < from_step,
+    )
+    found = [*session.scalars(fired), *session.scalars(cleared)]
+    active = [alert for alert in found if active_attempt_of(attempts, alert.step) == alert.attempt]
+    return sorted(active, key=lambda alert: (alert.step, alert.rule))
 
 
 def standing(session: Session, run_id: str, attempts: Sequence[Attempt], rule: str, step: int) -> Alert | None:
     """The alert of a rule that fired at `step` of the active history."""
     query = select(Alert).where(
-        Alert.run_id == run_id, Alert.rule == rule, Alert.step == step, is_active(attempts, Alert.attempt, Alert.step)
+        Alert.run_id == run_id,
+        Alert.attempt == active_attempt_of(attempts, step),
+        Alert.rule == rule,
+        Alert.step == step,
     )
     return session.scalar(query)
 

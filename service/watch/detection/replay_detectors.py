@@ -64,7 +64,7 @@ def replay_from(events: EventBus, session: Session, run_id: str, attempts: Seque
         if milestone or number >= len(steps) - RECENT_STATES:
             rows.append(_snapshot(run_id, attempt, closed, milestone, state))
     repository.add_snapshots(session, rows)
-    _forget_passing(session, run_id, attempts)
+    repository.drop_passing_snapshots(session, run_id, keep=RECENT_STATES)
     events.publish(session, DetectorsReplayed(run_id, attempts, after + 1, found, state, CONFIGURATION))
 
 
@@ -77,9 +77,3 @@ def _snapshot(run_id: str, attempt: int, closed: ClosedStep, milestone: bool, st
         "milestone": milestone,
         "state": state.to_bytes(),
     }
-
-
-def _forget_passing(session: Session, run_id: str, attempts: Sequence[Attempt]) -> None:
-    recent = repository.newest_snapshot_steps(session, run_id, attempts, RECENT_STATES)
-    if len(recent) == RECENT_STATES:
-        repository.drop_passing_snapshots(session, run_id, min(recent))

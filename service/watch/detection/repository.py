@@ -9,56 +9,60 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Attempt, DetectorSnapshot, Step
-from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.active_attempts import active_ranges, is_active
 
 
 def closed_steps(session: Session, run_id: str, attempts: Sequence[Attempt], after: int) -> list[tuple[int, int]]:
-    """(step, attempt) of the active closed steps beyond `after`, in order."""
+    """Return (step, attempt) of the active closed steps beyond `after`, in order."""
     query = select(Step.step, Step.attempt).where(
         Step.run_id == run_id,
-        Step.step > after,
         Step.closed_at_us.is_not(None),
-        is_active(attempts, Step.attempt, Step.step),
+        is_active(attempts, Step.attempt, Step.step, first=after + 1),
     )
     return [(step, attempt) for step, attempt in session.execute(query.order_by(Step.step))]
 
 
 def newest_snapshot(
-    session: Session, run_id: str, attempts: Sequence[Attempt], before: int | None, configuration_digest: str
+    session: Session, run_id: str, attempts: Sequence[Attempt], before: int, configuration_digest: str
 ) -> DetectorSnapshot | None:
-    """The newest snapshot of the active history, of steps before `before` where that is given."""
-    query = select(DetectorSnapshot).where(
-        DetectorSnapshot.run_id == run_id,
-        DetectorSnapshot.configuration_digest == configuration_digest,
-        is_active(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step),
-    )
-    if before is not None:
-        query = query.where(DetectorSnapshot.step < before)
-    return session.scalar(query.order_by(DetectorSnapshot.step.desc()).limit(1))
-
-
-def newest_snapshot_steps(session: Session, run_id: str, attempts: Sequence[Attempt], count: int) -> list[int]:
-    """The steps of the newest `count` snapshots of the active history, newest first."""
-    query = select(DetectorSnapshot.step).where(
-        DetectorSnapshot.run_id == run_id, is_active(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step)
-    )
-    return list(session.scalars(query.order_by(DetectorSnapshot.step.desc()).limit(count)))
+    """Return the newest snapshot of an active step before `before`."""
+    # Ranges of one attempt at a time: each is read from the end of the primary key, however many snapshots there are.
+    for each in active_ranges(attempts, last=before - 1):
+        query = select(DetectorSnapshot).where(
+            DetectorSnapshot.run_id == run_id,
+            DetectorSnapshot.attempt == each.attempt,
+            DetectorSnapshot.step >= each.first,
+            DetectorSnapshot.step < each.end,
+            DetectorSnapshot.configuration_digest == configuration_digest,
+        )
+        found = session.scalar(query.order_by(DetectorSnapshot.step.desc()).limit(1))
+        if found is not None:
+            return found
+    return None
 
 
 def drop_snapshots(session: Session, run_id: str, from_step: int) -> None:
-    """Forget the states from `from_step` on; the steps of superseded attempts are not replayed again."""
+    """Delete the snapshots from `from_step` on, those of superseded steps included."""
     session.execute(
         delete(DetectorSnapshot).where(DetectorSnapshot.run_id == run_id, DetectorSnapshot.step >= from_step)
     )
 
 
-def drop_passing_snapshots(session: Session, run_id: str, before_step: int) -> None:
-    """Forget the states before `before_step` that are no milestones."""
+def drop_passing_snapshots(session: Session, run_id: str, keep: int) -> None:
+    """Delete the snapshots that are no milestones, except the run's newest `keep` snapshots of either kind."""
+    oldest_kept = (
+        select(DetectorSnapshot.step)
+        .where(DetectorSnapshot.run_id == run_id)
+        .order_by(DetectorSnapshot.step.desc())
+        .offset(keep - 1)
+        .limit(1)
+        .scalar_subquery()
+    )
     session.execute(
         delete(DetectorSnapshot).where(
             DetectorSnapshot.run_id == run_id,
-            DetectorSnapshot.step < before_step,
             DetectorSnapshot.milestone.is_(False),
+            DetectorSnapshot.step < oldest_kept,
         )
     )
 

@@ -22,6 +22,8 @@ class Alert(Base):
         UniqueConstraint("run_id", "attempt", "rule", "step"),
         Index(None, "run_id", "state"),
         Index(None, "run_id", "version"),
+        Index(None, "run_id", "attempt", "step"),
+        Index(None, "run_id", "attempt", "cleared_step"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -48,7 +50,11 @@ class DetectorSnapshot(Base):
     """The detectors' state after a step of the active history; `milestone` ones are kept for good."""
 
     __tablename__ = "detector_snapshots"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        Index(None, "run_id", "step"),
+        Index(None, "run_id", "milestone", "step"),
+    )
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

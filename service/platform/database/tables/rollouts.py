@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKeyConstraint, Index
+from sqlalchemy import ForeignKeyConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.database.tables.base import Base
 
+_UNFOLDED = text("folded_shards < received_shards")
+
 
 class Step(Base):
-    """All rollouts of one training step in one attempt; `closed_at_us` is set once it is folded."""
+    """All rollouts of one training step in one attempt; `closed_at_us` is set once it is folded.
+
+    `folded_shards` is the number of shards that its measurements are of. While it is below `received_shards` the step
+    is open, or a late shard waits to be folded.
+    """
 
     __tablename__ = "steps"
     __table_args__ = (
         ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
-        Index(None, "closed_at_us", "last_shard_at_us"),
+        Index("ix_steps_unfolded", "last_shard_at_us", sqlite_where=_UNFOLDED, postgresql_where=_UNFOLDED),
     )
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -22,6 +28,7 @@ class Step(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     expected_shards: Mapped[int]
     received_shards: Mapped[int]
+    folded_shards: Mapped[int]
     rollouts: Mapped[int]
     tokens: Mapped[int]
     first_shard_at_us: Mapped[int]

@@ -26,6 +26,18 @@ def test_step_is_active_in_newest_attempt_that_began_at_or_before_it(resume_step
     assert [each.attempt for each in holding] == eligible[-1:]
 
 
+@given(st.lists(st.integers(0, 30), max_size=6), st.integers(0, 40), st.none() | st.integers(0, 40))
+def test_bounded_ranges_hold_the_active_steps_within_the_bounds(
+    resume_steps: list[int], first: int, last: int | None
+) -> None:
+    attempts = attempts_from(resume_steps)
+    bounded = active_ranges(attempts, first, last)
+    for step in range(50):
+        inside = first <= step and (last is None or step <= last)
+        holding = [each.attempt for each in bounded if each.first <= step and (each.end is None or step < each.end)]
+        assert holding == ([active] if inside and (active := active_attempt_of(attempts, step)) is not None else [])
+
+
 def test_the_same_key_is_the_same_attempt_and_numbers_count_up(http: httpx.Client) -> None:
     sender = start_run(http)
     path = f"/v1/runs/{sender.run}/attempts"
