@@ -161,7 +161,7 @@ def _probes() -> tuple[Panel, ...]:
             "Workers",
             "timeseries",
             (PromQuery("foreshock_workers", "{{accelerator}}"),),
-            "Workers that asked for jobs in the last five minutes.",
+            "Live workers: they asked for a job or sent a heartbeat in the last minutes.",
             minimum=0,
         ),
         Panel(

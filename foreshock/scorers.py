@@ -45,7 +45,7 @@ VARIANTS = ("", NOISE_FLOOR_VARIANT)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What a worker runs a scorer in: a process of its own. `packages` must be installed there.
+    """An engine that a worker runs scorers in, a process of its own. `packages` must be installed there.
 
     `process_per_weights`: new weights need a new process, because the engine can only reload weights in place and a
     reload may leave some of the old ones behind.
@@ -75,10 +75,10 @@ class Scorer:
 
     Args:
         name: `engine.way` of a replay; a bare name of a score that the run logs.
-        title: what the scorer computes, in one line.
+        title: the computation in one line.
         colour: number of its colour in the pages' palette, from 1; lines and bars of the link that ends here have it.
         place: its place in the chain; None: the scorer is compared with `REFERENCE` only, or is the reference.
-        engine: what a worker runs it in; None: the run logs the score.
+        engine: the engine that a worker runs it in; None: the run logs the score.
         implementation: `module:function` of the worker's code; None: logged, or not implemented in this release.
     """
 

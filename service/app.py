@@ -29,13 +29,19 @@ from service.platform.store.tokens import TokenStore
 from service.present.exporter.endpoints import router as exporter
 from service.present.pages.endpoints import ROUTERS as PAGES
 from service.replay.attribution.endpoints import router as attribution
-from service.replay.attribution.service import compute_left_over, mark_attribution_stale
+from service.replay.attribution.service import (
+    attribute_published_scores,
+    compute_stale_attributions,
+    mark_attribution_stale,
+    mark_stale_after_late_rollouts,
+)
 from service.replay.events import ScoresPublished
 from service.replay.hardware.endpoints import router as hardware
 from service.replay.leases.endpoints import router as leases
 from service.replay.leases.service import sweep as sweep_leases
 from service.replay.probes.endpoints import router as probes
-from service.replay.scores.reader import read_replayed_scores
+from service.replay.scores.endpoints import router as scores
+from service.replay.scores.published import read_replayed_scores
 from service.runs.attempts.endpoints import router as attempts
 from service.runs.checkpoints.endpoints import router as checkpoints
 from service.runs.corrections.endpoints import router as corrections
@@ -72,6 +78,7 @@ ROUTERS = (
     lint,
     probes,
     leases,
+    scores,
     attribution,
     hardware,
     exporter,
@@ -128,7 +135,9 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     events.subscribe(DetectorsReplayed, reconcile_alerts)
     events.subscribe(DetectorsReplayed, decide_after_replay)
     events.subscribe(AdviceModeChanged, record_mode)
+    events.subscribe(StepClosed, mark_stale_after_late_rollouts)
     events.subscribe(ScoresPublished, mark_attribution_stale)
+    events.subscribe_after_commit(ScoresPublished, attribute_published_scores)
     return events
 
 
@@ -141,7 +150,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         [
             lambda: close_overdue_steps(context),
             lambda: sweep_leases(context),
-            lambda: compute_left_over(context),
+            lambda: compute_stale_attributions(context),
             context.store.remove_stale_temporaries,
         ],
     )

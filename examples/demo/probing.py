@@ -12,6 +12,7 @@ from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT
 from foreshock.client.connection import ServiceConnection
+from foreshock.commands.queries import RunQueries
 from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 
 PROBE_SCORERS = tuple(
@@ -67,6 +68,8 @@ def wait_for_probes(
 ) -> list[dict[str, Any]]:
     """Wait until all probes have ended and return them; call `report(unfinished jobs)` meanwhile.
 
+    The attributions of their steps are stored then.
+
     Raises DemoError if the service or the worker ends before that, or after `PATIENCE_SECONDS`.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -78,6 +81,8 @@ def wait_for_probes(
             raise DemoError(f"{left} replays are not done after {PATIENCE_SECONDS:.0f} s.{worker.log_tail()}")
         time.sleep(0.3)
         probes = [connection.get_json(f"/v1/probes/{probe['id']}") for probe in probes]
+    for probe in probes:
+        RunQueries(connection, probe["run"]).wait_for_attribution(probe["step"])
     report(0)
     return probes
 

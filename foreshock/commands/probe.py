@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect
-from foreshock.commands.queries import find_run
+from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import table
 from foreshock.errors import ConfigurationError, ServiceUnavailable
 from foreshock.scorers import default_scorers, noise_floor_scorers, split_score_name
@@ -62,6 +63,9 @@ class ProbeCommand:
             probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
             if not arguments.no_wait:
                 probe = _wait(connection, probe, arguments.timeout)
+            if probe["state"] == "done":
+                # The attribution is computed after the last job is done: `foreshock report` comes next.
+                RunQueries(connection, run.id).wait_for_attribution(arguments.step)
         print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
         if arguments.no_wait:
             return 0
@@ -100,10 +104,10 @@ def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds:
     deadline = time.monotonic() + timeout_seconds
     shown = ""
     while probe["state"] not in _FINAL and time.monotonic() < deadline:
-        words = ", ".join(f"{job['engine']} {job['state']}" for job in probe.get("jobs") or ())
-        if words != shown:
-            print(f"probe {probe['id']}: {words}", file=sys.stderr)
-            shown = words
+        progress = "; ".join(_progress(job) for job in probe.get("jobs") or ())
+        if progress != shown:
+            print(f"probe {probe['id']}: {progress}", file=sys.stderr)
+            shown = progress
         time.sleep(0.5)
         try:
             probe = connection.get_json(f"/v1/probes/{probe['id']}")
@@ -112,6 +116,12 @@ def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds:
     if probe["state"] == "queued":
         print("no worker has taken the probe yet; start one with `foreshock worker`", file=sys.stderr)
     return probe
+
+
+def _progress(job: Mapping[str, Any]) -> str:
+    """Return the state of a job, and what a queued job waits for."""
+    waiting = f" ({job['reason']})" if job["state"] == "queued" and job.get("reason") else ""
+    return f"{job['engine']} {job['state']}{waiting}"
 
 
 def _lines(probe: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +22,13 @@ from foreshock.commands.records import (
     number_or_nan,
     run_record,
 )
-from foreshock.errors import Rejected, RunNotFound
+from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable
 from foreshock.learning_rate.advice import Advice
 
 __all__ = ["RunQueries", "find_run", "list_runs"]
 
 _PAGE = 200
+_POLL_SECONDS = 0.2
 
 
 def list_runs(connection: ServiceConnection, project: str | None = None) -> Iterator[RunRecord]:
@@ -103,9 +105,28 @@ class RunQueries:
         return tuple(bucket for bucket in buckets if bucket.tokens)
 
     def attribution(self, step: int) -> AttributionRecord | None:
-        """Return the attribution of a step, None if the step was not probed."""
-        answer = self._optional(f"{self._path}/steps/{step}/attribution", {})
+        """Return the stored attribution of a step; None if it was not probed or the first one is being computed."""
+        answer, _ = self._stored_attribution(step)
         return None if answer is None else attribution_record(step, answer)
+
+    def wait_for_attribution(self, step: int, timeout_seconds: float = 60.0) -> bool:
+        """Wait until the stored attribution is of all published scores of the step; return False after the timeout."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            _, is_current = self._stored_attribution(step)
+            if is_current or time.monotonic() >= deadline:
+                return is_current
+            time.sleep(_POLL_SECONDS)
+
+    def _stored_attribution(self, step: int) -> tuple[Any, bool]:
+        """Return the answer, None if there is none, and False if the service is computing another one."""
+        try:
+            answer = self._optional(f"{self._path}/steps/{step}/attribution", {})
+        except ServiceUnavailable as error:
+            if not str(error.problem.get("type")).endswith(":attribution-pending"):
+                raise
+            return None, False
+        return answer, answer is None or not answer.get("stale")
 
     def probed_steps(self) -> tuple[int, ...]:
         """Return the steps with at least one finished job of a probe."""

@@ -123,6 +123,7 @@ class AttributionRecord:
     reference_links: tuple[LinkRecord, ...]
     nearer: str | None
     floors: tuple[NoiseFloorRecord, ...]
+    stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,4 +210,5 @@ def attribution_record(step: int, value: Mapping[str, Any]) -> AttributionRecord
             )
             for floor in value.get("floors") or ()
         ),
+        stale=bool(value.get("stale")),
     )

@@ -186,6 +186,8 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         lines += _reference(attribution)
     checks = f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
     checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
+    if attribution.stale:
+        lines += wrap("scores or rollouts have arrived since; a new attribution is being computed", "      ", "    → ")
     return [*lines, *_note(checks, paint)]
 
 

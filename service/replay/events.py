@@ -1,15 +1,17 @@
-"""What happens to replayed scores that other nouns react to."""
+"""The events of replayed scores."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.runs.events import StepEvent
+
 
 @dataclass(frozen=True, slots=True)
-class ScoresPublished:
-    """A job has completed and its scores count from now on; `at_us` is the database's time."""
+class ScoresPublished(StepEvent):
+    """A job is complete and its scores of the step count; `at_us` is the database's time.
 
-    run_id: str
-    attempt: int
-    step: int
+    Published without a lock of the run, in the transaction that publishes the scores and again after its commit.
+    """
+
     at_us: int

@@ -1,4 +1,4 @@
-"""What tests do as a worker does it: over HTTP, with scores whose values they choose."""
+"""A worker of tests: it works over HTTP, with scores whose values the test chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHTS = "sha256:" + "ab" * 32
 
 
 def announce_checkpoint(sender: Sender, step: int, digest: str = WEIGHTS, **fields: Any) -> httpx.Response:
-    """Say where the weights of a step are."""
+    """Announce the weights of a step."""
     body = {"root": "runs", "path": f"step-{step}", "format": "hf_safetensors", "digest": digest, **fields}
     return sender.http.put(
         f"/v1/runs/{sender.run}/checkpoints/{step}", params={"attempt": sender.attempt}, json=body
@@ -30,7 +30,7 @@ def announce_checkpoint(sender: Sender, step: int, digest: str = WEIGHTS, **fiel
 def ask_for_probe(
     sender: Sender, step: int, scorers: Sequence[str] = ("vllm.prefill",), **fields: Any
 ) -> httpx.Response:
-    """Ask for a probe; a scorer is written `name` or `name@variant`."""
+    """Request a probe; a scorer is written `name` or `name@variant`."""
     named = [dict(zip(("scorer", "variant"), name.partition("@")[::2], strict=True)) for name in scorers]
     return sender.http.post(f"/v1/runs/{sender.run}/probes", json={"step": step, "scorers": named, **fields})
 
@@ -54,11 +54,11 @@ class LeaseHolder:
         return token
 
     def heartbeat(self) -> httpx.Response:
-        """Keep the lease."""
+        """Extend the lease."""
         return self.http.post(f"{self.url}/heartbeat", json={"token": self.token})
 
     def get_rollouts(self) -> httpx.Response:
-        """Ask for the job's rollouts."""
+        """Request the job's rollouts."""
         return self.http.get(f"{self.url}/rollouts", headers=self._headers)
 
     def rollouts(self) -> RolloutBatch:
@@ -75,11 +75,11 @@ class LeaseHolder:
         return self.http.put(f"{self.url}/scores/{shard}", params=query, content=content, headers=headers)
 
     def complete(self) -> httpx.Response:
-        """Say that the job is done."""
+        """Complete the job."""
         return self.http.post(f"{self.url}/complete", json={"token": self.token})
 
     def fail(self, kind: str, reason: str = "out of memory") -> httpx.Response:
-        """Say why the job was not done."""
+        """Report why the try failed."""
         return self.http.post(f"{self.url}/fail", json={"token": self.token, "kind": kind, "reason": reason})
 
     @property
@@ -90,17 +90,17 @@ class LeaseHolder:
 def ask_for_lease(
     http: httpx.Client, worker: str = "w1", scorers: Sequence[str] = EVERYTHING, **fields: Any
 ) -> httpx.Response:
-    """Ask for a job."""
+    """Request a job."""
     return http.post("/v1/leases", json=lease_request(worker, scorers, **fields))
 
 
 def lease_request(worker: str = "w1", scorers: Sequence[str] = EVERYTHING, **fields: Any) -> dict[str, Any]:
-    """What a worker says that asks for a job."""
+    """Return the body of a worker's request for a job."""
     return {"worker": worker, "accelerator": "cpu", "device_name": "a CPU", "scorers": list(scorers), **fields}
 
 
 def take_lease(http: httpx.Client, worker: str = "w1", **fields: Any) -> LeaseHolder:
-    """Take a job that must be there."""
+    """Lease a job; fail the test if there is none."""
     answer = ask_for_lease(http, worker, **fields)
     assert answer.status_code == 200, answer.text
     return LeaseHolder(http, answer.json())
@@ -109,20 +109,20 @@ def take_lease(http: httpx.Client, worker: str = "w1", **fields: Any) -> LeaseHo
 def scores_of(
     rollouts: RolloutBatch, log_probs: NDArray[np.float32], engine: str = "vllm", **fingerprint: Any
 ) -> ScoreBatch:
-    """[T] log-probs of all rollouts as a worker sends them."""
+    """Return the scores that a worker sends: log-probs [T] of all rollouts."""
     made = Fingerprint(engine=engine, dtype="bfloat16", **fingerprint)
     return ScoreBatch(rollouts.sample_ids, log_probs, rollouts.response_offsets, made)
 
 
 def noisy(rollouts: RolloutBatch, seed: int, scale: float = 0.02) -> NDArray[np.float32]:
-    """[T] the logged log-probs with some noise: what another engine would say."""
+    """Return the logged log-probs with noise, [T], as another engine would compute them."""
     assert rollouts.rollout_log_probs is not None
     noise = np.random.default_rng(seed).normal(0, scale, rollouts.num_tokens)
     return np.minimum(rollouts.rollout_log_probs + noise, 0.0).astype(np.float32)
 
 
 def work_off(http: httpx.Client, seed: int = 1, **fields: Any) -> int:
-    """Do every job that waits, with noisy scores; how many there were."""
+    """Do every queued job with noisy scores, and return their number."""
     done = 0
     while (answer := ask_for_lease(http, **fields)).status_code == 200:
         holder = LeaseHolder(http, answer.json())

@@ -21,8 +21,8 @@ from foreshock.errors import ForeshockError
 from service.maintenance.remeasure import repository
 from service.platform.context import ServiceContext
 from service.platform.problem import ProblemError
-from service.replay.attribution.compute import StepFindings, compute_findings
-from service.replay.attribution.service import ScoredStep, scored_step, store_findings
+from service.replay.attribution.compute import AttributionResult, attribute_step
+from service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
 from service.runs.events import StepClosed
 from service.runs.lint.service import lint_closed_step
 from service.runs.measurements.folding import FoldedStatistics, fold_shards
@@ -50,12 +50,12 @@ class _Stored:
     """A step as it is stored: the files of its shards in order, and its scores."""
 
     files: tuple[TokenFile, ...]
-    scored: ScoredStep
+    scored: AttributionInputs
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
         files = tuple(TokenFile.of(shard) for shard in shards_of_step(session, key))
-        return cls(files, scored_step(context, session, key))
+        return cls(files, attribution_inputs(context, session, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Measured:
     stored: _Stored
     shards: tuple[StoredShard, ...]
     folded: tuple[FoldedStatistics, ...]
-    findings: StepFindings | None
+    attribution: AttributionResult | None
 
 
 def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
@@ -114,10 +114,10 @@ def _measure(context: ServiceContext, stored: _Stored) -> tuple[_Measured, str |
         of_comparison.setdefault(part.comparison, []).append(part)
     folded = tuple(fold_shards(name, group) for name, group in sorted(of_comparison.items()))
     gone = _gone_scores(stored.scored)
-    findings = None
+    attribution = None
     if stored.scored.scores and gone is None:
-        findings = context.decoders.run(compute_findings, stored.scored.rollouts, stored.scored.scores)
-    return _Measured(stored, measured, folded, findings), gone
+        attribution = context.decoders.run(attribute_step, stored.scored.rollouts, stored.scored.scores)
+    return _Measured(stored, measured, folded, attribution), gone
 
 
 def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session: Session) -> bool:
@@ -133,12 +133,12 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
             store_measurement(session, key, each)
         session.flush()
         lint_closed_step(session, StepClosed(*key))
-    if measured.findings is not None:
-        store_findings(session, key, measured.stored.scored.version, measured.findings)
+    if measured.attribution is not None:
+        store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
     return True
 
 
-def _gone_scores(scored: ScoredStep) -> str | None:
+def _gone_scores(scored: AttributionInputs) -> str | None:
     gone: list[Path] = [path for score in scored.scores for path in score.files if not path.exists()]
     if not gone:
         return None

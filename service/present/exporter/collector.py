@@ -21,10 +21,10 @@ from service.platform.database.tables.probes import Attribution
 from service.present.exporter import families, repository
 from service.present.exporter.families import Family, Samples
 from service.present.exporter.repository import ActiveRun, ComparisonKey
+from service.replay.workers.service import count_live_workers
 
 # Buckets are exported of the comparison that every run has; of others there are pages and dashboards over SQL.
 BUCKETS_OF = "trainer/rollout"
-_WORKER_SEEN_US = 300_000_000
 _MOST_REMEMBERED_TABLES = 2_000
 
 
@@ -122,8 +122,7 @@ class ForeshockCollector:
                 scrape.add(families.OLDEST_WAITING, (accelerator,), max(0, now - oldest_us) / 1e6)
         for accelerator, count in repository.failures_by_accelerator(session, self._project).items():
             scrape.add(families.JOB_FAILURES, (accelerator,), count)
-        seen = repository.workers_by_accelerator(session, self._project, now - _WORKER_SEEN_US)
-        for accelerator, count in seen.items():
+        for accelerator, count in count_live_workers(session, self._project, now).items():
             scrape.add(families.WORKERS, (accelerator,), count)
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from service.replay.workers.service import LIVE_MINUTES
+
 Kind = Literal["gauge", "counter"]
 Samples = GaugeMetricFamily | CounterMetricFamily
 
@@ -155,7 +157,7 @@ OLDEST_WAITING = Family(
 JOB_FAILURES = Family(
     "foreshock_probe_job_failures", "Tries of probe jobs that failed or fell silent", ("accelerator",), "counter"
 )
-WORKERS = Family("foreshock_workers", "Workers that asked for jobs in the last five minutes", ("accelerator",))
+WORKERS = Family("foreshock_workers", f"Live workers: seen in the last {LIVE_MINUTES} minutes", ("accelerator",))
 
 FAMILIES: tuple[Family, ...] = (
     BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, LAST_INGEST, ROLLOUTS, TOKENS,

@@ -22,8 +22,8 @@ from service.platform.database.tables import (
     Step,
     measurements,
 )
-from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Worker
-from service.replay.leases.transitions import FAILURES, JobState
+from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob
+from service.replay.probes.job_transitions import FAILURES, JobState
 from service.runs.step_key import StepKey
 
 # A job that any worker may do has none; this is how it is shown.
@@ -212,14 +212,6 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
     if project is not None:
         query = query.where(Run.project == project)
     return dict(session.execute(query.group_by(Lease.accelerator)).all())
-
-
-def workers_by_accelerator(session: Session, project: str | None, since_us: int) -> Mapping[str, int]:
-    """How many workers were seen since then."""
-    query = select(Worker.accelerator, func.count()).where(Worker.last_seen_at_us >= since_us)
-    if project is not None:
-        query = query.where(Worker.project.in_(("", project)))
-    return dict(session.execute(query.group_by(Worker.accelerator)).all())
 
 
 def is_waiting(state: str) -> bool:

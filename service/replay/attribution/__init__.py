@@ -1,1 +1,1 @@
-"""Attribution: where a step's mismatch comes from, computed from the rollouts' logged scores and the replayed ones."""
+"""Attribution: the causes of a step's mismatch, computed from its logged and its replayed scores."""

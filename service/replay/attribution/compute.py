@@ -1,7 +1,7 @@
-"""Everything that a step's replayed scores say, from files. Runs in a decoder process: knows no database.
+"""The attribution of a step from files: the chain, the comparisons and the noise floors. Runs in a decoder process.
 
-The logged scores (`rollout`, `trainer`) are in the rollouts' own files; the replayed ones are score shards that name
-their rollouts. A rollout that a score does not have is NaN there, and takes no part where that score does.
+The logged scores (`rollout`, `trainer`) are in the token files; the replayed ones are in score files that name their
+rollouts. A rollout that a score does not have is NaN there and is left out of every comparison of that score.
 """
 
 from __future__ import annotations
@@ -9,62 +9,35 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name, split_comparison
 from foreshock.errors import ConfigurationError
 from foreshock.measures.comparison import compare
 from foreshock.measures.estimators.attribution import Attribution, attribute
-from foreshock.rollouts import RolloutBatch, ScoreBatch
+from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import NOISE_FLOOR_VARIANT, score_name
-from service.replay.scores.replayed import PinnedRollouts, read_rollouts, read_scores
+from service.replay.attribution.noise_floors import Floor
+from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+from service.replay.scores.files import ScoreFiles, read_aligned_scores
 from service.runs.measurements.folding import FoldedStatistics
 
 Values = NDArray[np.float32]
-# It is measured when its step closes, over all of the step's rollouts.
-LOGGED = "trainer/rollout"
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreFiles:
-    """A published score: its scorer, variant and files."""
-
-    scorer: str
-    variant: str
-    files: tuple[Path, ...]
-
-    @property
-    def name(self) -> str:
-        """`vllm.prefill`, or `vllm.prefill@rebatched`."""
-        return score_name(self.scorer, self.variant)
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The same scorer twice: its k3 is σ², and half of it is in any comparison of this scorer with another."""
-
-    scorer: str
-    comparison: str
-    k3_kl: float
-    mean_abs_d: float
-    max_abs_d: float
-    rollouts: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredComparison:
-    """One comparison; `from_sample`: not all of the step's rollouts are in it."""
+    """A comparison; `from_sample`: it is not over all rollouts of the step."""
 
     folded: FoldedStatistics
     from_sample: bool
 
 
 @dataclass(frozen=True, slots=True)
-class StepFindings:
-    """What the scores of a step give: the chain (None with fewer than two scores), comparisons and noise floors."""
+class AttributionResult:
+    """The chain of a step (None with fewer than two scores), its comparisons and the noise floors."""
 
     attribution: Attribution | None
     comparisons: tuple[MeasuredComparison, ...]
@@ -72,18 +45,18 @@ class StepFindings:
     of_rollouts: int
 
 
-def compute_findings(rollouts: PinnedRollouts, scores: Sequence[ScoreFiles]) -> StepFindings:
-    """Line the scores up with all rollouts of the step and compare them."""
+def attribute_step(rollouts: PinnedRollouts, scores: Sequence[ScoreFiles]) -> AttributionResult:
+    """Return the attribution of a step: its logged and replayed scores over the same tokens."""
     batch = read_rollouts(rollouts)
-    replayed = {each.name: align(batch, read_all(each.files)) for each in scores}
+    replayed = {each.name: read_aligned_scores(batch, each.files) for each in scores}
     plain = {each.name: replayed[each.name] for each in scores if not each.variant}
     attribution = _attribute(batch, {**logged_scores(batch), **plain})
     known = {**logged_scores(batch), **replayed}
-    wanted = _pairs_of(attribution)
+    pairs = _pairs_of(attribution)
     again = {name: score_name(name, NOISE_FLOOR_VARIANT) for name in plain}
     floors = [(again[name], name) for name in plain if again[name] in replayed]
-    compared = {pair: _compare(batch, known, *pair, _together(attribution, pair)) for pair in [*wanted, *floors]}
-    return StepFindings(
+    compared = {pair: _compare(batch, known, *pair, _together(attribution, pair)) for pair in [*pairs, *floors]}
+    return AttributionResult(
         attribution=attribution,
         comparisons=tuple(compared.values()),
         floors=tuple(_floor(pair, compared[pair].folded) for pair in floors),
@@ -92,27 +65,9 @@ def compute_findings(rollouts: PinnedRollouts, scores: Sequence[ScoreFiles]) -> 
 
 
 def logged_scores(batch: RolloutBatch) -> dict[str, Values]:
-    """The scores that the trainer logged."""
+    """Return the scores that the run logged, [T]."""
     logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
     return {name: values for name, values in logged.items() if values is not None}
-
-
-def read_all(files: Sequence[Path]) -> list[ScoreBatch]:
-    """The shards of a score."""
-    return [read_scores(path) for path in files]
-
-
-def align(batch: RolloutBatch, shards: Sequence[ScoreBatch]) -> Values:
-    """[T] the scores in the order of the batch's tokens; NaN where a rollout has none."""
-    aligned = np.full(batch.num_tokens, np.nan, dtype=np.float32)
-    rows = {sample_id: row for row, sample_id in enumerate(batch.sample_ids)}
-    for shard in shards:
-        for index, sample_id in enumerate(shard.sample_ids):
-            row = rows.get(sample_id)
-            if row is not None:
-                start, end = batch.response_offsets[row : row + 2]
-                aligned[start:end] = shard.log_probs[shard.offsets[index] : shard.offsets[index + 1]]
-    return aligned
 
 
 def _attribute(batch: RolloutBatch, scores: Mapping[str, Values]) -> Attribution | None:
@@ -123,21 +78,21 @@ def _attribute(batch: RolloutBatch, scores: Mapping[str, Values]) -> Attribution
 
 
 def _pairs_of(attribution: Attribution | None) -> list[tuple[str, str]]:
-    """(target, behaviour) of any two scores of the chain and of the side branch, except what is measured already.
+    """Return (target, behaviour) of any two scores of the chain and of the side branch, except trainer/rollout.
 
-    All pairs and not the links alone: which scores are neighbours depends on which jobs were done first, and the set of
-    measured comparisons must not.
+    That one is measured when the step closes. All pairs and not the links only: which scores are neighbours depends on
+    which jobs were done first, and the set of measured comparisons must not.
     """
     if attribution is None:
         return []
     pairs = [(later, earlier) for earlier, later in itertools.combinations(attribution.chain, 2)]
     branch = attribution.side_branch.links if attribution.side_branch is not None else ()
-    pairs += [(target, behaviour) for target, _, behaviour in (link.name.partition("/") for link in branch)]
-    return [pair for pair in pairs if "/".join(pair) != LOGGED]
+    pairs += [split_comparison(link.name) for link in branch]
+    return [pair for pair in pairs if comparison_name(*pair) != TRAINER_ROLLOUT]
 
 
 def _together(attribution: Attribution | None, pair: tuple[str, str]) -> tuple[str, ...]:
-    """The scores that must all have a rollout for the pair to be compared on it: for a link, those of the chain."""
+    """Return the scores that must all have a rollout for the pair to be compared on it: for a link, the whole chain."""
     chain = attribution.chain if attribution is not None else ()
     return tuple(chain) if set(pair) <= set(chain) else pair
 
@@ -151,7 +106,7 @@ def _compare(
     compared = compare(shared, scores[target][tokens], scores[behaviour][tokens])
     statistics = compared.statistics
     folded = FoldedStatistics(
-        comparison=f"{target}/{behaviour}",
+        comparison=comparison_name(target, behaviour),
         measures=compared.measures(),
         statistics_version=statistics.statistics_version,
         statistics=statistics.to_bytes(),
@@ -161,7 +116,7 @@ def _compare(
 
 
 def _scored_rollouts(batch: RolloutBatch, values: Values) -> NDArray[np.bool_]:
-    """[N] whether the rollout has any finite value in this score."""
+    """Return which rollouts have a finite value in this score, [N]."""
     running = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.isfinite(values), dtype=np.int64)])
     return np.diff(running[batch.response_offsets]) > 0
 

@@ -17,5 +17,12 @@ router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 def read_attribution(
     run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
 ) -> AttributionRead:
-    """Where the step's mismatch comes from: the links of the chain, their shares, and the noise floors beside them."""
-    return service.read_attribution(context, principal, run, step, attempt)
+    """Return the causes of the step's mismatch: the links of the chain with their shares, and the noise floors.
+
+    404 `attribution-not-found`: no scores of the step are published; request a probe. 404 `attribution-not-possible`:
+    the published scores are fewer than two of the chain. 503 `attribution-pending` with Retry-After: scores are
+    published and the first attribution is being computed. `stale: true`: scores or rollouts arrived since, and a new
+    attribution is being computed.
+    """
+    with context.database.read() as session:
+        return service.read_attribution(session, principal, run, step, attempt)

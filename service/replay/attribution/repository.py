@@ -14,50 +14,39 @@ from service.platform.database.tables.probes import Attribution
 from service.runs.attempts.active_attempts import is_active
 from service.runs.step_key import StepKey
 
-KEY = ("run_id", "attempt", "step")
+_KEY = StepKey._fields
 
 
-def document_of(session: Session, run_id: str, attempt: int, step: int) -> dict[str, Any] | None:
-    """What was computed of the step."""
-    found = session.get(Attribution, (run_id, attempt, step))
-    return None if found is None else found.document
+def find(session: Session, key: StepKey) -> Attribution | None:
+    """Return the attribution of a step; its document is None until one was computed."""
+    return session.get(Attribution, tuple(key))
 
 
-def is_stale(session: Session, run_id: str, attempt: int, step: int) -> bool:
-    """Whether scores arrived since it was computed."""
-    found = session.get(Attribution, (run_id, attempt, step))
-    return found is not None and found.stale
+def lock(session: Session, key: StepKey) -> None:
+    """Lock the attribution of a step until the transaction ends, so that none is marked as stale meanwhile."""
+    session.execute(select(Attribution.step).filter_by(**key._asdict()).with_for_update())
 
 
-def mark_stale(session: Session, run_id: str, attempt: int, step: int, now_us: int) -> None:
-    """Scores arrived: what was computed of the step is out of date."""
-    row = {"run_id": run_id, "attempt": attempt, "step": step, "stale": True, "changed_at_us": now_us}
-    upsert(session, Attribution, [row], KEY)
+def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
+    """Mark the step's attribution as stale; adds a row without a document if there is none."""
+    upsert(session, Attribution, [{**key._asdict(), "stale": True, "changed_at_us": now_us}], _KEY)
+
+
+def put(session: Session, key: StepKey, document: dict[str, Any] | None, now_us: int) -> None:
+    """Store the step's attribution as current."""
+    row = {"stale": False, "changed_at_us": now_us, "document": document, "computed_at_us": now_us}
+    upsert(session, Attribution, [{**key._asdict(), **row}], _KEY)
 
 
 def newest_steps(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[int]:
-    """Up to `limit` active steps that have replayed scores, the newest first."""
+    """Return up to `limit` active steps that have replayed scores, the newest first."""
     chosen = is_active(attempts, Attribution.attempt, Attribution.step)
     query = select(Attribution.step).where(Attribution.run_id == run_id, chosen)
     return session.scalars(query.order_by(Attribution.step.desc()).limit(limit)).all()
 
 
-def put(session: Session, run_id: str, attempt: int, step: int, document: dict[str, Any] | None, now_us: int) -> None:
-    """Store what was computed of the step."""
-    row = {
-        "run_id": run_id,
-        "attempt": attempt,
-        "step": step,
-        "stale": False,
-        "changed_at_us": now_us,
-        "document": document,
-        "computed_at_us": now_us,
-    }
-    upsert(session, Attribution, [row], KEY)
-
-
-def left_stale(session: Session, before_us: int, limit: int) -> list[StepKey]:
-    """Return the steps that became out of date before a time and were not computed since."""
+def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
+    """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
     query = (
         select(Attribution.run_id, Attribution.attempt, Attribution.step)
         .join(Run, Run.id == Attribution.run_id)

@@ -1,4 +1,4 @@
-"""What the attribution of a step looks like over HTTP; the same document is what is stored."""
+"""The stored document of an attribution, and its HTTP schema."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from pydantic import BaseModel, Field
 
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import Attribution, Link, SideBranch
-from service.replay.attribution.compute import Floor
-from service.replay.attribution.excess import excess_over_floors
+from service.replay.attribution.noise_floors import Floor, excess_over_floors
 from service.runs.step_key import StepKey
 
 
 class LinkRead(BaseModel):
-    """One comparison `target/behaviour`, in nats per token; null where it cannot be estimated."""
+    """A comparison `target/behaviour` of the chain, in nats per token; null if it cannot be estimated."""
 
     name: str
-    cause: str
+    cause: str = Field(description="what can differ between the two scores")
     k3_kl: float | None
     excess_k3_kl: float | None = Field(
-        description="k3 less half the noise floor of each of its two ends; may be below 0; null where one is not known"
+        description="k3 less half the noise floor of each of its two ends; may be below 0; null if one is unknown"
     )
     mean_d: float | None
     rms_d: float | None
@@ -32,7 +31,7 @@ class LinkRead(BaseModel):
 
     @classmethod
     def of(cls, link: Link, floors: Mapping[str, float]) -> Self:
-        """The link as it is shown."""
+        """Return the link as it is stored."""
         return cls(
             name=link.name,
             cause=link.cause,
@@ -48,19 +47,19 @@ class LinkRead(BaseModel):
 
 
 class SideBranchRead(BaseModel):
-    """Every score against float32: which of engine and trainer is nearer to the truth."""
+    """Every score against the float32 forward pass: whether the engine or the trainer is nearer to it."""
 
     reference: str
     links: list[LinkRead]
-    engine: str | None
-    trainer: str | None
-    nearer: str | None = Field(description="the nearer of the two, `equal`, or null where one is missing")
+    engine: str | None = Field(description="the engine's score that is compared")
+    trainer: str | None = Field(description="the trainer's score that is compared")
+    nearer: str | None = Field(description="the nearer of the two, `equal`, or null if one is missing")
     tokens: int
     rollouts: int
 
     @classmethod
     def of(cls, branch: SideBranch, floors: Mapping[str, float]) -> Self:
-        """The branch as it is shown."""
+        """Return the branch as it is stored."""
         return cls(
             reference=branch.reference,
             links=[LinkRead.of(link, floors) for link in branch.links],
@@ -73,7 +72,7 @@ class SideBranchRead(BaseModel):
 
 
 class FloorRead(BaseModel):
-    """The noise floor of a scorer: itself again, with other batches. Half of its k3 is in each comparison."""
+    """The noise floor of a scorer: the scorer again with other batches. Half of its k3 is in each comparison of it."""
 
     scorer: str
     comparison: str
@@ -85,7 +84,7 @@ class FloorRead(BaseModel):
 
     @classmethod
     def of(cls, floor: Floor) -> Self:
-        """The floor as it is shown."""
+        """Return the floor as it is stored."""
         return cls(
             scorer=floor.scorer,
             comparison=floor.comparison,
@@ -98,7 +97,7 @@ class FloorRead(BaseModel):
 
 
 class ScoreSource(BaseModel):
-    """A replayed score that took part: what made it."""
+    """A replayed score that the attribution uses, with its fingerprint."""
 
     scorer: str
     variant: str
@@ -109,25 +108,27 @@ class ScoreSource(BaseModel):
     rollouts: int
 
 
-class AttributionRead(BaseModel):
-    """Where the mismatch of a step comes from: the chain of scores from logged `rollout` to logged `trainer`."""
+class AttributionDocument(BaseModel):
+    """The causes of a step's mismatch: the chain of scores from the logged `rollout` to the logged `trainer`."""
 
     run: str
     step: int
     attempt: int
     chain: list[str]
-    missing: list[str] = Field(description="scores of the full chain that are not there; their links are one")
+    missing: list[str] = Field(
+        description="scores of the full chain that are not available; the adjacent links are merged"
+    )
     links: list[LinkRead]
     whole: LinkRead
     side_branch: SideBranchRead | None
     floors: list[FloorRead]
-    cancellation: float | None = Field(description="Σ E[d_link²]/E[d²]: above 1 where links cancel")
-    telescoping_error: float = Field(description="the largest |Σ d_link − d| of a token, nats")
-    tokens: int = Field(description="that every score of the chain has")
-    rollouts: int
-    groups: int
-    of_rollouts: int = Field(description="rollouts of the step")
-    from_sample: bool = Field(description="not all rollouts of the step took part")
+    cancellation: float | None = Field(description="Σ E[d_link²]/E[d²]: above 1 if links cancel")
+    telescoping_error: float = Field(description="largest |Σ d_link − d| of a token, in nats")
+    tokens: int = Field(description="tokens that every score of the chain has")
+    rollouts: int = Field(description="rollouts that every score of the chain has")
+    groups: int = Field(description="prompt groups of these rollouts")
+    of_rollouts: int = Field(description="rollouts of the step when this was computed")
+    from_sample: bool = Field(description="some rollouts of the step are not in it")
     scores: list[ScoreSource]
     computed_at_us: int
 
@@ -141,7 +142,7 @@ class AttributionRead(BaseModel):
         scores: Sequence[ScoreSource],
         computed_at_us: int,
     ) -> Self:
-        """The document of (run, attempt, step)."""
+        """Return the document of a step."""
         of_scorer = {floor.scorer: floor.k3_kl for floor in floors}
         branch = attribution.side_branch
         return cls(
@@ -164,3 +165,9 @@ class AttributionRead(BaseModel):
             scores=list(scores),
             computed_at_us=computed_at_us,
         )
+
+
+class AttributionRead(AttributionDocument):
+    """The stored attribution of a step."""
+
+    stale: bool = Field(description="scores or rollouts arrived since; a new attribution is being computed")

@@ -1,1 +1,1 @@
-"""Hardware: the workers that were seen and what waits for which accelerator."""
+"""Hardware: the workers and accelerators, and the jobs that wait for each accelerator."""

@@ -14,6 +14,6 @@ router = APIRouter(prefix="/v1", tags=["hardware"])
 
 @router.get("/hardware")
 def read_hardware(context: Context, principal: Reader) -> HardwareRead:
-    """Workers that were seen, and per accelerator what waits, what runs and what was scored."""
+    """Return the workers, and the queued jobs, running jobs and published scores of each accelerator."""
     with context.database.read() as session:
         return service.read_hardware(session, principal)

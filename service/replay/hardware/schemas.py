@@ -1,8 +1,10 @@
-"""What hardware looks like over HTTP."""
+"""The HTTP schemas of hardware."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from service.replay.workers.service import LIVE_MINUTES
 
 
 class WorkerRead(BaseModel):
@@ -13,24 +15,24 @@ class WorkerRead(BaseModel):
     name: str
     accelerator: str
     device_name: str
-    scorers: list[str] = Field(description="what it can do")
+    scorers: list[str] = Field(description="the scorers that it offers")
     first_seen_at_us: int
-    last_seen_at_us: int = Field(description="when it asked for a job, or kept one, last")
+    last_seen_at_us: int = Field(description="its last request for a job, or heartbeat")
 
 
 class AcceleratorRead(BaseModel):
-    """A kind of hardware: who has it, and what waits for it. `any`: jobs that any accelerator may do."""
+    """A kind of hardware with its workers and jobs. `any`: jobs that any accelerator may do."""
 
     accelerator: str
-    workers: int = Field(description="seen in the last five minutes")
+    workers: int = Field(description=f"live workers: seen in the last {LIVE_MINUTES} minutes")
     devices: list[str]
     queued_jobs: int
     running_jobs: int
-    scores: int = Field(description="published scores that were made on it")
+    scores: int = Field(description="published scores of its workers")
 
 
 class HardwareRead(BaseModel):
-    """The workers that were seen, newest first, and the accelerators."""
+    """The workers, the one seen last first, and the accelerators."""
 
     workers: list[WorkerRead]
     accelerators: list[AcceleratorRead]

@@ -1,4 +1,4 @@
-"""Hardware: which workers there are, and what waits for which accelerator."""
+"""Hardware: the workers, and the jobs and scores of each accelerator."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from service.platform.database.dialect import database_now_us
 from service.platform.security import Principal
 from service.replay.hardware import repository
 from service.replay.hardware.schemas import AcceleratorRead, HardwareRead, WorkerRead
-from service.replay.leases.transitions import JobState
+from service.replay.probes.job_transitions import JobState
+from service.replay.workers.service import count_live_workers, newest_workers
 
-_SEEN_US = 300_000_000
 _MOST_WORKERS = 500
 
 
 def read_hardware(session: Session, principal: Principal) -> HardwareRead:
-    """The workers and accelerators that the principal may see."""
-    now = database_now_us(session)
-    workers = repository.newest_workers(session, principal.project, _MOST_WORKERS)
-    alive = Counter(each.accelerator for each in workers if each.last_seen_at_us >= now - _SEEN_US)
+    """Return the workers and accelerators that the principal may see."""
+    workers = newest_workers(session, principal.project, _MOST_WORKERS)
+    live = count_live_workers(session, principal.project, database_now_us(session))
     devices: dict[str, set[str]] = defaultdict(set)
     for each in workers:
         devices[each.accelerator].add(each.device_name)
@@ -37,7 +36,7 @@ def read_hardware(session: Session, principal: Principal) -> HardwareRead:
         accelerators=[
             AcceleratorRead(
                 accelerator=name,
-                workers=alive[name],
+                workers=live.get(name, 0),
                 devices=sorted(device for device in devices[name] if device),
                 queued_jobs=jobs[name, JobState.QUEUED],
                 running_jobs=jobs[name, JobState.RUNNING],

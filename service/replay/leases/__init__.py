@@ -1,1 +1,1 @@
-"""Leases: how workers take jobs, keep them, and hand them back. `transitions` holds every rule."""
+"""Leases: a worker claims a job, keeps it by heartbeats, and gives it back."""

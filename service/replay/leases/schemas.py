@@ -1,4 +1,4 @@
-"""What leases look like over HTTP."""
+"""The HTTP schemas of leases."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Token = int
 
 
 def _storable(text: str) -> str:
-    """A reason is often a traceback, and may hold what a database does not take."""
+    """Replace NUL characters: a reason is often a traceback, and PostgreSQL stores no NUL in text."""
     return text.replace("\x00", "�")
 
 
 class LeaseRequest(BaseModel):
-    """A worker asks for a job that it can do."""
+    """A worker's request for a job that it can do."""
 
-    worker: Name = Field(description="the worker's name; one name is one worker")
+    worker: Name = Field(description="unique name of the worker")
     accelerator: Accelerator = "cpu"
     device_name: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
-    scorers: list[ScorerName] = Field(min_length=1, max_length=64, description="all that it can do")
-    wait: float = Field(default=0.0, ge=0, le=60, description="seconds to wait for a job where there is none")
+    scorers: list[ScorerName] = Field(min_length=1, max_length=64, description="all scorers that the worker offers")
+    wait: float = Field(default=0.0, ge=0, le=60, description="seconds to wait if there is no job")
 
 
 class CheckpointRead(BaseModel):
-    """Where the weights are: `path` below a root that the worker's own configuration names."""
+    """The place of the weights: `path` below a root that the worker's own configuration names."""
 
     root: str
     path: str
@@ -39,15 +39,15 @@ class CheckpointRead(BaseModel):
 
 
 class RolloutsRead(BaseModel):
-    """How many rollouts are to be scored, and which."""
+    """The rollouts to score."""
 
     count: int
-    tokens: int
-    digest: str = Field(description="of the set of their sample ids")
+    tokens: int = Field(description="response tokens")
+    digest: str = Field(description="digest of the set of their sample ids")
 
 
 class LeasedJob(BaseModel):
-    """What is to be done."""
+    """The job of a lease."""
 
     id: str
     probe: str
@@ -56,18 +56,18 @@ class LeasedJob(BaseModel):
     step: int
     kind: str
     scorers: list[ScorerRequest]
-    options: dict[str, Any] = Field(description="by scorer")
+    options: dict[str, Any] = Field(description="options by scorer")
     checkpoint: CheckpointRead
     rollouts: RolloutsRead
 
 
 class LeaseRead(BaseModel):
-    """A job, for a while. `token` is sent with everything that follows; heartbeats keep the lease."""
+    """A lease of a job. The worker sends `token` with each later request; heartbeats extend the lease."""
 
     lease: str
     token: Token
-    expires_at_us: int = Field(description="by the database's clock")
-    heartbeat_seconds: float = Field(description="how often to send a heartbeat")
+    expires_at_us: int = Field(description="end of the lease by the database's clock")
+    heartbeat_seconds: float = Field(description="interval of heartbeats")
     job: LeasedJob
 
 
@@ -80,13 +80,13 @@ class TokenBody(BaseModel):
 
 
 class FailBody(TokenBody):
-    """Why the job was not done. retry: another try may do it; final: none can; skipped: the weights are gone."""
+    """Why a try failed. retry: another try may succeed; final: none can; skipped: the weights are gone."""
 
     reason: Annotated[str, Field(min_length=1, max_length=20_000), AfterValidator(_storable)]
     kind: Literal["retry", "final", "skipped"]
 
 
 class HeartbeatRead(BaseModel):
-    """The lease's new end."""
+    """The new end of the lease."""
 
     expires_at_us: int

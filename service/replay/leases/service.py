@@ -1,8 +1,9 @@
-"""Leases: claim a job, keep it by heartbeats, hand it back. All times are the database's."""
+"""Leases: claim a job, extend it by heartbeats, give it back. All times are the database's."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 from sqlalchemy.orm import Session
 
@@ -12,15 +13,18 @@ from service.platform.database.tables.probes import Lease, Probe, ProbeJob, Work
 from service.platform.identifiers import new_identifier
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.replay.leases import repository, transitions
+from service.replay.leases import repository
 from service.replay.leases.schemas import CheckpointRead, FailBody, LeasedJob, LeaseRead, LeaseRequest, RolloutsRead
-from service.replay.leases.transitions import ENDED, JobState, Outcome
-from service.replay.probes import repository as probes
+from service.replay.probes import job_transitions
+from service.replay.probes.job_transitions import ENDED, JobState, Outcome
+from service.replay.probes.pinned_rollouts import write_rollouts
 from service.replay.probes.schemas import ScorerRequest
+from service.replay.probes.service import lock_jobs, rollouts_of_probe
+from service.replay.workers.service import record_worker, touch_worker
 from service.runs.runs.service import get_run
 
 _EXPIRED_AT_ONCE = 100
-# So many heartbeats fit into a lease: two may be lost.
+# Heartbeats in the time of a lease: two in a row may be lost.
 _HEARTBEATS = 3
 
 
@@ -31,18 +35,18 @@ class LeaseNotFound(ProblemError):
 
 
 class LeaseLost(ProblemError):
-    """The job is not this worker's any more: another try has begun, or it has ended. Nothing it sends counts."""
+    """The lease no longer holds its job: another try has begun, or the job has ended. Its scores do not count."""
 
     status = 409
 
 
 def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRead | None:
-    """The job that waits longest of those that the worker can do, under a new lease; None where there is none."""
+    """Lease the longest-queued job that the worker can do; None if there is none."""
     return context.database.write(lambda session: _claim(session, context, principal, request))
 
 
 def is_work_waiting(context: ServiceContext, principal: Principal, request: LeaseRequest) -> bool:
-    """Whether a claim is worth a transaction: a fitting job waits, or a lease has ended without a word."""
+    """Return whether a claim may succeed: a job that fits is queued, or a lease is past its end."""
     with context.database.read() as session:
         if repository.any_overdue(session, database_now_us(session)):
             return True
@@ -50,24 +54,39 @@ def is_work_waiting(context: ServiceContext, principal: Principal, request: Leas
 
 
 def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> int:
-    """The lease's new end in microseconds; raises LeaseLost unless the token is the newest."""
+    """Extend the lease and return its new end in microseconds. Raises LeaseNotFound, LeaseLost."""
 
     def work(session: Session) -> int:
         lease, job, _ = hold(session, principal, lease_id, token)
         now = database_now_us(session)
-        repository.touch_worker(session, lease.project, lease.worker, now)
-        return transitions.extend(job, now, _duration_us(context))
+        touch_worker(session, lease.project, lease.worker, now)
+        return job_transitions.extend(job, now, _duration_us(context))
 
     return context.database.write(work)
 
 
+def write_job_rollouts(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> Path:
+    """Write the job's rollouts to a temporary file, which the caller removes. Raises LeaseNotFound, LeaseLost."""
+    with context.database.read() as session:
+        lease, job, probe = find_lease(session, principal, lease_id)
+        check_held(lease, job, token)
+        pinned = rollouts_of_probe(context, session, probe)
+    target = context.store.temporary_file()
+    try:
+        context.decoders.run(write_rollouts, pinned, target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return target
+
+
 def fail(context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
-    """The worker says why it did not do the job; raises LeaseLost unless the token is the newest."""
+    """Record why the worker did not do the job. Raises LeaseNotFound, LeaseLost."""
     context.database.write(lambda session: _fail(session, context, principal, lease_id, body))
 
 
 def hold(session: Session, principal: Principal, lease_id: str, token: int) -> tuple[Lease, ProbeJob, Probe]:
-    """The lease with its job, locked, and its probe; raises LeaseNotFound, and LeaseLost unless it holds the job."""
+    """Return the lease with its job, locked, and its probe. Raises LeaseNotFound, RunDeleted, LeaseLost."""
     lease, job, probe = find_lease(session, principal, lease_id)
     repository.lock_job(session, job.id)
     check_held(lease, job, token)
@@ -75,24 +94,25 @@ def hold(session: Session, principal: Principal, lease_id: str, token: int) -> t
 
 
 def find_lease(session: Session, principal: Principal, lease_id: str) -> tuple[Lease, ProbeJob, Probe]:
-    """The lease, its job and its probe as they are; raises LeaseNotFound, RunDeleted."""
+    """Return the lease with its job and probe. Raises LeaseNotFound, RunDeleted."""
     found = repository.find(session, lease_id)
-    if found is None or not principal.sees(probes.run_of(session, found[2]).project):
+    if found is None or not principal.sees(found[3].project):
         raise LeaseNotFound(f"there is no lease {lease_id}")
-    get_run(session, principal, found[2].run_id)
-    return found
+    lease, job, probe, run = found
+    get_run(session, principal, run.id)
+    return lease, job, probe
 
 
 def check_held(lease: Lease, job: ProbeJob, token: int) -> None:
     """Raise LeaseLost unless this lease, with this token, owns the job."""
-    if transitions.holds(job, lease, token):
+    if job_transitions.holds(job, lease, token):
         return
     why = f"it ended as {lease.outcome!r}" if lease.outcome is not None else "the token is not the newest of its job"
-    raise LeaseLost(f"the lease {lease.id} does not hold its job: {why}; drop the work and ask for another job")
+    raise LeaseLost(f"lease {lease.id} does not hold its job: {why}; drop the work and request another job")
 
 
 def sweep(context: ServiceContext) -> int:
-    """End the leases that were not heard of, and skip what waits for expired checkpoints; how many jobs changed."""
+    """Expire leases without heartbeats, skip queued jobs whose checkpoint has expired, and return the jobs changed."""
     with context.database.read() as session:
         now = database_now_us(session)
         due = repository.any_overdue(session, now)
@@ -103,7 +123,7 @@ def sweep(context: ServiceContext) -> int:
 
 def _claim(session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRead | None:
     now = database_now_us(session)
-    repository.note_worker(session, _worker(principal, request, now))
+    record_worker(session, _worker(principal, request, now))
     _expire_overdue(session, context)
     needs = _fitting_needs(session, principal, request)
     job = repository.lock_next_job(session, principal.project, request.accelerator, needs) if needs else None
@@ -122,60 +142,55 @@ def _claim(session: Session, context: ServiceContext, principal: Principal, requ
         outcome=None,
         reason=None,
     )
-    lease.token = transitions.claim(job, lease.id, request.worker, now, _duration_us(context))
+    lease.token = job_transitions.claim(job, lease.id, request.worker, now, _duration_us(context))
     repository.add_lease(session, lease)
-    probe = probes.find(session, job.probe_id)
-    assert probe is not None
-    return _read(context, lease, job, probe)
+    return _read(context, lease, job, repository.probe_of(session, job))
 
 
 def _fitting_needs(session: Session, principal: Principal, request: LeaseRequest) -> list[str]:
-    can = set(request.scorers)
+    offered = set(request.scorers)
     waiting = repository.needs_of_waiting_jobs(session, principal.project, request.accelerator)
-    return [needs for needs in waiting if set(needs.split(",")) <= can]
+    return [needs for needs in waiting if set(needs.split(",")) <= offered]
 
 
 def _expire_overdue(session: Session, context: ServiceContext) -> int:
-    now = database_now_us(session)
+    now, settings = database_now_us(session), context.settings
     overdue = repository.lock_overdue(session, now, _EXPIRED_AT_ONCE)
     for job in overdue:
-        transitions.expire(job, repository.lease_of(session, job), now, context.settings.probe_tries)
+        lease = repository.lease_of(session, job)
+        job_transitions.expire(job, lease, now, settings.lease_seconds, settings.probe_tries)
     session.flush()
     return len(overdue)
 
 
 def _fail(session: Session, context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
     lease, job, probe = find_lease(session, principal, lease_id)
-    # All jobs of the probe in one order, so that two that end it cannot wait for each other.
-    jobs = probes.lock_jobs(session, probe.id)
+    jobs = lock_jobs(session, probe.id)
     if lease.outcome == body.kind and lease.token == body.token:
-        return  # The answer to the first time was lost.
+        return  # A repeated request: the first answer was lost.
     check_held(lease, job, body.token)
     now = database_now_us(session)
     outcome = Outcome(body.kind)
     if outcome is Outcome.RETRY:
-        transitions.give_back(job, lease, body.reason, now, context.settings.probe_tries)
+        job_transitions.give_back(job, lease, body.reason, now, context.settings.probe_tries)
         return
-    transitions.end(job, lease, outcome, body.reason, now)
+    job_transitions.end(job, lease, outcome, body.reason, now)
     _cancel_rest(session, jobs, JobState(job.state), body.reason, now)
 
 
 def _cancel_rest(session: Session, jobs: list[ProbeJob], state: JobState, reason: str, now: int) -> int:
-    """End what has not ended of a probe that cannot be done; how many jobs."""
-    leases = probes.leases_of(session, jobs)
+    """End the unfinished jobs of a probe that cannot be done, and return their number."""
+    leases = repository.leases_of(session, jobs)
     rest = [job for job in jobs if JobState(job.state) not in ENDED]
     for job in rest:
-        transitions.cancel(job, leases.get(job.id), state, f"the probe has ended: {reason}", now)
+        job_transitions.cancel(job, leases.get(job.id), state, f"the probe has ended: {reason}", now)
     return len(rest)
 
 
 def _skip(session: Session, probe_id: str) -> int:
-    jobs = probes.lock_jobs(session, probe_id)
-    if not any(job.state == JobState.QUEUED for job in jobs):
-        return 0
-    # A worker that has begun may still hold the weights: let it finish.
-    waiting = [job for job in jobs if job.state == JobState.QUEUED]
-    return _cancel_rest(session, waiting, JobState.SKIPPED, "its checkpoint has expired", database_now_us(session))
+    # A worker that has begun may still hold the weights: only queued jobs end.
+    queued = [job for job in lock_jobs(session, probe_id) if job.state == JobState.QUEUED]
+    return _cancel_rest(session, queued, JobState.SKIPPED, "its checkpoint has expired", database_now_us(session))
 
 
 def _worker(principal: Principal, request: LeaseRequest, now: int) -> Worker:

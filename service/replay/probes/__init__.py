@@ -1,1 +1,1 @@
-"""Probes: requests to replay a step's rollouts through named scorers, each cut into one job per engine."""
+"""Probes: requests to replay a step's rollouts through named scorers, and the jobs that workers do for them."""

@@ -20,12 +20,12 @@ ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$"
 @router.post(
     "/runs/{run}/probes",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": ProbeRead, "description": "An equal request was made before"}},
+    responses={200: {"model": ProbeRead, "description": "An equal request exists; this is its probe"}},
 )
 def create_probe(
     run: RunIdentifier, body: ProbeCreate, context: Context, principal: Ingester, response: Response
 ) -> ProbeRead:
-    """Ask for a step's rollouts to be scored again, by workers; the equal request gives the same probe."""
+    """Request that workers score a step's rollouts again; an equal request returns the same probe."""
     probe, created = service.create_probe(context, principal, run, body)
     if not created:
         response.status_code = status.HTTP_200_OK
@@ -41,19 +41,19 @@ def list_probes(
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Page[ProbeRead]:
-    """A run's probes, newest first."""
+    """Return a page of a run's probes, newest first."""
     with context.database.read() as session:
         return service.list_probes(session, principal, run, step, cursor, limit)
 
 
 @router.get("/probes/{probe}")
 def read_probe(probe: ProbeIdentifier, context: Context, principal: Reader) -> ProbeRead:
-    """One probe with the state of its jobs and the reasons of what went wrong."""
+    """Return a probe with its jobs, their states and the reasons of failures and of waiting."""
     with context.database.read() as session:
         return service.read_probe(session, principal, probe)
 
 
 @router.post("/probes/{probe}/retry")
 def retry_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRead:
-    """Try the failed and skipped jobs of an ended probe again, for example once the weights are back."""
+    """Queue the failed and skipped jobs of an ended probe again, for example when the weights are back."""
     return context.database.write(lambda session: service.retry_probe(session, principal, probe))

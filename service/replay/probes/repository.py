@@ -8,26 +8,24 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Checkpoint, Run, Shard
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.runs.rollouts.service import shards_of_step
-from service.runs.step_key import StepKey
+from service.platform.database.tables import Checkpoint, Run
+from service.platform.database.tables.probes import Probe, ProbeJob
 
 
 def find(session: Session, probe_id: str) -> Probe | None:
-    """The probe with this id."""
+    """Return the probe with this id."""
     return session.get(Probe, probe_id)
 
 
 def find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:
-    """The probe that an equal request made."""
+    """Return the probe of an equal request."""
     return session.scalar(select(Probe).where(Probe.run_id == run_id, Probe.request_digest == request_digest))
 
 
 def newest_of_run(
     session: Session, run_id: str, step: int | None, after: tuple[int, str] | None, limit: int
 ) -> Sequence[Probe]:
-    """Up to `limit` probes of a run (and step), newest first, older than `after` (created_at_us, id)."""
+    """Return up to `limit` probes of a run (and step), newest first, older than `after` (created_at_us, id)."""
     query = select(Probe).where(Probe.run_id == run_id)
     if step is not None:
         query = query.where(Probe.step == step)
@@ -37,7 +35,7 @@ def newest_of_run(
 
 
 def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJob]]:
-    """The jobs of each probe, by engine."""
+    """Return the jobs of each probe, ordered by engine."""
     query = select(ProbeJob).where(ProbeJob.probe_id.in_(list(probe_ids))).order_by(ProbeJob.engine)
     jobs: dict[str, list[ProbeJob]] = defaultdict(list)
     for job in session.scalars(query):
@@ -46,29 +44,16 @@ def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJ
 
 
 def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
-    """The jobs of a probe, locked in one order until the transaction ends, as they are now."""
+    """Return the current jobs of a probe, locked in the order of their ids until the transaction ends."""
     query = select(ProbeJob).where(ProbeJob.probe_id == probe_id).order_by(ProbeJob.id).with_for_update()
     return list(session.scalars(query.execution_options(populate_existing=True)))
 
 
-def leases_of(session: Session, jobs: Iterable[ProbeJob]) -> dict[str, Lease]:
-    """The running leases of jobs, by job id."""
-    held = [job.lease_id for job in jobs if job.lease_id is not None]
-    return {lease.job_id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))}
-
-
 def run_of(session: Session, probe: Probe) -> Run:
-    """The run that a probe belongs to."""
+    """Return the run of a probe."""
     return session.scalars(select(Run).where(Run.id == probe.run_id)).one()
 
 
-def shards_of_probe(session: Session, probe: Probe) -> Sequence[Shard]:
-    """The shards whose rollouts the probe pinned, in order."""
-    pinned = {number for number, _ in probe.selection}
-    key = StepKey(probe.run_id, probe.attempt, probe.step)
-    return [each for each in shards_of_step(session, key) if each.shard in pinned]
-
-
 def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
-    """The checkpoint that was announced for a step."""
+    """Return the checkpoint that was announced for a step."""
     return session.get(Checkpoint, (run_id, attempt, step))

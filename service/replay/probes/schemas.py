@@ -1,15 +1,15 @@
-"""What probes look like over HTTP."""
+"""The HTTP schemas of probes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.schemas import AttemptNumber, JsonObject, Step
-from service.replay.leases.transitions import JobState, state_of_probe
+from service.replay.probes.job_transitions import JobState, state_of_probe
 
 ScorerName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")]
 VariantName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9_.-]*$")]
@@ -17,7 +17,7 @@ Accelerator = Annotated[str, StringConstraints(min_length=1, max_length=100, pat
 
 
 class ScorerRequest(BaseModel):
-    """A scorer, and the variant of it: empty, or `rebatched` for its noise floor."""
+    """A scorer and its variant: empty, or `rebatched` for its noise floor."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,7 +26,7 @@ class ScorerRequest(BaseModel):
 
 
 class ProbeCreate(BaseModel):
-    """What to score. An equal request for the same rollouts and weights is the same probe."""
+    """A request for scores. An equal request for the same rollouts and weights is the same probe."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,34 +35,42 @@ class ProbeCreate(BaseModel):
     scorers: list[ScorerRequest] = Field(min_length=1, max_length=32)
     kind: Literal["exact"] = Field(default="exact", description="exact: with the weights that sampled the step")
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
-    max_rollouts: int | None = Field(default=None, ge=1, le=2**31 - 1, description="a sample, stratified by length")
-    options: dict[ScorerName, JsonObject] = Field(default_factory=dict, description="by scorer; the worker checks them")
-    checkpoint_step: Step | None = Field(default=None, description="an exact probe takes that of the step itself")
+    max_rollouts: int | None = Field(
+        default=None, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
+    )
+    options: dict[ScorerName, JsonObject] = Field(
+        default_factory=dict, description="options by scorer; the worker checks them"
+    )
+    checkpoint_step: Step | None = Field(
+        default=None, description="absent, or the step itself: an exact probe needs its weights"
+    )
 
 
 class JobRead(BaseModel):
-    """The part of a probe that one engine does; `attempts` counts tries."""
+    """A part of a probe that one worker does; `attempts` counts its tries."""
 
     id: str
     engine: str
     scorers: list[ScorerRequest]
     state: JobState
     attempts: int
-    reason: str | None
-    reasons: list[str] = Field(description="what went wrong in each try")
+    reason: str | None = Field(
+        description="why it failed or was skipped; queued: the scorers that no live worker offers, null if one does"
+    )
+    reasons: list[str] = Field(description="the failure of each try")
     worker: str | None
     accelerator: str | None
 
     @classmethod
-    def of(cls, job: ProbeJob) -> Self:
-        """The job as it is shown."""
+    def of(cls, job: ProbeJob, waiting_reason: str | None) -> Self:
+        """Return the job as it is shown; `waiting_reason` is the reason of a queued job."""
         return cls(
             id=job.id,
-            engine=job.engine,
+            engine=job.engine.partition(".")[0],
             scorers=[ScorerRequest(**each) for each in job.scorers],
             state=JobState(job.state),
             attempts=job.tries,
-            reason=job.reason,
+            reason=job.reason or waiting_reason,
             reasons=list(job.reasons),
             worker=job.worker,
             accelerator=job.accelerator,
@@ -70,7 +78,7 @@ class JobRead(BaseModel):
 
 
 class ProbeRead(BaseModel):
-    """A probe with its jobs; its state follows from theirs."""
+    """A probe with its jobs. Its state and reason follow from theirs."""
 
     id: str
     run: str
@@ -83,14 +91,15 @@ class ProbeRead(BaseModel):
     reason: str | None
     rollouts: int
     tokens: int
-    from_sample: bool = Field(description="whether `max_rollouts` left some of the step's rollouts out")
+    from_sample: bool = Field(description="`max_rollouts` left some of the step's rollouts out")
     jobs: list[JobRead]
     created_at_us: int
 
     @classmethod
-    def of(cls, probe: Probe, jobs: Sequence[ProbeJob]) -> Self:
-        """The probe as it is shown."""
+    def of(cls, probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, str | None]) -> Self:
+        """Return the probe as it is shown; `waiting` has the reasons of queued jobs by id."""
         state, reason = state_of_probe(list(jobs))
+        reads = [JobRead.of(job, waiting.get(job.id)) for job in jobs]
         return cls(
             id=probe.id,
             run=probe.run_id,
@@ -100,10 +109,10 @@ class ProbeRead(BaseModel):
             scorers=[ScorerRequest(**each) for each in probe.scorers],
             options=dict(probe.options),
             state=state,
-            reason=reason,
+            reason=reason or next((waiting[job.id] for job in jobs if waiting.get(job.id)), None),
             rollouts=probe.rollouts,
             tokens=probe.tokens,
             from_sample=probe.from_sample,
-            jobs=[JobRead.of(job) for job in jobs],
+            jobs=reads,
             created_at_us=probe.created_at_us,
         )

@@ -1,1 +1,1 @@
-"""Scores: what workers upload, checked against the rollouts, and published when their job is complete."""
+"""Scores: uploaded by workers, checked against the rollouts, and published when their job is complete."""

@@ -15,35 +15,35 @@ SCORE_KEY = ("run_id", "attempt", "step", "rollout_set_digest", "scorer", "finge
 
 
 def find_shard(session: Session, job_id: str, token: int, scorer: str, variant: str, shard: int) -> ScoreShard | None:
-    """The catalogue row of a score shard."""
+    """Return the catalogue row of a score shard."""
     return session.get(ScoreShard, (job_id, token, scorer, variant, shard))
 
 
 def add_shard(session: Session, row: dict[str, Any]) -> bool:
-    """Add a catalogue row: the commit point of an upload. False where the shard is there already."""
+    """Add a catalogue row, the commit point of an upload; False if the shard is stored already."""
     return insert_if_absent(session, ScoreShard, row)
 
 
 def shards_of_try(session: Session, job_id: str, token: int) -> Sequence[ScoreShard]:
-    """What one try of a job has sent, by scorer, variant and shard."""
+    """Return the shards that one try of a job has sent, ordered by scorer, variant and shard."""
     query = select(ScoreShard).where(ScoreShard.job_id == job_id, ScoreShard.token == token)
     return session.scalars(query.order_by(ScoreShard.scorer, ScoreShard.variant, ScoreShard.shard)).all()
 
 
 def publish(session: Session, rows: Sequence[dict[str, Any]]) -> None:
-    """Make scores count; an equal key made again points at its newest shards."""
+    """Insert published scores; a score with an equal key then points at its newest shards."""
     upsert(session, Score, rows, SCORE_KEY)
 
 
 def of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[Score]:
-    """The published scores of a step, newest first."""
+    """Return the published scores of a step, newest first."""
     query = select(Score).where(Score.run_id == run_id, Score.attempt == attempt, Score.step == step)
     order = (Score.published_at_us.desc(), Score.rollouts.desc(), Score.fingerprint_digest)
     return session.scalars(query.order_by(*order).execution_options(populate_existing=True)).all()
 
 
 def shards_of_score(session: Session, score: Score) -> Sequence[ScoreShard]:
-    """The shards that hold a score's log-probs, in order."""
+    """Return the shards that hold a score's log-probs, in order."""
     query = select(ScoreShard).where(
         ScoreShard.job_id == score.job_id,
         ScoreShard.token == score.token,

@@ -1,4 +1,4 @@
-"""What an uploaded score shard is answered with."""
+"""The schemas of score uploads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 @dataclass(frozen=True, slots=True)
 class ScoreAddress:
-    """Which shard of which scorer's log-probs, sent under which lease with which token."""
+    """The address of a score shard: its scorer, variant and number, and the lease and token that it is sent under."""
 
     lease_id: str
     token: int
@@ -20,9 +20,9 @@ class ScoreAddress:
 
 
 class ScoreReceipt(BaseModel):
-    """The scores are stored: now (`stored`) or by an earlier upload of the same bytes (`duplicate`)."""
+    """A receipt: the scores are `stored` now, or a `duplicate` of bytes that were stored before."""
 
     status: Literal["stored", "duplicate"]
-    digest: str = Field(description="of the body's bytes: `sha256:…`")
+    digest: str = Field(description="digest of the body's bytes: `sha256:…`")
     rollouts: int
     tokens: int = Field(description="response tokens")

@@ -1,42 +1,40 @@
 """Scores: stored shard by shard while a job runs, published together when it is complete.
 
-A shard's catalogue row is its commit point. Shards belong to the try that sent them, so what a lost try left behind
-never mixes with what the next one sends: the score that counts is that of the try which completed the job.
+A shard's catalogue row is its commit point. Shards belong to the try that sent them: shards of a failed try never mix
+with those of the next one, and the score that counts is that of the try which completed the job.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.scorers import score_name
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
 from service.platform.decoding.limits import decode_limits
-from service.platform.events import EventBus
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.tokens import score_file_name
 from service.platform.uploads import Upload
 from service.replay.events import ScoresPublished
-from service.replay.leases import transitions
 from service.replay.leases.service import check_held, find_lease, hold
-from service.replay.leases.transitions import Outcome
-from service.replay.probes.repository import shards_of_probe
-from service.replay.probes.service import pinned_rollouts
+from service.replay.probes import job_transitions
+from service.replay.probes.job_transitions import Outcome
+from service.replay.probes.service import rollouts_of_probe
 from service.replay.scores import repository
-from service.replay.scores.replayed import CheckedScores, check_scores, write_rollouts
+from service.replay.scores.checking import CheckedScores, check_scores
 from service.replay.scores.schemas import ScoreAddress, ScoreReceipt
 
 ScorerKey = tuple[str, str]
 
 
 class ScorerNotAsked(ProblemError):
-    """The job does not ask for scores of this scorer and variant."""
+    """The job does not request scores of this scorer and variant."""
 
     status = 422
 
@@ -48,19 +46,19 @@ class ScoresConflict(ProblemError):
 
 
 class WrongFingerprint(ProblemError):
-    """The fingerprint says other weights than the job's, or another one than the score's other shards."""
+    """The fingerprint has other weights than the job, or differs from that of the score's other shards."""
 
     status = 422
 
 
 class ScoresIncomplete(ProblemError):
-    """The job cannot be complete: scores of some rollouts are missing, or there twice."""
+    """The job is not complete: scores of some rollouts are missing."""
 
     status = 409
 
 
 def check_address(context: ServiceContext, principal: Principal, address: ScoreAddress) -> None:
-    """Refuse, before its body is read, an upload that cannot be taken; raises LeaseLost and ScorerNotAsked."""
+    """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ScorerNotAsked."""
     with context.database.read() as session:
         lease, job, _ = find_lease(session, principal, address.lease_id)
         _check_scorer(job, address)
@@ -71,8 +69,7 @@ def check_address(context: ServiceContext, principal: Principal, address: ScoreA
 def store_scores(context: ServiceContext, principal: Principal, address: ScoreAddress, upload: Upload) -> ScoreReceipt:
     """Store a received body as a score shard, once.
 
-    Raises InvalidRolloutsError naming row and column, ScoresConflict, WrongFingerprint, LeaseLost; then nothing is
-    stored.
+    Stores nothing and raises InvalidRolloutsError naming row and column, ScoresConflict, WrongFingerprint or LeaseLost.
     """
     with context.database.read() as session:
         lease, job, probe = find_lease(session, principal, address.lease_id)
@@ -80,7 +77,7 @@ def store_scores(context: ServiceContext, principal: Principal, address: ScoreAd
         if stored is not None:
             return stored
         check_held(lease, job, address.token)
-        pinned = pinned_rollouts(context, shards_of_probe(session, probe), probe.max_rollouts)
+        pinned = rollouts_of_probe(context, session, probe)
         sent = _by_scorer(repository.shards_of_try(session, job.id, address.token)).get(_key_of(address), [])
         siblings = tuple(context.store.path_of(shard.file) for shard in sent)
         name = score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
@@ -97,42 +94,33 @@ def store_scores(context: ServiceContext, principal: Principal, address: ScoreAd
     return context.database.write(lambda session: _commit_shard(session, principal, address, upload, checked, name))
 
 
-def write_job_rollouts(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> Path:
-    """A temporary file with the job's rollouts; whoever asked removes it. Raises LeaseLost."""
-    with context.database.read() as session:
-        lease, job, probe = find_lease(session, principal, lease_id)
-        check_held(lease, job, token)
-        pinned = pinned_rollouts(context, shards_of_probe(session, probe), probe.max_rollouts)
-    target = context.store.temporary_file()
-    try:
-        context.decoders.run(write_rollouts, pinned, target)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
-    return target
+def complete_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> None:
+    """Publish the job's scores and end the job; a repeated request changes nothing.
 
-
-def publish_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> Probe:
-    """The job is done: its scores count from now on. Done twice, it is done once.
-
-    Raises LeaseLost unless the token is the newest, ScoresIncomplete where scores are missing.
+    Raises LeaseNotFound, LeaseLost unless the token is the newest, ScoresIncomplete if scores are missing.
     """
-    return context.database.write(lambda session: _publish_job(session, context.events, principal, lease_id, token))
+    published = context.database.write(lambda session: publish_job(session, context, principal, lease_id, token))
+    if published is not None:
+        context.events.publish_after_commit(context, published)
 
 
-def _publish_job(session: Session, events: EventBus, principal: Principal, lease_id: str, token: int) -> Probe:
+def publish_job(
+    session: Session, context: ServiceContext, principal: Principal, lease_id: str, token: int
+) -> ScoresPublished | None:
+    """Publish the job's scores in this transaction; None if this try has done so before."""
     lease, job, probe = find_lease(session, principal, lease_id)
     if _is_completed(lease, token):
-        return probe
+        return None
     lease, job, probe = hold(session, principal, lease_id, token)
     sent = _by_scorer(repository.shards_of_try(session, job.id, token))
     for key in _asked(job):
         _check_complete(key, sent.get(key, []), probe)
     now = database_now_us(session)
     repository.publish(session, [_score_row(key, sent[key], lease, job, probe, now) for key in sorted(_asked(job))])
-    events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
-    transitions.complete(job, lease, now)
-    return probe
+    published = ScoresPublished(probe.run_id, probe.attempt, probe.step, now)
+    context.events.publish(session, published)
+    job_transitions.complete(job, lease, now)
+    return published
 
 
 def _commit_shard(
@@ -150,7 +138,7 @@ def _commit_shard(
     fingerprint_digest = checked.fingerprint.digest()
     siblings = _by_scorer(repository.shards_of_try(session, job.id, address.token))
     if any(each.fingerprint_digest != fingerprint_digest for each in siblings.get(_key_of(address), [])):
-        raise WrongFingerprint("its fingerprint is not that of the score's other shards: they must be made alike")
+        raise WrongFingerprint("its fingerprint differs from that of the score's other shards: they must be equal")
     row = {
         "job_id": job.id,
         "token": address.token,
@@ -176,29 +164,28 @@ def _stored_before(session: Session, job: ProbeJob, address: ScoreAddress, diges
         return None
     if shard.digest != digest:
         raise ScoresConflict(
-            f"shard {address.shard} of {address.scorer} holds other bytes ({shard.digest}): scores are immutable"
+            f"shard {address.shard} of {address.scorer} has other bytes stored ({shard.digest}): scores are immutable"
         )
     return ScoreReceipt(status="duplicate", digest=shard.digest, rollouts=shard.rollouts, tokens=shard.tokens)
 
 
 def _check_scorer(job: ProbeJob, address: ScoreAddress) -> None:
     if _key_of(address) not in _asked(job):
-        asked = ", ".join(f"{scorer} {variant}".strip() for scorer, variant in sorted(_asked(job)))
-        raise ScorerNotAsked(f"this job asks for {asked}, not for {address.scorer} {address.variant}".rstrip())
+        asked = ", ".join(score_name(*each) for each in sorted(_asked(job)))
+        raise ScorerNotAsked(f"this job requests {asked}, got {score_name(address.scorer, address.variant)}")
 
 
-def _check_weights(meant: str, checked: CheckedScores) -> None:
+def _check_weights(expected: str, checked: CheckedScores) -> None:
     used = checked.fingerprint.weights_digest
-    if used is not None and used != meant:
-        raise WrongFingerprint(f"it was made with the weights {used}, and the probe is of the weights {meant}")
+    if used is not None and used != expected:
+        raise WrongFingerprint(f"its fingerprint has the weights {used}, expected {expected}, those of the probe")
 
 
 def _check_complete(key: ScorerKey, shards: Sequence[ScoreShard], probe: Probe) -> None:
-    there = sum(shard.rollouts for shard in shards)
-    if there != probe.rollouts:
-        name = " ".join(key).strip()
+    received = sum(shard.rollouts for shard in shards)
+    if received != probe.rollouts:
         raise ScoresIncomplete(
-            f"{name} has scores for {there} rollouts and the job has {probe.rollouts}: "
+            f"{score_name(*key)} has scores for {received} rollouts, expected {probe.rollouts}: "
             "send each rollout once, then complete"
         )
 
@@ -242,5 +229,5 @@ def _key_of(address: ScoreAddress) -> ScorerKey:
 
 
 def _is_completed(lease: Lease, token: int) -> bool:
-    """Whether this very try has completed its job: the answer to it may have been lost."""
+    """Return whether this try has completed its job: a repeated request, because its answer was lost."""
     return lease.outcome == Outcome.COMPLETED and lease.token == token

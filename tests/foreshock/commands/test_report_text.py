@@ -104,6 +104,13 @@ def test_noise_floors_are_listed_below_the_links() -> None:
     assert "in other batches: vllm.prefill k3 2.00e-6, max |d| 0.010, torch.trainer k3 0," in " ".join(text.split())
 
 
+def test_stale_attribution_is_marked() -> None:
+    found = chain(vllm__prefill=0.0, trainer=0.001)
+    assert "a new attribution is being computed" not in text_of(attributions=(found,), probed_steps=(7,))
+    stale = text_of(attributions=(dataclasses.replace(found, stale=True),), probed_steps=(7,))
+    assert "a new attribution is being computed" in stale
+
+
 def test_equal_scores_are_reported_as_equal() -> None:
     found = chain(vllm__prefill=0.0, trainer=0.0)
     assert "no difference at all" in text_of(attributions=(found,), probed_steps=(7,))

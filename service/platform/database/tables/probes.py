@@ -44,10 +44,11 @@ class Probe(Base):
 
 
 class ProbeJob(Base):
-    """The part of a probe that one engine does. `fencing_token` grows with every lease and is never reused.
+    """A part of a probe that one worker does. `fencing_token` grows with every lease and is never reused.
 
-    `needs` names its scorers, sorted and joined by commas: a worker must have them all. `reasons` keeps what went wrong
-    in each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
+    `engine` is unique in a probe: the engine's name, or the scorer's for a job that was split from its engine's job.
+    `needs` names its scorers, sorted and joined by commas: a worker must offer them all. `reasons` keeps the failure of
+    each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
     """
 
     __tablename__ = "probe_jobs"
@@ -155,7 +156,7 @@ class Score(Base):
 
 
 class Attribution(Base):
-    """Where the mismatch of a step comes from. `stale`: scores arrived since `document` was computed."""
+    """The attribution of a step. `stale`: scores or rollouts arrived since `document` was computed."""
 
     __tablename__ = "attributions"
     __table_args__ = (

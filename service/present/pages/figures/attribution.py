@@ -40,8 +40,13 @@ class Chain:
     notes: Sequence[str] = ()
 
 
-def attribution_figure(chain: Chain | None) -> Figure | Missing:
-    """Bars that begin where the one before ended; a bar to the left is a link that cancels part of another."""
+def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
+    """Return bars that begin where the one before ended; a bar to the left is a link that cancels part of another.
+
+    `chain` may be a text that says why the step has no chain, or None if nothing was replayed.
+    """
+    if isinstance(chain, str):
+        return Missing(TITLE, chain)
     if chain is None:
         return Missing(
             TITLE,

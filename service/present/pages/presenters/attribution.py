@@ -7,36 +7,47 @@ from service.present.pages.formatting import number, share_in_words
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import LinkRow
 from service.replay.attribution.schemas import AttributionRead, SideBranchRead
-from service.replay.attribution.service import AttributionNotFound, newest_replayed_steps, read_attribution
+from service.replay.attribution.service import (
+    AttributionNotFound,
+    AttributionNotPossible,
+    AttributionPending,
+    newest_replayed_steps,
+    read_attribution,
+)
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5
 MUCH_CANCELLATION = 1.2
 
 
-def newest_chain(viewing: Viewing, run_id: str) -> Chain | None:
-    """The chain of the newest step that has one."""
+def newest_chain(viewing: Viewing, run_id: str) -> Chain | str | None:
+    """Return the chain of the newest step that has one; else why the newest replayed step has none."""
+    why = None
     for step in newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
         chain = chain_of_step(viewing, run_id, step, None)
-        if chain is not None:
+        if isinstance(chain, Chain):
             return chain
-    return None
+        why = why or chain
+    return why
 
 
-def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | None:
-    """The chain of a step; None where nothing was replayed."""
-    read = attribution_of(viewing, run_id, step, attempt)
-    if read is None:
+def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | str | None:
+    """Return the chain of a step; a text if its scores give none (yet), None if nothing was replayed."""
+    try:
+        read = read_attribution(viewing.session, viewing.principal, run_id, step, attempt)
+    except AttributionNotFound:
         return None
+    except (AttributionNotPossible, AttributionPending) as error:
+        return f"{error.detail[0].upper()}{error.detail[1:]}."
     links = [LinkShare(link.name, link.cause, link.share, link.share_low, link.share_high) for link in read.links]
     return Chain(step, links, notes_of(read))
 
 
 def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRead | None:
-    """The attribution of a step; None where nothing was replayed."""
+    """Return the attribution of a step; None if there is none (yet)."""
     try:
-        return read_attribution(viewing.context, viewing.principal, run_id, step, attempt)
-    except AttributionNotFound:
+        return read_attribution(viewing.session, viewing.principal, run_id, step, attempt)
+    except (AttributionNotFound, AttributionNotPossible, AttributionPending):
         return None
 
 
@@ -61,8 +72,10 @@ def link_rows(read: AttributionRead | None) -> list[LinkRow]:
 def notes_of(read: AttributionRead) -> list[str]:
     """What a reader has to know of this attribution beside its numbers."""
     notes = []
+    if read.stale:
+        notes.append("Scores or rollouts have arrived since; a new attribution is being computed.")
     if read.missing:
-        notes.append(f"Not scored, so that the links beside it are one: {', '.join(read.missing)}.")
+        notes.append(f"Not scored; the adjacent links are merged: {', '.join(read.missing)}.")
     if read.from_sample:
         notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
     if read.cancellation is not None and read.cancellation > MUCH_CANCELLATION:

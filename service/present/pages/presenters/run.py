@@ -10,7 +10,7 @@ from service.present.pages.presenters.figures import RUN_PLOTS
 from service.present.pages.presenters.lint import lint_of_run
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import Plot, ProbeRow, RunPage
-from service.replay.leases.transitions import JobState
+from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
 from service.runs.attempts.service import list_attempts

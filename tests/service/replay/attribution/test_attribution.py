@@ -1,4 +1,4 @@
-"""Where a mismatch comes from, as the service computes it when scores arrive, against the bare formulas."""
+"""The attribution that the service computes when scores are published, against the bare formulas."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import pytest
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
+from foreshock.client.connection import ServiceConnection
 from foreshock.clock import now_us
+from foreshock.commands.queries import RunQueries
 from foreshock.rollouts import RolloutBatch
 from service.platform.context import ServiceContext
-from service.replay.attribution.service import compute_left_over
+from service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
+from service.replay.events import ScoresPublished
 from service.runs.steps.service import close_overdue_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import (
@@ -118,7 +121,7 @@ def test_replayed_comparisons_become_measurements(http: httpx.Client) -> None:
     assert sum(buckets["columns"]["tokens"]) == batch.num_tokens
 
 
-def test_scores_that_come_one_after_the_other_meet(http: httpx.Client) -> None:
+def test_scores_of_two_probes_join_in_one_chain(http: httpx.Client) -> None:
     batch = make_batch(6)
     run = start(http, batch)
     replay(run, {"vllm.prefill": noisy(batch, 1)}, batch)
@@ -129,7 +132,7 @@ def test_scores_that_come_one_after_the_other_meet(http: httpx.Client) -> None:
     assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]
 
 
-def test_a_sample_is_said_to_be_one(http: httpx.Client) -> None:
+def test_sample_is_marked_as_one(http: httpx.Client) -> None:
     batch = make_batch(40)
     run = start(http, batch)
     replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch, max_rollouts=10)
@@ -143,7 +146,7 @@ def test_a_sample_is_said_to_be_one(http: httpx.Client) -> None:
     assert (rollouts["vllm.prefill/rollout"], rollouts["trainer/rollout"]) == (10, 40)
 
 
-def test_the_whole_is_taken_over_what_all_scores_share(http: httpx.Client) -> None:
+def test_moments_are_over_the_rollouts_that_all_scores_share(http: httpx.Client) -> None:
     batch = make_batch(20)
     run = start(http, batch)
     prefill, trainer = noisy(batch, 1), noisy(batch, 2)
@@ -192,7 +195,7 @@ def test_the_noise_floor_is_halved_and_never_clamped(http: httpx.Client) -> None
     assert values["vllm.prefill@rebatched/vllm.prefill"] == pytest.approx(floors["vllm.prefill"], rel=1e-12)
 
 
-def test_float32_says_which_side_is_nearer(http: httpx.Client) -> None:
+def test_side_branch_names_the_side_nearer_to_float32(http: httpx.Client) -> None:
     batch = make_batch(20)
     assert batch.rollout_log_probs is not None
     run = start(http, batch)
@@ -211,7 +214,7 @@ def test_float32_says_which_side_is_nearer(http: httpx.Client) -> None:
     assert set(names) <= set(columns["comparison"])
 
 
-def test_values_that_are_not_finite_stay_out_of_every_mean(http: httpx.Client) -> None:
+def test_nonfinite_values_are_excluded_from_every_mean(http: httpx.Client) -> None:
     batch = make_batch(10)
     run = start(http, batch)
     prefill = noisy(batch, 1)
@@ -225,7 +228,7 @@ def test_values_that_are_not_finite_stay_out_of_every_mean(http: httpx.Client) -
     assert columns["tokens"] == [batch.num_tokens - 2]
 
 
-def test_nothing_replayed_is_not_found(http: httpx.Client) -> None:
+def test_step_without_published_scores_is_not_found(http: httpx.Client) -> None:
     run = start(http, make_batch(4))
     answer = run.get("steps/1/attribution")
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:attribution-not-found")
@@ -235,7 +238,9 @@ def test_nothing_replayed_is_not_found(http: httpx.Client) -> None:
     assert run.get("steps/9/attribution").status_code == 404
 
 
-def test_late_rollouts_make_it_a_sample(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_rollouts_make_the_attribution_stale(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = start_run(http)
     batch = make_batch(6)
     run.put_shard(1, batch, shards=2).raise_for_status()
@@ -246,7 +251,12 @@ def test_late_rollouts_make_it_a_sample(http: httpx.Client, app: FastAPI, monkey
     before = run.get("steps/1/attribution").json()
     assert (before["rollouts"], before["of_rollouts"], before["from_sample"]) == (6, 6, False)
     run.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
+    # Reading computes nothing: until the sweeper has, it gives what is stored.
+    assert run.get("steps/1/attribution").json() == {**before, "stale": True}
+    monkeypatch.setattr("service.replay.attribution.service._SWEEP_AFTER_US", -(10**13))
+    assert compute_stale_attributions(app.state.context) == 1
     after = run.get("steps/1/attribution").json()
+    assert (before["stale"], after["stale"]) == (False, False)
     assert (after["rollouts"], after["of_rollouts"], after["from_sample"]) == (6, 10, True)
     assert after["links"] == before["links"]
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["from_sample"] == [True]
@@ -259,17 +269,55 @@ def test_a_trainer_that_logs_no_log_probs_has_a_shorter_chain(http: httpx.Client
     assert other.get("steps/1/attribution").json()["chain"] == ["rollout", "vllm.prefill"]
 
 
-def test_what_a_crash_left_is_computed_later(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_without_a_chain_are_reported_as_such(http: httpx.Client) -> None:
+    partial = dataclasses.replace(make_batch(4), trainer_log_probs=None)
+    run = start(http, partial)
+    replay(run, {"torch.float32": noisy(partial, 1)}, partial)
+    answer = run.get("steps/1/attribution")
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:attribution-not-possible")
+    assert "the scores of step 1 (torch.float32)" in answer.json()["detail"]
+
+
+def test_reading_never_writes(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch(6)
+    run = start(http, batch)
+    probe = ask_for_probe(run, 1, CHAIN).raise_for_status().json()["id"]
+    assert work_off(http) == 2
+    context: ServiceContext = app.state.context
+    context.database.write(lambda session: mark_attribution_stale(session, ScoresPublished(run.run, 1, 1, now_us())))
+
+    def refuse(work: object) -> None:
+        raise AssertionError(f"a GET wrote to the database: {work}")
+
+    monkeypatch.setattr(context.database, "write", refuse)
+    assert run.get("steps/1/attribution").json()["stale"] is True
+    for path in (f"/v1/runs/{run.run}/probes", f"/v1/probes/{probe}", "/v1/hardware", "/metrics"):
+        http.get(path).raise_for_status()
+    for path in ("figures/attribution.json", "steps/1/figures/attribution.json"):
+        http.get(f"/pages/runs/{run.run}/{path}").raise_for_status()
+    http.get(f"/runs/{run.run}/steps/1").raise_for_status()
+
+
+def test_sweeper_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(http, make_batch(6))
     ask_for_probe(run, 1, CHAIN).raise_for_status()
     with monkeypatch.context() as patched:
         # The process dies between the commit of the scores and the computation.
-        patched.setattr("service.replay.leases.endpoints.try_to_compute", lambda *_: False)
+        patched.setattr("service.replay.attribution.service.try_to_compute", lambda *_: False)
         assert work_off(http) == 2
+    pending = run.get("steps/1/attribution")
+    assert (pending.status_code, pending.json()["type"]) == (503, "urn:foreshock:problem:attribution-pending")
+    assert pending.headers["Retry-After"] == "5"
+    with ServiceConnection(str(http.base_url)) as connection:
+        queries = RunQueries(connection, run.run)
+        assert queries.attribution(1) is None
+        assert queries.wait_for_attribution(1, timeout_seconds=0.0) is False
+    figure = http.get(f"/pages/runs/{run.run}/figures/attribution.json").json()
+    assert figure["missing"] == "The attribution of step 1 is being computed: retry in 5 s."
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == []
-    monkeypatch.setattr("service.replay.attribution.service._LEFT_AFTER_US", -10_000_000)
+    monkeypatch.setattr("service.replay.attribution.service._SWEEP_AFTER_US", -10_000_000)
     context: ServiceContext = app.state.context
-    assert compute_left_over(context) == 1
-    assert compute_left_over(context) == 0
+    assert compute_stale_attributions(context) == 1
+    assert compute_stale_attributions(context) == 0
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == [1]
     assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]

@@ -1,4 +1,4 @@
-"""Keys: a worker of one project gets that project's jobs only, and a reader's key is no worker's."""
+"""Keys: a worker of one project gets that project's jobs only, and a reader's key gets none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_projects_do_not_see_each_others_jobs(server: RunningServer, app: FastAP
         assert len(workers) == 1
 
 
-def test_each_scope_is_needed(server: RunningServer, app: FastAPI, run: Sender) -> None:
+def test_each_scope_is_required(server: RunningServer, app: FastAPI, run: Sender) -> None:
     with client_with_key(server, app, None, Scope.READ) as reader:
         assert ask_for_lease(reader).status_code == 403
         assert reader.get("/metrics").status_code == 200
@@ -59,7 +59,7 @@ def test_each_scope_is_needed(server: RunningServer, app: FastAPI, run: Sender) 
     assert ask_for_lease(run.http).status_code == 401
 
 
-def test_hardware_says_who_works_and_what_waits(http: httpx.Client, run: Sender) -> None:
+def test_hardware_lists_workers_and_queued_jobs(http: httpx.Client, run: Sender) -> None:
     ask_for_probe(run, 1, ["torch.float32"], accelerator="H100").raise_for_status()
     ask_for_lease(http, "w1", scorers=["vllm.prefill"]).raise_for_status()
     read = http.get("/v1/hardware").json()

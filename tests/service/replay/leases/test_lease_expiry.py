@@ -1,4 +1,4 @@
-"""A lease ends without heartbeats: the job goes on to another worker, and the late one is refused."""
+"""A lease without heartbeats expires: another worker gets the job, and the late one is refused."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LEASE_SECONDS = 60
 
 
 class Clock:
-    """The database's own time, and how far a test has moved it on: no test waits, and none is outrun."""
+    """The database's time and the offset that a test adds to it, so that no test waits."""
 
     def __init__(self) -> None:
         self.ahead_us = 0
 
     def read(self, session: Session) -> int:
-        """What `database_now_us` says, later."""
+        """Return the database's time plus the offset."""
         return database_now_us(session) + self.ahead_us
 
     def pass_seconds(self, seconds: float) -> None:
@@ -30,7 +30,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of whatever has to do with leases."""
+    """The clock of leases, scores and probes."""
     clock = Clock()
     for module in ("service.replay.leases.service", "service.replay.scores.service", "service.replay.probes.service"):
         monkeypatch.setattr(f"{module}.database_now_us", clock.read)
@@ -72,10 +72,10 @@ def test_a_late_worker_is_refused_and_the_next_one_counts(http: httpx.Client, ru
     assert shown[rollouts.sample_ids[0], 0] == pytest.approx(float(expected[0]))
     read = http.get(f"/v1/probes/{probe}").json()
     assert read["jobs"][0]["worker"] == "newer"
-    assert read["jobs"][0]["reasons"] == ["try 1 on late: the worker was not heard of in time"]
+    assert read["jobs"][0]["reasons"] == ["try 1 on late: lease expired: no heartbeat for 60 s"]
 
 
-def test_heartbeats_keep_a_lease_beyond_its_time(http: httpx.Client, run: Sender, clock: Clock) -> None:
+def test_heartbeats_extend_a_lease(http: httpx.Client, run: Sender, clock: Clock) -> None:
     ask_for_probe(run, 3)
     holder = take_lease(http)
     for _ in range(6):
@@ -84,7 +84,7 @@ def test_heartbeats_keep_a_lease_beyond_its_time(http: httpx.Client, run: Sender
         assert ask_for_lease(http, "other").status_code == 204
 
 
-def test_silence_counts_as_a_try(http: httpx.Client, run: Sender, clock: Clock) -> None:
+def test_expired_lease_counts_as_a_try(http: httpx.Client, run: Sender, clock: Clock) -> None:
     probe = ask_for_probe(run, 3).json()["id"]
     for number in range(3):
         take_lease(http, f"w{number}")

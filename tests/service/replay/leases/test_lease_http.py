@@ -1,4 +1,4 @@
-"""The way of a job over HTTP: lease, rollouts, scores, complete; and every way in which it goes wrong."""
+"""A job over HTTP: lease, rollouts, scores, complete; retries, failures and repeated requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(http: httpx.Client) -> Sender:
     return sender
 
 
-def test_a_job_goes_its_way(http: httpx.Client, run: Sender) -> None:
+def test_job_is_leased_scored_and_completed(http: httpx.Client, run: Sender) -> None:
     probe = ask_for_probe(run, 3, options={"vllm.prefill": {"batch_size": 4}}).raise_for_status().json()
     holder = take_lease(http)
     job = holder.lease["job"]
@@ -61,7 +61,7 @@ def test_a_job_goes_its_way(http: httpx.Client, run: Sender) -> None:
     assert ask_for_lease(http).status_code == 204
 
 
-def test_answers_that_were_lost_may_be_asked_for_again(http: httpx.Client, run: Sender) -> None:
+def test_repeated_requests_change_nothing(http: httpx.Client, run: Sender) -> None:
     ask_for_probe(run, 3)
     holder = take_lease(http)
     rollouts = holder.rollouts()
@@ -75,7 +75,7 @@ def test_answers_that_were_lost_may_be_asked_for_again(http: httpx.Client, run: 
     assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:scores-conflict")
 
 
-def test_a_job_is_given_up_after_three_tries_with_every_reason(http: httpx.Client, run: Sender) -> None:
+def test_job_fails_after_three_tries_with_every_reason(http: httpx.Client, run: Sender) -> None:
     probe = ask_for_probe(run, 3, ["vllm.prefill", "torch.float32"]).json()["id"]
     for number in range(3):
         answer = take_lease(http, f"w{number}", scorers=["vllm.prefill"]).fail("retry", f"out of memory {number}")
@@ -86,12 +86,12 @@ def test_a_job_is_given_up_after_three_tries_with_every_reason(http: httpx.Clien
     assert jobs["vllm"]["attempts"] == 3
     assert jobs["vllm"]["reasons"] == [f"try {n + 1} on w{n}: out of memory {n}" for n in range(3)]
     assert "given up after 3 tries" in jobs["vllm"]["reason"]
-    # The other engine's job is not to blame.
+    # The other engine's job goes on.
     assert take_lease(http).lease["job"]["scorers"] == [{"scorer": "torch.float32", "variant": ""}]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("final", "failed"), ("skipped", "skipped")])
-def test_what_no_try_can_help_ends_the_whole_probe(http: httpx.Client, run: Sender, kind: str, state: str) -> None:
+def test_final_failure_ends_the_whole_probe(http: httpx.Client, run: Sender, kind: str, state: str) -> None:
     probe = ask_for_probe(run, 3, ["vllm.prefill", "torch.trainer"]).json()["id"]
     first, second = take_lease(http, "first"), take_lease(http, "second")
     reason = "the weights' digest is not the one that was announced"
@@ -105,7 +105,7 @@ def test_what_no_try_can_help_ends_the_whole_probe(http: httpx.Client, run: Send
     assert ask_for_lease(http).status_code == 204
 
 
-def test_a_probe_that_failed_can_be_tried_again(http: httpx.Client, run: Sender) -> None:
+def test_failed_probe_can_be_retried(http: httpx.Client, run: Sender) -> None:
     probe = ask_for_probe(run, 3).json()["id"]
     holder = take_lease(http)
     early = http.post(f"/v1/probes/{probe}/retry")
@@ -124,7 +124,7 @@ def test_jobs_go_to_workers_that_fit(http: httpx.Client, run: Sender) -> None:
     assert ask_for_lease(http, accelerator="H100").status_code == 200
 
 
-def test_one_job_is_given_to_one_worker_only(http: httpx.Client, run: Sender) -> None:
+def test_job_is_leased_to_one_worker_only(http: httpx.Client, run: Sender) -> None:
     for step in range(10, 18):
         run.put_shard(step, make_batch(2, seed=step)).raise_for_status()
         announce_checkpoint(run, step)
@@ -133,7 +133,7 @@ def test_one_job_is_given_to_one_worker_only(http: httpx.Client, run: Sender) ->
         answers = list(pool.map(lambda n: ask_for_lease(http, f"w{n}"), range(12)))
     jobs = [answer.json()["job"]["id"] for answer in answers if answer.status_code == 200]
     assert len(jobs) == len(set(jobs))
-    # A claim that meets another one passes its job over, so a few may leave without one; nothing is lost.
+    # A claim skips a job that another claim has locked, so that a few may get none now; the next claim gets it.
     while (answer := ask_for_lease(http, "alone")).status_code == 200:
         jobs.append(answer.json()["job"]["id"])
     assert len(set(jobs)) == len(jobs) == 8
@@ -171,7 +171,7 @@ def test_a_hundred_waiting_workers_leave_the_service_free(server: RunningServer,
     assert asyncio.run(ask()) == (200, 0)
 
 
-def test_reasons_are_kept_whatever_is_in_them(http: httpx.Client, run: Sender) -> None:
+def test_reasons_with_any_text_are_kept(http: httpx.Client, run: Sender) -> None:
     probe = ask_for_probe(run, 3).json()["id"]
     assert take_lease(http).fail("final", "Traceback\n  \x00 λ 💥" + "x" * 5_000).status_code == 204
     reason = http.get(f"/v1/probes/{probe}").json()["reason"]
@@ -179,12 +179,12 @@ def test_reasons_are_kept_whatever_is_in_them(http: httpx.Client, run: Sender) -
     assert len(reason) == 2_000
 
 
-def test_a_lease_that_is_not_there(http: httpx.Client) -> None:
+def test_unknown_lease_is_not_found(http: httpx.Client) -> None:
     answer = http.post("/v1/leases/lease_nothing/heartbeat", json={"token": 1})
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:foreshock:problem:lease-not-found")
 
 
-def test_a_deleted_runs_jobs_are_not_given_out(http: httpx.Client, run: Sender) -> None:
+def test_jobs_of_a_deleted_run_are_not_leased(http: httpx.Client, run: Sender) -> None:
     ask_for_probe(run, 3, ["vllm.prefill", "torch.trainer"])
     holder = take_lease(http)
     http.delete(f"/v1/runs/{run.run}").raise_for_status()
@@ -192,7 +192,7 @@ def test_a_deleted_runs_jobs_are_not_given_out(http: httpx.Client, run: Sender) 
     assert ask_for_lease(http).status_code == 204
 
 
-def test_scores_may_come_in_shards_and_must_be_all_there(http: httpx.Client, run: Sender) -> None:
+def test_scores_come_in_shards_and_must_be_complete(http: httpx.Client, run: Sender) -> None:
     ask_for_probe(run, 3)
     holder = take_lease(http)
     rollouts = holder.rollouts()

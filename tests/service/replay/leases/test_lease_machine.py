@@ -1,5 +1,7 @@
-"""Leases as a state machine, on both databases: whatever workers and time do, no job is done twice with effect, none is
-lost, and whoever does not hold the newest token changes nothing."""
+"""Leases as a state machine, on both databases.
+
+In any order of events no job counts twice, every job ends, and only the holder of the newest token changes a job.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ from service.platform.security import Principal
 from service.replay.leases import service as leases
 from service.replay.leases.schemas import FailBody, LeaseRead, LeaseRequest
 from service.replay.leases.service import LeaseLost
-from service.replay.leases.transitions import JobState, Outcome
 from service.replay.probes import service as probes
-from service.replay.probes.repository import lock_jobs
+from service.replay.probes.job_bundles import new_jobs
+from service.replay.probes.job_transitions import JobState, Outcome
 from service.replay.probes.schemas import ScorerRequest
 from service.replay.scores import repository as scores
 from service.replay.scores import service as publishing
@@ -50,7 +52,7 @@ class Clock:
         self.now = now_us()
 
     def read(self, _: Session) -> int:
-        """What `database_now_us` would say."""
+        """Return the time of the test."""
         return self.now
 
 
@@ -96,7 +98,7 @@ class LeaseMachine(RuleBasedStateMachine):
             session.add(probe)
             session.flush()
             asked = [ScorerRequest(scorer=SCORERS[engine]) for engine in ENGINES]
-            for job in probes.new_jobs(probe, asked, self.clock.now + number):
+            for job in new_jobs(probe, asked, (), self.clock.now + number):
                 session.add(job)
                 self.jobs[job.id] = probe.id
         self.tries = dict.fromkeys(self.jobs, 0)
@@ -106,7 +108,7 @@ class LeaseMachine(RuleBasedStateMachine):
         target=granted, worker=st.sampled_from(["a", "b", "c"]), engines=st.sets(st.sampled_from(ENGINES), min_size=1)
     )
     def claim(self, worker: str, engines: set[str]) -> Any:
-        """A worker asks; it gets a job exactly if one waits that it can do."""
+        """A worker requests a job; it gets one exactly if one is queued that it can do."""
         request = LeaseRequest(worker=worker, scorers=[SCORERS[engine] for engine in sorted(engines)])
         lease = leases.claim(self.context, self.principal, request)
         self._expire()
@@ -125,7 +127,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(lease=granted)
     def heartbeat(self, lease: LeaseRead) -> None:
-        """A heartbeat keeps the lease of the holder and nobody else's."""
+        """A heartbeat extends the lease of the holder only."""
         job = lease.job.id
         if self._holds(lease):
             self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
@@ -143,29 +145,29 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(lease=granted)
     def complete(self, lease: LeaseRead) -> None:
-        """The holder completes its job; said again it changes nothing; from another it is refused."""
+        """The holder completes its job; a repeated request changes nothing; another worker's is refused."""
         job = lease.job.id
         if self._holds(lease):
             self.context.database.write(lambda session: _send_scores(session, lease))
-            publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+            self._publish(lease)
             self.ended[job] = JobState.DONE
             self.completed_by[job] = lease.token
             del self.holder[job]
         elif self.completed_by.get(job) == lease.token:
-            publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+            self._publish(lease)
         else:
             with pytest.raises(LeaseLost):
-                publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+                self._publish(lease)
 
     @rule(lease=granted, kind=st.sampled_from(["retry", "retry", "final", "skipped"]))
     def fail(self, lease: LeaseRead, kind: str) -> None:
-        """The holder gives up: alone it queues the job again, or ends the probe."""
+        """The holder reports a failure: the job is queued again, or the probe ends."""
         body = FailBody(token=lease.token, reason="why", kind=kind)  # type: ignore[arg-type]
         if not self._holds(lease):
             with self.context.database.read() as session:
                 ended = session.get(Lease, lease.lease)
-                said_before = ended is not None and ended.outcome == Outcome(kind)
-            if said_before:
+                is_repeated = ended is not None and ended.outcome == Outcome(kind)
+            if is_repeated:
                 leases.fail(self.context, self.principal, lease.lease, body)
                 return
             with pytest.raises(LeaseLost):
@@ -185,18 +187,18 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 30, 61, 200]))
     def time_passes(self, seconds: int) -> None:
-        """Nobody is told."""
+        """Time passes without any request."""
         self.clock.now += seconds * 1_000_000
 
     @rule()
     def sweep(self) -> None:
-        """The service looks for leases that were not heard of."""
+        """The service expires leases without heartbeats."""
         leases.sweep(self.context)
         self._expire()
 
     @rule(data=st.data())
     def retry_a_probe(self, data: st.DataObject) -> None:
-        """An operator wants an ended probe tried again; what is done stays done."""
+        """An operator retries an ended probe; its done jobs stay done."""
         probe = data.draw(st.sampled_from(sorted(set(self.jobs.values()))))
         own = [job for job in self.jobs if self.jobs[job] == probe]
         if not all(job in self.ended for job in own):
@@ -211,7 +213,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(lease=consumes(granted))
     def forget(self, lease: LeaseRead) -> None:
-        """A worker dies without a word."""
+        """A worker dies without reporting."""
 
     @invariant()
     def the_database_agrees(self) -> None:
@@ -227,12 +229,12 @@ class LeaseMachine(RuleBasedStateMachine):
         assert published == self.completed_by
 
     def teardown(self) -> None:
-        """Let good workers come: every job ends, so none was lost."""
+        """Let good workers do the rest: every job ends."""
         self.clock.now += 1_000_000_000
         request = LeaseRequest(worker="good", scorers=list(SCORERS.values()))
         while (lease := leases.claim(self.context, self.principal, request)) is not None:
             self.context.database.write(partial(_send_scores, lease=lease))
-            publishing.publish_job(self.context, self.principal, lease.lease, lease.token)
+            self._publish(lease)
         with self.context.database.read() as session:
             states = session.scalars(select(ProbeJob.state).where(ProbeJob.id.in_(self.jobs))).all()
         assert set(states) <= {JobState.DONE, JobState.FAILED, JobState.SKIPPED}
@@ -240,6 +242,11 @@ class LeaseMachine(RuleBasedStateMachine):
     @property
     def _duration(self) -> int:
         return int(self.context.settings.lease_seconds * 1e6)
+
+    def _publish(self, lease: LeaseRead) -> None:
+        self.context.database.write(
+            lambda session: publishing.publish_job(session, self.context, self.principal, lease.lease, lease.token)
+        )
 
     def _engine(self, job: str) -> str:
         with self.context.database.read() as session:
@@ -253,7 +260,6 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _expire(self) -> None:
         for job in [job for job in self.holder if self.ends_at[job] <= self.clock.now]:
-            # A lease that was granted in this very moment is not overdue.
             del self.holder[job]
             self._count_failed_try(job)
 
@@ -272,7 +278,7 @@ def _probe(run: str, request: str, created_at_us: int) -> Probe:
 
 
 def _send_scores(session: Session, lease: LeaseRead) -> None:
-    """The catalogue row of an upload, as if its bytes had come."""
+    """Add the catalogue row of an upload."""
     for asked in lease.job.scorers:
         row = {
             "job_id": lease.job.id, "token": lease.token, "scorer": asked.scorer, "variant": asked.variant, "shard": 0,
@@ -283,7 +289,7 @@ def _send_scores(session: Session, lease: LeaseRead) -> None:
 
 
 @pytest.mark.slow
-def test_leases_hold_whatever_happens(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_hold_in_any_order_of_events(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     for module in ("service.replay.leases.service", "service.replay.scores.service", "service.replay.probes.service"):
         monkeypatch.setattr(f"{module}.database_now_us", clock.read)
@@ -301,6 +307,6 @@ def test_jobs_of_a_probe_are_locked_in_one_order(app: FastAPI, monkeypatch: pyte
     context: ServiceContext = app.state.context
     machine = LeaseMachine(context, Clock())
     probe = next(iter(machine.jobs.values()))
-    locked = context.database.write(lambda session: [job.id for job in lock_jobs(session, probe)])
+    locked = context.database.write(lambda session: [job.id for job in probes.lock_jobs(session, probe)])
     assert locked == sorted(job for job, of in machine.jobs.items() if of == probe)
     context.database.close()

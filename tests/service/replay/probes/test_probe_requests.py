@@ -1,6 +1,8 @@
-"""Asking for a probe: what is the same request, what is not possible, and which rollouts a sample takes."""
+"""Requests for probes: equal requests, impossible requests, waiting jobs, and the rollouts of a sample."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import httpx
 import numpy as np
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
-from service.replay.probes.selection import select_rollouts
+from service.platform.database.dialect import database_now_us
+from service.replay.probes.pinned_rollouts import select_rollouts
 from service.runs.steps.service import close_overdue_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
@@ -31,13 +34,63 @@ def test_a_probe_has_one_job_for_each_engine(run: Sender) -> None:
     assert answer.status_code == 201
     probe = answer.json()
     assert probe["run"] == run.run
-    assert (probe["attempt"], probe["step"], probe["state"], probe["reason"]) == (1, 3, "queued", None)
+    assert (probe["attempt"], probe["step"], probe["state"]) == (1, 3, "queued")
     assert (probe["rollouts"], probe["from_sample"]) == (12, False)
     scorers = {job["engine"]: [(e["scorer"], e["variant"]) for e in job["scorers"]] for job in probe["jobs"]}
     assert scorers == {
         "torch": [("torch.float32", ""), ("torch.trainer", "")],
         "vllm": [("vllm.prefill", ""), ("vllm.prefill", "rebatched")],
     }
+
+
+def waiting_reasons(probe: dict[str, Any]) -> dict[tuple[str, ...], str | None]:
+    """The reason of each job, by the names of its scorers."""
+    return {tuple(each["scorer"] for each in job["scorers"]): job["reason"] for job in probe["jobs"]}
+
+
+def test_queued_job_names_the_scorers_that_no_live_worker_offers(
+    run: Sender, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Takes no job: there is none yet.
+    assert ask_for_lease(http, "torch only", scorers=["torch.trainer"]).status_code == 204
+    probe = ask_for_probe(run, 3, ["vllm.prefill", "torch.trainer"]).json()
+    expected = (
+        "waiting for a worker that offers vllm.prefill: none was seen in the last 5 minutes; "
+        "start one with `foreshock worker`"
+    )
+    assert waiting_reasons(probe) == {("torch.trainer",): None, ("vllm.prefill",): expected}
+    assert probe["reason"] == expected
+    assert run.get("probes").json()["items"][0]["reason"] == expected
+    # It does not wait for long: another worker comes, and is live for five minutes.
+    assert take_lease(http, "vllm only", scorers=["vllm.prefill"]).fail("retry").status_code == 204
+    read = http.get(f"/v1/probes/{probe['id']}").json()
+    assert (read["reason"], set(waiting_reasons(read).values())) == (None, {None})
+    monkeypatch.setattr(
+        "service.replay.probes.service.database_now_us", lambda session: database_now_us(session) + 301_000_000
+    )
+    late = http.get(f"/v1/probes/{probe['id']}").json()
+    assert all(str(reason).startswith("waiting for a worker") for reason in waiting_reasons(late).values())
+
+
+def test_queued_job_waits_for_its_accelerator(run: Sender, http: httpx.Client) -> None:
+    assert ask_for_lease(http).status_code == 204
+    probe = ask_for_probe(run, 3, accelerator="H100").json()
+    assert "offers vllm.prefill on H100: none was seen" in probe["reason"]
+    assert ask_for_lease(http).status_code == 204
+
+
+def test_scorer_that_no_live_worker_offers_does_not_hold_up_the_others(run: Sender, http: httpx.Client) -> None:
+    assert ask_for_lease(http, scorers=["torch.trainer", "torch.bfloat16"]).status_code == 204
+    everything = ["torch.trainer", "torch.trainer@rebatched", "torch.bfloat16", "torch.float32"]
+    probe = ask_for_probe(run, 3, everything).json()
+    assert [job["engine"] for job in probe["jobs"]] == ["torch", "torch"]
+    reasons = waiting_reasons(probe)
+    assert reasons.pop(("torch.bfloat16", "torch.trainer", "torch.trainer")) is None
+    assert str(reasons.pop(("torch.float32",))).startswith("waiting for a worker that offers torch.float32:")
+    assert reasons == {}
+    lease = take_lease(http, scorers=["torch.trainer", "torch.bfloat16"]).lease
+    assert {each["scorer"] for each in lease["job"]["scorers"]} == {"torch.trainer", "torch.bfloat16"}
+    assert take_lease(http, "w2", scorers=["torch.float32"]).lease["job"]["probe"] == probe["id"]
 
 
 def test_the_same_request_is_the_same_probe(run: Sender) -> None:
@@ -62,7 +115,7 @@ def test_other_weights_or_other_rollouts_are_another_request(run: Sender) -> Non
     assert second != first
 
 
-def test_two_that_ask_at_once_get_one_probe(run: Sender) -> None:
+def test_concurrent_equal_requests_get_one_probe(run: Sender) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(6) as pool:
@@ -73,7 +126,7 @@ def test_two_that_ask_at_once_get_one_probe(run: Sender) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "scorers", "fields", "slug", "says"),
+    ("step", "scorers", "fields", "slug", "expected"),
     [
         (3, ["vllm.unknown"], {}, "unknown-scorer", "available scorers: vllm.prefill, torch.trainer"),
         (3, ["vllm.decode"], {}, "unknown-scorer", "'vllm.decode' is not implemented in this release"),
@@ -81,9 +134,15 @@ def test_two_that_ask_at_once_get_one_probe(run: Sender) -> None:
         (3, ["vllm.prefill@shaken"], {}, "unknown-scorer", "unknown variant 'shaken'"),
         (3, ["vllm.prefill", "vllm.prefill"], {}, "probe-not-possible", "named twice"),
         (3, ["vllm.prefill"], {"options": {"torch.trainer": {}}}, "probe-not-possible", "not among the scorers"),
-        (3, ["vllm.prefill"], {"checkpoint_step": 2}, "probe-not-possible", "not those of step 2"),
+        (
+            3,
+            ["vllm.prefill"],
+            {"checkpoint_step": 2},
+            "probe-not-possible",
+            "got checkpoint_step=2; leave checkpoint_step out",
+        ),
         (4, ["vllm.prefill"], {}, "probe-not-possible", "no rollouts to score"),
-        (5, ["vllm.prefill"], {}, "probe-not-possible", "not closed yet (1 of 2 shards are here)"),
+        (5, ["vllm.prefill"], {}, "probe-not-possible", "not closed yet: 1 of 2 shards are stored"),
         (6, ["vllm.prefill"], {}, "probe-not-possible", "no checkpoint is announced for step 6"),
         (7, ["vllm.prefill"], {}, "probe-not-possible", "has expired"),
         (3, ["vllm.prefill"], {"kind": "guess"}, "invalid-request", "kind"),
@@ -92,8 +151,8 @@ def test_two_that_ask_at_once_get_one_probe(run: Sender) -> None:
         (3, ["vllm.prefill"], {"rollouts": 7}, "invalid-request", "rollouts"),
     ],
 )
-def test_what_is_not_possible_is_said_clearly(
-    run: Sender, step: int, scorers: list[str], fields: dict[str, object], slug: str, says: str
+def test_impossible_request_names_the_fault(
+    run: Sender, step: int, scorers: list[str], fields: dict[str, object], slug: str, expected: str
 ) -> None:
     run.put_shard(5, make_batch(2, seed=5), shards=2).raise_for_status()
     run.put_shard(6, make_batch(2, seed=6)).raise_for_status()
@@ -102,7 +161,7 @@ def test_what_is_not_possible_is_said_clearly(
     answer = ask_for_probe(run, step, scorers, **fields)
     problem = answer.json()
     assert (answer.status_code, problem["type"]) == (422, f"urn:foreshock:problem:{slug}"), problem
-    assert says in problem["detail"]
+    assert expected in problem["detail"]
     assert run.get("probes").json()["items"] == []
 
 
@@ -115,7 +174,7 @@ def test_probes_are_listed_newest_first_in_pages(run: Sender) -> None:
     assert run.get("probes", step=9).json()["items"] == []
 
 
-def test_a_probe_that_is_not_there_and_one_of_a_deleted_run(run: Sender) -> None:
+def test_unknown_probe_is_not_found_and_one_of_a_deleted_run_is_gone(run: Sender) -> None:
     missing = run.http.get("/v1/probes/probe_nothing")
     assert (missing.status_code, missing.json()["type"]) == (404, "urn:foreshock:problem:probe-not-found")
     probe = ask_for_probe(run, 3).json()["id"]
@@ -158,7 +217,7 @@ def test_late_shards_do_not_change_what_a_probe_pinned(
     assert ask_for_probe(sent, 1).json()["rollouts"] == 7
 
 
-def test_ids_in_two_shards_cannot_be_scored(http: httpx.Client) -> None:
+def test_sample_id_in_two_shards_cannot_be_scored(http: httpx.Client) -> None:
     run = start_run(http)
     for number in range(2):
         run.put_shard(1, make_batch(4), shard=number, shards=2).raise_for_status()
@@ -177,11 +236,11 @@ def test_a_sample_is_the_same_each_time_and_keeps_the_lengths_spread(lengths: li
     ids = [f"sample-{number}" for number in range(len(lengths))]
     array = np.array(lengths, dtype=np.int64)
     chosen = select_rollouts(ids, array, most)
-    wanted = len(lengths) if most is None else min(most, len(lengths))
-    assert chosen.size == wanted
+    size = len(lengths) if most is None else min(most, len(lengths))
+    assert chosen.size == size
     assert np.array_equal(chosen, np.unique(chosen))
     assert np.array_equal(chosen, select_rollouts(ids, array, most))
     # In any part of the sorted lengths there are as many as belong there, give or take one.
     ranks = np.sort(np.searchsorted(np.sort(array), array[chosen], side="right"))
-    expected = (np.arange(wanted) + 1) * len(lengths) / wanted
-    assert (ranks >= expected - len(lengths) / wanted - 1).all()
+    expected = (np.arange(size) + 1) * len(lengths) / size
+    assert (ranks >= expected - len(lengths) / size - 1).all()

@@ -1,4 +1,4 @@
-"""Uploaded scores: bad ones are refused with row and column, and then nothing is stored."""
+"""Uploaded scores: invalid ones are refused with row and column and are not stored."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def test_a_body_beyond_the_cap_is_refused(holder: LeaseHolder, settings: Setting
     assert answer.status_code == 413
 
 
-def test_scores_of_another_scorer_are_not_taken(holder: LeaseHolder) -> None:
+def test_scores_of_another_scorer_are_refused(holder: LeaseHolder) -> None:
     answer = holder.put_scores(good_scores(holder.rollouts()), "torch.float32")
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:scorer-not-asked")
     variant = holder.put_scores(good_scores(holder.rollouts()), variant="rebatched")
     assert variant.status_code == 422
 
 
-def test_scores_made_with_other_weights_are_not_taken(holder: LeaseHolder) -> None:
+def test_scores_made_with_other_weights_are_refused(holder: LeaseHolder) -> None:
     rollouts = holder.rollouts()
     wrong = scores_of(rollouts, noisy(rollouts, 1), weights_digest="sha256:" + "00" * 32)
     answer = holder.put_scores(wrong)
@@ -156,7 +156,7 @@ def test_scores_made_with_other_weights_are_not_taken(holder: LeaseHolder) -> No
     assert holder.put_scores(right).status_code == 201
 
 
-def test_shards_of_one_score_are_made_alike_and_hold_each_rollout_once(holder: LeaseHolder) -> None:
+def test_shards_of_one_score_share_a_fingerprint_and_hold_each_rollout_once(holder: LeaseHolder) -> None:
     rollouts = holder.rollouts()
     first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(3, 6))
     holder.put_scores(scores_of(first, noisy(first, 1)), shard=0).raise_for_status()
@@ -186,7 +186,7 @@ def test_a_second_try_sends_its_own_scores(run: Sender, http: httpx.Client) -> N
     assert shown == pytest.approx(expected.tolist())
 
 
-def test_the_token_header_is_needed(holder: LeaseHolder) -> None:
+def test_token_header_is_required(holder: LeaseHolder) -> None:
     answer = holder.http.get(f"{holder.url}/rollouts")
     assert answer.status_code == 422
     assert "x-foreshock-lease-token" in answer.json()["detail"].lower()

@@ -1,12 +1,12 @@
-"""What each event does to a job. Every rule of leasing is here and nothing here queries: rows in, rows changed.
+"""The states of a job and the transitions between them. Functions change rows and query nothing.
 
     queued ──claim──▶ running ──complete──▶ done
       ▲                 │ ├──fail final────▶ failed    (and the probe's other jobs with it)
       │                 │ └──fail skipped──▶ skipped   (and the probe's other jobs with it)
       └─fail retry, lease expired─┘ (after the last try: failed, "poisoned", with every try's reason)
 
-A claim raises the job's fencing token by one. Only the holder of the newest token may change anything, so a worker that
-comes back late is refused whatever it still believes.
+A claim raises the job's fencing token by one. Only the holder of the newest token may change a job, so that a worker
+that comes back late is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST_REASON = 2_000
 
 
 class JobState(StrEnum):
-    """Where a job, or the probe it belongs to, is."""
+    """The state of a job or of a probe."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -29,7 +29,7 @@ class JobState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a lease ended."""
+    """The end of a lease."""
 
     COMPLETED = "completed"
     RETRY = "retry"
@@ -40,12 +40,12 @@ class Outcome(StrEnum):
 
 
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.SKIPPED})
-# Outcomes that say something went wrong: what the exporter counts.
+# The outcomes that the exporter counts as failures.
 FAILURES = (Outcome.RETRY, Outcome.FINAL, Outcome.EXPIRED)
 
 
 def claim(job: ProbeJob, lease_id: str, worker: str, now_us: int, duration_us: int) -> int:
-    """Give the queued job to a worker until `now_us + duration_us`; returns the new fencing token."""
+    """Give the queued job to a worker until `now_us + duration_us` and return the new fencing token."""
     assert job.state == JobState.QUEUED
     job.state = JobState.RUNNING
     job.tries += 1
@@ -57,59 +57,54 @@ def claim(job: ProbeJob, lease_id: str, worker: str, now_us: int, duration_us: i
 
 
 def holds(job: ProbeJob, lease: Lease, token: int) -> bool:
-    """Whether this lease, with this token, still owns the job.
+    """Return whether this lease, with this token, owns the job.
 
-    A lease past its time that nobody has noticed yet still holds: the work is not lost for a late heartbeat.
+    A lease past its end owns the job until a sweep or a claim expires it: a late heartbeat alone discards no work.
     """
     return job.state == JobState.RUNNING and job.lease_id == lease.id and job.fencing_token == lease.token == token
 
 
 def extend(job: ProbeJob, now_us: int, duration_us: int) -> int:
-    """A heartbeat: the lease's new end, never earlier than the one it had."""
+    """Extend the lease and return its new end, never earlier than the old one."""
     job.lease_expires_at_us = max(job.lease_expires_at_us or 0, now_us + duration_us)
     return job.lease_expires_at_us
 
 
 def complete(job: ProbeJob, lease: Lease, now_us: int) -> None:
-    """The job is done and what its newest token uploaded counts."""
+    """End the job as done: the scores that its newest token uploaded count."""
     _end_lease(job, lease, Outcome.COMPLETED, None, now_us)
     _end_job(job, JobState.DONE, None, now_us)
 
 
 def give_back(job: ProbeJob, lease: Lease, reason: str, now_us: int, most_tries: int) -> None:
-    """The try went wrong in a way that another try may not: queue it again, or give up after the last."""
+    """Queue the job again after a try that failed; after the last try, fail it."""
     _end_lease(job, lease, Outcome.RETRY, reason, now_us)
     _count_failed_try(job, lease, reason, now_us, most_tries)
 
 
-def expire(job: ProbeJob, lease: Lease, now_us: int, most_tries: int) -> None:
-    """The worker was not heard of in time: queue the job again, or give up after the last try."""
-    reason = "the worker was not heard of in time"
+def expire(job: ProbeJob, lease: Lease, now_us: int, lease_seconds: float, most_tries: int) -> None:
+    """Queue a job again whose worker sent no heartbeat in time; after the last try, fail it."""
+    reason = f"lease expired: no heartbeat for {lease_seconds:g} s"
     _end_lease(job, lease, Outcome.EXPIRED, reason, now_us)
     _count_failed_try(job, lease, reason, now_us, most_tries)
 
 
-def is_overdue(job: ProbeJob, now_us: int) -> bool:
-    """Whether the job's lease has ended without a heartbeat, a completion or a failure."""
-    return job.state == JobState.RUNNING and job.lease_expires_at_us is not None and job.lease_expires_at_us <= now_us
-
-
 def end(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str, now_us: int) -> None:
-    """No try can help: FINAL fails the job, SKIPPED says that there was nothing to do it with."""
+    """End a job that another try cannot do: FINAL fails it, SKIPPED means that its weights are gone."""
     _end_lease(job, lease, outcome, reason, now_us)
-    job.reasons = [*job.reasons, _said_by(lease, reason)]
+    job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
     _end_job(job, JobState.SKIPPED if outcome is Outcome.SKIPPED else JobState.FAILED, _short(reason), now_us)
 
 
 def cancel(job: ProbeJob, lease: Lease | None, state: JobState, reason: str, now_us: int) -> None:
-    """End a job that has not ended because its probe has; whoever holds it is fenced off."""
+    """End an unfinished job because its probe has ended; its holder is fenced off."""
     if lease is not None:
         _end_lease(job, lease, Outcome.CANCELLED, reason, now_us)
     _end_job(job, state, _short(reason), now_us)
 
 
 def requeue(job: ProbeJob, now_us: int) -> None:
-    """An operator wants an ended job tried again: it has all its tries; the token goes on counting."""
+    """Queue an ended job again with all its tries. The fencing token keeps counting."""
     job.state = JobState.QUEUED
     job.tries = 0
     job.reason = None
@@ -119,7 +114,7 @@ def requeue(job: ProbeJob, now_us: int) -> None:
 
 
 def state_of_probe(jobs: list[ProbeJob]) -> tuple[JobState, str | None]:
-    """A probe's state and its reason, from those of its jobs."""
+    """Return a probe's state and reason, from those of its jobs."""
     states = {JobState(job.state) for job in jobs}
     if states <= ENDED:
         for state in (JobState.FAILED, JobState.SKIPPED):
@@ -130,13 +125,13 @@ def state_of_probe(jobs: list[ProbeJob]) -> tuple[JobState, str | None]:
 
 
 def _count_failed_try(job: ProbeJob, lease: Lease, reason: str, now_us: int, most_tries: int) -> None:
-    job.reasons = [*job.reasons, _said_by(lease, reason)]
+    job.reasons = [*job.reasons, _reason_of_try(lease, reason)]
     if job.tries >= most_tries:
-        _end_job(job, JobState.FAILED, _short(f"given up after {job.tries} tries; the last: {reason}"), now_us)
+        _end_job(job, JobState.FAILED, _short(f"given up after {job.tries} tries; last: {reason}"), now_us)
         return
+    # `queued_at_us` stays: the job keeps its place in the queue.
     job.state = JobState.QUEUED
     job.worker = None
-    # It keeps its place in the queue: `queued_at_us` stays.
 
 
 def _end_lease(job: ProbeJob, lease: Lease, outcome: Outcome, reason: str | None, now_us: int) -> None:
@@ -153,7 +148,7 @@ def _end_job(job: ProbeJob, state: JobState, reason: str | None, now_us: int) ->
     job.finished_at_us = now_us
 
 
-def _said_by(lease: Lease, reason: str) -> str:
+def _reason_of_try(lease: Lease, reason: str) -> str:
     return _short(f"try {lease.token} on {lease.worker}: {reason}")
 
 

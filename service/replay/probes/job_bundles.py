@@ -1,0 +1,74 @@
+"""The bundles of scorers that make the jobs of a probe, and the reason why a queued job waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from foreshock.scorers import SCORERS
+from service.platform.database.tables.probes import Probe, ProbeJob, Worker
+from service.platform.identifiers import new_identifier
+from service.replay.probes.job_transitions import JobState
+from service.replay.probes.schemas import ScorerRequest
+from service.replay.workers.service import LIVE_MINUTES
+
+
+def new_jobs(probe: Probe, scorers: Sequence[ScorerRequest], live: Iterable[Worker], now_us: int) -> list[ProbeJob]:
+    """Return the jobs of a new probe.
+
+    An engine is started once for all scorers of a job, so that there is one job for each engine. A scorer that no live
+    worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
+    """
+    offers = _offers(live, probe.accelerator)
+    names = sorted({each.scorer for each in scorers})
+    engines = sorted({str(SCORERS[name].engine) for name in names})
+    jobs = []
+    for engine in engines:
+        of_engine = {name for name in names if SCORERS[name].engine == engine}
+        together = _done_together(of_engine, offers)
+        jobs.append(_job(probe, engine, together, scorers, now_us))
+        jobs += [_job(probe, name, {name}, scorers, now_us) for name in sorted(of_engine - together)]
+    return jobs
+
+
+def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
+    """Return the scorers that a queued job waits for; None if a live worker can do the job."""
+    needs = set(job.needs.split(","))
+    offers = _offers(live, job.accelerator)
+    if any(needs <= offered for offered in offers):
+        return None
+    missing = sorted(needs.difference(*offers) or needs)
+    on = f" on {job.accelerator}" if job.accelerator is not None else ""
+    return (
+        f"waiting for a worker that offers {', '.join(missing)}{on}: "
+        f"none was seen in the last {LIVE_MINUTES} minutes; start one with `foreshock worker`"
+    )
+
+
+def _offers(live: Iterable[Worker], accelerator: str | None) -> list[frozenset[str]]:
+    return [frozenset(worker.scorers) for worker in live if accelerator in (None, worker.accelerator)]
+
+
+def _done_together(names: set[str], offers: Sequence[frozenset[str]]) -> set[str]:
+    """Return the scorers of one job: those that one live worker offers; all if no live worker offers any of them."""
+    return max((names & offered for offered in offers), key=len, default=set()) or names
+
+
+def _job(probe: Probe, label: str, names: set[str], scorers: Sequence[ScorerRequest], now_us: int) -> ProbeJob:
+    return ProbeJob(
+        id=new_identifier("job"),
+        probe_id=probe.id,
+        engine=label,
+        scorers=[each.model_dump() for each in scorers if each.scorer in names],
+        needs=",".join(sorted(names)),
+        accelerator=probe.accelerator,
+        state=JobState.QUEUED,
+        tries=0,
+        fencing_token=0,
+        lease_id=None,
+        lease_expires_at_us=None,
+        worker=None,
+        reason=None,
+        reasons=[],
+        queued_at_us=now_us,
+        finished_at_us=None,
+    )
