@@ -1,4 +1,4 @@
-"""The engine's side of `EngineLaw`: `python -m probes.exact_divergence.engine_side FOLDER`, a process of its own.
+"""The engine's process of `EngineDistribution`: `python -m probes.exact_divergence.engine_side FOLDER`.
 
 vLLM's prefill is given one rollout at a time. As its model computes the logits of prompt states, chunk by chunk, they
 are reduced against the target's states and dropped: no more than one chunk of logits is ever there. Then the log-probs

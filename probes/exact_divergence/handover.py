@@ -51,7 +51,7 @@ class Handover:
         self._found = folder / "found.npz"
 
     def write_target(self, source: LogitSource) -> None:
-        """The states and the head of the law that the engine's is compared with."""
+        """The states and the head of the distribution that the engine's is compared with."""
         from safetensors.torch import save_file
 
         tensors = {"hidden": source.hidden, "weight": source.weight}

@@ -1,7 +1,7 @@
 """Exact divergences of two language models of transformers at the states of real rollouts.
 
 The hidden states of a few rollouts at a time come from the models' decoders; the heads are applied a block of the
-vocabulary at a time. A model that does more to its logits than a bias and a soft cap is refused: its law is another.
+vocabulary at a time. A model that changes its logits by more than a bias and a soft cap is refused.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
-from probes.exact_divergence.engine_law import EngineLaw
+from probes.exact_divergence.engine_distribution import EngineDistribution
 from probes.exact_divergence.result import ExactDivergences
 from probes.exact_divergence.sources import LogitSource
 from probes.exact_divergence.streaming import exact_divergences
 from probes.scorers.forward_pass import PaddedBatch
 from probes.scorers.request import UnsupportedScoreError
 
-__all__ = ["Head", "ModelLaw", "exact_divergences_of_models", "head_of"]
+__all__ = ["Head", "ModelDistribution", "exact_divergences_of_models", "head_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +36,10 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelLaw:
-    """The law of a causal language model of transformers in evaluation mode: its logits divided by `temperature`.
+class ModelDistribution:
+    """The distribution of a causal language model of transformers in evaluation mode, at `temperature`.
 
-    `autocast` computes as a trainer with mixed precision does: bfloat16, say, over float32 weights.
+    `autocast` computes as a trainer with mixed precision does, for example in bfloat16 over float32 weights.
     """
 
     model: Any
@@ -66,7 +66,7 @@ class ModelLaw:
         where it is in training mode."""
         if self.model.training:
             raise UnsupportedScoreError(
-                "the model is in training mode, where dropout changes its law: call eval() first"
+                "the model is in training mode, where dropout changes its distribution: call eval() first"
             )
         with self._precision(ids.device):
             own = self.model(input_ids=ids, use_cache=False).logits[0].double()
@@ -78,8 +78,8 @@ class ModelLaw:
         tolerance = digits * (float(own.abs().max()) + 1.0) / self.temperature
         if not torch.allclose(found.double(), own / self.temperature, rtol=0.0, atol=tolerance):
             raise UnsupportedScoreError(
-                "this model changes its logits after the head by more than a soft cap (a scale, say), so its law "
-                "cannot be had from hidden states and head"
+                "the model changes its logits after the head by more than a bias and a soft cap (such as a scale); "
+                "such models are not supported"
             )
 
     def check_tokens(self, rollouts: RolloutBatch) -> None:
@@ -102,8 +102,8 @@ def head_of(model: Any) -> Head:
 
 
 def exact_divergences_of_models(
-    target: ModelLaw,
-    behaviour: ModelLaw | EngineLaw,
+    target: ModelDistribution,
+    behaviour: ModelDistribution | EngineDistribution,
     rollouts: RolloutBatch,
     *,
     batch_size: int = 16,
@@ -113,20 +113,20 @@ def exact_divergences_of_models(
 
     Order and number of the tokens are those of the rollouts' response columns. Raises UnsupportedScoreError where a
     rollout has no prompt (nothing precedes its first token) or a model's logits are not those of its head, and
-    SourceError where the vocabularies differ; with an EngineLaw, also what its `divergences` does.
+    SourceError where the vocabularies differ; with an EngineDistribution, also what its `divergences` does.
     """
     prompts = np.diff(rollouts.prompt_offsets)
     if not prompts.size:
         raise UnsupportedScoreError("there are no rollouts")
     if (prompts == 0).any():
         raise UnsupportedScoreError(f"rollout {int(np.flatnonzero(prompts == 0)[0])} has no prompt")
-    for law in (target, behaviour):
-        if isinstance(law, ModelLaw):
-            law.check_tokens(rollouts)
+    for distribution in (target, behaviour):
+        if isinstance(distribution, ModelDistribution):
+            distribution.check_tokens(rollouts)
     with torch.no_grad():
-        if isinstance(behaviour, EngineLaw):
-            states = [law_states for law_states, _ in _states(target, rollouts, batch_size)]
-            return behaviour.divergences(target.source(torch.cat(states)), rollouts, top_ks)
+        if isinstance(behaviour, EngineDistribution):
+            hidden = [states for states, _ in _states(target, rollouts, batch_size)]
+            return behaviour.divergences(target.source(torch.cat(hidden)), rollouts, top_ks)
         pairs = zip(_states(target, rollouts, batch_size), _states(behaviour, rollouts, batch_size), strict=True)
         parts = [
             exact_divergences(target.source(of_target), behaviour.source(of_behaviour), token_ids=ids, top_ks=top_ks)
@@ -135,12 +135,14 @@ def exact_divergences_of_models(
     return ExactDivergences.concatenate(parts)
 
 
-def _states(law: ModelLaw, rollouts: RolloutBatch, batch_size: int) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
+def _states(
+    distribution: ModelDistribution, rollouts: RolloutBatch, batch_size: int
+) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
     """[n, H] the states before the response tokens of some rollouts after the other, and these tokens [n]."""
     for start in range(0, rollouts.num_rollouts, batch_size):
         rows = np.arange(start, min(start + batch_size, rollouts.num_rollouts))
-        batch = PaddedBatch(rollouts, rows, "right", head_of(law.model).weight.device)
+        batch = PaddedBatch(rollouts, rows, "right", head_of(distribution.model).weight.device)
         if start == 0:
-            law.check(batch.ids[:1, : int(batch.lengths[0])][:, :8])
+            distribution.check(batch.ids[:1, : int(batch.lengths[0])][:, :8])
         ids: NDArray[np.int64] = batch.ids[:, 1:][batch.needed].cpu().numpy()
-        yield law.hidden(batch.ids, batch.mask)[:, :-1][batch.needed], ids
+        yield distribution.hidden(batch.ids, batch.mask)[:, :-1][batch.needed], ids

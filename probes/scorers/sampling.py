@@ -1,8 +1,8 @@
-"""Which law the logged log-probs belong to: raw ones at temperature 1, or processed ones.
+"""The distribution that the logged log-probs belong to: raw at temperature 1, or processed.
 
 An engine that logs raw log-probs (vLLM's default) logs log-softmax of the logits whatever the sampling was; one that
 logs processed log-probs divides the logits by the temperature first and renormalises what truncation leaves. A replay
-must follow the same law or it measures the difference of the two laws.
+must follow the same distribution or it measures the difference of the two distributions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["divisors", "sampled_temperature"]
 
 
 def divisors(rollouts: RolloutBatch, override: float | None = None) -> NDArray[np.float64]:
-    """[N] what the logits of each rollout are divided by before log-softmax.
+    """Return the divisor of each rollout's logits before log-softmax, shape [N].
 
-    1 unless the batch says that its log-probs are processed; then the temperature that the rollout was sampled with.
-    `override` (a scorer's option `temperature`) wins over both. Raises UnsupportedScoreError where the logged law had
-    its tail cut off (top-p, top-k, min-p) or was greedy: those are not the softmax of any logits.
+    It is 1 for raw log-probs and the sampling temperature for processed ones; `override` (a scorer's option
+    `temperature`) replaces both. Raises UnsupportedScoreError if the logged distribution was truncated (top-p, top-k,
+    min-p) or greedy: it is then not the softmax of any logits.
     """
     ones = np.ones(rollouts.num_rollouts, dtype=np.float64)
     if override is not None:
@@ -63,7 +63,7 @@ def _per_rollout(rollouts: RolloutBatch, name: str, default: float) -> NDArray[n
 def _refuse(name: str, cut: NDArray[np.bool_]) -> None:
     if cut.any():
         raise UnsupportedScoreError(
-            f"rollout {int(np.flatnonzero(cut)[0])} was sampled with {name} and processed log-probs: the law that was "
-            "logged is cut off and renormalised, which scorers do not reproduce yet; log raw log-probs "
-            "(vLLM: logprobs_mode='raw_logprobs') to have them replayed"
+            f"rollout {int(np.flatnonzero(cut)[0])} was sampled with {name} and processed log-probs: the logged "
+            "distribution is truncated and renormalised, which scorers do not reproduce; log raw log-probs "
+            "(vLLM: logprobs_mode='raw_logprobs')"
         )

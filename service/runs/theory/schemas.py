@@ -65,7 +65,7 @@ class HorizonRead(BaseModel):
 
 
 class PinskerRead(BaseModel):
-    """D_TV ≤ ½√χ², of the token mean of χ²(π‖μ): where the logged μ is the law that sampled and covers π."""
+    """D_TV ≤ ½√χ², of the token mean of χ²(π‖μ): where the logged μ is the distribution that sampled and covers π."""
 
     bound: float | None
     tv_token: float | None = Field(description="the estimate of D_TV itself, which needs no such cover")

@@ -89,7 +89,7 @@ def test_pinskers_bound_is_never_below_the_total_variation(first: list[float], s
     assert variation <= pinsker_bound(float(chi2)) + 1e-12
 
 
-def test_a_total_variation_beyond_the_bound_says_that_the_logged_law_does_not_cover() -> None:
+def test_a_total_variation_beyond_the_bound_says_that_the_logged_distribution_does_not_cover() -> None:
     # Top-p 0.9 logged with what it sampled from: every ρ is 0.9, D_TV is 0.1, and ½√χ² is 0.05.
     truncated = compared(batch_of([[math.log(0.9)] * 5] * 4))
     found = evaluate_theory(truncated.statistics, truncated.summaries)

@@ -21,13 +21,13 @@ VOCABULARIES = (2, 1100)
 
 
 def cases() -> dict[str, Pair]:
-    """All that the kernel is tested with: hard cases, states without a law, bfloat16, and more than one lane sum."""
+    """Return all inputs of the kernel's tests: hard cases, invalid logits, bfloat16 and more than one lane sum."""
     found = {f"{name} [{size}]": pair for size in VOCABULARIES for name, pair in hard_cases(size, rows=1).items()}
     plain, _ = found["ordinary mismatch [1100]"]
-    lawless = plain.repeat(2, 1)
-    lawless[0, 700] = torch.nan
-    lawless[1] = -torch.inf
-    found["lawless"] = (lawless, plain.repeat(2, 1))
+    invalid = plain.repeat(2, 1)
+    invalid[0, 700] = torch.nan
+    invalid[1] = -torch.inf
+    found["invalid"] = (invalid, plain.repeat(2, 1))
     of_bfloat16, and_behaviour = (logits.bfloat16() for logits in hard_cases(1100, rows=2)["ordinary mismatch"])
     found["bfloat16 [1100]"] = (of_bfloat16, and_behaviour)
     found["many blocks"] = hard_cases(9_000, rows=1)["ordinary mismatch"]

@@ -67,7 +67,7 @@ def hard_cases(vocabulary: int, rows: int = 3) -> dict[str, Pair]:
         return torch.randn((rows, vocabulary), generator=seed) * scale
 
     def masked(logits: torch.Tensor, share: float = 0.4) -> torch.Tensor:
-        # The first token is never masked, so that a law is left.
+        # The first token is never masked, so that a distribution is left.
         hidden = torch.rand((rows, vocabulary), generator=seed) < share
         hidden[:, 0] = False
         return logits.masked_fill(hidden, -torch.inf)

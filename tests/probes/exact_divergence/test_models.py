@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from benchmarks.recorded_runs import shipped_run
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
-from probes.exact_divergence.models import ModelLaw, exact_divergences_of_models, head_of
+from probes.exact_divergence.models import ModelDistribution, exact_divergences_of_models, head_of
 from probes.scorers.forward_pass import load_model
 from probes.scorers.request import UnsupportedScoreError
 from tests.probes.held import K3_ELSEWHERE, HeldProcess
@@ -31,7 +31,7 @@ def rollouts_with_prompts(count: int = 7) -> RolloutBatch:
     return make_rollouts(count, seed=3)
 
 
-def all_logits(law: ModelLaw, rollouts: RolloutBatch) -> tuple[torch.Tensor, NDArray[np.int64]]:
+def all_logits(distribution: ModelDistribution, rollouts: RolloutBatch) -> tuple[torch.Tensor, NDArray[np.int64]]:
     """[T, V] each rollout alone, without padding, through the model's own head; and the T tokens."""
     logits, tokens = [], []
     for row in range(rollouts.num_rollouts):
@@ -39,17 +39,20 @@ def all_logits(law: ModelLaw, rollouts: RolloutBatch) -> tuple[torch.Tensor, NDA
         response = rollouts.response_token_ids[slice(*rollouts.response_offsets[row : row + 2])]
         ids = torch.tensor(np.concatenate([prompt, response]), dtype=torch.int64)[None]
         with torch.no_grad():
-            own = law.model(ids).logits[0].float() / law.temperature
+            own = distribution.model(ids).logits[0].float() / distribution.temperature
         logits.append(own[prompt.size - 1 : -1])
         tokens.append(response)
     return torch.cat(logits), np.concatenate(tokens).astype(np.int64)
 
 
 def test_the_states_of_rollouts_are_those_before_their_response_tokens(checkpoints: Path) -> None:
-    laws = ModelLaw(model_of(checkpoints / "second")), ModelLaw(model_of(checkpoints / "first"), temperature=1.3)
+    distributions = (
+        ModelDistribution(model_of(checkpoints / "second")),
+        ModelDistribution(model_of(checkpoints / "first"), temperature=1.3),
+    )
     rollouts = rollouts_with_prompts()
-    found = exact_divergences_of_models(*laws, rollouts, batch_size=3, top_ks=(1, 4))
-    (target, tokens), (behaviour, _) = (all_logits(law, rollouts) for law in laws)
+    found = exact_divergences_of_models(*distributions, rollouts, batch_size=3, top_ks=(1, 4))
+    (target, tokens), (behaviour, _) = (all_logits(distribution, rollouts) for distribution in distributions)
     expected = exact_divergences(GivenLogits(target), GivenLogits(behaviour), token_ids=tokens, top_ks=(1, 4))
     assert found.tokens == rollouts.num_tokens
     assert expected.kl.mean() > 0.1
@@ -63,19 +66,21 @@ def test_float32_against_bfloat16_is_a_small_mismatch_that_a_head_in_float32_les
     rollouts = batch.select(np.arange(24))
     folder = RECORDED / "checkpoints" / "step_0160"
     plain, half = model_of(folder), model_of(folder, torch.bfloat16)
-    found = exact_divergences_of_models(ModelLaw(plain), ModelLaw(half), rollouts)
+    found = exact_divergences_of_models(ModelDistribution(plain), ModelDistribution(half), rollouts)
     assert 1e-6 < found.kl.mean() < 1e-3
     assert 0.0 < found.delta_max < 0.2
-    trainer = exact_divergences_of_models(ModelLaw(plain, autocast=torch.bfloat16), ModelLaw(plain), rollouts)
+    trainer = exact_divergences_of_models(
+        ModelDistribution(plain, autocast=torch.bfloat16), ModelDistribution(plain), rollouts
+    )
     assert 1e-6 < trainer.kl.mean() < 1e-3
 
 
 def autocast_against_itself(rollouts: RolloutBatch) -> ExactDivergences:
-    law = ModelLaw(model_of(RECORDED / "checkpoints" / "step_0045"), autocast=torch.bfloat16)
-    return exact_divergences_of_models(law, law, rollouts)
+    distribution = ModelDistribution(model_of(RECORDED / "checkpoints" / "step_0045"), autocast=torch.bfloat16)
+    return exact_divergences_of_models(distribution, distribution, rollouts)
 
 
-def test_what_the_trainer_logged_is_the_law_of_autocast(recorder: HeldProcess) -> None:
+def test_what_the_trainer_logged_is_the_distribution_of_autocast(recorder: HeldProcess) -> None:
     batch = decode_rollouts((RECORDED / "rollouts" / "step_0045.parquet").read_bytes())
     rollouts = batch.select(np.arange(24))
     found = recorder.call(autocast_against_itself, rollouts)
@@ -93,7 +98,7 @@ def test_a_tied_head_is_found(tmp_path: Path) -> None:
     model = model_of(save_checkpoint(tmp_path / "tied", seed=3, tie_word_embeddings=True))
     assert head_of(model).weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     rollouts = rollouts_with_prompts(2)
-    assert exact_divergences_of_models(ModelLaw(model), ModelLaw(model), rollouts).delta_max == 0.0
+    assert exact_divergences_of_models(ModelDistribution(model), ModelDistribution(model), rollouts).delta_max == 0.0
 
 
 def test_a_model_that_scales_its_logits_is_refused(checkpoints: Path) -> None:
@@ -101,39 +106,41 @@ def test_a_model_that_scales_its_logits_is_refused(checkpoints: Path) -> None:
     head = model.lm_head.forward
     model.lm_head.forward = lambda hidden: head(hidden) * 0.5
     with pytest.raises(UnsupportedScoreError, match="after the head"):
-        exact_divergences_of_models(ModelLaw(model), ModelLaw(model), rollouts_with_prompts(2))
+        exact_divergences_of_models(ModelDistribution(model), ModelDistribution(model), rollouts_with_prompts(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_with_a_soft_cap_has_the_law_of_its_own_logits(dtype: torch.dtype) -> None:
+def test_a_model_with_a_soft_cap_has_the_distribution_of_its_own_logits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
     configuration = Gemma2Config(**sizes, num_attention_heads=2, num_key_value_heads=1, initializer_range=1.0)
     configuration.final_logit_softcapping = 5.0
     model = Gemma2ForCausalLM(configuration).to(dtype).eval()
-    law, ids = ModelLaw(model), torch.arange(1, 20)[None]
+    distribution, ids = ModelDistribution(model), torch.arange(1, 20)[None]
     assert head_of(model).softcap == 5.0
     with torch.no_grad():
         own = GivenLogits(model(input_ids=ids).logits[0])
-        found = exact_divergences(own, law.source(law.hidden(ids)[0]))
+        found = exact_divergences(own, distribution.source(distribution.hidden(ids)[0]))
     assert own.logits.abs().max() > 4.5
     # A product that is rounded to the other side, at most; steps rounded to another dtype give 2e-5.
     assert found.kl.mean() < (1e-12 if dtype == torch.float32 else 2e-6)
 
 
 def test_a_model_in_training_mode_is_refused(checkpoints: Path) -> None:
-    law = ModelLaw(model_of(checkpoints / "first").train())
+    distribution = ModelDistribution(model_of(checkpoints / "first").train())
     with pytest.raises(UnsupportedScoreError, match="training mode"):
-        exact_divergences_of_models(law, law, rollouts_with_prompts(2))
+        exact_divergences_of_models(distribution, distribution, rollouts_with_prompts(2))
 
 
 def test_tokens_of_another_model_are_refused(checkpoints: Path) -> None:
-    law = ModelLaw(model_of(checkpoints / "first"))
+    distribution = ModelDistribution(model_of(checkpoints / "first"))
     with pytest.raises(UnsupportedScoreError, match=r"`response_token_ids` has the id 24, and the .* 24"):
-        exact_divergences_of_models(law, law, RolloutBatch.from_lists(["a"], [[1]], [[2, 24]]))
+        exact_divergences_of_models(distribution, distribution, RolloutBatch.from_lists(["a"], [[1]], [[2, 24]]))
 
 
 def test_a_rollout_without_a_prompt_is_refused(checkpoints: Path) -> None:
-    law = ModelLaw(model_of(checkpoints / "first"))
+    distribution = ModelDistribution(model_of(checkpoints / "first"))
     with pytest.raises(UnsupportedScoreError, match="rollout 1 has no prompt"):
-        exact_divergences_of_models(law, law, RolloutBatch.from_lists(["a", "b"], [[1], []], [[2], [3]]))
+        exact_divergences_of_models(
+            distribution, distribution, RolloutBatch.from_lists(["a", "b"], [[1], []], [[2], [3]])
+        )

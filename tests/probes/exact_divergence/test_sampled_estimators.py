@@ -1,7 +1,7 @@
-"""Sampled estimators against the truth: tokens drawn from μ itself, at the states of recorded rollouts of a tiny Qwen3.
+"""Sampled estimators against exact values: tokens drawn from μ, at the states of recorded rollouts of a tiny Qwen3.
 
-Every mean must lie within a few of its standard errors of the exact value; and where a log is not of the law that
-sampled, the estimators must miss it in the way that is known of them.
+Every mean must lie within a few standard errors of the exact value. If the logged log-probs do not belong to the
+sampling distribution, the estimators must miss the exact value in the known way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from foreshock.measures import ComparisonStatistics
 from foreshock.measures.estimators import token
 from foreshock.rollouts import decode_rollouts
 from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
-from probes.exact_divergence.models import ModelLaw
+from probes.exact_divergence.models import ModelDistribution
 
 RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
 STATES, DRAWS = 400, 1500
@@ -32,10 +32,10 @@ Float64 = NDArray[np.float64]
 
 def states_of(model: Qwen3ForCausalLM, ids: torch.Tensor, dtype: torch.dtype, temperature: float) -> torch.Tensor:
     """[states, V] float64 logits of the states within the sequences `ids` [rows, time]."""
-    law = ModelLaw(model.to(dtype), temperature)
+    distribution = ModelDistribution(model.to(dtype), temperature)
     with torch.no_grad():
-        hidden = law.hidden(ids).flatten(0, 1)
-        source = law.source(hidden)
+        hidden = distribution.hidden(ids).flatten(0, 1)
+        source = distribution.source(hidden)
         logits = torch.empty((source.tokens, source.vocabulary), dtype=source.held_in)
         source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, logits)
     return logits.double()
@@ -55,7 +55,7 @@ def contexts() -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens drawn from a law, DRAWS at each state, and what was logged of them, [states, DRAWS] and [states]."""
+    """Tokens drawn from a distribution, and their logged log-probs: [states, DRAWS] and [states]."""
 
     target: Float64
     behaviour: Float64
@@ -82,10 +82,10 @@ class Sampled:
         return bool(abs(terms.mean() - exact.mean()) <= ERRORS * error)
 
 
-def draw(law: torch.Tensor, target: torch.Tensor, logged: torch.Tensor, seed: int = 0) -> Sampled:
-    """Tokens of `law`, with their log-probs under `target` (π) and under `logged` (what is called μ); logits [S, V]."""
+def draw(distribution: torch.Tensor, target: torch.Tensor, logged: torch.Tensor, seed: int = 0) -> Sampled:
+    """Draw tokens of `distribution`; return their log-probs under `target` (π) and `logged` (μ), all logits [S, V]."""
     torch.manual_seed(seed)
-    tokens = torch.multinomial(torch.softmax(law, -1), DRAWS, replacement=True)
+    tokens = torch.multinomial(torch.softmax(distribution, -1), DRAWS, replacement=True)
     log_pi, log_mu = (torch.log_softmax(logits, -1) for logits in (target, logged))
     entropy = -torch.special.xlogy(log_mu.exp(), log_mu.exp()).sum(-1)
     return Sampled(log_pi.gather(1, tokens).numpy(), log_mu.gather(1, tokens).numpy(), entropy.numpy())
@@ -97,8 +97,8 @@ def exact(target: torch.Tensor, behaviour: torch.Tensor) -> ExactDivergences:
 
 def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
     """The logits with −inf outside the least set of likeliest tokens that has probability p."""
-    law, order = torch.softmax(logits, -1).sort(-1, descending=True)
-    outside = law.cumsum(-1) - law >= p
+    distribution, order = torch.softmax(logits, -1).sort(-1, descending=True)
+    outside = distribution.cumsum(-1) - distribution >= p
     return logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
 
 
@@ -109,7 +109,7 @@ def numerics_apart(contexts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module", params=["numerics", "temperature", "weights"])
-def laws(request: pytest.FixtureRequest, contexts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def distributions(request: pytest.FixtureRequest, contexts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """π and μ: a mismatch of numerics, of temperature, and policies some steps of training apart."""
     if request.param == "numerics":
         return numerics_apart(contexts)
@@ -119,8 +119,8 @@ def laws(request: pytest.FixtureRequest, contexts: torch.Tensor) -> tuple[torch.
     return states_of(target, contexts, torch.float32, warmer), states_of(behaviour, contexts, torch.float32, 1.5)
 
 
-def test_token_estimators_are_unbiased(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
-    target, behaviour = laws
+def test_token_estimators_are_unbiased(distributions: tuple[torch.Tensor, torch.Tensor]) -> None:
+    target, behaviour = distributions
     truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
     d = sampled.d
     assert truth.kl.mean() > 1e-6
@@ -134,8 +134,8 @@ def test_token_estimators_are_unbiased(laws: tuple[torch.Tensor, torch.Tensor]) 
     assert sampled.agrees(-sampled.behaviour, truth.behaviour_entropy)
 
 
-def test_the_measures_of_a_comparison_are_those_means(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
-    target, behaviour = laws
+def test_the_measures_of_a_comparison_are_those_means(distributions: tuple[torch.Tensor, torch.Tensor]) -> None:
+    target, behaviour = distributions
     truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
     measures, d = sampled.measures, sampled.d
     for name, terms in {
@@ -155,10 +155,12 @@ def test_the_measures_of_a_comparison_are_those_means(laws: tuple[torch.Tensor, 
     assert abs(measures["surprisal_z"]) < ERRORS
 
 
-def test_tail_asymmetry_is_the_difference_of_the_two_laws_tails(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
-    target, behaviour = laws
+def test_tail_asymmetry_is_the_difference_of_the_two_distributions_tails(
+    distributions: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    target, behaviour = distributions
     sampled, threshold = draw(behaviour, target, behaviour), 1.0
-    log_pi, log_mu = (torch.log_softmax(logits, -1) for logits in laws)
+    log_pi, log_mu = (torch.log_softmax(logits, -1) for logits in distributions)
     gap = (log_pi - log_mu).numpy()
     exact_asymmetry = (log_mu.exp().numpy() * (gap < -threshold) - log_pi.exp().numpy() * (gap > threshold)).sum(-1)
     terms = (sampled.d < -threshold) - token.mean_ratio(sampled.d) * (sampled.d > threshold)
@@ -166,9 +168,11 @@ def test_tail_asymmetry_is_the_difference_of_the_two_laws_tails(laws: tuple[torc
     assert sampled.measures["tail_asymmetry_1"] == pytest.approx(terms.mean(), rel=1e-9, abs=1e-12)
 
 
-def test_k3_misses_what_the_sampling_law_does_not_cover(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_k3_misses_what_the_sampling_distribution_does_not_cover(
+    distributions: tuple[torch.Tensor, torch.Tensor],
+) -> None:
     """Processed log-probs under top-p: KL(μ‖π) and E ρ < 1 are seen, and E[k3] = KL − (1 − E ρ)."""
-    target, behaviour = laws[0], top_p(laws[1], 0.9)
+    target, behaviour = distributions[0], top_p(distributions[1], 0.9)
     truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
     d = sampled.d
     assert truth.mean_ratio.mean() < 0.97
@@ -183,10 +187,10 @@ def test_k3_misses_what_the_sampling_law_does_not_cover(laws: tuple[torch.Tensor
 
 @pytest.mark.parametrize("sampling", ["top-p 0.9", "temperature 0.8"])
 def test_raw_log_probs_hide_how_tokens_were_sampled(contexts: torch.Tensor, sampling: str) -> None:
-    """The logged μ is not the law that sampled: every ratio looks well, and only the surprisal test sees it."""
+    """The logged μ is not the sampling distribution: all ratios look healthy, only the surprisal test detects it."""
     target, raw = numerics_apart(contexts)
-    law = top_p(raw, 0.9) if sampling == "top-p 0.9" else raw / 0.8
-    truth, logged = exact(target, law), draw(law, target, raw)
+    distribution = top_p(raw, 0.9) if sampling == "top-p 0.9" else raw / 0.8
+    truth, logged = exact(target, distribution), draw(distribution, target, raw)
     measures = logged.measures
     assert truth.kl.mean() > 100 * abs(measures["kl"])
     assert truth.kl.mean() > 100 * measures["k3_kl"]
@@ -194,8 +198,10 @@ def test_raw_log_probs_hide_how_tokens_were_sampled(contexts: torch.Tensor, samp
     assert abs(measures["surprisal_z"]) > 2 * ERRORS
 
 
-def test_delta_max_is_the_largest_of_all_states_and_no_sample_shows_it(laws: tuple[torch.Tensor, torch.Tensor]) -> None:
-    target, behaviour = laws
+def test_delta_max_is_the_largest_of_all_states_and_no_sample_shows_it(
+    distributions: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    target, behaviour = distributions
     truth = exact(target, behaviour)
     by_hand = (torch.softmax(target, -1) - torch.softmax(behaviour, -1)).abs().sum(-1).max().item() / 2
     assert truth.delta_max == pytest.approx(by_hand, rel=1e-12)

@@ -81,7 +81,7 @@ def test_hard_logits_give_what_textbooks_define(interpreted: Arrays) -> None:
     from tests.probes.exact_divergence.interpreted import cases
 
     for name, pair in cases().items():
-        if name != "lawless":
+        if name != "invalid":
             assert_as_defined(name, pair, {key: interpreted[f"{name}: {key}"] for key in DIVERGENCES})
 
 
@@ -101,7 +101,7 @@ def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(interpreted: Arr
     from tests.probes.exact_divergence.interpreted import cases
 
     for name, (target, behaviour) in cases().items():
-        if name == "lawless":
+        if name == "invalid":
             continue
         for column, k in enumerate(TOP_KS):
             assert interpreted[f"{name}: topk_overlap"][:, column].tolist() == overlap(target, behaviour, k), name
@@ -110,10 +110,10 @@ def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(interpreted: Arr
 
 
 @pytest.mark.slow
-def test_identical_logits_differ_by_exactly_nothing_and_lawless_ones_by_nothing_known(interpreted: Arrays) -> None:
+def test_identical_logits_differ_by_exactly_nothing_and_invalid_ones_by_nothing_known(interpreted: Arrays) -> None:
     for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
         assert (interpreted[f"identical: {divergence}"] == 0.0).all()
-        assert np.isnan(interpreted[f"lawless: {divergence}"]).all()
+        assert np.isnan(interpreted[f"invalid: {divergence}"]).all()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A replay follows the law that was logged, or says that it cannot."""
+"""A replay follows the distribution that was logged, or says that it cannot."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_scorer_s_option_wins_over_all() -> None:
         ({"temperature": 0.0}, "greedily"),
     ],
 )
-def test_processed_log_probs_of_a_cut_off_law_are_refused(cut: dict[str, float], name: str) -> None:
+def test_processed_log_probs_of_a_cut_off_distribution_are_refused(cut: dict[str, float], name: str) -> None:
     rollouts = make_rollouts(2, attributes=BatchAttributes(logprobs_mode="processed_logprobs", **cut))
     with pytest.raises(UnsupportedScoreError, match=f"{name}.*raw_logprobs"):
         divisors(rollouts)

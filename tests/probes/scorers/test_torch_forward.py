@@ -34,8 +34,8 @@ def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -
         response = rollouts.response_token_ids[slice(*rollouts.response_offsets[row : row + 2])]
         ids = torch.tensor(np.concatenate([prompt, response]), dtype=torch.int64)[None]
         with torch.no_grad():
-            law = torch.log_softmax(model(ids).logits[0].double() / temperature, dim=-1)
-        found += [law[prompt.size - 1 + index, token].item() for index, token in enumerate(response.tolist())]
+            distribution = torch.log_softmax(model(ids).logits[0].double() / temperature, dim=-1)
+        found += [distribution[prompt.size - 1 + index, token].item() for index, token in enumerate(response.tolist())]
     return np.array(found, dtype=np.float32)
 
 
@@ -71,8 +71,8 @@ def test_the_trainer_s_default_is_autocast_over_float32_weights(checkpoints: Pat
     row = torch.tensor(np.concatenate([alone.prompt_token_ids, alone.response_token_ids]), dtype=torch.int64)[None]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         logits = model(row).logits
-    law = torch.log_softmax(logits[0, :-1].float(), dim=-1).gather(-1, row[0, 1:, None])[:, 0]
-    expected = law[alone.prompt_token_ids.size - 1 :].numpy()
+    distribution = torch.log_softmax(logits[0, :-1].float(), dim=-1).gather(-1, row[0, 1:, None])[:, 0]
+    expected = distribution[alone.prompt_token_ids.size - 1 :].numpy()
     assert score(checkpoints / "first", alone, "torch.trainer").log_probs.tolist() == expected.tolist()
 
 

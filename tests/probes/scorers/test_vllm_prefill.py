@@ -1,4 +1,4 @@
-"""vLLM's scorer in its own process: the law it follows, its memory bound, and what it refuses."""
+"""vLLM's scorer in its own process: the distribution it follows, its memory bound, and what it refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def replay() -> Iterator[Replayer]:
         yield engines
 
 
-def test_it_follows_the_law_of_the_model_at_any_temperature(replay: Replayer, checkpoints: Path) -> None:
+def test_it_follows_the_distribution_of_the_model_at_any_temperature(replay: Replayer, checkpoints: Path) -> None:
     weights = checkpoints / "first"
     for temperature in ([1.0] * 9, [0.5] * 5 + [2.0] * 4):
         attributes = BatchAttributes(logprobs_mode="processed_logprobs")

@@ -105,7 +105,7 @@ def test_what_no_step_shows_the_whole_run_may(http: httpx.Client) -> None:
     for step in range(1, 16):
         batch = healthy_batch(step, Policy(sharpness=1.5), groups=4, per_group=8, longest=8)
         assert batch.entropy is not None
-        # The entropy of a broader law than the one that sampled, nearly a third above.
+        # The entropy of a broader distribution than the one that sampled, nearly a third above.
         send(run, step, replace(batch, entropy=batch.entropy * np.float32(1.3), attributes=BatchAttributes()))
     lint = run.get("lint").raise_for_status().json()
     assert lint["warnings"] == []

@@ -1,7 +1,7 @@
-"""The law of vLLM itself: the very logits from which it computes the log-probs of a prompt.
+"""The distribution of vLLM itself, taken from the logits from which it computes prompt log-probs.
 
-They are compared in the engine's own process, as they are made, with hidden states and head of another law; nobody
-rebuilds them from a copy of the weights, because kernels, dtypes and rounding of the engine are what is to be measured.
+The logits are reduced inside the engine's process against the target's hidden states and head. They are not recomputed
+from a copy of the weights, because the engine's kernels, dtypes and rounding are what is measured.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.tokens import vocabulary_size
 from probes.scorers.vllm_prefill import PrefillOptions
 
-__all__ = ["EngineLaw"]
+__all__ = ["EngineDistribution"]
 
 _LAST_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLaw:
-    """The law of vLLM's prefill with the weights in the folder `weights`, set up as the scorer `vllm.prefill` is.
+class EngineDistribution:
+    """The distribution of vLLM's prefill with the weights in the folder `weights`.
 
-    `options` are that scorer's, such as dtype, head_dtype and temperature (None: 1). Rollouts are handed over one at a
-    time, prompt and response as one prompt, so there is no `batch_size`; and the model has to be in one process, so
-    tensor_parallel_size is 1. On a GPU that another model is on too, choose gpu_memory_utilization so that both fit,
-    with room for the target's head and for two tiles of logits. The engine's process is held to `environment`; the
-    target's states are computed wherever the caller computes them.
+    `options` are those of the scorer `vllm.prefill`, such as dtype, head_dtype and temperature (None: 1). The engine
+    gets one rollout at a time, prompt and response as one prompt: `batch_size` must not be set, and
+    tensor_parallel_size must be 1. If another model shares the GPU, choose gpu_memory_utilization so that both fit,
+    with room for the target's head and two tiles of logits. `environment` applies to the engine's process only, not to
+    the process that computes the target's states.
     """
 
     weights: Path
@@ -51,12 +51,12 @@ class EngineLaw:
             raise UnsupportedScoreError("the engine is given one rollout at a time: leave batch_size out")
 
     def divergences(self, target: LogitSource, rollouts: RolloutBatch, top_ks: Sequence[int]) -> ExactDivergences:
-        """Divergences of `target`, whose states are those before each response token, and the engine's law there [T].
+        """Return the divergences [T] of `target` (π) and the engine (μ) at the state before each response token.
 
-        Starts an engine and ends it. The log-probs that vLLM returns for the tokens are compared with those of the
-        logits that were seen: raises EngineError where one is not the same or a state was not seen, or where the engine
-        crashed; UnsupportedScoreError where it cannot do this; SourceError where states or vocabularies are not the
-        target's.
+        Starts an engine and stops it. Compares the log-probs that vLLM returns with those of the observed logits.
+        Raises EngineError if one of them differs, a state was not observed or the engine crashed;
+        UnsupportedScoreError if the engine cannot score these rollouts; SourceError if the numbers of states or the
+        vocabularies differ.
         """
         vocabulary = vocabulary_size(self.weights)
         if target.tokens != rollouts.num_tokens or vocabulary not in (None, target.vocabulary):
@@ -66,7 +66,7 @@ class EngineLaw:
             )
         if not target.tokens:
             return exact_divergences(target, target, token_ids=[], top_ks=top_ks)
-        with tempfile.TemporaryDirectory(prefix="foreshock-engine-law-") as folder:
+        with tempfile.TemporaryDirectory(prefix="foreshock-engine-distribution-") as folder:
             handover = Handover(Path(folder))
             job = Job(weights_folder=self.weights.resolve(), options=self.options, top_ks=tuple(top_ks))
             handover.job.write_text(job.model_dump_json(), "utf-8")

@@ -15,8 +15,8 @@ from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.theory import horizon_bound
 from probes.exact_divergence import ExactDivergences, LogitSource, SourceError
-from probes.exact_divergence.engine_law import EngineLaw
-from probes.exact_divergence.models import ModelLaw, exact_divergences_of_models
+from probes.exact_divergence.engine_distribution import EngineDistribution
+from probes.exact_divergence.models import ModelDistribution, exact_divergences_of_models
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.vllm_prefill import BYTES_PER_LOGIT, PrefillOptions
 from tests.probes.held import K3_ELSEWHERE, HeldProcess
@@ -30,9 +30,9 @@ def recorded() -> RolloutBatch:
 
 
 def trainer_against_engine(rollouts: RolloutBatch) -> ExactDivergences:
-    trainer = ModelLaw(load_model(WEIGHTS), autocast=torch.bfloat16)
+    trainer = ModelDistribution(load_model(WEIGHTS), autocast=torch.bfloat16)
     # 32 tokens a step, so that most prompts come in two pieces.
-    engine = EngineLaw(WEIGHTS, PrefillOptions(logits_bytes=32 * BYTES_PER_LOGIT * 16))
+    engine = EngineDistribution(WEIGHTS, PrefillOptions(logits_bytes=32 * BYTES_PER_LOGIT * 16))
     return exact_divergences_of_models(trainer, engine, rollouts, batch_size=128)
 
 
@@ -77,18 +77,18 @@ def test_trainer_against_engine_is_what_k3_samples_and_trust_regions_need(record
 def test_what_the_engine_cannot_be_asked_is_refused_before_it_starts() -> None:
     rollouts = recorded()
     with pytest.raises(UnsupportedScoreError, match="tensor_parallel_size"):
-        EngineLaw(WEIGHTS, PrefillOptions(tensor_parallel_size=2))
+        EngineDistribution(WEIGHTS, PrefillOptions(tensor_parallel_size=2))
     with pytest.raises(UnsupportedScoreError, match="batch_size"):
-        EngineLaw(WEIGHTS, PrefillOptions(batch_size=4))
+        EngineDistribution(WEIGHTS, PrefillOptions(batch_size=4))
     with pytest.raises(SourceError, match=rf"\[3, 9\].*\[{rollouts.num_tokens}, 16\]"):
-        EngineLaw(WEIGHTS).divergences(LogitSource(torch.zeros(3, 4), torch.zeros(9, 4)), rollouts, (1,))
+        EngineDistribution(WEIGHTS).divergences(LogitSource(torch.zeros(3, 4), torch.zeros(9, 4)), rollouts, (1,))
     with pytest.raises(UnsupportedScoreError, match=r"config\.json"):
-        EngineLaw(RECORDED).divergences(LogitSource(torch.zeros(3, 4), torch.zeros(9, 4)), rollouts, (1,))
+        EngineDistribution(RECORDED).divergences(LogitSource(torch.zeros(3, 4), torch.zeros(9, 4)), rollouts, (1,))
 
 
 def test_rollouts_without_a_response_need_no_engine() -> None:
     nothing = RolloutBatch.from_lists(["a"], [[1, 2]], [[]])
-    found = exact_divergences_of_models(ModelLaw(load_model(WEIGHTS)), EngineLaw(WEIGHTS), nothing)
+    found = exact_divergences_of_models(ModelDistribution(load_model(WEIGHTS)), EngineDistribution(WEIGHTS), nothing)
     assert found.tokens == 0
     assert np.isnan(found.delta_max)
 
@@ -99,4 +99,4 @@ def test_why_the_engine_refused_comes_back() -> None:
     rollouts = RolloutBatch.from_lists(["a"], [[1, 2]], [[3, 40_000]])
     source = LogitSource(torch.zeros(2, 4), torch.zeros(16, 4))
     with pytest.raises(UnsupportedScoreError, match="40000"):
-        EngineLaw(WEIGHTS).divergences(source, rollouts, (1,))
+        EngineDistribution(WEIGHTS).divergences(source, rollouts, (1,))
