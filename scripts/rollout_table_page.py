@@ -19,14 +19,17 @@ Generated from `foreshock/rollouts/schema.py` by `python -m scripts.rollout_tabl
 To log rollouts, pass a mapping of these columns:
 
 ```python
-client.log_rollouts(step, {
-    "prompt_token_ids": [[1, 2, 3], [1, 2, 3]],
-    "response_token_ids": [[7, 8], [9]],
-    "rollout_log_probs": [[-0.5, -1.25], [-0.75]],
-    "trainer_log_probs": [[-0.5, -1.5], [-0.75]],
-    "group_id": ["prompt-0", "prompt-0"],
-    "reward": [1.0, 0.0],
-})
+client.log_rollouts(
+    step,
+    {
+        "prompt_token_ids": [[1, 2, 3], [1, 2, 3]],
+        "response_token_ids": [[7, 8], [9]],
+        "rollout_log_probs": [[-0.5, -1.25], [-0.75]],
+        "trainer_log_probs": [[-0.5, -1.5], [-0.75]],
+        "group_id": ["prompt-0", "prompt-0"],
+        "reward": [1.0, 0.0],
+    },
+)
 ```
 
 The same columns make a Parquet file that the service accepts: one row per rollout, one list per column of tokens. In
