@@ -1,16 +1,16 @@
-"""What the surge detector and the rules say of curves: of real runs labelled by eye, and of made ones.
+"""Benchmark of the surge detector and the rules on recorded curves with labels, and on generated curves.
 
-Real: the per-step scalars of RL runs beside the repository (`../shared/data`, with their labels), fed step by step as
-the service would. They are few and hold a single usable collapse, so they tune little and prove less: what is counted
-is that nothing without a labelled surge moves the learning rate, and that a labelled surge beyond the first twenty
-steps is found between its onset and its end. A surge within the first twenty steps may not move it by itself.
+Recorded: per-step scalars of RL runs beside the repository (`../shared/data`, labelled by eye), processed step by step
+as in the service. They are few, with a single usable collapse, and support only two checks: no curve without a labelled
+surge moves the learning rate, and a labelled surge after the first twenty steps is found between its onset and its end.
+A surge within the first twenty steps may not move the learning rate by itself.
 
-Made: flat noisy runs (false alarms), slow ramps (must not move the learning rate), and the published shape
-(1000 → 3500 around step 110, rising over 13 to 66 steps) under noise.
+Generated: flat noisy runs (false alarms), slow ramps (must not move the learning rate), and the published shape
+(1000 → 3500 around step 110, rising over 13 to 66 steps) with noise.
 
-Bars: no false move on a real curve; every late labelled surge found; on made curves no false surge up to a noise of
-0.3, at most 5 % of ramps taken for surges, at least 95 % of surges found between steps 80 and 125.
-Where the real curves are absent the made ones are judged alone, and the last line says so.
+Thresholds: no false move on a recorded curve; every late labelled surge found; on generated curves no false surge up to
+a noise of 0.3, at most 5 % of ramps detected as surges, at least 95 % of surges found between steps 80 and 125.
+Without the recorded curves only the generated ones are tested; the last line reports the number of recorded curves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from foreshock.early_warning.schedule import LengthDecaySchedule
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 LENGTH = "rollout:response_length_mean"
-# Column of a log → the quantity that the service would have of it.
+# Column of a log → quantity of the service.
 COLUMNS = {
     "response_length_mean": LENGTH,
     "response_length": LENGTH,
@@ -46,12 +46,12 @@ COLUMNS = {
 SURGES = ("length_surge", "length_surge_early", "length_surge_again")
 LARGEST_EARLY_STEP = 20
 LARGEST_NOISE_WITHOUT_FALSE_SURGE = 0.3
-MADE_RUNS = 20
+GENERATED_RUNS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What an eye saw: a surge from `onset` to `over`, a ramp, or nothing."""
+    """A label by eye: a surge or ramp from `onset` to `over`, or none."""
 
     kind: str
     onset: int = 0
@@ -72,7 +72,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the detectors said of a curve, and whether that is right."""
+    """The detectors' events on a curve; `right` is true if they agree with the label."""
 
     events: Sequence[Event]
     surge_step: int | None
@@ -81,7 +81,7 @@ class Verdict:
 
 
 def main() -> int:
-    """Print the tables and the line of results; 1 where a bar is not reached."""
+    """Print the tables and the line of results; return 1 if a threshold is missed."""
     curves = list(real_curves())
     verdicts = [judge(curve) for curve in curves]
     print(
@@ -90,31 +90,31 @@ def main() -> int:
     for curve, verdict in zip(curves, verdicts, strict=True):
         print_verdict(curve, verdict)
     print()
-    made = made_results()
-    for name, (hits, runs) in made.items():
+    generated = generated_results()
+    for name, (hits, runs) in generated.items():
         print(f"{name:56} {hits:4d} of {runs}")
     late = [curve for curve in curves if curve.label.kind == "surge" and curve.label.over > LARGEST_EARLY_STEP]
     wrong = [curve.name for curve, verdict in zip(curves, verdicts, strict=True) if not verdict.right]
-    false_surges = sum(hits for name, (hits, _) in made.items() if name.startswith("flat") and _is_counted(name))
-    ramps, ramp_runs = _total(made, "ramp")
-    found, surge_runs = _total(made, "surge")
+    false_surges = sum(hits for name, (hits, _) in generated.items() if name.startswith("flat") and _is_counted(name))
+    ramps, ramp_runs = _total(generated, "ramp")
+    found, surge_runs = _total(generated, "surge")
     reached = not wrong and false_surges == 0 and ramps <= 0.05 * ramp_runs and found >= 0.95 * surge_runs
     print(
         f"reached={reached} real_curves={len(curves)} real_late_surges={len(late)} "
         f"real_wrong={','.join(wrong) or 'none'} "
-        f"made_false_surges={false_surges} made_ramps_taken_for_surges={ramps}/{ramp_runs} "
-        f"made_surges_found={found}/{surge_runs}"
+        f"generated_false_surges={false_surges} generated_ramps_detected_as_surges={ramps}/{ramp_runs} "
+        f"generated_surges_found={found}/{surge_runs}"
     )
     return 0 if reached else 1
 
 
 def real_curves() -> Iterator[Curve]:
-    """The labelled logs and the two tiny runs, if they are there."""
+    """Yield the labelled logs and the two tiny runs, if available."""
     labels = read_labels(SHARED / "rl_logs" / "LABELS.md")
     for name, label in labels.items():
         with (SHARED / "rl_logs" / f"{name}.csv").open() as file:
             yield Curve(name, [closed_step(row) for row in csv.DictReader(file)], label)
-    # Their notes: lengths rise over steps 30-90 of a healthy run; the other is a learning-rate collapse.
+    # By their notes: lengths rise over steps 30-90 of the healthy run; the other is a learning-rate collapse.
     for name, label in (("healthy", Label("ramp", 30, 90)), ("collapsed", Label("none"))):
         path = SHARED / "tiny_rl" / name / "metrics.jsonl"
         if path.exists():
@@ -123,7 +123,7 @@ def real_curves() -> Iterator[Curve]:
 
 
 def read_labels(path: Path) -> dict[str, Label]:
-    """The labels of the table in `path`: the column that reads `onset → over`, or `none`."""
+    """Return the labels of the table in `path`: the column with `onset → over`, or `none`."""
     if not path.exists():
         return {}
     labels = {}
@@ -138,13 +138,13 @@ def read_labels(path: Path) -> dict[str, Label]:
 
 
 def closed_step(row: Mapping[str, str | float | None]) -> ClosedStep:
-    """A row of a log as the detectors get it; what is missing or not a number is left out."""
+    """Convert a row of a log for the detectors; missing and non-finite values are omitted."""
     values = {COLUMNS[name]: float(value) for name, value in row.items() if name in COLUMNS and value not in ("", None)}
     return ClosedStep(int(row["step"] or 0), {key: value for key, value in values.items() if math.isfinite(value)})
 
 
 def watch(steps: Sequence[ClosedStep]) -> tuple[WarningState, list[Event]]:
-    """The detectors' state after `steps`, and what fired."""
+    """Return the detectors' state after `steps`, and the events that fired."""
     state, events = WarningState(), list[Event]()
     configuration = WarningConfiguration()
     for closed in steps:
@@ -167,7 +167,7 @@ def judge(curve: Curve) -> Verdict:
 
 
 def print_verdict(curve: Curve, verdict: Verdict) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     lengths = [
         f"{event.rule.removeprefix('length_')} {event.step}: {event.evidence['surge_step']}"
         for event in verdict.events
@@ -186,32 +186,32 @@ def print_verdict(curve: Curve, verdict: Verdict) -> None:
     )
 
 
-def made_results() -> dict[str, tuple[int, int]]:
-    """Name → (runs in which a surge that moves the learning rate was found where it counts, runs)."""
+def generated_results() -> dict[str, tuple[int, int]]:
+    """Return by name: (runs with a surge detected in the counted range of steps, runs)."""
     results: dict[str, tuple[int, int]] = {}
     step = np.arange(1, 401)
     for noise in (0.05, 0.1, 0.2, 0.3, 0.5):
-        hits = [surge_of(np.full(400, 1000.0), noise, seed) for seed in range(MADE_RUNS)]
-        results[f"flat, noise {noise}"] = (sum(hit is not None for hit in hits), MADE_RUNS)
+        hits = [surge_of(np.full(400, 1000.0), noise, seed) for seed in range(GENERATED_RUNS)]
+        results[f"flat, noise {noise}"] = (sum(hit is not None for hit in hits), GENERATED_RUNS)
     for over in (100, 200, 400):
         for noise in (0.02, 0.1, 0.2):
             curve = 1000.0 + 2000.0 * np.minimum(step / over, 1.0)
-            hits = [surge_of(curve, noise, seed) for seed in range(MADE_RUNS)]
+            hits = [surge_of(curve, noise, seed) for seed in range(GENERATED_RUNS)]
             results[f"ramp to threefold over {over} steps, noise {noise}"] = (
                 sum(hit is not None for hit in hits),
-                MADE_RUNS,
+                GENERATED_RUNS,
             )
     for width in (3.0, 6.0, 10.0, 15.0):
         for noise in (0.02, 0.1, 0.2):
             curve = 1000.0 + 2500.0 / (1.0 + np.exp(-(step - 110) / width))
-            hits = [surge_of(curve, noise, seed) for seed in range(MADE_RUNS)]
+            hits = [surge_of(curve, noise, seed) for seed in range(GENERATED_RUNS)]
             in_time = sum(hit is not None and 80 <= hit <= 125 for hit in hits)
-            results[f"surge at 110 over {round(4.4 * width)} steps, noise {noise}"] = (in_time, MADE_RUNS)
+            results[f"surge at 110 over {round(4.4 * width)} steps, noise {noise}"] = (in_time, GENERATED_RUNS)
     return results
 
 
 def surge_of(lengths: NDArray[np.float64], noise: float, seed: int) -> int | None:
-    """The surge step that the schedule would count from, under log-normal noise."""
+    """Return the surge step that the schedule counts from, with log-normal noise."""
     noisy = lengths * np.exp(noise * np.random.default_rng(seed).normal(size=len(lengths)))
     state, _ = watch([ClosedStep(number, {LENGTH: float(value)}) for number, value in enumerate(noisy, start=1)])
     return state.surge_step
@@ -221,8 +221,8 @@ def _is_counted(name: str) -> bool:
     return float(name.rpartition(" ")[2]) <= LARGEST_NOISE_WITHOUT_FALSE_SURGE
 
 
-def _total(made: Mapping[str, tuple[int, int]], prefix: str) -> tuple[int, int]:
-    chosen = [result for name, result in made.items() if name.startswith(prefix)]
+def _total(generated: Mapping[str, tuple[int, int]], prefix: str) -> tuple[int, int]:
+    chosen = [result for name, result in generated.items() if name.startswith(prefix)]
     return sum(hits for hits, _ in chosen), sum(runs for _, runs in chosen)
 
 

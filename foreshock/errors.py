@@ -1,4 +1,4 @@
-"""Every public error, as one tree. docs/errors.md says for each when it is raised and what to do.
+"""Every public error, as one tree. docs/errors.md lists when each is raised and what to do.
 
     ForeshockError
      ├── RolloutsError              invalid rollouts or scores
@@ -88,11 +88,11 @@ class LimitExceededError(RolloutsError):
 
 
 class StatisticsError(ForeshockError, ValueError):
-    """A statistics blob cannot be read, or a merge of blobs of different versions or settings was asked for."""
+    """A statistics blob cannot be read, or blobs of different versions or settings cannot be merged."""
 
 
 class InvalidArgumentError(ForeshockError, ValueError):
-    """An argument is out of range; `argument` is its name, `message` says what is expected."""
+    """An argument is out of range; `argument` is its name, `message` is the expected range."""
 
     def __init__(self, message: str, argument: str) -> None:
         super().__init__(f"`{argument}`: {message}")

@@ -20,7 +20,7 @@ class CountersSnapshot:
     duplicates: int = 0
     """Delivered items that the service already had."""
     spooled: int = 0
-    """Items written to disk because the service was away or slow."""
+    """Items written to disk because the service was unavailable or slow."""
     spooled_bytes: int = 0
     recovered: int = 0
     """Items found on disk from an earlier process."""
@@ -43,7 +43,7 @@ class CountersSnapshot:
 
     @property
     def dropped(self) -> int:
-        """Dropped items, for whatever reason."""
+        """Dropped items, for any reason."""
         return self.dropped_queue_full + self.dropped_spool_full + self.dropped_closed
 
 
@@ -62,7 +62,7 @@ class Counters:
             )
 
     def replace_lock(self) -> None:
-        """Replace the lock in a forked child, where a lock that another thread held is never released."""
+        """Replace the lock in a forked child: a lock that another thread held is never released there."""
         self._lock = threading.Lock()
 
     def snapshot(self) -> CountersSnapshot:

@@ -93,8 +93,8 @@ def checkpoint(
         "expires_at_us": expires_at_us,
     }
     body = {name: value for name, value in body.items() if value is not None}
-    where = f"/v1/runs/{{run}}/checkpoints/{int(step)}"
-    return _json_delivery("checkpoint", registration, "PUT", where, body, _ATTEMPT)
+    target = f"/v1/runs/{{run}}/checkpoints/{int(step)}"
+    return _json_delivery("checkpoint", registration, "PUT", target, body, _ATTEMPT)
 
 
 def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:

@@ -1,4 +1,4 @@
-"""Sending one delivery: fills in the ids of its run and attempt, and registers them again if the service lost them."""
+"""Sending of one delivery with the ids of its run and attempt, which are registered again if unknown."""
 
 from __future__ import annotations
 

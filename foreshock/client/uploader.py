@@ -29,7 +29,7 @@ __all__ = ["Uploader"]
 
 _FIRST_RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 30.0
-# These say that the service is overloaded or away; any other 5xx may be caused by the delivery itself.
+# Overload or restart; any other 5xx may be caused by the delivery itself.
 _OVERLOAD_STATUSES = frozenset({502, 503, 504})
 _SERVER_FAULTS_BEFORE_SKIPPING = 5
 
@@ -86,7 +86,7 @@ class Uploader:
         self._wait(
             lambda: (
                 self.idle
-                # The service was tried since the call and is away: the disk keeps the rest, waiting gains nothing.
+                # An attempt since the call failed: the disk keeps the rest, waiting gains nothing.
                 or (self._queue.empty and self._failed_attempts > failed_before)
             ),
             timeout_seconds,

@@ -196,7 +196,7 @@ def advance_surge(
     """
     detections: list[SurgeDetection] = []
     if length is not None and math.isfinite(length) and length >= 0.0:
-        # Clamped at one token: the log of an empty response is not finite.
+        # Clamp at one token: log(0) is not finite.
         value = math.log(max(length, 1.0))
         noise = step_noise(state.values[-settings.kept_values :])
         state, confirmed = _advance_crossing(state, step, value, noise, settings)

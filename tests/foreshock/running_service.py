@@ -1,4 +1,4 @@
-"""The real service, as `foreshock serve` starts it, in a process of its own."""
+"""The real service, started by `foreshock serve` in its own process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunningService:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Ask it to stop, and make sure of it."""
+        """Terminate it, and kill it after 120 s."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -68,7 +68,7 @@ class RunningService:
 
 @contextmanager
 def running_service(folder: Path) -> Iterator[RunningService]:
-    """The service while the block runs."""
+    """Run the service during the block."""
     service = RunningService(folder)
     service.start()
     try:

@@ -21,7 +21,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 
 
 def drawn_tree() -> dict[str, str | None]:
-    """Each class of the module docstring's drawing and the class that it is drawn below."""
+    """Return each class in the drawing of the module docstring, with its parent in the drawing."""
     parents: dict[str, str | None] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():

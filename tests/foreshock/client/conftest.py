@@ -1,4 +1,4 @@
-"""A peer with faults, and clients that are closed after each test."""
+"""Fixtures: a faulty service, and clients that are closed after each test."""
 
 from __future__ import annotations
 

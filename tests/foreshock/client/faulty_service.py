@@ -1,6 +1,6 @@
-"""A peer with faults: a small HTTP server that registers runs, keeps what it is sent, and misbehaves as told.
+"""An HTTP server with injected faults: it registers runs, stores requests, and answers as configured.
 
-The service itself is tested with the real thing; this stands for a service that is down, slow, broken or another one.
+Tests of correct behaviour use the real service; this server is for services that are down, slow, broken or wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.ports import free_port
 
 @dataclass
 class Received:
-    """One request that was answered with 2xx."""
+    """A request that was answered with 2xx."""
 
     method: str
     path: str
@@ -36,13 +36,13 @@ class Received:
 
 
 Fault = int | str | Callable[[Received], int | None]
-"""A status to answer, "reset" (close without a word), "half" (cut the answer), "html", "held" (answered once `let_go`
-is set), or a function giving a status or None."""
+"""A status to answer, "reset" (close without an answer), "half" (truncate the answer), "html", "held" (answer when
+`released` is set), or a function that returns a status or None."""
 
 
 @dataclass
 class FaultyService:
-    """`faults` are used up one per request; `always` holds for every request after that."""
+    """A server with faults: each of `faults` applies to one request, `always` to every request after them."""
 
     port: int = 0
     faults: deque[Fault] = field(default_factory=deque)
@@ -57,7 +57,7 @@ class FaultyService:
     def __post_init__(self) -> None:
         self._server: ThreadingHTTPServer | None = None
         self._advice_changed = threading.Condition()
-        self.let_go = threading.Event()
+        self.released = threading.Event()
         self._etag = 0
         self.connections: set[socket.socket] = set()
 
@@ -84,14 +84,14 @@ class FaultyService:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
-            self.let_go.set()
+            self.released.set()
             for connection in list(self.connections):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             with self._advice_changed:
                 self._advice_changed.notify_all()
 
-    def tell(self, advice: dict[str, Any]) -> None:
+    def set_advice(self, advice: dict[str, Any]) -> None:
         with self._advice_changed:
             self.advice = advice
             self._etag += 1
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _misbehave(self, fault: Fault) -> bool:
         if fault == "held":
-            self.faulty.let_go.wait()
+            self.faulty.released.wait()
             return False
         if fault == "reset":
             self.close_connection = True
@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, b"<html>Welcome to nginx!</html>", "text/html")
         else:
             assert isinstance(fault, int)
-            problem = {"type": "about:blank", "title": "no", "status": fault, "detail": f"told to answer {fault}"}
+            problem = {"type": "about:blank", "title": "no", "status": fault, "detail": f"injected {fault}"}
             self._answer(fault, json.dumps(problem).encode(), "application/problem+json")
         return True
 

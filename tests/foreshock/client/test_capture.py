@@ -1,4 +1,4 @@
-"""From what trainers hold (numpy, torch, Arrow, lists, padded arrays) to one and the same batch."""
+"""Tests of the capture: numpy, torch, Arrow, lists and padded arrays give the same batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client against a peer with faults: it never raises or waits, keeps what it can, and says what it lost."""
+"""Tests of the client against a faulty service: it never raises or waits, keeps its data, and counts what it drops."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_interrupted_service_receives_everything_in_order(make: Any) -> None:
         time.sleep(0.01)
     assert client.flush(60)
     service.stop()
-    # A request may have been taken when its answer was lost: then the same bytes come again.
+    # If the answer to a stored request was lost, the same bytes are sent again.
     steps = [item.json()["values"]["step"] for item in service.received if item.path.endswith("scalars")]
     assert sorted(set(steps)) == list(range(30))
     assert steps == sorted(steps)
@@ -133,12 +133,12 @@ def test_rejected_delivery_is_counted_and_kept_with_its_reason(
     kept = sorted((tmp_path / "spool" / "rejected").glob("*.body"))
     assert len(kept) == 3
     assert decode_rollouts(kept[0].read_bytes()).num_rollouts == 3
-    assert f"told to answer {status}" in kept[0].with_suffix(".json").read_text()
+    assert f"injected {status}" in kept[0].with_suffix(".json").read_text()
     refusals = [
         record for record in caplog.records if "service refused" in record.message and "kept" not in record.message
     ]
     assert len(refusals) == 1
-    assert f"told to answer {status}" in refusals[0].message
+    assert f"injected {status}" in refusals[0].message
 
 
 def test_unknown_run_is_registered_again(make: Any, service: FaultyService) -> None:
@@ -169,7 +169,7 @@ def test_slow_service_delays_neither_trainer_nor_encoder(make: Any, service: Fau
         client.log_rollouts(step, rollouts(step))
     wait_until(lambda: client.counters.spooled > 0 and client._pipeline._queue.empty)
     assert service.received == []
-    service.let_go.set()
+    service.released.set()
     assert client.flush(60)
     assert len(service.bodies("rollouts")) == 12
     assert client.counters.dropped == 0
@@ -307,7 +307,7 @@ def test_checkpoint_digest_is_computed_in_the_background(make: Any, service: Fau
 
 
 def test_requested_checkpoint_is_polled_after_a_delivery(make: Any, service: FaultyService) -> None:
-    service.tell({"attempt": 1, "revision": 0, "want_weights_at_step": 40})
+    service.set_advice({"attempt": 1, "revision": 0, "want_weights_at_step": 40})
     client = make()
     assert client.want_weights_at_step is None
     client.log_rollouts(1, rollouts())

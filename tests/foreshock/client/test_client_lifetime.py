@@ -1,4 +1,4 @@
-"""The client's life: killed, forked, closed, and the end of its process."""
+"""Tests of the client when its process is killed, forks or exits, and after close."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_forked_child_logs_nothing_and_parent_continues(make: Any, service: Faul
     client = make()
     client.log_scalars(1, {"x": 1})
     assert client.flush(60)
-    # As if another thread were counting: it is not there in the child.
+    # The lock is held as by another thread, which does not exist in the child.
     with client.counters._lock:
         child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""The bounded queue: it never holds more than its bounds, never makes a trainer wait, and loses nothing it took."""
+"""Tests of the bounded queue: its bounds, its waits, and its end."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_closed_queue_accepts_no_work_and_hands_out_the_rest() -> None:
     assert not queue.reserve(1, wait_seconds=5)
     assert queue.get() is first
     queue.release(first)
-    # One is still being copied: the end is not reached before it is put.
+    # One item is still being copied: the queue does not end before its `put`.
     late = work(1)
     threading.Timer(0.1, queue.put, (late,)).start()
     assert queue.get() is late

@@ -1,4 +1,4 @@
-"""Where a client's settings come from."""
+"""Tests of the client's settings and their sources."""
 
 from __future__ import annotations
 

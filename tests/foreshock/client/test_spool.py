@@ -1,4 +1,4 @@
-"""The spool: whole entries or none, in order, the very bytes, and one owner at a time."""
+"""Tests of the spool: complete entries or none, in order, the same bytes, one owner at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client and the feed with the real service: what is logged is what it knows, through its going and coming back."""
+"""Tests of the client and the feed with the real service, through restarts of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer in a few lines: rollouts to log, and waiting for what happens in the background."""
+"""Helpers of a trainer: random rollouts, and waiting for a condition."""
 
 from __future__ import annotations
 

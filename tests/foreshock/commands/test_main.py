@@ -1,4 +1,4 @@
-"""The frame of the command: what it finds, what it says when something is missing or wrong, its exit status."""
+"""Tests of the entry point: commands, missing extras, errors and exit status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"foreshock {foreshock.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["nonsense"], ["report", "--nonsense"], ["probe", "run"]])
+@pytest.mark.parametrize("words", [[], ["unknown"], ["report", "--unknown"], ["probe", "run"]])
 def test_invalid_arguments_exit_with_status_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
@@ -45,7 +45,7 @@ def test_invalid_arguments_exit_with_status_two(words: list[str], capsys: pytest
 
 
 def without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`foreshock words` in a Python where `module` is not installed."""
+    """Run `foreshock words` in a Python without `module`."""
     program = f"import sys; sys.modules[{module!r}] = None; from foreshock.commands.main import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False, timeout=300
@@ -83,8 +83,8 @@ def test_service_that_is_down_is_one_line(command: list[str], capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (500, "500 told to answer 500"),
-        (403, "403 told to answer 403; check FORESHOCK_API_KEY"),
+        (500, "500 injected 500"),
+        (403, "403 injected 403; check FORESHOCK_API_KEY"),
         ("html", "is not a Foreshock service; check FORESHOCK_URL"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which files of a recorded run hold what, and what is said of those that hold nothing."""
+"""Tests of recorded runs on disk: their files, and the errors of unsupported ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`foreshock selfcheck`: names what is wrong with files, also where the service refuses, and what it did not check."""
+"""Tests of `foreshock selfcheck`: findings in files, also in invalid ones, and the checks that were not possible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.foreshock.lint.healthy import healthy_batch
 
 
 def write_lines(path: Path, batch: RolloutBatch, **changed: np.ndarray) -> Path:
-    """A batch as json lines, as trainers dump them; `changed` replaces a column."""
+    """Return a batch as JSON lines, as trainers dump them; `changed` replaces a column."""
     columns = {
         "rollout_log_probs": batch.rollout_log_probs,
         "old_log_probs": batch.trainer_log_probs,
@@ -145,7 +145,7 @@ def test_json_holds_everything_and_no_nan(tmp_path: Path, capsys: pytest.Capture
 def test_unreadable_file_is_named_and_the_others_are_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "step_0001.parquet").write_bytes(b"nonsense")
+    (tmp_path / "step_0001.parquet").write_bytes(b"not Parquet")
     (tmp_path / "step_0002.parquet").write_bytes(encode_rollouts(healthy_batch(2)))
     assert main(["selfcheck", str(tmp_path)]) == 2
     streams = capsys.readouterr()

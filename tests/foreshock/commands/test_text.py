@@ -1,4 +1,4 @@
-"""Text for terminals: numbers that can be read, drawings that do not lie, lines that fit."""
+"""Tests of text for terminals: numbers, sparklines, bars, tables, wrapping."""
 
 from __future__ import annotations
 

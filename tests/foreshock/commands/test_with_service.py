@@ -1,4 +1,4 @@
-"""The commands with the real service: a run is imported, listed, watched, reported, and a probe of it asked for."""
+"""Tests of the commands with the real service: import, runs, report, watch and probe."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_watch_prints_steps_and_alerts(imported: RunningService, capsys: pytest.
     assert [int(line.split()[1]) for line in lines] == list(range(15, 31))
     assert all(len(line) <= WIDTH + 5 for line in lines)
     assert " critical " in lines[2]
-    # These rollouts lag behind the trainer, where absolute rules rest: what fires is relative to the run itself.
+    # These rollouts lag behind the trainer: only relative rules can fire.
     assert "\nWARNING at step " in text
     assert "\n     → " in text
     assert text.splitlines()[-1] == "the run is finished"

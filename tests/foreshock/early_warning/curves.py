@@ -1,4 +1,4 @@
-"""Length curves for tests: made ones, with the published shapes, and a runner over the whole detector."""
+"""Length curves for tests: generated curves of the published shapes, and a run over all detectors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ LENGTH = "rollout:response_length_mean"
 
 
 def noisy(lengths: NDArray[np.float64], sigma: float, seed: int = 0) -> NDArray[np.float64]:
-    """``lengths`` times log-normal noise of standard deviation ``sigma``."""
+    """Return ``lengths`` times log-normal noise of standard deviation ``sigma``."""
     return lengths * np.exp(sigma * np.random.default_rng(seed).normal(size=len(lengths)))
 
 
 def surge_curve(
     middle: int, width: float, steps: int = 300, low: float = 1000.0, high: float = 3500.0
 ) -> NDArray[np.float64]:
-    """A logistic rise around ``middle`` (the published 1000 → 3000-4000); element i is step i + 1."""
+    """Return a logistic rise around ``middle`` (the published 1000 → 3000-4000); element i is step i + 1."""
     step = np.arange(1, steps + 1)
     return low + (high - low) / (1.0 + np.exp(-(step - middle) / width))
 
 
 def closed_steps(series: Mapping[str, Iterable[float]], steps: Iterable[int] | None = None) -> list[ClosedStep]:
-    """One closed step a value of each series, numbered from 1 unless told."""
+    """Return one closed step per value of the series, numbered from 1 or by ``steps``."""
     rows = list(zip(*series.values(), strict=True))
     numbers = list(steps) if steps is not None else list(range(1, len(rows) + 1))
     return [
@@ -39,7 +39,7 @@ def closed_steps(series: Mapping[str, Iterable[float]], steps: Iterable[int] | N
 def watch(
     steps: Iterable[ClosedStep], configuration: WarningConfiguration | None = None
 ) -> tuple[WarningState, list[Event]]:
-    """The state and all events after ``steps``."""
+    """Return the state and all events after ``steps``."""
     state, events = WarningState(), list[Event]()
     for step in steps:
         state, new = advance(state, step, configuration or WarningConfiguration())
@@ -48,5 +48,5 @@ def watch(
 
 
 def fired(events: Iterable[Event]) -> list[tuple[str, int]]:
-    """(rule, step) of what fired."""
+    """Return (rule, step) of the events that fired."""
     return [(event.rule, event.step) for event in events if event.change == "fired"]

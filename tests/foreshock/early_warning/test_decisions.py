@@ -1,4 +1,4 @@
-"""The log of advice: named cases first, then a machine that throws every order of events at its promises."""
+"""Tests of the advice decisions: single cases, then a state machine with events in any order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_surge_at_110_is_one_decision_and_the_published_schedule() -> None:
 
 
 def test_boundaries_already_past_are_not_caught_up() -> None:
-    # The whole history arrives at once, when the trainer is at step 500 already.
+    # The whole history arrives at once, when the trainer is already at step 500.
     state = fold(log_after(observed(120, 110, trainer=500)))
     assert [state.scale(step) for step in (198, 396, 500, 593, 594)] == [1.0, 1.0, 1.0, 1.0, 0.5]
 
@@ -58,7 +58,7 @@ def test_late_data_that_moves_the_surge_changes_future_boundaries_only() -> None
     log = log_after(observed(114, 110), observed(250, 100))
     state = fold(log)
     assert [decision.kind for decision in log] == ["surge", "surge"]
-    # 198 was halved at; the new period is 180: the next boundary is 360, not 396.
+    # The rate was halved at 198; the new period is 180, so the next boundary is 360, not 396.
     assert [state.scale(step) for step in (197, 198, 250, 359, 360)] == [1.0, 0.5, 0.5, 0.5, 0.25]
 
 
@@ -113,7 +113,7 @@ def test_hold_freezes_and_release_does_not_catch_up() -> None:
 
 def test_only_an_operator_raises_and_one_halving_at_a_time() -> None:
     log = log_after(observed(114, 110), observed(450, 110))
-    log.append(decide_as_operator(log, "raise", observed(450, 110), "the reward stands still"))
+    log.append(decide_as_operator(log, "raise", observed(450, 110), "the reward does not rise"))
     state = fold(log)
     assert [state.scale(step) for step in (451, 593, 594)] == [0.5, 0.5, 0.25]
 
@@ -177,7 +177,7 @@ def test_mode_decision_does_not_change_the_scale() -> None:
 
 
 class AdviceMachine(RuleBasedStateMachine):
-    """A trainer, late data, operators, resumes, in any order; ``told`` is what the trainer was told in this attempt."""
+    """A trainer, late data, operators and resumes in any order; ``received`` are the scales of this attempt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class AdviceMachine(RuleBasedStateMachine):
         self.trainer = -1
         self.surge: int | None = None
         self.signals: tuple[OpenSignal, ...] = ()
-        self.told: dict[int, float] = {}
+        self.received: dict[int, float] = {}
         self.allowed_rise = False
 
     def observation(self) -> Observation:
@@ -209,8 +209,8 @@ class AdviceMachine(RuleBasedStateMachine):
                     before.scale(step) for step in range(max(first - 300, 0), first)
                 ]
                 # At most one halving, and never a rise.
-                told = min(before.scale(first - 1), before.scale(first))
-                assert max(0.1, told / 2) <= after.scale(first) <= before.scale(first - 1)
+                previous = min(before.scale(first - 1), before.scale(first))
+                assert max(0.1, previous / 2) <= after.scale(first) <= before.scale(first - 1)
             else:
                 assert before.scale(first) < after.scale(first) <= 2 * before.scale(first) + 1e-12
 
@@ -223,10 +223,10 @@ class AdviceMachine(RuleBasedStateMachine):
     def train(self, steps: int, polls: int) -> None:
         for _ in range(steps):
             self.trainer = max(self.trainer, self.observed, self.resume_step - 1) + 1
-            self.told[self.trainer] = fold(self.log).scale(self.trainer)
-            previous = self.told.get(self.trainer - 1)
+            self.received[self.trainer] = fold(self.log).scale(self.trainer)
+            previous = self.received.get(self.trainer - 1)
             if previous is not None and not self.allowed_rise:
-                assert self.told[self.trainer] <= previous
+                assert self.received[self.trainer] <= previous
             self.allowed_rise = False
             if self.trainer - self.observed > polls:
                 self.observed = self.trainer - polls
@@ -260,7 +260,7 @@ class AdviceMachine(RuleBasedStateMachine):
         self.append(rewind(self.log, self.attempt, self.resume_step, at_us=len(self.log)))
         self.observed = self.resume_step - 1
         self.trainer = -1
-        self.told = {}
+        self.received = {}
         if self.surge is not None and self.surge >= self.resume_step:
             self.surge = None
         self.signals = tuple(signal for signal in self.signals if signal.fired_step < self.resume_step)
@@ -274,7 +274,7 @@ class AdviceMachine(RuleBasedStateMachine):
         assert all(0.1 <= scale <= 1.0 for scale in ahead)
         assert ahead == sorted(ahead, reverse=True)
         if state.held_from_step is not None:
-            # Only a person's own halving can still lie ahead.
+            # Only an operator's halving can still lie ahead.
             last = max([self.observation().first_open_step, *state.halvings])
             assert state.scale(last + 5000) == state.scale(last)
 

@@ -1,4 +1,4 @@
-"""The detectors' state is plain data: it survives JSON bit for bit, and a replay from any snapshot changes nothing."""
+"""Tests of the detectors' state: it round-trips through JSON bit for bit, and replays from snapshots are identical."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The detectors on real curves beside the repository; benchmarks/early_warning.py says what they can show."""
+"""Tests of the detectors on recorded curves; benchmarks/early_warning.py describes the curves and their limits."""
 
 from __future__ import annotations
 

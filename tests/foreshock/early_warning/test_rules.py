@@ -1,4 +1,4 @@
-"""Every rule has a curve that reaches it and one that it must be silent on; all of them hold their manners."""
+"""Tests of the rules: each has a curve that fires it and one that does not; duration, hysteresis and cooldown hold."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ REACHED = {
 SILENT = {
     "mismatch_warning": noisy(flat(5e-4), 0.2),
     "mismatch_critical": flat(5e-3),
-    # As noisy as a tiny healthy run: the noise is part of the threshold.
+    # The noise of a tiny healthy run: the noise is part of the threshold.
     "mismatch_rise": noisy(flat(3e-5), 0.9),
     # Bad from the start: an absolute crossing alone is not enough.
     "mismatch_runaway": flat(2e-2),
@@ -121,10 +121,10 @@ def test_minimum_duration_hysteresis_and_cooldown() -> None:
     up, hover, down = 2.0, 0.9, 0.5
     assert watched(RULE, [up, up, down, up, up, down]) == []
     assert watched(RULE, [up] * 3) == [("fired", 3, 3)]
-    # 0.9 lies under the threshold but within the hysteresis band: neither a new alert nor an end of this one.
+    # 0.9 is below the threshold and within the hysteresis band: it neither fires nor clears.
     assert watched(RULE, [up] * 3 + [hover] * 20 + [up] * 5) == [("fired", 3, 3)]
     assert watched(RULE, [up] * 3 + [down] * 3) == [("fired", 3, 3), ("cleared", 6, 3)]
-    # Cleared at 6, it rests to step 16 whatever stands.
+    # Cleared at 6: the cooldown lasts to step 16.
     again = [up] * 3 + [down] * 3 + [up] * 14
     assert watched(RULE, again) == [("fired", 3, 3), ("cleared", 6, 3), ("fired", 17, 17)]
 
@@ -155,7 +155,7 @@ def test_lagging_rollouts_skip_absolute_rules_and_use_the_baseline_of_equal_lag(
     _, events = watch(closed_steps({K3: k3, "rollout:lag_mean": lag}))
     names = dict(fired(events))
     assert "mismatch_critical" not in names
-    # The tenfold higher value at lag 4 is that lag's own baseline; what rises above it is a rise.
+    # The tenfold higher value at lag 4 is the baseline of that lag; only a rise above it fires.
     assert names["mismatch_runaway"] == 73
     assert names["mismatch_rise"] == 75
 

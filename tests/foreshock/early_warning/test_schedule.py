@@ -1,4 +1,4 @@
-"""The halving rule, against the published example and against the rule spelled out step by step."""
+"""Tests of the halving rule: the published example, and the rule applied step by step."""
 
 from __future__ import annotations
 

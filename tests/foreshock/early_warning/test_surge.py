@@ -1,4 +1,4 @@
-"""The surge detector: finds the published shape, aims low, and is silent where there is nothing to find."""
+"""Tests of the surge detector: it finds the published shape, prefers early, and ignores noise and ramps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_finds_the_published_surge_near_110(width: float, sigma: float, seed: in
     surges = [event for event in events if event.rule == "length_surge"]
     assert len(surges) == 1
     assert state.surge_step is not None
-    # A slow rise (15) under noise (0.2) is first crossed early: too early only slows.
+    # A slow rise (15) with noise (0.2) is detected early; an early detection only slows the run.
     assert 80 <= state.surge_step <= 120
     assert surges[0].moves_learning_rate
     assert surges[0].evidence["surge_step"] == state.surge_step

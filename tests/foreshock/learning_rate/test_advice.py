@@ -1,4 +1,4 @@
-"""The advice as a value: what its scale is at any step, and its round trip."""
+"""Tests of the advice: its scale at any step, and its round trip."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_json_round_trip_keeps_every_field(surge: int, period: int, halvings: li
     assert 0.1 <= again.scale(step + 1) <= again.scale(step) <= 1.0
 
 
-NONSENSE: list[dict[str, Any]] = [
+INVALID: list[dict[str, Any]] = [
     {"attempt": None},
     {"revision": "x"},
     {"schedule": {"surge_step": 1}},
@@ -83,7 +83,7 @@ NONSENSE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("change", NONSENSE)
+@pytest.mark.parametrize("change", INVALID)
 def test_invalid_answer_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         Advice.from_json({**ANSWER, **change})

@@ -1,4 +1,4 @@
-"""apply_scale: the base rate of any scheduler times the scale, once, whatever the scheduler does."""
+"""Tests of apply_scale: the rate is the base rate of any scheduler times the scale, and never compounds."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from foreshock.learning_rate import applied_learning_rates, apply_scale, base_le
 
 
 class PlainOptimizer:
-    """Param groups and nothing else."""
+    """An optimizer with only param groups."""
 
     def __init__(self, *rates: Any) -> None:
         self.param_groups: list[dict[str, Any]] = [{"lr": rate} for rate in rates]
 
 
 class MegatronLikeScheduler:
-    """Writes `lr` anew each step from its own state, with a multiplier per group."""
+    """Writes `lr` in each step from its own state, with a multiplier per group."""
 
     def __init__(self, optimizer: Any, rates: list[float]) -> None:
         self.optimizer, self.rates, self.steps = optimizer, rates, 0

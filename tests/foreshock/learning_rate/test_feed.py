@@ -1,4 +1,4 @@
-"""The feed: `scale` from what is known, without waiting, whatever the service does and in whatever order it says it."""
+"""Tests of the feed: `scale` never waits, whatever the service answers and in any order."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def test_scale_is_one_before_the_first_answer() -> None:
 
 
 def test_newest_answer_is_followed(service: FaultyService) -> None:
-    service.tell(advice(1, schedule=None))
+    service.set_advice(advice(1, schedule=None))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
         assert fed.scale(400) == 1.0
-        service.tell(advice(2))
+        service.set_advice(advice(2))
         wait_until(lambda: fed.revision == 2)
         assert fed.scale(400) == 0.25
         assert (fed.mode, fed.want_weights_at_step) == ("apply", 210)
         assert [alert.rule for alert in fed.alerts] == ["length_surge"]
-        service.tell(advice(3, mode="shadow"))
+        service.set_advice(advice(3, mode="shadow"))
         wait_until(lambda: fed.revision == 3)
         assert (fed.scale(400), fed.advised_scale(400)) == (1.0, 0.25)
 
 
 def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
-    service.tell(advice(1))
+    service.set_advice(advice(1))
     with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
         fed.scale(17)
         wait_until(lambda: service.requests >= 4)
@@ -81,12 +81,12 @@ def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
 
 
 def test_schedule_continues_while_the_service_is_away(service: FaultyService) -> None:
-    service.tell(advice(1))
+    service.set_advice(advice(1))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
         service.stop()
         assert [fed.scale(step) for step in (197, 198, 396, 594, 792)] == [1.0, 0.5, 0.25, 0.125, 0.1]
-        service.tell(advice(2, rule_halvings=[190]))
+        service.set_advice(advice(2, rule_halvings=[190]))
         service.start()
         wait_until(lambda: fed.revision == 2)
         assert fed.scale(197) == 0.5
@@ -94,7 +94,7 @@ def test_schedule_continues_while_the_service_is_away(service: FaultyService) ->
 
 @pytest.mark.parametrize("fault", [500, 404, 410, "reset", "half", "html"])
 def test_feed_recovers_from_service_faults(service: FaultyService, fault: Any) -> None:
-    service.tell(advice(1))
+    service.set_advice(advice(1))
     service.faults.extend([fault] * 3)
     with AdviceFeed(service.url, "run-1") as fed:
         assert fed.scale(400) == 1.0
@@ -102,11 +102,11 @@ def test_feed_recovers_from_service_faults(service: FaultyService, fault: Any) -
 
 
 def test_invalid_answer_is_ignored(service: FaultyService) -> None:
-    service.tell({"attempt": 1, "revision": 5, "schedule": {"surge_step": "soon"}, "mode": "apply"})
+    service.set_advice({"attempt": 1, "revision": 5, "schedule": {"surge_step": "soon"}, "mode": "apply"})
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: service.requests >= 2)
         assert fed.scale(400) == 1.0
-        service.tell(advice(6))
+        service.set_advice(advice(6))
         wait_until(lambda: fed.revision == 6)
 
 
@@ -127,7 +127,7 @@ _DOWN = f"http://127.0.0.1:{free_port()}"
 
 
 def test_resumed_trainer_starts_at_its_saved_scale(service: FaultyService) -> None:
-    service.tell(advice(4))
+    service.set_advice(advice(4))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 4)
         state = json.loads(json.dumps(fed.state_dict()))
@@ -145,13 +145,13 @@ def test_state_before_the_first_answer_is_empty() -> None:
 
 
 def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
-    service.tell(advice(1, attempt=1))
+    service.set_advice(advice(1, attempt=1))
     with AdviceFeed(service.url, "run-1", attempt=2) as fed:
         wait_until(lambda: service.requests >= 2)
         assert fed.advice is None
-        service.tell(advice(2, attempt=2))
+        service.set_advice(advice(2, attempt=2))
         wait_until(lambda: fed.revision == 2)
-        service.tell(advice(3, attempt=3))
+        service.set_advice(advice(3, attempt=3))
         wait_until(lambda: "taken over" in caplog.text)
         assert (fed.revision, fed.scale(400)) == (2, 0.25)
 
@@ -159,7 +159,7 @@ def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: 
 def test_feed_of_a_client_waits_for_registration_and_sets_its_checkpoint_request(
     service: FaultyService, tmp_path: Any
 ) -> None:
-    service.tell(advice(1))
+    service.set_advice(advice(1))
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client) as fed:
         assert fed.scale(400) == 1.0
@@ -176,7 +176,7 @@ def test_feed_of_a_client_waits_for_registration_and_sets_its_checkpoint_request
 
 
 def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
-    service.tell(advice(1))
+    service.set_advice(advice(1))
     with AdviceFeed(service.url, "run-1") as fed:
         wait_until(lambda: fed.revision == 1)
         service.faults.extend([500, "reset"])
@@ -187,7 +187,7 @@ def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
 
 
 def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> None:
-    service.tell(advice(1, want_weights_at_step=10))
+    service.set_advice(advice(1, want_weights_at_step=10))
     with AdviceFeed(service.url, "run-1", wait_seconds=0.5) as fed:
         wait_until(lambda: fed.want_weights_at_step == 10)
         fed.scale(12)
@@ -195,13 +195,13 @@ def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> N
         def asked() -> list[str]:
             return [item.query["wait"] for item in service.received if item.query.get("step") == "12"]
 
-        # Once at once, and from then on as patiently as ever.
+        # One immediate poll, then long polls again.
         wait_until(lambda: len(asked()) >= 4)
         assert asked().count("0") == 1
 
 
 def test_close_interrupts_a_long_poll(service: FaultyService) -> None:
-    service.tell(advice(1))
+    service.set_advice(advice(1))
     fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
     wait_until(lambda: service.requests >= 2)
     time.sleep(0.1)
@@ -215,7 +215,7 @@ def test_close_interrupts_a_long_poll(service: FaultyService) -> None:
 def test_close_interrupts_a_long_poll_that_is_not_sent_yet(
     service: FaultyService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.tell(advice(1))
+    service.set_advice(advice(1))
     fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
     wait_until(lambda: service.requests >= 2)
     request, interrupt = fed._connection.request, fed._connection.interrupt
@@ -232,7 +232,7 @@ def test_close_interrupts_a_long_poll_that_is_not_sent_yet(
 
     monkeypatch.setattr(fed._connection, "request", late_request)
     monkeypatch.setattr(fed._connection, "interrupt", early_interrupt)
-    service.tell(advice(2))
+    service.set_advice(advice(2))
     assert on_its_way.wait(60)
     fed.close()
     assert not fed._poller.is_alive()

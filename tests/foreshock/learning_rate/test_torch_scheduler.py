@@ -1,4 +1,4 @@
-"""ForeshockLR: the wrapped scheduler's rates times the scale, also for schedulers that multiply what they find."""
+"""Tests of ForeshockLR: the rates are those of the wrapped scheduler times the scale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.foreshock.learning_rate.test_apply import SCHEDULERS, rates, scale_at
 
 
 class Advised:
-    """Stands where an AdviceFeed does: a scale by step, a state, and what was acknowledged."""
+    """A feed with scales by step, a state, and a record of acknowledgements."""
 
     def __init__(self, scale_of: Callable[[int], float] = scale_at, state: Any = "fresh") -> None:
         self.scale, self.state, self.acknowledged = scale_of, state, list[tuple[int, float]]()
