@@ -1,15 +1,16 @@
-"""The semantics lint as a detector: what it finds, by the right name, and what it blames falsely. `make bench-lint`
+"""Measure the semantics lint as a detector: defects named correctly, and false alarms. `make bench-lint`
 
-Rollouts of a tiny policy (benchmarks/lint_rollouts.py), whose law, log-probs and entropies are known, are damaged in
-every way of the lint's catalogue and in some that it has no name for (benchmarks/lint_defects.py), at three lengths and
-three sizes of batch; and healthy ones of many kinds (benchmarks/lint_healthy.py) are linted as they are.
+The rollouts are sampled from a tiny policy (benchmarks/lint_rollouts.py) whose distributions, log-probs and entropies
+are known. Each defect of the lint's catalogue and some that no check covers (benchmarks/lint_defects.py) are put into
+them at three lengths and three batch sizes. Healthy rollouts of many kinds (benchmarks/lint_healthy.py) are linted
+unchanged.
 
-A cell is the share of batches in which a right name was among the warnings; `beside` are other names, over the row.
-A defect whose right name is "-" is one that nothing in the data can show; the lint is right to say nothing, and says
-elsewhere what it did not check. Thresholds were chosen on other seeds of the defects' tables; one of them (how
-much nearer π has to fit an entropy) was chosen after one of these healthy batches had been called critical.
+A cell is the share of batches with a right name among the warnings; `beside` lists the other names over the row. A
+defect with the right name "-" does not show in the data, and no warning is expected. Thresholds were chosen on other
+seeds of these tables, except one (how much better π must fit an entropy than μ), which was chosen after one of these
+healthy batches had been called critical.
 
-Bar: no healthy batch is called `critical`, and every defect marked "bar" is rightly named in every batch of 128
+Bar: no healthy batch is called `critical`, and every defect marked "bar" is named correctly in every batch of 128
 rollouts of middle length.
 """
 
@@ -26,7 +27,7 @@ import numpy as np
 
 from benchmarks.lint_defects import DEFECTS, Defect
 from benchmarks.lint_healthy import KINDS, healthy_batches
-from benchmarks.lint_rollouts import PLAIN, Law, Shape, World, batches_of, draw
+from benchmarks.lint_rollouts import PLAIN, SamplingParameters, Shape, World, batches_of, draw
 from foreshock.lint import LintReport, lint_batch
 
 SEED = 5
@@ -36,7 +37,7 @@ HEALTHY_OF_A_KIND = 22
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Responses of about one length, and how many batches of them are damaged."""
+    """Responses of about one length, and the number of batches for each batch size."""
 
     name: str
     world: World
@@ -55,7 +56,7 @@ _BY_NAME = {defect.name: defect for defect in DEFECTS}
 
 @dataclass(slots=True)
 class Row:
-    """The defect of a name: by length and size the batches that were rightly named, and all other names."""
+    """Counts for one defect by length and batch size: batches, batches named correctly, and other names."""
 
     name: str
     batches: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -64,7 +65,7 @@ class Row:
 
     @property
     def defect(self) -> Defect:
-        """What was done to the batches."""
+        """The defect of this row."""
         return _BY_NAME[self.name]
 
     def see(self, cell: tuple[str, int], report: LintReport) -> None:
@@ -76,11 +77,11 @@ class Row:
 
     @property
     def reached(self) -> bool:
-        """Whether all ordinary batches were rightly named, where they are to be."""
+        """True if the defect has no bar, or all ordinary batches were named correctly."""
         return not self.defect.barred or self.named[ORDINARY] == self.batches[ORDINARY]
 
     def line(self) -> str:
-        """The row as text."""
+        """Return the row as text."""
         shares = [f"{100 * self.named[cell] / self.batches[cell]:4.0f}" for cell in self.batches]
         cells = " ".join(shares) if self.defect.right else " ".join(["   -"] * len(shares))
         total = sum(self.batches.values())
@@ -89,32 +90,32 @@ class Row:
         return f"{self.name:34} {'/'.join(self.defect.right) or '-':26} {cells}  {bar:6} {beside}".rstrip()
 
 
-def by_law(defects: Iterable[Defect]) -> Iterator[tuple[Law, list[Defect]]]:
-    """The defects of each law together, since they share their rollouts."""
+def by_sampling(defects: Iterable[Defect]) -> Iterator[tuple[SamplingParameters, list[Defect]]]:
+    """Yield the defects by their sampling parameters; those with the same parameters share their rollouts."""
     defects = list(defects)
-    for law in dict.fromkeys(defect.law for defect in defects):
-        yield law, [defect for defect in defects if defect.law == law]
+    for sampling in dict.fromkeys(defect.sampling for defect in defects):
+        yield sampling, [defect for defect in defects if defect.sampling == sampling]
 
 
 def damaged(names: Iterable[str]) -> list[Row]:
-    """These defects at every length and size."""
+    """Return the rows of these defects, at every length and batch size."""
     rows = {name: Row(name) for name in names}
-    for law, of_law in by_law(row.defect for row in rows.values()):
+    for sampling, of_sampling in by_sampling(row.defect for row in rows.values()):
         for length in LENGTHS:
             for (rollouts, groups), count in zip(SIZES, length.batches, strict=True):
                 shape = Shape(rollouts, groups, length.limit)
-                drawn = draw(length.world, law, shape, count, SEED)
-                for defect in of_law:
+                drawn = draw(length.world, sampling, shape, count, SEED)
+                for defect in of_sampling:
                     random = np.random.default_rng(SEED)
                     for batch in batches_of(drawn, shape, defect.logged):
-                        hurt = batch if defect.edit is None else defect.edit(batch, random)
-                        rows[defect.name].see((length.name, rollouts), lint_batch(hurt))
+                        damaged_batch = batch if defect.edit is None else defect.edit(batch, random)
+                        rows[defect.name].see((length.name, rollouts), lint_batch(damaged_batch))
     return list(rows.values())
 
 
 @dataclass(slots=True)
 class Alarms:
-    """The warnings of one kind of healthy batch, by its place in KINDS."""
+    """The warnings of one kind of healthy batch; `kind` is its index in KINDS."""
 
     kind: int
     batches: int = 0
@@ -129,7 +130,7 @@ class Alarms:
 
 
 def healthy(kinds: Iterable[int]) -> list[Alarms]:
-    """Batches of each kind, fewer of the long ones."""
+    """Return the warnings of each kind, over fewer batches for the long ones."""
     found = []
     for place in kinds:
         kind, alarms = KINDS[place], Alarms(place)
@@ -140,9 +141,9 @@ def healthy(kinds: Iterable[int]) -> list[Alarms]:
 
 
 def in_two_processes() -> tuple[list[Row], list[Alarms]]:
-    """All defects and all healthy kinds."""
-    shaped = [defect.name for defect in DEFECTS if defect.law != PLAIN]
-    plain = [defect.name for defect in DEFECTS if defect.law == PLAIN]
+    """Return the results for all defects and all healthy kinds, computed in two processes."""
+    shaped = [defect.name for defect in DEFECTS if defect.sampling != PLAIN]
+    plain = [defect.name for defect in DEFECTS if defect.sampling == PLAIN]
     with ProcessPoolExecutor(2) as pool:
         rows = [pool.submit(damaged, names) for names in (shaped, plain)]
         alarms = pool.submit(healthy, range(len(KINDS)))
@@ -150,7 +151,7 @@ def in_two_processes() -> tuple[list[Row], list[Alarms]]:
 
 
 def main() -> int:
-    """Print both tables and the last line; 0 where the bar is reached."""
+    """Print both tables and a summary line; return 0 if the bar is reached."""
     started = time.perf_counter()
     cells = " ".join(f"{length.name[0]}{rollouts:<3}" for length in LENGTHS for rollouts, _ in SIZES)
     print(f"{'defect':34} {'right name':26} {cells}         beside (of all batches)", flush=True)
@@ -162,9 +163,9 @@ def main() -> int:
     print(f"{total} healthy batches of {len(alarms)} kinds; those with a warning:")
     for each in alarms:
         if each.names:
-            told = ", ".join(f"{name} {100 * count / each.batches:.0f} %" for name, count in each.names.most_common())
-            print(f"  {KINDS[each.kind].name:60} {told}")
-    # π's entropy under a lag, and a support that differs: these warnings say what is so.
+            names = ", ".join(f"{name} {100 * count / each.batches:.0f} %" for name, count in each.names.most_common())
+            print(f"  {KINDS[each.kind].name:60} {names}")
+    # π's entropy under a lag, and a support that differs: these warnings are correct.
     expected = {"entropy_of_trainer (warning)", "non_finite_log_probs (warning)"}
     warnings = sum(
         count for each in alarms for name, count in each.names.items() if "(warning)" in name and name not in expected

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose in healthy rollouts, each with the name that the lint should give it."""
+"""Defects that the benchmark puts into healthy rollouts, each with the checks that should name it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.lint_rollouts import PLAIN, Law, Logged
+from benchmarks.lint_rollouts import PLAIN, Logged, SamplingParameters
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 
 Floats = NDArray[np.float32]
@@ -22,12 +22,14 @@ AS_IS = Logged()
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """`right`: the checks that name it rightly; empty where nothing in the data can show it. `barred`: found in every
-    ordinary batch, or the benchmark fails."""
+    """One defect. `right`: the checks that name it correctly; empty if it does not show in the data.
+
+    `barred`: the benchmark fails unless the defect is found in every ordinary batch.
+    """
 
     name: str
     right: tuple[str, ...]
-    law: Law = PLAIN
+    sampling: SamplingParameters = PLAIN
     logged: Logged = AS_IS
     edit: Edit | None = None
     barred: bool = True
@@ -48,7 +50,7 @@ def rows_of_tokens(batch: RolloutBatch) -> NDArray[np.int64]:
 
 
 def some_rollouts(batch: RolloutBatch, share: float) -> NDArray[np.bool_]:
-    """[T] the tokens of the last rollouts, as those of one rank."""
+    """Return True for the tokens of the last rollouts, shape [T], like those of one rank."""
     return rows_of_tokens(batch) >= batch.num_rollouts - max(1, round(share * batch.num_rollouts))
 
 
@@ -62,7 +64,7 @@ def float16(values: Floats) -> Floats:
 
 
 def moved(values: Floats, offsets: NDArray[np.int64], by: int, end: float = 0.0) -> Floats:
-    """Each rollout's values moved by one place; `end` where none is left."""
+    """Return each rollout's values moved by one place; `end` fills the free place."""
     result = np.empty_like(values)
     for start, stop in itertools.pairwise(offsets.tolist()):
         row = values[start:stop]
@@ -71,7 +73,7 @@ def moved(values: Floats, offsets: NDArray[np.int64], by: int, end: float = 0.0)
 
 
 def on(column: str, change: Callable[[Floats], Floats], share: float = 1.0) -> Edit:
-    """A change of one column ("rollout", "trainer", or "both"), of a share of the rollouts."""
+    """Return an edit of a column ("rollout", "trainer", or "both") in a share of the rollouts."""
 
     def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
         where = some_rollouts(batch, share)
@@ -113,7 +115,7 @@ def masked_values(batch: RolloutBatch, random: np.random.Generator) -> RolloutBa
 
 
 def pad_dropped(lost: float | None) -> Edit:
-    """The trainer (or the mask, for None) drops id PAD wherever the model sampled it."""
+    """Return an edit by which the trainer (or the mask, for None) drops the sampled tokens of id PAD."""
 
     def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
         hit = batch.response_token_ids == PAD
@@ -125,7 +127,7 @@ def pad_dropped(lost: float | None) -> Edit:
 
 
 def duplicated(count: float) -> Edit:
-    """The first of the rollouts once more, as a share of the batch."""
+    """Return an edit that repeats the first rollouts, as a share of the batch."""
 
     def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
         more = max(1, round(count * batch.num_rollouts))
@@ -136,7 +138,7 @@ def duplicated(count: float) -> Edit:
 
 
 def at_ends(*, first: bool, column: str, value: float) -> Edit:
-    """The first or last token of each response has no log-prob."""
+    """Return an edit that sets the log-prob of the first or last token of each response to `value`."""
 
     def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
         places = batch.response_offsets[:-1] if first else batch.response_offsets[1:] - 1
@@ -149,7 +151,7 @@ def at_ends(*, first: bool, column: str, value: float) -> Edit:
 
 
 def padded(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
-    """Responses filled up to the longest with PAD, no mask, log μ 0 there, and a trainer that scores it."""
+    """Pad responses to the longest with PAD: no mask, log μ 0 there, and a trainer that scores the padding."""
     lengths = batch.response_lengths
     longest = int(lengths.max())
     ids = np.full((lengths.size, longest), PAD)
@@ -175,7 +177,7 @@ def padded(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
 
 
 def prompt_token_included(value: float) -> Edit:
-    """The prompt's last token at the head of each response: log μ `value`, log π what a forward pass gives."""
+    """Return an edit that puts the prompt's last token before each response, with log μ `value` and some log π."""
 
     def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
         heads = batch.response_offsets[:-1]
@@ -196,24 +198,40 @@ def scaled(column: str, factor: float) -> Edit:
     return on(column, lambda values: (values * np.float64(factor)).astype(np.float32))
 
 
-def raw(law: Law, *, entropies: bool = True, declared: bool = False, trainer_law: Law = PLAIN) -> Logged:
-    return Logged(False, trainer_law, entropies, law.declared("raw_logprobs") if declared else BatchAttributes())
+def raw(
+    sampling: SamplingParameters,
+    *,
+    entropies: bool = True,
+    declared: bool = False,
+    trainer_sampling: SamplingParameters = PLAIN,
+) -> Logged:
+    return Logged(
+        False, trainer_sampling, entropies, sampling.attributes("raw_logprobs") if declared else BatchAttributes()
+    )
 
 
-def processed(law: Law, *, entropies: bool = False, declared: bool = False, trainer_law: Law = PLAIN) -> Logged:
-    return Logged(True, trainer_law, entropies, law.declared("processed_logprobs") if declared else BatchAttributes())
+def processed(
+    sampling: SamplingParameters,
+    *,
+    entropies: bool = False,
+    declared: bool = False,
+    trainer_sampling: SamplingParameters = PLAIN,
+) -> Logged:
+    return Logged(
+        True, trainer_sampling, entropies, sampling.attributes("processed_logprobs") if declared else BatchAttributes()
+    )
 
 
-LAWS = {
-    "top-p 0.9": Law(top_p=0.9),
-    "top-p 0.95": Law(top_p=0.95),
-    "top-p 0.99": Law(top_p=0.99),
-    "top-k 5": Law(top_k=5),
-    "min-p 0.05": Law(min_p=0.05),
-    "temperature 0.6": Law(temperature=0.6),
-    "temperature 0.8": Law(temperature=0.8),
-    "temperature 0.95": Law(temperature=0.95),
-    "temperature 1.2": Law(temperature=1.2),
+SAMPLINGS = {
+    "top-p 0.9": SamplingParameters(top_p=0.9),
+    "top-p 0.95": SamplingParameters(top_p=0.95),
+    "top-p 0.99": SamplingParameters(top_p=0.99),
+    "top-k 5": SamplingParameters(top_k=5),
+    "min-p 0.05": SamplingParameters(min_p=0.05),
+    "temperature 0.6": SamplingParameters(temperature=0.6),
+    "temperature 0.8": SamplingParameters(temperature=0.8),
+    "temperature 0.95": SamplingParameters(temperature=0.95),
+    "temperature 1.2": SamplingParameters(temperature=1.2),
 }
 EDITS = {
     "bypass": ("identical_log_probs", bypass()),
@@ -264,7 +282,7 @@ EDITS = {
 }
 
 
-# Every name of the lint, at usual severities: found in every ordinary batch.
+# The defects with a bar, of usual size: found in every ordinary batch.
 _BARRED = {
     "bypass",
     "shift trainer +1",
@@ -292,10 +310,10 @@ _BARRED = {
     "padding scored",
     "end's log mu 0",
     "prompt token, log mu 0",
-    *(f"raw, {law}" for law in ("top-p 0.9", "top-p 0.95", "temperature 0.6", "temperature 0.8")),
-    *(f"raw, {law}, declared" for law in LAWS),
-    *(f"processed, {law}" for law in ("top-p 0.9", "top-p 0.95")),
-    *(f"processed, temperature {law}, declared" for law in ("0.6", "0.8")),
+    *(f"raw, {sampling}" for sampling in ("top-p 0.9", "top-p 0.95", "temperature 0.6", "temperature 0.8")),
+    *(f"raw, {sampling}, declared" for sampling in SAMPLINGS),
+    *(f"processed, {sampling}" for sampling in ("top-p 0.9", "top-p 0.95")),
+    *(f"processed, temperature {sampling}, declared" for sampling in ("0.6", "0.8")),
     "raw, trainer at temperature 0.6",
 }
 
@@ -303,22 +321,27 @@ _BARRED = {
 def _defects() -> list[Defect]:
     found: list[Defect] = []
 
-    def add(name: str, right: str, law: Law, logged: Logged, edit: Edit | None = None) -> None:
-        found.append(Defect(name, tuple(right.split()), law, logged, edit, name in _BARRED))
+    def add(name: str, right: str, sampling: SamplingParameters, logged: Logged, edit: Edit | None = None) -> None:
+        found.append(Defect(name, tuple(right.split()), sampling, logged, edit, name in _BARRED))
 
-    for name, law in LAWS.items():
-        cuts = law.temperature == 1.0
-        add(f"raw, {name}", "raw_log_probs", law, raw(law))
-        add(f"raw, {name}, declared", "raw_log_probs", law, raw(law, entropies=False, declared=True))
-        add(f"raw, {name}, no entropy", "", law, raw(law, entropies=False))
+    for name, sampling in SAMPLINGS.items():
+        cuts = sampling.temperature == 1.0
+        add(f"raw, {name}", "raw_log_probs", sampling, raw(sampling))
+        add(f"raw, {name}, declared", "raw_log_probs", sampling, raw(sampling, entropies=False, declared=True))
+        add(f"raw, {name}, no entropy", "", sampling, raw(sampling, entropies=False))
         of_cut, of_heat = ("processed_log_probs",) * 2, ("entropy_of_trainer", "temperature_of_trainer")
         with_entropy, declared = of_cut if cuts else of_heat
-        add(f"processed, {name}", "processed_log_probs" if cuts else "", law, processed(law))
-        add(f"processed, {name}, entropy of π", with_entropy, law, processed(law, entropies=True))
-        add(f"processed, {name}, declared", declared, law, processed(law, declared=True))
+        add(f"processed, {name}", "processed_log_probs" if cuts else "", sampling, processed(sampling))
+        add(f"processed, {name}, entropy of π", with_entropy, sampling, processed(sampling, entropies=True))
+        add(f"processed, {name}, declared", declared, sampling, processed(sampling, declared=True))
         if not cuts:
-            add(f"raw, trainer at {name}", "mean_ratio", law, raw(law, entropies=False, trainer_law=law))
-    greedy = Law(temperature=0.0)
+            add(
+                f"raw, trainer at {name}",
+                "mean_ratio",
+                sampling,
+                raw(sampling, entropies=False, trainer_sampling=sampling),
+            )
+    greedy = SamplingParameters(temperature=0.0)
     add("greedy, raw, declared", "raw_log_probs", greedy, raw(greedy, declared=True))
     add("greedy, raw", "raw_log_probs", greedy, raw(greedy))
     add("greedy, raw, no entropy", "", greedy, raw(greedy, entropies=False))

@@ -1,4 +1,4 @@
-"""Healthy rollouts of many kinds, in which the lint is to find nothing that it calls critical."""
+"""Healthy rollouts of many kinds, for which the lint must give no critical warning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.lint_rollouts import PLAIN, Law, Logged, Shape, World, batches_of, draw, engine_of, normalised
+from benchmarks.lint_rollouts import (
+    PLAIN,
+    Logged,
+    SamplingParameters,
+    Shape,
+    World,
+    batches_of,
+    draw,
+    engine_of,
+    normalised,
+)
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 
 Float64 = NDArray[np.float64]
@@ -17,20 +27,20 @@ Trainer = Callable[[Float64], Float64]
 
 @dataclass(frozen=True, slots=True)
 class Healthy:
-    """A kind of healthy batch: `trainer` makes π of μ by state, `change` what else is done to a batch."""
+    """A kind of healthy batch: `trainer` computes π from μ by state, `change` edits the batch."""
 
     name: str
     world: World
     shape: Shape
     trainer: Trainer | None = None
-    law: Law = PLAIN
+    sampling: SamplingParameters = PLAIN
     change: Callable[[RolloutBatch], RolloutBatch] | None = None
     share: float = 1.0
     trainer_entropy: bool = False
 
 
 def noise(size: float, outliers: float = 0.0, outlier_noise: float = 1.0) -> Trainer:
-    """Numerics: noise on logits, more of it at a share of the states (experts chosen otherwise)."""
+    """Return a trainer with noise on its logits; more noise at a share of the states (other experts chosen)."""
 
     def trainer(engine: Float64) -> Float64:
         random = np.random.default_rng(7)
@@ -41,7 +51,7 @@ def noise(size: float, outliers: float = 0.0, outlier_noise: float = 1.0) -> Tra
 
 
 def drift(sharper: float, elsewhere: float) -> Trainer:
-    """Weights of some updates later: sharper or softer by a factor, and moved."""
+    """Return a trainer some updates later: sharper or softer by a factor, with noise."""
 
     def trainer(engine: Float64) -> Float64:
         return noise(elsewhere)(normalised(engine * sharper))
@@ -50,7 +60,7 @@ def drift(sharper: float, elsewhere: float) -> Trainer:
 
 
 def tool_output(batch: RolloutBatch) -> RolloutBatch:
-    """A quarter of the tokens are a tool's: masked, without a log μ, with a log π and an entropy."""
+    """Make a quarter of the tokens tool output: masked, without a log μ, with a log π and an entropy."""
     assert batch.rollout_log_probs is not None
     mask = (np.random.default_rng(3).random(batch.num_tokens) > 0.25).astype(np.uint8)
     behaviour = np.where(mask == 0, np.float32(0), batch.rollout_log_probs)
@@ -58,13 +68,13 @@ def tool_output(batch: RolloutBatch) -> RolloutBatch:
 
 
 def versions(batch: RolloutBatch) -> RolloutBatch:
-    """Weights that changed within responses."""
+    """Give the tokens of a response different weights versions."""
     version = (np.arange(batch.num_tokens) % 3).astype(np.int32)
     return replace(batch, weights_version=version)
 
 
 def float16_entropy(batch: RolloutBatch) -> RolloutBatch:
-    """Entropies that went through float16."""
+    """Round entropies to float16."""
     assert batch.entropy is not None
     return replace(batch, entropy=batch.entropy.astype(np.float16).astype(np.float32))
 
@@ -129,11 +139,11 @@ KINDS: tuple[Healthy, ...] = (
         for world_name, world in (("answers", ANSWERS), ("reasoning", REASONING), ("sharp", SHARP))
     ),
     *(
-        Healthy(f"declared and applied, {name}, {world_name}", world, ORDINARY, noise(0.01), law, no_entropy)
-        for name, law in (
-            ("top-p 0.95", Law(top_p=0.95)),
-            ("temperature 0.6", Law(temperature=0.6)),
-            ("top-k 5", Law(top_k=5)),
+        Healthy(f"declared and applied, {name}, {world_name}", world, ORDINARY, noise(0.01), sampling, no_entropy)
+        for name, sampling in (
+            ("top-p 0.95", SamplingParameters(top_p=0.95)),
+            ("temperature 0.6", SamplingParameters(temperature=0.6)),
+            ("top-k 5", SamplingParameters(top_k=5)),
         )
         for world_name, world in (("answers", ANSWERS), ("reasoning", REASONING))
     ),
@@ -141,13 +151,13 @@ KINDS: tuple[Healthy, ...] = (
 
 
 def healthy_batches(kind: Healthy, count: int) -> Iterator[RolloutBatch]:
-    """`count` batches of a kind."""
+    """Yield `count` batches of a kind."""
     engine = engine_of(kind.world)
-    drawn = draw(kind.world, kind.law, kind.shape, count, seed=11)
-    plain = kind.law == PLAIN
-    attributes = BatchAttributes() if plain else kind.law.declared("processed_logprobs")
+    drawn = draw(kind.world, kind.sampling, kind.shape, count, seed=11)
+    plain = kind.sampling == PLAIN
+    attributes = BatchAttributes() if plain else kind.sampling.attributes("processed_logprobs")
     target = engine if kind.trainer is None else kind.trainer(engine)
-    taken = drawn.taken(kind.law.of(target))
+    taken = drawn.of_sampled(kind.sampling.apply(target))
     logged = Logged(processed=not plain, entropies=True, attributes=attributes)
     entropy = drawn.entropy(target) if kind.trainer_entropy else None
     at = 0

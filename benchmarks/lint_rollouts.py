@@ -1,7 +1,7 @@
-"""Rollouts whose truth is known, for the lint's benchmark: sampled from a tiny policy under any law, logged any way.
+"""Rollouts with known distributions for the lint's benchmark, with any sampling parameters and any kind of logging.
 
-The engine is the policy of benchmarks/tiny_policy.py, sharpened and given odds to stop so that responses have about
-the length wanted; the trainer is the same policy with noise on its logits, so that E ρ = 1 exactly. Rollouts are drawn
+The engine is the policy of benchmarks/tiny_policy.py, sharpened and with odds to stop that give responses of about the
+length wanted. The trainer is the same policy with noise on its logits, so that E ρ = 1 exactly. Rollouts are sampled
 for many batches at once.
 """
 
@@ -23,22 +23,22 @@ SEED = 20261122
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
-    """What stands between a policy's logits and a sampled token, in the engines' order."""
+class SamplingParameters:
+    """The sampling parameters, applied to logits in the order in which engines apply them."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def of(self, log_probs: Float64) -> Float64:
-        """The log-probs of the law; −inf where it cuts. Temperature 0 takes the likeliest token."""
+    def apply(self, log_probs: Float64) -> Float64:
+        """Return the log-probs of the sampling distribution; −inf for a token cut off. Temperature 0 is greedy."""
         ordered = np.sort(log_probs, axis=-1)[..., ::-1]
         if self.temperature == 0.0:
             return np.where(log_probs >= ordered[..., :1], 0.0, -np.inf)
-        law = normalised(log_probs / self.temperature)
-        ordered = np.sort(law, axis=-1)[..., ::-1]
-        least = np.full(law.shape[:-1], -np.inf)
+        tempered = normalised(log_probs / self.temperature)
+        ordered = np.sort(tempered, axis=-1)[..., ::-1]
+        least = np.full(tempered.shape[:-1], -np.inf)
         if self.top_k:
             least = np.maximum(least, ordered[..., self.top_k - 1])
         if self.min_p:
@@ -47,10 +47,10 @@ class Law:
             before = np.cumsum(np.exp(ordered), axis=-1) - np.exp(ordered)
             kept = (before < self.top_p).sum(axis=-1)
             least = np.maximum(least, np.take_along_axis(ordered, kept[..., None] - 1, axis=-1)[..., 0])
-        return normalised(np.where(law >= least[..., None], law, -np.inf))
+        return normalised(np.where(tempered >= least[..., None], tempered, -np.inf))
 
-    def declared(self, logprobs_mode: str | None) -> BatchAttributes:
-        """The law as a batch says it."""
+    def attributes(self, logprobs_mode: str | None) -> BatchAttributes:
+        """Return the batch attributes that declare these parameters."""
         return BatchAttributes(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -60,13 +60,15 @@ class Law:
         )
 
 
-PLAIN = Law()
+PLAIN = SamplingParameters()
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """An engine and a trainer. `sharpness` multiplies logits; `stopping` are the log odds to stop; `noise` is on the
-    trainer's logits."""
+    """An engine and a trainer.
+
+    `sharpness` multiplies logits, `stopping` are the log odds to stop, `noise` is that on the trainer's logits.
+    """
 
     sharpness: float = 1.0
     stopping: float = -4.5
@@ -76,7 +78,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many rollouts a batch has, of how many prompts, and where responses are cut."""
+    """The rollouts and prompts of a batch, and the length limit of a response in tokens."""
 
     rollouts: int = 128
     groups: int = 8
@@ -84,57 +86,57 @@ class Shape:
 
 
 def normalised(log_probs: Float64) -> Float64:
-    """log-probs that add up to 1 in the last axis."""
+    """Return log-probs whose probabilities sum to 1 over the last axis."""
     most = log_probs.max(axis=-1, keepdims=True)
     return np.asarray(log_probs - most - np.log(np.exp(log_probs - most).sum(axis=-1, keepdims=True)))
 
 
 @cache
 def engine_of(world: World) -> Float64:
-    """[PROMPTS · PHASES · VOCABULARY, VOCABULARY] the engine's log-probs by state."""
+    """Return the engine's log-probs by state, shape [PROMPTS · PHASES · VOCABULARY, VOCABULARY]."""
     policy = TinyPolicy.of(SEED + world.seed, 8, Traits(stopping=(world.stopping, 0.5)))
     return normalised(policy.log_probs * world.sharpness).reshape(-1, VOCABULARY)
 
 
 @cache
 def trainer_of(world: World) -> Float64:
-    """The trainer's log-probs by state."""
+    """Return the trainer's log-probs by state."""
     engine = engine_of(world)
     random = np.random.default_rng([SEED, world.seed, 1])
     return normalised(engine + world.noise * random.normal(size=engine.shape))
 
 
 @lru_cache(maxsize=4)
-def shaped(world: World, law: Law) -> Float64:
-    """The engine's log-probs by state after the law."""
-    return engine_of(world) if law == PLAIN else law.of(engine_of(world))
+def shaped(world: World, sampling: SamplingParameters) -> Float64:
+    """Return the engine's log-probs by state after the sampling parameters are applied."""
+    return engine_of(world) if sampling == PLAIN else sampling.apply(engine_of(world))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """Rollouts of one world under one law: flat tokens [T] with their states, cut by `offsets`; prompts [N]."""
+    """Rollouts of one world and one sampling: flat tokens [T] with their states, cut by `offsets`; prompts [N]."""
 
     world: World
-    law: Law
+    sampling: SamplingParameters
     prompts: Int64
     offsets: Int64
     tokens: Int64
     states: Int64
 
-    def taken(self, log_probs: Float64) -> NDArray[np.float32]:
-        """[T] log-probs of what was sampled."""
+    def of_sampled(self, log_probs: Float64) -> NDArray[np.float32]:
+        """Return the log-probs of the sampled tokens, shape [T]."""
         return np.asarray(log_probs[self.states, self.tokens], np.float32)
 
     def entropy(self, log_probs: Float64) -> NDArray[np.float32]:
-        """[T] the entropy of these log-probs where each token was sampled."""
+        """Return the entropy of these log-probs at the state of each token, shape [T], in nats."""
         of_states = -(np.exp(log_probs) * np.where(np.isfinite(log_probs), log_probs, 0.0)).sum(axis=-1)
         return np.asarray(of_states[self.states], np.float32)
 
 
-def draw(world: World, law: Law, shape: Shape, batches: int, seed: int = 0) -> Drawn:
-    """`batches · shape.rollouts` rollouts; those of a prompt follow one another."""
+def draw(world: World, sampling: SamplingParameters, shape: Shape, batches: int, seed: int = 0) -> Drawn:
+    """Sample `batches · shape.rollouts` rollouts; those of a prompt are consecutive."""
     random = np.random.default_rng([SEED, world.seed, seed])
-    cumulative = np.cumsum(np.exp(shaped(world, law)), axis=-1)
+    cumulative = np.cumsum(np.exp(shaped(world, sampling)), axis=-1)
     cumulative[cumulative > 1.0 - 1e-9] = 2.0
     per_group = shape.rollouts // shape.groups
     of_batches = [random.permutation(PROMPTS)[: shape.groups] for _ in range(batches)]
@@ -154,21 +156,21 @@ def draw(world: World, law: Law, shape: Shape, batches: int, seed: int = 0) -> D
     row = np.concatenate(rows)
     order = np.argsort(row, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=prompts.size))])
-    return Drawn(world, law, prompts, offsets, np.concatenate(tokens)[order], np.concatenate(states)[order])
+    return Drawn(world, sampling, prompts, offsets, np.concatenate(tokens)[order], np.concatenate(states)[order])
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """What is logged of drawn rollouts: μ before (`raw`) or after the law, π with the trainer's own law."""
+    """The kind of logging: μ before or after (`processed`) the sampling parameters, π with those of the trainer."""
 
     processed: bool = False
-    trainer_law: Law = PLAIN
+    trainer_sampling: SamplingParameters = PLAIN
     entropies: bool = True
     attributes: BatchAttributes = field(default_factory=BatchAttributes)
 
 
 def batches_of(drawn: Drawn, shape: Shape, logged: Logged) -> list[RolloutBatch]:
-    """The rollouts as batches of `shape.rollouts`."""
+    """Return the rollouts as batches of `shape.rollouts`."""
     engine, trainer = engine_of(drawn.world), trainer_of(drawn.world)
     whole = RolloutBatch.from_arrays(
         [f"rollout-{row}" for row in range(drawn.prompts.size)],
@@ -176,8 +178,10 @@ def batches_of(drawn: Drawn, shape: Shape, logged: Logged) -> list[RolloutBatch]
         np.arange(drawn.prompts.size + 1) * 3,
         drawn.tokens,
         drawn.offsets,
-        rollout_log_probs=drawn.taken(shaped(drawn.world, drawn.law) if logged.processed else engine),
-        trainer_log_probs=drawn.taken(trainer if logged.trainer_law == PLAIN else logged.trainer_law.of(trainer)),
+        rollout_log_probs=drawn.of_sampled(shaped(drawn.world, drawn.sampling) if logged.processed else engine),
+        trainer_log_probs=drawn.of_sampled(
+            trainer if logged.trainer_sampling == PLAIN else logged.trainer_sampling.apply(trainer)
+        ),
         entropy=drawn.entropy(engine) if logged.entropies else None,
         group_ids=[f"prompt-{prompt}" for prompt in drawn.prompts.tolist()],
         attributes=logged.attributes,

@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = ["AdviceFeed", "Client", "RolloutBatch", "__version__", "applied_learning_rates", "apply_scale"]
 
-_HOMES = {
+_MODULES = {
     "AdviceFeed": "foreshock.learning_rate.feed",
     "Client": "foreshock.client.client",
     "RolloutBatch": "foreshock.rollouts.batch",
@@ -29,10 +29,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public name `name` from its module, once."""
-    if name not in _HOMES:
+    """Import the public name `name` from its module on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'foreshock' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

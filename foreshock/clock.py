@@ -1,4 +1,4 @@
-"""The only clock: UTC as whole microseconds since 1970, the unit of every stored time."""
+"""The clock of the project: UTC in whole microseconds since 1970, the unit of every stored time."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["now_us"]
 
 
 def now_us() -> int:
-    """The time now, in microseconds since 1970-01-01T00:00:00Z."""
+    """Return the current time in microseconds since 1970-01-01T00:00:00Z."""
     return time.time_ns() // 1_000

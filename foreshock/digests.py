@@ -1,4 +1,4 @@
-"""Digests: what makes two things the same thing. Always SHA-256, always written `sha256:<64 hexadecimal digits>`."""
+"""SHA-256 digests of bodies, JSON values, sets of rollouts and weights, written `sha256:<64 hexadecimal digits>`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _CHUNK_BYTES = 4 << 20
 
 
 def digest_of_bytes(data: bytes | bytearray | memoryview) -> str:
-    """The digest of a body's bytes."""
+    """Return the digest of bytes."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def canonical_json(value: Any) -> str:
-    """`value` as JSON with one spelling: sorted keys, no spaces, UTF-8 as it is, no NaN or infinity.
+    """Return `value` as canonical JSON: sorted keys, no spaces, unescaped UTF-8, no NaN or infinity.
 
-    Raises ValueError where a float is not finite, TypeError where a value has no JSON form.
+    Raises ValueError if a float is not finite, TypeError if a value has no JSON form.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest_of_json(value: Any) -> str:
-    """The digest of `value`'s canonical JSON: equal for equal values, however their keys were ordered."""
+    """Return the digest of the canonical JSON of `value`, which does not depend on the order of keys."""
     return digest_of_bytes(canonical_json(value).encode())
 
 
 def rollout_set_digest(sample_ids: Iterable[str]) -> str:
-    """The digest of a set of rollouts, by their sample ids; their order does not matter."""
+    """Return the digest of a set of rollouts by their sample ids, in any order."""
     digest = hashlib.sha256()
     for sample_id in sorted(sample_id.encode() for sample_id in sample_ids):
         # The length in front keeps {"ab", "c"} and {"a", "bc"} apart.
@@ -44,10 +44,10 @@ def rollout_set_digest(sample_ids: Iterable[str]) -> str:
 
 
 def weights_digest(folder: str | Path) -> str:
-    """The digest of a checkpoint in Hugging Face form: name, size and content of its `*.safetensors` and `config.json`.
+    """Return the digest of a Hugging Face checkpoint: name, size and content of `*.safetensors` and `config.json`.
 
-    Tokenizer files, READMEs and the like do not change what a model computes and are left out. Raises WeightsError
-    where the folder or its safetensors are missing or cannot be read.
+    Other files, such as those of the tokenizer, do not change the model and are left out. Raises WeightsError if the
+    folder or its safetensors are missing or cannot be read.
     """
     root = Path(folder)
     try:

@@ -1,7 +1,7 @@
 """The fingerprint of a score: everything that can change the last bits of a log-prob.
 
-Two scores are comparable as "the same scorer twice" only where their fingerprints agree; where they differ, the
-difference of the two is what a link of the chain is about.
+Two scores are of the same scorer only if their fingerprints are equal. A link of the chain measures the effect of the
+fields in which two fingerprints differ.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ __all__ = ["Fingerprint"]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What made a score. None (or an empty mapping) means: not known.
+    """The engine, settings, weights and hardware of a score. None (or an empty mapping) means not known.
 
-    `flags` and `library_versions` map names to values as text. `weights_digest` is what
-    `foreshock.digests.weights_digest` gives. `batch_composition` says how tokens were grouped for a forward pass, such
-    as "128 padded right": another composition is the noise floor of the same scorer.
+    `flags` and `library_versions` map names to values as text. `weights_digest` is the result of
+    `foreshock.digests.weights_digest`. `batch_composition` describes how tokens were grouped for a forward pass, such
+    as "128 padded right"; scores that differ only in it give the noise floor. Raises ConfigurationError for a field of
+    another type, or an empty `engine`.
     """
 
     engine: str
@@ -63,7 +64,7 @@ class Fingerprint:
         return hash(self.to_json())
 
     def to_dict(self) -> dict[str, Any]:
-        """The known fields as plain JSON values; what is not known is left out."""
+        """Return the known fields as plain JSON values."""
         known = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -74,9 +75,9 @@ class Fingerprint:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Fingerprint:
-        """The fingerprint of `to_dict()`. A field of a newer release is ignored.
+        """Return the fingerprint of `to_dict()`. A field of a newer release is ignored.
 
-        Raises ConfigurationError where a field has a wrong type or `engine` is missing.
+        Raises ConfigurationError if a field has another type or `engine` is missing.
         """
         names = {item.name for item in dataclasses.fields(cls)}
         known = {name: value for name, value in values.items() if name in names}
@@ -85,27 +86,29 @@ class Fingerprint:
         return cls(**known)
 
     def to_json(self) -> str:
-        """The known fields as canonical JSON: one text for one fingerprint."""
+        """Return the known fields as canonical JSON; equal fingerprints give equal text."""
         return canonical_json(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Fingerprint:
-        """The fingerprint of `to_json()`. Raises ConfigurationError where `text` is not one."""
+        """Return the fingerprint of `to_json()`. Raises ConfigurationError if `text` is not one."""
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"a fingerprint is a JSON object, and this is not JSON: {error}") from error
+            raise ConfigurationError(
+                f"a fingerprint must be a JSON object, got text that is not JSON: {error}"
+            ) from error
         if not isinstance(values, dict):
-            raise ConfigurationError(f"a fingerprint is a JSON object, not {type(values).__name__}")
+            raise ConfigurationError(f"a fingerprint must be a JSON object, got {type(values).__name__}")
         return cls.from_dict(values)
 
     def digest(self) -> str:
-        """`sha256:…` of the canonical JSON."""
+        """Return the digest `sha256:…` of the canonical JSON."""
         return digest_of_bytes(self.to_json().encode())
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:
-    """`value` as the field `name` stores it; raises ConfigurationError where its type is wrong."""
+    """Return `value` as the field `name` stores it. Raises ConfigurationError if its type does not fit."""
     if typing.get_origin(hint) is types.UnionType:
         if value is None:
             return None
@@ -113,11 +116,11 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is not None:
         if isinstance(value, Mapping) and all(isinstance(part, str) for item in value.items() for part in item):
             return dict(sorted(value.items()))
-        raise ConfigurationError(f"fingerprint: `{name}` must map names to text, and is {value!r}")
+        raise ConfigurationError(f"fingerprint: `{name}` must map names to text, got {value!r}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, hint) or isinstance(value, bool):
-        raise ConfigurationError(f"fingerprint: `{name}` must be {hint.__name__}, and is {value!r}")
+        raise ConfigurationError(f"fingerprint: `{name}` must be {hint.__name__}, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigurationError(f"fingerprint: `{name}` must be finite, and is {value!r}")
+        raise ConfigurationError(f"fingerprint: `{name}` must be finite, got {value!r}")
     return value

@@ -1,6 +1,6 @@
-"""Every check of the lint: its name, what it is called, what a finding does to the measures, and what to do.
+"""The catalogue of the lint's checks: name, title, effect of a finding on the measures, and remedy of each.
 
-The order is that of reading: what makes all other numbers meaningless comes first.
+The order is that of the report: findings that make all other numbers meaningless come first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ __all__ = ["CHECKS", "Check"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check; `title` says what is wrong where it warns, `looks_for` how it is seen."""
+    """One check. `title` names the problem that it finds; `docs/lint.md` describes how it is found."""
 
     name: str
     title: str
-    looks_for: str
     effect: str
     remedy: str
 
@@ -25,138 +24,123 @@ _ALL = (
     Check(
         "probabilities_as_log_probs",
         "probabilities were logged instead of log-probs",
-        "all values of a column lie between 0 and 1",
         "Every measure is meaningless: differences of probabilities are read as differences of their logarithms.",
-        "Log the natural logarithm: drop the exp(), or take np.log of what was logged.",
+        "Log the natural logarithm: remove the exp(), or apply np.log to the logged values.",
     ),
     Check(
         "negated_log_probs",
-        "log-probs were logged with the wrong sign",
-        "no value of a column is below 0, and some are above 1",
-        "Every measure is meaningless: likely tokens are taken for unlikely ones, and ρ for 1/ρ where both have it.",
+        "log-probs were logged with the opposite sign",
+        "Every measure is meaningless: likely tokens count as unlikely ones, and ρ as 1/ρ if both columns are negated.",
         "Log log-probs and not the loss (negative log-likelihood): multiply by −1.",
     ),
     Check(
         "positive_log_probs",
-        "some log-probs are above 0: probabilities beyond 1",
-        "single values above 0 by more than rounding",
+        "some log-probs are above 0, which are probabilities above 1",
         "The service refuses such rollouts; ρ of these tokens has no meaning.",
-        "Look for logits or unnormalised scores among the log-probs, and for a log-softmax taken in a short type.",
+        "Check for logits or unnormalised scores among the log-probs, and for a log-softmax computed in a short type.",
     ),
     Check(
         "non_finite_log_probs",
         "some log-probs are NaN or infinite",
-        "NaN, −inf or +inf at tokens that the model generated",
-        "These tokens are left out of every mean, which hides whatever made them so.",
-        "−inf of the trainer: it truncates (top-p, top-k) where the engine did not. −inf or NaN of the engine: it was "
-        "asked about tokens that it did not sample, or overflowed. NaN as padding belongs under the response mask.",
+        "These tokens are left out of every mean, so the measures do not show their cause.",
+        "−inf of the trainer: it truncates (top-p, top-k) and the engine does not. −inf or NaN of the engine: it "
+        "scored tokens that it did not sample, or it overflowed. NaN of padding: set the response mask to 0 there.",
     ),
     Check(
         "identical_log_probs",
         "the two log-probs are the same numbers",
-        "log π equals log μ in every bit, at uncertain tokens too, in all rollouts or in some",
-        "Every trainer-side measure is 0 whatever the mismatch is: it is not seen, not absent.",
-        "Where old_log_probs are set to rollout_log_probs (bypass), log the trainer's own recomputed ones for this, at "
-        "least every few steps. Only a trainer made to agree with its engine bit for bit may ignore this.",
+        "Every trainer-side measure is 0, whatever the mismatch is.",
+        "If old_log_probs are set to rollout_log_probs (bypass), log the trainer's own recomputed ones at least every "
+        "few steps. Ignore this only if the trainer is built to agree with its engine bit for bit.",
     ),
     Check(
         "wrong_log_base",
-        "one of the log-probs is no natural logarithm",
-        "log π is log μ times the factor between two bases, at likely and at unlikely tokens",
+        "one of the two log-probs is not a natural logarithm",
         "Every measure is meaningless: d grows with how unlikely a token is.",
         "Multiply log2 values by ln 2 = 0.693, log10 values by ln 10 = 2.303.",
     ),
     Check(
         "raw_log_probs",
-        "the logged μ is not the law that sampled (raw log-probs under temperature or truncation)",
-        "−log μ of the sampled tokens does not average to the entropy of μ, or sampling parameters and logprobs mode "
-        "say so",
-        "Every ratio looks perfect or is biased: KL, χ² and ESS are those of a policy that sampled nothing.",
-        "Have the engine log what it sampled from (vLLM: logprobs_mode=processed_logprobs), apply the same temperature "
-        "in the trainer, or sample at temperature 1 without truncation. Also look whether `entropy` is that of the "
-        "same distribution as log μ.",
+        "the logged μ is not the sampling distribution (raw log-probs under temperature or truncation)",
+        "Every ratio looks perfect or is biased: KL, χ² and ESS are those of a policy that did not sample the tokens.",
+        "Let the engine log the sampling distribution (vLLM: logprobs_mode=processed_logprobs) and apply the same "
+        "temperature in the trainer, or sample at temperature 1 without truncation. Also check that `entropy` is that "
+        "of the same distribution as log μ.",
     ),
     Check(
         "entropy_of_trainer",
         "`entropy` is that of π and not of μ",
-        "−log μ does not average to the entropy, and −log π weighted by ρ does",
-        "surprisal_z and the maps by entropy are of the wrong distribution; everything else stands.",
+        "surprisal_z and the maps by entropy are of another distribution; all other measures are valid.",
         "Log the engine's entropy, or none.",
     ),
     Check(
         "temperature_of_trainer",
-        "the trainer does not apply the temperature that sampled",
-        "temperature and processed_logprobs are declared, and log π grows with log μ as if at temperature 1",
-        "d is the difference of two temperatures: k3 and every weight measure that, and no mismatch.",
+        "the trainer does not apply the sampling temperature",
+        "d is the difference between two temperatures: k3 and every weight measure that, and not the mismatch.",
         "Divide the trainer's logits by the sampling temperature before the log-softmax.",
     ),
     Check(
         "processed_log_probs",
         "μ was truncated and π was not (processed log-probs)",
-        "mean ρ below 1 with d nearly always below 0, or tokens that are certain under μ and not under π",
-        "E ρ is the kept mass, not 1: k3 is KL − (1 − E ρ), and ESS, χ² and every weight leave out what was cut.",
+        "E ρ is the mass that truncation kept and not 1: k3 is KL − (1 − E ρ), and ESS, χ² and every weight leave out "
+        "the tokens that were cut off.",
         "Sample without truncation, or apply the same top-p, top-k and min-p to the trainer's distribution.",
     ),
     Check(
         "mean_ratio",
         "the mean of ρ is not 1",
-        "the token mean of ρ is off 1 by more than 2 % and far beyond its clustered error",
-        "E_μ[ρ] = 1 whenever the logged μ sampled the tokens and covers π: k3, χ² and every weight are biased by this.",
-        "Check what each side applies: temperature (a trainer that divides its logits, an engine that logged raw "
-        "ones), truncation, the weights' version, dropout left on in the trainer. Below 1 it may also be a heavy tail "
-        "that the sample missed: see pareto_k.",
+        "E_μ[ρ] = 1 if the logged μ sampled the tokens and covers π: k3, χ² and every weight are biased by the "
+        "difference.",
+        "Compare what the two sides apply: temperature (the trainer divides its logits, the engine logs raw ones), "
+        "truncation, weights version, dropout left on in the trainer. A mean below 1 may also be a heavy tail that the "
+        "sample missed: see pareto_k.",
     ),
     Check(
         "shifted_log_probs",
         "the two log-probs are shifted by one token",
-        "log π fits its neighbour's log μ at least twice as well as its own, in most rollouts",
         "Every measure compares different tokens: k3 is orders of magnitude too large.",
-        "Log-probs of logits[:, :-1] belong to tokens[:, 1:]: look where prompt and response are cut apart.",
+        "Log-probs of logits[:, :-1] belong to tokens[:, 1:]: check the code that splits prompt and response.",
     ),
     Check(
         "pad_id_sampled",
-        "a token id that the model sampled is dropped by the trainer (a pad id inside a response)",
-        "at one token id, and always there, log π is 0, NaN or −inf, or the mask is 0, while log μ is real",
-        "Few tokens, large harm: each has an enormous |d|, and what follows it is scored in another context.",
-        "Make masks from lengths and not from `id != pad`; keep ids that pad out of the sampled vocabulary.",
+        "the trainer drops a token id that the model sampled (a padding id inside a response)",
+        "Few tokens have a large effect: each has a very large |d|, and the tokens after it are scored in another "
+        "context.",
+        "Make masks from lengths and not from `id != pad`; remove padding ids from the sampled vocabulary.",
     ),
     Check(
         "tokens_without_engine",
         "the engine has no log-prob for tokens that the trainer scored",
-        "log μ is exactly 0 where log π says that the token was uncertain: at ends or at first tokens",
-        "ρ is as small as these tokens are unlikely: mean ρ falls below 1 and k3 is large, as if μ had been truncated.",
-        "Padding and prompt tokens belong under the response mask; have the engine log the end-of-sequence token too.",
+        "ρ of these tokens is as small as they are unlikely: mean ρ falls below 1 and k3 is large, as if μ had been "
+        "truncated.",
+        "Set the response mask to 0 for padding and prompt tokens; let the engine log the end-of-sequence token too.",
     ),
     Check(
         "tokens_without_trainer",
         "the trainer has no log-prob for tokens that were sampled",
-        "log π is exactly 0 at many ids where log μ says the token was uncertain",
-        "d = −log μ there, of any size: ρ and χ² explode.",
-        "Look for responses cut at a length, or padded rows: log NaN where there is no value, or mask the tokens.",
+        "d = −log μ at these tokens, of any size: ρ and χ² become very large.",
+        "Check for responses cut at a length and for padded rows: log NaN for a missing value, or mask the tokens.",
     ),
     Check(
         "masked_values",
         "masked tokens carry values",
-        "response_mask 0 with a log μ or an advantage other than 0",
-        "The mask and the values disagree on who made these tokens: if the model did, measures leave tokens out; if it "
-        "did not, an advantage on them trains on tool output.",
-        "Mask exactly what the model did not sample, and set log μ and advantages to 0 there. (log π and entropy at "
-        "masked tokens are normal: a forward pass scores all tokens.)",
+        "Mask and values contradict each other: if the model sampled these tokens, the measures leave them out; if it "
+        "did not, an advantage trains on tool output.",
+        "Mask exactly the tokens that the model did not sample, and set log μ and advantages to 0 there. (log π and "
+        "entropy at masked tokens are normal: a forward pass scores all tokens.)",
     ),
     Check(
         "duplicated_rollouts",
-        "rollouts are there more than once",
-        "more responses of one prompt with the same tokens and the same bits of log μ than chance explains",
-        "Counts and lengths are too high, intervals too narrow: the copies bring no information.",
+        "rollouts are logged more than once",
+        "Counts and lengths are too high and intervals too narrow: a copy adds no information.",
         "Log before batches are padded to a multiple by repeating rollouts, and log each rollout from one rank. If "
-        "sampling was sharper than log μ says (a low temperature), declare it: then this check does not apply.",
+        "sampling was sharper than log μ shows (a low temperature), declare it: then this check does not apply.",
     ),
     Check(
         "rounded_log_probs",
         "log-probs were rounded to a shorter type",
-        "every value of a column, or of some rollouts, fits into bfloat16 or float16",
-        "Rounding makes a mismatch of its own, the larger the less likely the token.",
-        "Compute the log-softmax in float32 and keep it so up to where it is logged.",
+        "Rounding adds a mismatch of its own, which is larger for less likely tokens.",
+        "Compute the log-softmax in float32 and keep float32 until it is logged.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""What the lint says: warnings with their evidence, and of every check whether it was clean or could not be made."""
+"""The report of the lint: warnings with their evidence, and the state of every check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CheckState = Literal["clean", "warned", "not checked"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Example:
-    """One place where a warning was seen: a rollout, perhaps its token (counted from 0), and what is there."""
+    """One place of a warning: a rollout, optionally a token (counted from 0), and the values there."""
 
     sample_id: str
     token: int = -1  # −1: the rollout as a whole
@@ -29,8 +29,8 @@ class Example:
 class LintWarning:
     """A named warning. `critical`: measures of this data are wrong; `warning`: they may mislead.
 
-    `seen` says in a sentence what was seen, `evidence` holds its numbers by name (finite), `where` up to three
-    examples, `effect` says what it does to the measures, `remedy` what to do.
+    `seen` is one sentence with the numbers, `evidence` the finite numbers by name, `where` up to three examples,
+    `effect` the consequence for the measures, `remedy` what to do.
     """
 
     name: str
@@ -64,16 +64,16 @@ class LintReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found. What could not be checked does not count: see `not_checked`."""
+        """True if no check found a problem; checks that could not be made are in `not_checked`."""
         return not self.warnings
 
     @property
     def not_checked(self) -> tuple[CheckResult, ...]:
-        """The checks that could not be made, and why."""
+        """The checks that could not be made, with the reasons."""
         return tuple(check for check in self.checks if check.state == "not checked")
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it."""
+        """Return the report as JSON values."""
         return {
             "rollouts": self.rollouts,
             "tokens": self.tokens,

@@ -1,4 +1,4 @@
-"""The lint's benchmark: its laws are laws, its healthy rollouts are healthy, and it counts what it says it counts."""
+"""The lint's benchmark: sampling distributions, healthy rollouts and counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.lint import DEFECTS, Row
 from benchmarks.lint_defects import EDITS
-from benchmarks.lint_rollouts import PLAIN, Law, Logged, Shape, World, batches_of, draw, normalised
+from benchmarks.lint_rollouts import PLAIN, Logged, SamplingParameters, Shape, World, batches_of, draw, normalised
 from foreshock.lint import CHECKS, lint_batch
 from foreshock.rollouts import RolloutBatch
 
@@ -21,23 +21,30 @@ def batch() -> RolloutBatch:
 
 
 @pytest.mark.parametrize(
-    "law", [Law(temperature=0.5), Law(top_p=0.8), Law(top_k=3), Law(min_p=0.2), Law(temperature=0)]
+    "sampling",
+    [
+        SamplingParameters(temperature=0.5),
+        SamplingParameters(top_p=0.8),
+        SamplingParameters(top_k=3),
+        SamplingParameters(min_p=0.2),
+        SamplingParameters(temperature=0),
+    ],
 )
-def test_a_law_adds_up_to_1_and_keeps_the_likeliest(law: Law) -> None:
+def test_sampling_distribution_sums_to_1_and_keeps_likeliest_tokens(sampling: SamplingParameters) -> None:
     plain = normalised(np.random.default_rng(0).normal(0, 2, (200, 12)))
-    shaped = law.of(plain)
+    shaped = sampling.apply(plain)
     np.testing.assert_allclose(np.exp(shaped).sum(-1), 1.0)
     assert (shaped.argmax(-1) == plain.argmax(-1)).all()
     kept = np.where(np.isfinite(shaped), np.exp(plain), 0.0)
-    if law.top_p < 1:
+    if sampling.top_p < 1:
         least = np.where(np.isfinite(shaped), np.exp(plain), 1.0).min(-1)
-        assert (kept.sum(-1) >= law.top_p).all()
-        assert (kept.sum(-1) - least < law.top_p).all()
-    if law.top_k:
-        assert (np.isfinite(shaped).sum(-1) == law.top_k).all()
+        assert (kept.sum(-1) >= sampling.top_p).all()
+        assert (kept.sum(-1) - least < sampling.top_p).all()
+    if sampling.top_k:
+        assert (np.isfinite(shaped).sum(-1) == sampling.top_k).all()
 
 
-def test_drawn_tokens_have_the_entropy_of_their_law_and_a_mean_ratio_of_1(batch: RolloutBatch) -> None:
+def test_sampled_tokens_have_entropy_of_their_distribution_and_mean_ratio_1(batch: RolloutBatch) -> None:
     assert batch.rollout_log_probs is not None
     assert batch.trainer_log_probs is not None
     assert batch.entropy is not None
@@ -47,7 +54,7 @@ def test_drawn_tokens_have_the_entropy_of_their_law_and_a_mean_ratio_of_1(batch:
     assert lint_batch(batch).is_clean
 
 
-def test_a_row_counts_right_names_apart_from_others(batch: RolloutBatch) -> None:
+def test_row_counts_right_names_apart_from_others(batch: RolloutBatch) -> None:
     row = Row("shift trainer -1, NaN end")
     _, edit = EDITS[row.name]
     row.see(("middle", 128), lint_batch(edit(batch, np.random.default_rng(0))))
@@ -58,5 +65,5 @@ def test_a_row_counts_right_names_apart_from_others(batch: RolloutBatch) -> None
     assert not Row("bypass", row.batches, row.named).reached
 
 
-def test_every_name_that_is_expected_is_a_check() -> None:
+def test_every_expected_name_is_a_check() -> None:
     assert {name for defect in DEFECTS for name in defect.right} <= set(CHECKS)

@@ -1,4 +1,4 @@
-"""Batches of rollouts for tests: random ones with every column, and the recorded runs beside the repository."""
+"""Batches of rollouts for tests: random ones with every column, and the recorded runs in ../shared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY_RL = REPOSITORY.parent / "shared" / "data" / "tiny_rl"
 
 
 def recorded_run(name: str) -> Path:
-    """The folder of a recorded run's rollouts; skips the test where the recordings are absent."""
+    """Return the folder of a recorded run's rollouts; skip the test if the recordings are absent."""
     folder = TINY_RL / name / "rollouts"
     if not folder.is_dir():
         pytest.skip("the recorded runs in ../shared/data/tiny_rl are not here")
@@ -26,12 +26,12 @@ def recorded_run(name: str) -> Path:
 def random_log_probs(
     generator: np.random.Generator, tokens: int, smallest: float = 1e-6, largest: float = 1.0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """log π and log μ whose difference has either sign and any size between the two, evenly on a log scale."""
+    """Return log π and log μ [T] whose difference has either sign and a log-uniform size between the two limits."""
     behaviour = -generator.exponential(1.0, tokens)
     size = np.exp(generator.uniform(np.log(smallest), np.log(largest), tokens))
     sign = np.where(generator.random(tokens) < 0.5, -1.0, 1.0)
     target = behaviour + sign * size
-    # Log-probs are not positive: where π would be, μ moves down instead.
+    # Log-probs are not positive: if π would be above 0, μ moves down instead.
     above = target > 0
     behaviour[above] -= target[above]
     return np.minimum(target, 0.0).astype(np.float32), behaviour.astype(np.float32)
@@ -40,7 +40,7 @@ def random_log_probs(
 def random_batch(
     seed: int = 0, rollouts: int = 12, longest: int = 40, smallest: float = 1e-6, largest: float = 1.0
 ) -> RolloutBatch:
-    """Rollouts with every column, some of them without a single token, a third of their tokens tool output."""
+    """Return rollouts with every column, some without a token, a third of their tokens tool output."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(0, longest, rollouts)
     lengths[0] = longest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -108,3 +109,29 @@ def test_redirect_names_its_target() -> None:
         connection._http = httpx.Client(base_url=connection.url, transport=httpx.MockTransport(redirect))
         with pytest.raises(WrongService, match=r"redirects to https://elsewhere\.example/v1/runs; set FORESHOCK_URL"):
             connection.get_json("/v1/runs")
+
+
+def test_error_names_row_and_column() -> None:
+    error = errors.InvalidRolloutsError("is negative: ids start at 0", row=3, column="turn")
+    assert str(error) == "row 3, column `turn`: is negative: ids start at 0"
+    assert (error.row, error.column, error.message) == (3, "turn", "is negative: ids start at 0")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InvalidRolloutsError("wrong", row=1, column="reward"),
+        errors.LimitExceededError("too many", column="sample_id"),
+        errors.ServiceError("no", status=409, problem={"title": "conflict"}),
+        errors.WeightsError("gone"),
+    ],
+)
+def test_errors_survive_pickle(error: errors.ForeshockError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_every_error_is_a_foreshock_error() -> None:
+    assert all(issubclass(getattr(errors, name), errors.ForeshockError) for name in errors.__all__)

@@ -1,4 +1,4 @@
-"""Evaluations as flat dicts, to be compared with the direct ones."""
+"""Compare evaluations with the direct ones, as flat dicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foreshock.rollouts import RolloutBatch
 
 
 def flat(evaluation: Evaluation) -> dict[str, float]:
-    """What both sides say, under the same names."""
+    """Return the figures of an evaluation under the names that the direct evaluation uses."""
     affected = evaluation.affected
     result: dict[str, float] = {
         "kept_tokens": evaluation.kept_tokens,
@@ -39,20 +39,20 @@ def flat(evaluation: Evaluation) -> dict[str, float]:
 
 
 def assert_same(found: Evaluation, expected: dict[str, float], relative: float = 1e-9, absolute: float = 1e-11) -> None:
-    """Every figure agrees; NaN with NaN."""
+    """Assert that every figure agrees; NaN equals NaN."""
     assert found.not_estimable is None
     assert flat(found) == pytest.approx(expected, rel=relative, abs=absolute, nan_ok=True)
 
 
 def compared(batch: RolloutBatch) -> Comparison:
-    """trainer/rollout of a batch that has both."""
+    """Return the comparison trainer/rollout of a batch that has both."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
 
 
 def batch_of(d: list[list[float]], behaviour: float = -30.0, **columns: ArrayLike | list[str | None]) -> RolloutBatch:
-    """Rollouts with these d = log π − log μ; `behaviour` leaves room above it."""
+    """Return rollouts with these d = log π − log μ; `behaviour` is log μ, low enough for log π ≤ 0."""
     lengths = [len(part) for part in d]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     mu = np.full(int(offsets[-1]), behaviour)

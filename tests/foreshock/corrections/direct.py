@@ -1,4 +1,4 @@
-"""Corrections written down directly: a loop over tokens, math.fsum and the formulas; no code of the library."""
+"""Corrections evaluated by a loop over tokens with math.fsum, without code of the library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pairs = list[tuple[float, float]]  # w and ρ
 
 @dataclass
 class DirectSequence:
-    """The measured tokens of one rollout: their d and advantages, and what is known of it."""
+    """The measured tokens of one rollout with their d and advantages, and its logged values."""
 
     d: list[float]
     advantages: list[float]
@@ -27,7 +27,7 @@ class DirectSequence:
 
 
 def sequences_of(batch: RolloutBatch) -> list[DirectSequence]:
-    """The rollouts that have a measured token."""
+    """Return the rollouts that have a measured token."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     found = []
@@ -59,11 +59,11 @@ TOKEN_WEIGHTS: dict[str, Callable[[float, float, float], float]] = {
     "icepop": lambda ratio, low, high: ratio if low <= ratio <= high else 0.0,
     "token_mask": lambda ratio, low, high: 1.0 if low <= ratio <= high else 0.0,
 }
-LOSING = ("token_mis", "icepop", "token_mask", "sequence_mis", "geo_mis", "k3_rs", "trm", "veto")
+DROPPING = ("token_mis", "icepop", "token_mask", "sequence_mis", "geo_mis", "k3_rs", "trm", "veto")
 
 
 def direct_tokens(batch: RolloutBatch, name: str, low: float = 0.0, high: float = math.inf) -> dict[str, float]:
-    """What a token correction does."""
+    """Return the figures of a token correction."""
     sequences = sequences_of(batch)
     pairs, products, touched_tokens = [], [], 0
     touched_sequences = []
@@ -78,10 +78,10 @@ def direct_tokens(batch: RolloutBatch, name: str, low: float = 0.0, high: float 
             touched += not low <= ratio <= high
         touched_tokens += touched
         touched_sequences.append(touched > 0)
-    loses = name in LOSING
+    drops = name in DROPPING
     return {
-        "kept_tokens": 1 - touched_tokens / len(pairs) if loses else 1.0,
-        "kept_sequences": 1 - sum(touched_sequences) / len(sequences) if loses else 1.0,
+        "kept_tokens": 1 - touched_tokens / len(pairs) if drops else 1.0,
+        "kept_sequences": 1 - sum(touched_sequences) / len(sequences) if drops else 1.0,
         "touched_tokens": touched_tokens / len(pairs),
         **_of_pairs(pairs),
         "token_distortion": mean([abs(weight - ratio) for weight, ratio in pairs]),
@@ -91,7 +91,7 @@ def direct_tokens(batch: RolloutBatch, name: str, low: float = 0.0, high: float 
 
 
 def keeps(name: str, sequence: DirectSequence, low: float, high: float, kl: list[float] | None = None) -> bool:
-    """Whether a sequence correction leaves a sequence alone."""
+    """Return True if a sequence correction keeps a sequence unchanged."""
     d = sequence.d
     k3 = [math.exp(value) - 1 - value for value in d]
     if name == "geo_mis":
@@ -109,17 +109,17 @@ def keeps(name: str, sequence: DirectSequence, low: float, high: float, kl: list
 def direct_sequences(
     batch: RolloutBatch, name: str, low: float = 0.0, high: float = math.inf, kl: dict[int, list[float]] | None = None
 ) -> dict[str, float]:
-    """What a sequence correction does; `kl` are the exact KLs of the tokens of each row."""
+    """Return the figures of a sequence correction; `kl` are the exact KLs of the tokens of each row."""
     sequences = sequences_of(batch)
     kept = [keeps(name, each, low, high, kl and kl[each.row]) for each in sequences]
-    loses = name.startswith(LOSING)
+    drops = name.startswith(DROPPING)
     has_ratio = name in ("sequence_is", "sequence_tis", "sequence_mis")
     pairs, products, of_tokens = [], [], []
     for sequence, stays in zip(sequences, kept, strict=True):
         ratio = math.exp(math.fsum(sequence.d))
         weight = ratio if has_ratio else 1.0
         if not stays:
-            weight = 0.0 if loses else high
+            weight = 0.0 if drops else high
         pairs.append((weight, ratio))
         if not math.isnan(sequence.advantages[0]):
             products.append((weight - ratio) * mean(sequence.advantages))
@@ -127,8 +127,8 @@ def direct_sequences(
     tokens = sum(len(sequence.d) for sequence in sequences)
     beyond = sum(len(sequence.d) for sequence, stays in zip(sequences, kept, strict=True) if not stays)
     return {
-        "kept_tokens": 1 - beyond / tokens if loses else 1.0,
-        "kept_sequences": sum(kept) / len(kept) if loses else 1.0,
+        "kept_tokens": 1 - beyond / tokens if drops else 1.0,
+        "kept_sequences": sum(kept) / len(kept) if drops else 1.0,
         "touched_tokens": beyond / tokens,
         **_of_pairs(pairs),
         "token_distortion": math.nan if has_ratio else mean(of_tokens),
@@ -138,7 +138,7 @@ def direct_sequences(
 
 
 def mean(values: list[float]) -> float:
-    """Σ / n, exactly rounded."""
+    """Return the correctly rounded mean."""
     return math.fsum(values) / len(values) if values else math.nan
 
 
@@ -166,8 +166,8 @@ def _affected(sequences: list[DirectSequence], touched: list[bool]) -> dict[str,
         "groups_touched": mean([float(any(hits)) for hits in real]),
         "groups_emptied": mean([float(all(hits)) for hits in real]),
     }
-    for side, wanted in (("touched", True), ("untouched", False)):
-        chosen = [each for each, hit in zip(sequences, touched, strict=True) if hit is wanted]
+    for side, is_touched in (("touched", True), ("untouched", False)):
+        chosen = [each for each, hit in zip(sequences, touched, strict=True) if hit is is_touched]
         result[f"{side}_sequences"] = len(chosen)
         result[f"{side}_reward"] = mean([each.reward for each in chosen if not np.isnan(each.reward)])
         result[f"{side}_length"] = mean([float(each.length) for each in chosen])

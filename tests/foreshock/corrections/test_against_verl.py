@@ -1,4 +1,4 @@
-"""The same corrections by verl's own functions, which apply them: kept fractions and weights are the same."""
+"""Evaluated corrections against verl's own functions: kept fractions and weights are equal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEIGHTS = [
 
 
 def drawn() -> list[list[float]]:
-    """d of sequences from hardly any to a great deal of mismatch."""
+    """Return d of sequences with little and with large mismatch."""
     generator = np.random.default_rng(1)
     lengths, spreads = generator.integers(3, 60, 200), generator.choice([0.01, 0.3, 2.0], 200)
     return [
@@ -40,7 +40,7 @@ def drawn() -> list[list[float]]:
     ]
 
 
-def test_what_verl_keeps_and_weighs_is_what_is_evaluated() -> None:
+def test_kept_fractions_and_weights_equal_those_of_verl() -> None:
     helper = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper", reason="verl is not installed")
     torch = pytest.importorskip("torch")
     batch = batch_of(drawn())

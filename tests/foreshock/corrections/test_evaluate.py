@@ -1,4 +1,4 @@
-"""What all corrections have in common: the catalogue, thresholds, who is lost, and any split of the batch."""
+"""Common properties of corrections: catalogue, thresholds, affected sequences, any split of the batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.foreshock.corrections.comparing import batch_of, compared, flat
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.permutations(range(9)), st.integers(1, 5))
-def test_any_split_in_any_order_gives_the_same(seed: int, order: list[int], parts: int) -> None:
+def test_any_split_in_any_order_gives_same_evaluation(seed: int, order: list[int], parts: int) -> None:
     batch = random_batch(seed=seed, rollouts=9, longest=15, largest=4.0)
     whole = compared(batch)
     pieces = [compared(batch.select(np.array(rows))) for rows in np.array_split(order, parts)]
@@ -37,7 +37,7 @@ def test_any_split_in_any_order_gives_the_same(seed: int, order: list[int], part
         assert values == pytest.approx(others, rel=1e-12, abs=1e-12, nan_ok=True)
 
 
-def test_stored_statistics_give_the_same() -> None:
+def test_stored_statistics_give_same_evaluation() -> None:
     whole = compared(random_batch(seed=8, largest=3.0))
     statistics = ComparisonStatistics.from_bytes(whole.statistics.to_bytes())
     summaries = RolloutSummaries.from_bytes(whole.summaries.to_bytes())
@@ -47,7 +47,7 @@ def test_stored_statistics_give_the_same() -> None:
         assert flat(found) == pytest.approx(flat(expected), rel=0, abs=0, nan_ok=True)
 
 
-def test_the_catalogue_holds_every_correction_with_thresholds_it_takes_itself() -> None:
+def test_catalogue_has_every_correction_with_valid_thresholds() -> None:
     assert {"token_tis", "token_mis", "sequence_tis", "sequence_mis", "geo_mis", "icepop", "trm_max", "trm_mean"} < set(
         CORRECTIONS
     )
@@ -81,7 +81,7 @@ def test_the_catalogue_holds_every_correction_with_thresholds_it_takes_itself() 
         ("none", "2"),
     ],
 )
-def test_a_threshold_that_makes_no_sense_is_refused(name: str, text: str) -> None:
+def test_invalid_threshold_is_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         correction_named(name).threshold(text)
     assert refused.value.argument == "threshold"
@@ -104,7 +104,7 @@ def test_any_text_is_a_threshold_or_refused(name: str, text: str) -> None:
     st.sampled_from(["token_mis", "token_mask", "sequence_mis", "geo_mis", "k3_rs_mean", "k3_rs_max"]),
     st.tuples(st.floats(1.0, 40.0), st.floats(1.0, 40.0)),
 )
-def test_a_wider_threshold_never_loses_more(seed: int, name: str, bounds: tuple[float, float]) -> None:
+def test_wider_threshold_never_drops_more(seed: int, name: str, bounds: tuple[float, float]) -> None:
     comparison = compared(random_batch(seed=seed, rollouts=6, longest=12, largest=4.0))
     narrow, wide = (
         evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=bound)) for bound in sorted(bounds)
@@ -116,43 +116,43 @@ def test_a_wider_threshold_never_loses_more(seed: int, name: str, bounds: tuple[
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.floats(1.0, 20.0), st.sampled_from(["token", "sequence"]))
-def test_cutting_a_weight_down_distorts_less_than_losing_it(seed: int, bound: float, level: str) -> None:
+def test_truncation_distorts_no_more_than_dropping(seed: int, bound: float, level: str) -> None:
     comparison = compared(random_batch(seed=seed, rollouts=6, longest=12, largest=4.0))
-    truncated, lost = (
+    truncated, dropped = (
         evaluate(f"{level}_{kind}", comparison.statistics, comparison.summaries, Threshold(upper=bound))
         for kind in ("tis", "mis")
     )
-    assert truncated.touched_tokens == lost.touched_tokens
-    assert truncated.distortion <= lost.distortion * (1 + 1e-12)
-    assert truncated.weights.mean >= lost.weights.mean - 1e-12
+    assert truncated.touched_tokens == dropped.touched_tokens
+    assert truncated.distortion <= dropped.distortion * (1 + 1e-12)
+    assert truncated.weights.mean >= dropped.weights.mean - 1e-12
 
 
-def test_one_bound_of_a_range_stands_for_both_and_is_symmetric_in_the_logarithm() -> None:
+def test_single_bound_of_a_range_is_symmetric_in_logarithm() -> None:
     threshold = correction_named("icepop").threshold("3")
     assert threshold == Threshold(1 / 3, 3.0)
     assert threshold.log_lower == -threshold.log_upper
 
 
-def test_an_unknown_correction_is_refused_with_the_names_there_are() -> None:
+def test_unknown_correction_error_lists_known_names() -> None:
     comparison = compared(random_batch())
     with pytest.raises(InvalidArgumentError, match="geo_mis"):
         evaluate("token_tiss", comparison.statistics, comparison.summaries)
 
 
-def test_statistics_and_summaries_must_be_of_the_same_rollouts() -> None:
+def test_statistics_and_summaries_of_different_rollouts_are_refused() -> None:
     one, other = compared(random_batch(seed=1)), compared(random_batch(seed=2))
     with pytest.raises(InvalidArgumentError, match="must be of the same rollouts"):
         evaluate("token_tis", one.statistics, other.summaries)
 
 
-def test_without_a_token_nothing_is_estimable() -> None:
+def test_batch_without_tokens_is_not_estimable() -> None:
     nothing = compared(batch_of([[], []]))
     for found in evaluate_usual(nothing.statistics, nothing.summaries):
         assert found.not_estimable is not None
         assert math.isnan(found.distortion)
 
 
-def test_who_is_lost_is_told_from_who_is_kept() -> None:
+def test_affected_sequences_are_compared_with_the_others() -> None:
     batch = batch_of(
         [[0.0, 3.0, 0.0], [0.1], [0.0], [3.0, 3.0], [2.9]],
         reward=np.array([1.0, 0.0, math.nan, 1.0, 0.5]),
@@ -166,11 +166,11 @@ def test_who_is_lost_is_told_from_who_is_kept() -> None:
     assert (found.touched.turns, found.untouched.turns) == (pytest.approx(5 / 3), 1.0)
     assert math.isnan(found.touched.advantage)
     assert math.isnan(found.touched.lag)
-    # b is a group of one: it has no baseline to lose.
+    # A group of one sequence has no baseline, and is not counted.
     assert (found.groups, found.groups_touched, found.groups_emptied) == (2, 1.0, 0.5)
 
 
-def test_corrections_at_extreme_ratios_neither_fail_nor_warn() -> None:
+def test_extreme_ratios_neither_fail_nor_warn() -> None:
     comparison = compared(batch_of([[390.0, -390.0], [0.1, 0.0]], behaviour=-395.0))
     for found in evaluate_usual(comparison.statistics, comparison.summaries):
         if found.not_estimable is None:

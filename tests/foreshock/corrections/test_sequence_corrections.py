@@ -1,4 +1,4 @@
-"""Sequence corrections against a direct evaluation from tokens, at any threshold."""
+"""Sequence corrections against the direct evaluation, at any threshold."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "threshold"), CASES, ids=str)
 @pytest.mark.parametrize("largest", [0.3, 2.0, 12.0])
-def test_every_figure_is_that_of_a_loop_over_the_tokens(name: str, threshold: Threshold, largest: float) -> None:
+def test_every_figure_equals_a_loop_over_tokens(name: str, threshold: Threshold, largest: float) -> None:
     batch = random_batch(seed=6, rollouts=40, longest=20, largest=largest)
     comparison = compared(batch)
     found = evaluate(name, comparison.statistics, comparison.summaries, threshold)
@@ -62,7 +62,7 @@ def test_any_threshold_is_met_exactly(name: str, upper: float, d: list[list[floa
 
 
 def _is_close(name: str, d: list[float], upper: float) -> bool:
-    """Whether rounding alone may decide."""
+    """Return True if rounding may decide on which side of the threshold a sequence lies."""
     log = math.fsum(d) / (len(d) if name == "geo_mis" else 1)
     k3 = [math.expm1(value) - value for value in d]
     of_k3 = [math.fsum(k3) / len(k3), math.fsum(k3), max(k3)]
@@ -70,14 +70,14 @@ def _is_close(name: str, d: list[float], upper: float) -> bool:
 
 
 def sampled_batch(kl: float, length: int, rollouts: int, seed: int) -> list[list[float]]:
-    """d of sequences sampled from μ where d is normal with the variance σ² = 2·KL: E ρ = 1 and KL(μ‖π) = σ²/2."""
+    """Return d of sequences sampled from μ, normal with variance σ² = 2·KL: E ρ = 1 and KL(μ‖π) = σ²/2."""
     generator = np.random.default_rng(seed)
     drawn = generator.normal(-kl, math.sqrt(2 * kl), (rollouts, length))
     return [row.tolist() for row in drawn]
 
 
 @pytest.mark.parametrize(("length", "kept"), [(1024, 0.31), (16384, 0.12)])
-def test_geo_mis_is_not_invariant_to_length(length: int, kept: float) -> None:
+def test_geo_mis_depends_on_length(length: int, kept: float) -> None:
     comparison = compared(batch_of(sampled_batch(1.5e-3, length, 240 if length > 5000 else 1200, seed=3)))
     found = evaluate("geo_mis", comparison.statistics, comparison.summaries)
     assert str(found.used) == "0.999_1.001"
@@ -90,8 +90,8 @@ def test_geo_mis_is_not_invariant_to_length(length: int, kept: float) -> None:
     assert abs(found.kept_sequences - predicted) < 4 * error
 
 
-def test_long_sequences_at_an_ordinary_mismatch_carry_no_information() -> None:
-    # ESS is near exp(−2·KL·T) = exp(−10.5): a sample of 64 cannot show it, and the evaluation says so.
+def test_long_sequences_at_ordinary_mismatch_are_undersampled() -> None:
+    # ESS is near exp(−2·KL·T) = exp(−10.5): a sample of 64 cannot show it, which a note reports.
     comparison = compared(batch_of(sampled_batch(6.4e-4, 8192, 64, seed=4)))
     found = evaluate("sequence_is", comparison.statistics, comparison.summaries)
     assert found.weights.effective_fraction > 10 * math.exp(-2 * 6.4e-4 * 8192)
@@ -100,7 +100,7 @@ def test_long_sequences_at_an_ordinary_mismatch_carry_no_information() -> None:
     assert evaluate("sequence_is", short.statistics, short.summaries).notes == ()
 
 
-def test_the_warning_comes_where_twice_the_kl_of_a_sequence_exceeds_ln_n() -> None:
+def test_undersampling_is_noted_if_twice_the_kl_exceeds_ln_n() -> None:
     # ln 64 is 4.16.
     assert undersampling_notes(np.full(64, 2.0)) == ()
     assert "2·KL of a sequence is 4.4, more than ln N = 4.16" in undersampling_notes(np.full(64, 2.2))[0]
@@ -115,20 +115,20 @@ def test_the_warning_comes_where_twice_the_kl_of_a_sequence_exceeds_ln_n() -> No
         ("veto", Threshold(lower=math.exp(-0.5))),
     ],
 )
-def test_a_sequence_at_the_threshold_is_kept(name: str, threshold: Threshold) -> None:
+def test_sequence_at_threshold_is_kept(name: str, threshold: Threshold) -> None:
     comparison = compared(batch_of([[0.5, 0.5], [-0.5, -0.5], [-0.6, -0.6, 0.6]], behaviour=-2.0))
     found = evaluate(name, comparison.statistics, comparison.summaries, threshold)
     assert found.kept_sequences == pytest.approx({"k3_rs_max": 2 / 3, "veto": 2 / 3}.get(name, 1.0))
 
 
-def test_alarms_on_ess_and_on_the_spread_of_weights_can_fire() -> None:
+def test_ess_and_spread_of_weights_can_reach_alarm_levels() -> None:
     comparison = compared(batch_of([[2.4], *[[-6.0]] * 9]))
     found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=10.0))
     assert found.weights.effective_fraction < 0.3
     assert found.weights.standard_deviation > 1.0
 
 
-def test_what_leaves_float64_is_infinite_and_the_effective_sample_is_still_known() -> None:
+def test_overflowing_weights_are_infinite_with_finite_ess() -> None:
     comparison = compared(batch_of([[20.0] * 40, [20.0] * 40, [0.1]]))
     raw = evaluate("sequence_is", comparison.statistics, comparison.summaries)
     assert (raw.weights.mean, raw.weights.variance) == (math.inf, math.inf)
@@ -139,14 +139,14 @@ def test_what_leaves_float64_is_infinite_and_the_effective_sample_is_still_known
     assert cut.weights.mean == pytest.approx((2 + 2 + math.exp(0.1)) / 3, rel=1e-4)
 
 
-def test_an_infinite_ratio_without_an_advantage_adds_nothing_to_what_advantages_lose() -> None:
+def test_infinite_ratio_with_zero_advantage_adds_nothing() -> None:
     comparison = compared(batch_of([[20.0] * 40, [0.5]], advantage=[0.0, 2.0]))
     found = evaluate("sequence_tis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
     assert found.advantage_distortion == pytest.approx(1.2 - math.exp(0.5), rel=1e-5)
     assert found.distortion == math.inf
 
 
-def test_rollouts_without_a_measured_token_take_no_part() -> None:
+def test_rollouts_without_measured_token_are_excluded() -> None:
     batch = batch_of([[0.1, 0.2], [], [-0.3]])
     comparison = compared(batch)
     found = evaluate("geo_mis", comparison.statistics, comparison.summaries, Threshold(upper=1.2))
@@ -183,7 +183,7 @@ def test_trust_region_masks_with_exact_divergences(name: str) -> None:
         evaluate(name, comparison.statistics, comparison.summaries, None, exact)
 
 
-def test_rollouts_without_an_exact_divergence_are_never_taken_for_kept() -> None:
+def test_missing_exact_divergence_is_refused() -> None:
     comparison = compared(batch_of([[0.1, 0.2], [], [-0.3]]))
     whole = ExactKl.of_tokens([0.3, 0.1, 0.4], [0, 2, 2, 3])
     assert whole.largest == pytest.approx([0.3, math.nan, 0.4], nan_ok=True)
@@ -196,7 +196,7 @@ def test_rollouts_without_an_exact_divergence_are_never_taken_for_kept() -> None
         assert refused.value.argument == "exact_kl"
 
 
-def test_a_rollout_with_a_token_that_the_target_cannot_give_is_lost_whatever_the_threshold() -> None:
+def test_infinite_divergence_drops_rollout_at_any_threshold() -> None:
     comparison = compared(batch_of([[0.1, 0.2], [-0.3, 0.1]]))
     exact = ExactKl.of_tokens([0.3, 0.1, math.inf, 0.4], [0, 2, 4])
     for name in ("trm_max", "trm_mean"):
@@ -215,7 +215,7 @@ def test_a_rollout_with_a_token_that_the_target_cannot_give_is_lost_whatever_the
         ([0.1], [0, 1], [True, False], "generated"),
     ],
 )
-def test_divergences_that_cannot_be_exact_are_refused(
+def test_invalid_exact_divergences_are_refused(
     kl: list[float], offsets: list[int], generated: list[bool] | None, argument: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as refused:

@@ -1,4 +1,4 @@
-"""Token corrections against a direct evaluation from tokens."""
+"""Token corrections against the direct evaluation."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ EXACT = [
 
 
 def bounds(threshold: Threshold) -> tuple[float, float]:
-    """As the direct evaluation takes them."""
+    """Return the bounds as numbers, for the direct evaluation."""
     return threshold.lower or 0.0, math.inf if threshold.upper is None else threshold.upper
 
 
 @pytest.mark.parametrize(("name", "threshold"), EXACT, ids=lambda value: str(value))
 @pytest.mark.parametrize("largest", [0.3, 3.0, 12.0])
-def test_every_figure_is_that_of_a_loop_over_the_tokens(name: str, threshold: Threshold, largest: float) -> None:
+def test_every_figure_equals_a_loop_over_tokens(name: str, threshold: Threshold, largest: float) -> None:
     batch = random_batch(seed=5, rollouts=24, largest=largest)
     comparison = compared(batch)
     found = evaluate(name, comparison.statistics, comparison.summaries, threshold)
@@ -51,7 +51,7 @@ def test_every_figure_is_that_of_a_loop_over_the_tokens(name: str, threshold: Th
     st.floats(1.0, 30.0),
     st.lists(st.lists(st.floats(-8, 14, width=32), min_size=1, max_size=9), min_size=1, max_size=9),
 )
-def test_between_the_exact_levels_the_figures_are_those_of_the_threshold_that_is_named(
+def test_between_exact_levels_figures_are_those_of_used_threshold(
     name: str, upper: float, d: list[list[float]]
 ) -> None:
     batch = batch_of(d, advantage=np.linspace(-1, 2, len(d)))
@@ -60,11 +60,11 @@ def test_between_the_exact_levels_the_figures_are_those_of_the_threshold_that_is
     low, high = bounds(found.used)
     assert abs(math.log(high) - math.log(upper)) <= max(math.log(upper) / 32 * (1 + 1e-9), 2**-12)
     assert found.is_exact or str(found.used) in found.notes[0]
-    # A token at an edge of the grid counts as beyond it; a hair less is the same cut for every other token.
+    # A token at an edge of the grid counts as beyond it; a slightly smaller bound cuts the other tokens equally.
     low *= 1 - 1e-7 if _is_kept(low) else 1 + 1e-7
     high *= 1 + 1e-7 if _is_kept(high) else 1 - 1e-7
     expected = direct_tokens(batch, name, low, high)
-    # Nothing here can hide: each token is a large part of so few.
+    # A loose tolerance is enough: each token is a large part of the sums.
     assert_same(found, expected, relative=2e-6, absolute=1e-6)
 
 
@@ -73,7 +73,7 @@ def _is_kept(ratio: float) -> bool:
 
 
 @given(st.integers(0, 2**32), st.floats(1e-4, 5.0))
-def test_a_cut_loses_no_token_and_no_sum(seed: int, level: float) -> None:
+def test_cut_preserves_tokens_and_sums(seed: int, level: float) -> None:
     statistics = compared(random_batch(seed=seed, rollouts=3, longest=60, largest=5.0)).statistics
     for side in (BELOW, ABOVE):
         cut, whole = SideBins(statistics, side).cut(level), SideBins(statistics, side).cut(math.inf).within
@@ -83,7 +83,7 @@ def test_a_cut_loses_no_token_and_no_sum(seed: int, level: float) -> None:
             assert parts == pytest.approx(getattr(whole, name), rel=1e-12, abs=1e-12)
 
 
-def test_a_token_at_an_edge_of_the_grid_is_beyond_it_for_the_sequence_too() -> None:
+def test_token_at_edge_of_grid_is_beyond_for_its_sequence_too() -> None:
     edge = WEIGHT_GRID.lower_edge(200)
     batch = batch_of([[edge, 0.0], [-edge, 0.0], [0.0, 0.0]], behaviour=-8.0)
     comparison = compared(batch)
@@ -92,7 +92,7 @@ def test_a_token_at_an_edge_of_the_grid_is_beyond_it_for_the_sequence_too() -> N
     assert found.kept_sequences == pytest.approx(1 / 3)
 
 
-def test_a_token_at_an_exact_level_is_kept() -> None:
+def test_token_at_exact_level_is_kept() -> None:
     batch = batch_of([[1.0, 1.0], [-1.0, 0.0], [1.125, 0.0]], behaviour=-8.0)
     comparison = compared(batch)
     found = evaluate("token_mask", comparison.statistics, comparison.summaries, Threshold(upper=math.e))
@@ -101,7 +101,7 @@ def test_a_token_at_an_exact_level_is_kept() -> None:
 
 @pytest.mark.parametrize("upper", [1.0 + 1e-6, 1.7, 3.0, 1e60, 1e300])
 @pytest.mark.parametrize("name", ["token_tis", "token_mis", "icepop", "token_mask"])
-def test_a_threshold_that_no_token_lies_beside_is_met_exactly(name: str, upper: float) -> None:
+def test_threshold_without_tokens_beside_it_is_met_exactly(name: str, upper: float) -> None:
     batch = batch_of([[0.3, 0.0, -0.2], [0.9, -0.9, 0.0], [40.0]], behaviour=-41.0, advantage=[1.0, -2.0, 0.5])
     comparison = compared(batch)
     found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=upper))
@@ -109,28 +109,28 @@ def test_a_threshold_that_no_token_lies_beside_is_met_exactly(name: str, upper: 
     assert_same(found, direct_tokens(batch, name, *bounds(found.used)))
 
 
-def test_a_threshold_is_told_from_the_exact_level_beside_it() -> None:
+def test_threshold_beside_exact_level_is_not_exact() -> None:
     comparison = compared(batch_of([[1.0, 0.5], [0.2]]))
     found = evaluate("token_mis", comparison.statistics, comparison.summaries, Threshold(upper=2.71828))
     assert not found.is_exact
     assert found.notes[0].endswith("for 2.718281828, not 2.71828")
 
 
-def test_tokens_in_the_bin_of_an_exact_level_keep_their_digits_beside_a_huge_ratio() -> None:
-    # ln 10 lies in the bin from 2.25 to 2.375; beside (ρ − 1)² = 1e24 the tail's sum tells nothing of who is within.
+def test_bin_of_exact_level_is_precise_beside_huge_ratio() -> None:
+    # ln 10 lies in the bin from 2.25 to 2.375. Beside (ρ − 1)² = 1e24 the sum of the tail has no digit for the others.
     within, beyond = [2.28, 2.3], [2.31, 2.37]
     for inside, outside in ((within, []), ([], beyond), (within, beyond)):
         batch = batch_of([[*inside, *outside, 0.1], [27.6, 24.1, 22.3]], behaviour=-28.0)
         comparison = compared(batch)
         found = evaluate("token_mis", comparison.statistics, comparison.summaries, Threshold(upper=10.0))
         expected = direct_tokens(batch, "token_mis", 0.0, 10.0)
-        # Exact where all lie on one side of it; else to half of a bin of the finer grid.
+        # Exact if all lie on one side of the level; otherwise to half of a bin of the finer grid.
         error = 0.02 if inside and outside else 1e-9
         assert found.weights.mean == pytest.approx(expected["mean"], rel=error)
         assert found.weights.variance == pytest.approx(expected["variance"], rel=error)
 
 
-def test_ratios_beyond_float64_leave_the_effective_sample_and_the_sign_of_the_distortion() -> None:
+def test_overflowing_ratio_keeps_ess_and_distortion() -> None:
     batch = batch_of([[720.0, 0.5], [0.1, -0.1]], behaviour=-800.0, advantage=[-1.0, 0.0])
     comparison = compared(batch)
     raw = evaluate("token_is", comparison.statistics, comparison.summaries)
@@ -140,13 +140,13 @@ def test_ratios_beyond_float64_leave_the_effective_sample_and_the_sign_of_the_di
     assert (masked.distortion, masked.advantage_distortion) == (math.inf, math.inf)
 
 
-def test_importance_weights_that_are_all_tiny_have_an_effective_sample() -> None:
+def test_tiny_importance_weights_have_ess() -> None:
     comparison = compared(batch_of([[-15.0, -15.0], [-40.0, -40.0]]))
     found = evaluate("token_is", comparison.statistics, comparison.summaries)
     assert found.weights.effective_fraction == pytest.approx(0.5)
 
 
-def test_what_is_kept_keeps_its_digits_beside_a_token_of_a_huge_ratio() -> None:
+def test_kept_tokens_are_precise_beside_huge_ratio() -> None:
     # ρ² of the last token is 1e24: χ² of the others, 1e-4 in all, has no digit in the sum of everything.
     small = [0.69, -0.69, *[0.01, -0.01] * 50]
     batch = batch_of([small, [27.6]], behaviour=-28.0)
@@ -158,8 +158,8 @@ def test_what_is_kept_keeps_its_digits_beside_a_token_of_a_huge_ratio() -> None:
     assert found.weights.variance == pytest.approx(squares - mean([*kept, 0.0]) ** 2, rel=0.05)
 
 
-def test_alarms_on_ess_and_on_the_spread_of_weights_can_fire() -> None:
-    # One token in ten is five times as likely under π; the rest π has lost.
+def test_ess_and_spread_of_weights_can_reach_alarm_levels() -> None:
+    # One token in ten is five times as likely under π; the others are very unlikely under it.
     batch = batch_of([[math.log(5.0), *[-10.0] * 9]] * 8)
     comparison = compared(batch)
     found = evaluate("token_tis", comparison.statistics, comparison.summaries, Threshold(upper=5.0))
@@ -173,27 +173,27 @@ def test_alarms_on_ess_and_on_the_spread_of_weights_can_fire() -> None:
     assert np.std(clamped) <= 0.75
 
 
-def test_a_mask_that_keeps_half_of_equal_tokens_halves_the_effective_sample() -> None:
+def test_mask_keeping_half_of_equal_tokens_halves_ess() -> None:
     comparison = compared(batch_of([[0.0, 3.5]] * 5))
     found = evaluate("token_mask", comparison.statistics, comparison.summaries, Threshold(upper=2.0))
     assert found.weights.effective_fraction == pytest.approx(0.5)
     assert found.kept_sequences == 0.0
 
 
-def test_where_nothing_is_kept_there_is_no_effective_sample() -> None:
+def test_ess_is_nan_if_nothing_is_kept() -> None:
     comparison = compared(batch_of([[3.5, 4.0]]))
     found = evaluate("token_mis", comparison.statistics, comparison.summaries)
     assert (found.kept_tokens, found.weights.mean, found.weights.variance) == (0.0, 0.0, 0.0)
     assert math.isnan(found.weights.effective_fraction)
 
 
-def test_without_advantages_their_distortion_is_not_estimable() -> None:
+def test_advantage_distortion_is_nan_without_advantages() -> None:
     comparison = compared(batch_of([[0.5, 1.0]]))
     found = evaluate("token_tis", comparison.statistics, comparison.summaries)
     assert math.isnan(found.advantage_distortion)
 
 
-def test_the_mean_difference_hides_what_the_distortion_shows() -> None:
+def test_distortion_shows_what_mean_difference_hides() -> None:
     # Symmetric: E w − E ρ is 0 without any correction, E|1 − ρ| is not.
     up, down = math.log(1.5), math.log(0.5)
     comparison = compared(batch_of([[up, down]] * 4))

@@ -1,4 +1,4 @@
-"""Real rollouts: the recorded run that the repository ships, and the model that sampled its first step."""
+"""Recorded rollouts of the run that the repository ships."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ RECORDED = REPOSITORY / "examples" / "tiny_rl" / "recorded"
 
 @cache
 def recorded_step(step: int) -> RolloutBatch:
-    """A step of the recorded run: 128 rollouts of 8 prompts."""
+    """Return a step of the recorded run: 128 rollouts of 8 prompts."""
     return decode_rollouts((RECORDED / "rollouts" / f"step_{step:04d}.parquet").read_bytes())
 
 
 def recorded_steps(*steps: int) -> RolloutBatch:
-    """Several steps of the recorded run as one batch."""
+    """Return several steps of the recorded run as one batch."""
     attributes = recorded_step(steps[0]).attributes
     return RolloutBatch.concat(dataclasses.replace(recorded_step(step), attributes=attributes) for step in steps)
 
 
 @pytest.fixture
 def step() -> RolloutBatch:
-    """A step in the middle of the run, where responses have different lengths and tokens are uncertain."""
+    """A step in the middle of the run, with responses of different lengths and uncertain tokens."""
     return recorded_step(40)
 
 
 def real_mu(batch: RolloutBatch) -> np.ndarray:
-    """log μ of a recorded batch, which always has it."""
+    """Return log μ of a recorded batch, [T]."""
     assert batch.rollout_log_probs is not None
     return batch.rollout_log_probs
 
 
 def real_pi(batch: RolloutBatch) -> np.ndarray:
-    """log π of a recorded batch, which always has it."""
+    """Return log π of a recorded batch, [T]."""
     assert batch.trainer_log_probs is not None
     return batch.trainer_log_probs

@@ -1,5 +1,7 @@
-"""Healthy batches made with numpy: a random policy, tokens drawn from it, its exact entropy, and a trainer that differs
-by noise on the logits, so that E ρ = 1 exactly."""
+"""Healthy batches made with numpy: tokens sampled from a random policy, with its exact entropy.
+
+The trainer differs by noise on the logits, so that E ρ = 1 exactly.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from foreshock.rollouts import BatchAttributes, RolloutBatch
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How sharp the policy is (scale of its logits), how large its vocabulary, and how far the trainer is from it: by
-    noise, and by a factor on its logits. `trainer_entropy`: the entropies are the trainer's."""
+    """The scale of the policy's logits, its vocabulary, and the trainer's noise and factor on the logits.
+
+    `trainer_entropy`: the logged entropies are the trainer's.
+    """
 
     sharpness: float = 3.0
     vocabulary: int = 12
@@ -31,7 +35,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def healthy_batch(
     seed: int, policy: Policy | None = None, *, groups: int = 8, per_group: int = 16, longest: int = 30, **columns: Any
 ) -> RolloutBatch:
-    """Rollouts of `groups` prompts; every token has its own distribution."""
+    """Return rollouts of `groups` prompts; every token has its own distribution."""
     policy = policy or Policy()
     random = np.random.default_rng(seed)
     rollouts = groups * per_group

@@ -20,7 +20,7 @@ _PROMPT_TOKENS, _TOKENS = 12, 10
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How it was sampled, whether the engine logs what it sampled from, and what the trainer divides its logits by."""
+    """Sampling parameters, the kind of log-probs that the engine logs, and the trainer's temperature."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -30,15 +30,15 @@ class Sampling:
 
 @cache
 def sample(how: Sampling) -> RolloutBatch:
-    """Responses of a few tokens; ends of sequences are tokens like any other. Nothing of it is declared.
+    """Return rollouts with responses of ten tokens; an end of sequence does not end a response. Nothing is declared.
 
-    The entropy is that of the distribution before it is shaped, as a trainer logs it.
+    The entropy is that of the distribution before temperature and truncation, as trainers log it.
     """
     problems = random.Random(0)
     drawn = (draw_problem(problems).prompt_token_ids for _ in range(1000))
     prompts = [prompt for prompt in drawn if len(prompt) == _PROMPT_TOKENS][:_PROMPTS]
     threads = torch.get_num_threads()
-    # So small a model gains nothing by threads, and loses much where other tests want them.
+    # Threads do not make so small a model faster, and take time from other tests.
     torch.set_num_threads(1)
     ids, raw, processed, entropy, target = _continue([prompt for prompt in prompts for _ in range(_RESPONSES)], how)
     torch.set_num_threads(threads)
@@ -60,7 +60,7 @@ def sample(how: Sampling) -> RolloutBatch:
 
 @torch.no_grad()
 def _continue(prompts: list[list[int]], how: Sampling) -> tuple[np.ndarray, ...]:
-    """[rollouts, tokens] ids, raw and processed log μ, entropy, log π of a response to each prompt."""
+    """Return ids, raw and processed log μ, entropy and log π of a response to each prompt, each [rollouts, tokens]."""
     model = load_model(RECORDED / "checkpoints" / "step_0001").eval()
     generator = torch.Generator().manual_seed(0)
     tokens, past = torch.tensor(prompts), None
@@ -68,23 +68,23 @@ def _continue(prompts: list[list[int]], how: Sampling) -> tuple[np.ndarray, ...]
     for _ in range(_TOKENS):
         output = model(input_ids=tokens, past_key_values=past, use_cache=True)
         past, logits = output.past_key_values, output.logits[:, -1].float()
-        raw, law = torch.log_softmax(logits, -1), _shaped(logits, how)
-        tokens = torch.multinomial(law.exp(), 1, generator=generator)
+        raw, shaped = torch.log_softmax(logits, -1), _shaped(logits, how)
+        tokens = torch.multinomial(shaped.exp(), 1, generator=generator)
         entropy = -(raw.exp() * raw).sum(-1, keepdim=True)
         target = torch.log_softmax(logits / how.trainer_temperature, -1).gather(1, tokens)
         for column, values in zip(
-            columns, (tokens, raw.gather(1, tokens), law.gather(1, tokens), entropy, target), strict=True
+            columns, (tokens, raw.gather(1, tokens), shaped.gather(1, tokens), entropy, target), strict=True
         ):
             column.append(values)
     return tuple(torch.cat(column, 1).numpy() for column in columns)
 
 
 def _shaped(logits: torch.Tensor, how: Sampling) -> torch.Tensor:
-    """The log-probs of the law that samples: temperature first, then the nucleus, as engines do it."""
-    law = torch.log_softmax(logits / how.temperature, -1)
+    """Return the log-probs of the sampling distribution: temperature first, then the nucleus, as in engines."""
+    shaped = torch.log_softmax(logits / how.temperature, -1)
     if how.top_p >= 1:
-        return law
-    ordered, order = law.sort(-1, descending=True)
+        return shaped
+    ordered, order = shaped.sort(-1, descending=True)
     outside = ordered.exp().cumsum(-1) - ordered.exp() >= how.top_p
     cut = torch.zeros_like(outside).scatter(-1, order, outside)
-    return torch.log_softmax(law.masked_fill(cut, -torch.inf), -1)
+    return torch.log_softmax(shaped.masked_fill(cut, -torch.inf), -1)

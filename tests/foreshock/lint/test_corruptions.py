@@ -1,4 +1,4 @@
-"""Each check fires on the mistake that it is named for, made in real recorded rollouts, and names its numbers."""
+"""Each check finds its defect in recorded rollouts, and reports its numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names(report: LintReport) -> set[str]:
 
 
 def only(report: LintReport, name: str) -> LintWarning:
-    """The one warning of a report, which is of this name."""
+    """Return the only warning of a report; it must have this name."""
     assert names(report) == {name}, [f"{warning.name}: {warning.seen}" for warning in report.warnings]
     return report.warnings[0]
 
@@ -30,7 +30,7 @@ def not_checked(report: LintReport) -> dict[str, str]:
 
 
 def shifted(values: np.ndarray, offsets: np.ndarray, by: int) -> np.ndarray:
-    """Each rollout's values moved by one place, as a slice too early or too late does; 0 where nothing is left."""
+    """Return each rollout's values moved by one place, as by a wrong slice; 0 fills the free place."""
     moved = np.zeros_like(values)
     for start, end in itertools.pairwise(offsets.tolist()):
         row = values[start:end]
@@ -47,7 +47,7 @@ def rounded_to_float16(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float16).astype(np.float32)
 
 
-def test_a_copied_column_is_a_bypass_and_not_agreement(step: RolloutBatch) -> None:
+def test_copied_column_is_identical_log_probs(step: RolloutBatch) -> None:
     copied = replace(step, trainer_log_probs=real_mu(step).copy(), attributes=BatchAttributes())
     warning = only(lint_batch(copied), "identical_log_probs")
     assert warning.severity == "critical"
@@ -56,7 +56,7 @@ def test_a_copied_column_is_a_bypass_and_not_agreement(step: RolloutBatch) -> No
     assert not_checked(lint_batch(copied))["mean_ratio"] == "the two log-probs are the same numbers"
 
 
-def test_a_declared_bypass_is_still_said_and_no_longer_bad(step: RolloutBatch) -> None:
+def test_declared_bypass_is_a_warning_and_not_critical(step: RolloutBatch) -> None:
     attributes = BatchAttributes(trainer_policy="bypass")
     copied = replace(step, trainer_log_probs=real_mu(step).copy(), attributes=attributes)
     warning = only(lint_batch(copied), "identical_log_probs")
@@ -65,7 +65,7 @@ def test_a_declared_bypass_is_still_said_and_no_longer_bad(step: RolloutBatch) -
 
 
 @pytest.mark.parametrize(("by", "neighbour", "other"), [(1, "earlier", "t − 1"), (-1, "later", "t + 1")])
-def test_a_shift_by_one_token_is_seen_in_both_directions(
+def test_shift_by_one_token_is_found_in_both_directions(
     step: RolloutBatch, by: int, neighbour: str, other: str
 ) -> None:
     moved = shifted(real_pi(step), step.response_offsets, by)
@@ -79,7 +79,7 @@ def test_a_shift_by_one_token_is_seen_in_both_directions(
 
 
 @pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
-def test_probabilities_are_named_and_what_stands_on_them_is_not_judged(step: RolloutBatch, column: str) -> None:
+def test_probabilities_are_named_and_dependent_checks_are_not_made(step: RolloutBatch, column: str) -> None:
     exponentiated = np.exp(getattr(step, column))
     report = lint_batch(replace(step, **{column: exponentiated}))
     warning = only(report, "probabilities_as_log_probs")
@@ -88,11 +88,11 @@ def test_probabilities_are_named_and_what_stands_on_them_is_not_judged(step: Rol
     assert not_checked(report)["mean_ratio"] == f"the {column} column holds no log-probs"
 
 
-def test_losses_are_log_probs_of_the_wrong_sign(step: RolloutBatch) -> None:
+def test_losses_are_negated_log_probs(step: RolloutBatch) -> None:
     assert only(lint_batch(replace(step, rollout_log_probs=-real_mu(step))), "negated_log_probs").severity == "critical"
 
 
-def test_a_probability_beyond_1_is_named_with_its_place(step: RolloutBatch) -> None:
+def test_probability_above_1_is_named_with_its_place(step: RolloutBatch) -> None:
     beyond = real_mu(step).copy()
     place = int(step.response_offsets[7]) + 1
     beyond[place] = 0.25
@@ -102,7 +102,7 @@ def test_a_probability_beyond_1_is_named_with_its_place(step: RolloutBatch) -> N
     assert "0.25" in warning.where[0].text
 
 
-def test_values_that_are_not_finite_are_counted_by_kind(step: RolloutBatch) -> None:
+def test_non_finite_values_are_counted_by_kind(step: RolloutBatch) -> None:
     broken = real_pi(step).copy()
     broken[3:5], broken[9] = -np.inf, np.nan
     warning = next(
@@ -117,14 +117,14 @@ def test_values_that_are_not_finite_are_counted_by_kind(step: RolloutBatch) -> N
 
 @pytest.mark.parametrize(("round_to", "kind"), [(rounded_to_bfloat16, "bfloat16"), (rounded_to_float16, "float16")])
 @pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
-def test_rounding_is_named_with_the_mismatch_that_it_makes(
+def test_rounding_is_named_with_its_k3(
     step: RolloutBatch, column: str, round_to: Callable[[np.ndarray], np.ndarray], kind: str
 ) -> None:
     values = getattr(step, column)
     short = round_to(values)
     warning = only(lint_batch(replace(step, **{column: short})), "rounded_log_probs")
     assert f"fit into {kind}" in warning.seen
-    # The size it gives is that of the rounding itself, over the tokens that were looked at.
+    # The reported k3 is that of the rounding itself, over the same tokens.
     seen = np.abs(values) > 0.01
     difference = values[seen].astype(np.float64) - short[seen]
     made = float((np.expm1(difference) - difference).mean())
@@ -132,8 +132,8 @@ def test_rounding_is_named_with_the_mismatch_that_it_makes(
     assert floor == pytest.approx(made, rel=0.2)
 
 
-def test_repeated_rollouts_that_fill_up_a_batch_are_seen() -> None:
-    # 120 rollouts padded to 128 by repeating the first: what dispatching to a number of ranks does.
+def test_rollouts_repeated_to_fill_a_batch_are_duplicates() -> None:
+    # 120 rollouts padded to 128 by repeating the first, as for dispatch to a number of ranks.
     batch = healthy_batch(1, groups=15, per_group=8, longest=60).select([*range(120), *range(8)])
     padded = replace(batch, sample_ids=[f"row-{row}" for row in range(128)])
     warning = only(lint_batch(padded), "duplicated_rollouts")
@@ -142,8 +142,8 @@ def test_repeated_rollouts_that_fill_up_a_batch_are_seen() -> None:
     assert "equals row-" in warning.where[0].text
 
 
-def test_a_real_batch_that_is_there_twice_is_seen_across_shards() -> None:
-    # Most responses of this step are equal by right: few ways to the same sum, and a policy that is sure of them.
+def test_batch_logged_twice_is_found_across_shards() -> None:
+    # Most responses of this step are equal without being copies: the policy is certain of them.
     step = recorded_step(60)
     half = step.select(np.arange(64))
     again = replace(half, sample_ids=[f"again-{name}" for name in half.sample_ids])
@@ -153,7 +153,7 @@ def test_a_real_batch_that_is_there_twice_is_seen_across_shards() -> None:
     assert warning.evidence["expected"] < 0.1 < warning.evidence["repeated"]
 
 
-def test_a_sampled_pad_id_that_the_trainer_drops_is_found() -> None:
+def test_sampled_pad_id_dropped_by_trainer_is_found() -> None:
     # At step 75 of the recorded run the model did sample id 0, which pads; a trainer that masks by id drops it.
     step = recorded_step(75)
     assert int((step.response_token_ids == 0).sum()) == 1
@@ -163,16 +163,16 @@ def test_a_sampled_pad_id_that_the_trainer_drops_is_found() -> None:
     assert "id 0" in warning.where[0].text
 
 
-@pytest.mark.parametrize("lost", [np.nan, -np.inf])
-def test_a_sampled_pad_id_may_also_be_lost_as_nan(lost: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_sampled_pad_id_with_non_finite_log_pi_is_found(value: float) -> None:
     steps = recorded_steps(75, 98, 107, 120, 130)
-    dropped = np.where(steps.response_token_ids == 0, np.float32(lost), real_pi(steps))
+    dropped = np.where(steps.response_token_ids == 0, np.float32(value), real_pi(steps))
     report = lint_batch(replace(steps, trainer_log_probs=dropped))
     assert names(report) == {"pad_id_sampled", "non_finite_log_probs"}
     assert report.warnings[0].evidence["dropped"] == 5
 
 
-def test_a_sampled_pad_id_that_the_mask_drops_is_found() -> None:
+def test_sampled_pad_id_dropped_by_mask_is_found() -> None:
     steps = recorded_steps(75, 98, 107, 120, 130)
     mask = (steps.response_token_ids != 0).astype(np.uint8)
     warning = only(lint_batch(replace(steps, response_mask=mask)), "pad_id_sampled")
@@ -180,7 +180,7 @@ def test_a_sampled_pad_id_that_the_mask_drops_is_found() -> None:
     assert "mask 0" in warning.seen
 
 
-def test_responses_that_the_trainer_cut_are_not_blamed_on_one_id() -> None:
+def test_responses_cut_by_trainer_are_not_a_pad_id() -> None:
     step = recorded_step(60)
     place = np.arange(step.num_tokens) - np.repeat(step.response_offsets[:-1], step.response_lengths)
     cut = np.where(place < 8, real_pi(step), np.float32(0))
@@ -189,8 +189,8 @@ def test_responses_that_the_trainer_cut_are_not_blamed_on_one_id() -> None:
     assert "pad_id_sampled" not in names(report)
 
 
-def test_masked_tokens_with_log_mu_and_advantages_are_seen(step: RolloutBatch) -> None:
-    # The last two tokens of each response are said to be tool output, and keep what was logged of them.
+def test_masked_tokens_with_log_mu_and_advantages_are_found(step: RolloutBatch) -> None:
+    # The mask declares the last two tokens of each response tool output; their values stay.
     place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
     mask = (place > 2).astype(np.uint8)
     advantage = np.repeat(np.asarray(step.reward), step.response_lengths) - np.float32(0.3)
@@ -200,7 +200,7 @@ def test_masked_tokens_with_log_mu_and_advantages_are_seen(step: RolloutBatch) -
     assert "mask 0" in warning.where[0].text
 
 
-def test_masked_tokens_that_only_the_trainer_scored_are_normal(step: RolloutBatch) -> None:
+def test_masked_tokens_scored_by_trainer_only_are_clean(step: RolloutBatch) -> None:
     place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
     mask = (place > 2).astype(np.uint8)
     assert step.entropy is not None
@@ -211,19 +211,21 @@ def test_masked_tokens_that_only_the_trainer_scored_are_normal(step: RolloutBatc
 
 
 @pytest.mark.parametrize(
-    ("attributes", "said"),
+    ("attributes", "parameters"),
     [
         (BatchAttributes(temperature=0.7, logprobs_mode="raw_logprobs"), "temperature 0.7"),
         (BatchAttributes(temperature=1.0, top_p=0.9, logprobs_mode="raw_logprobs"), "top-p 0.9"),
         (BatchAttributes(top_k=20, min_p=0.05, logprobs_mode="raw_logprobs"), "top-k 20, min-p 0.05"),
     ],
 )
-def test_raw_log_probs_under_declared_sampling_need_no_test(
-    step: RolloutBatch, attributes: BatchAttributes, said: str
+def test_raw_log_probs_under_declared_sampling_are_found_without_surprisal_test(
+    step: RolloutBatch, attributes: BatchAttributes, parameters: str
 ) -> None:
     warning = only(lint_batch(replace(step, attributes=attributes)), "raw_log_probs")
-    # Nothing beside what was declared.
-    assert warning.seen.startswith(f"128 of 128 rollouts were sampled with {said}, and the engine logs raw_logprobs")
+    # Only declared parameters are listed.
+    assert warning.seen.startswith(
+        f"128 of 128 rollouts were sampled with {parameters}, and the engine logs raw_logprobs"
+    )
 
 
 def test_sampling_columns_count_like_attributes(step: RolloutBatch) -> None:
@@ -233,20 +235,20 @@ def test_sampling_columns_count_like_attributes(step: RolloutBatch) -> None:
     assert "5 of 128 rollouts were sampled with top-p 0.95" in warning.seen
 
 
-def test_shaped_sampling_without_a_mode_is_not_guessed(step: RolloutBatch) -> None:
+def test_shaped_sampling_without_logprobs_mode_is_not_checked(step: RolloutBatch) -> None:
     report = lint_batch(replace(step, attributes=BatchAttributes(top_p=0.9), entropy=None))
     assert report.is_clean
     assert "logprobs_mode is not declared" in not_checked(report)["raw_log_probs"]
     assert "chance of equal responses is not known" in not_checked(report)["duplicated_rollouts"]
 
 
-def test_tokens_that_were_certain_say_nothing_of_their_law(step: RolloutBatch) -> None:
+def test_certain_tokens_are_too_few_for_surprisal_test(step: RolloutBatch) -> None:
     certain = np.zeros(step.num_tokens, np.float32)
     sure = replace(step, rollout_log_probs=certain, trainer_log_probs=None, entropy=certain)
     report = lint_batch(replace(sure, attributes=BatchAttributes()))
     assert "0 nats of entropy do not suffice" in not_checked(report)["raw_log_probs"]
 
 
-def test_every_warning_says_what_it_does_and_what_to_do() -> None:
+def test_every_check_has_effect_and_remedy() -> None:
     assert all(check.effect.endswith(".") and check.remedy.endswith((".", ")")) for check in CHECKS.values())
     assert all(not check.title.endswith(".") for check in CHECKS.values())

@@ -1,4 +1,4 @@
-"""Evidence merges: however a batch is split into shards, and in whatever order they come, the verdict is the same."""
+"""Evidence merges: any split of a batch into shards, merged in any order, gives the same report."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 from tests.foreshock.lint.conftest import recorded_step
 
-# Of a column's bits and of rollouts' alignment a sample is looked at: which tokens are in it depends on the shards.
+# Rounding and alignment are counted over a sample of tokens, which depends on the shards.
 SAMPLED = ("rounding", "as_bfloat16", "as_float16", "shift")
 
 
-def hurt(seed: int) -> RolloutBatch:
-    """A batch with a bit of everything: masks, NaN, dropped and repeated rollouts."""
+def damaged_batch(seed: int) -> RolloutBatch:
+    """Return a batch with masks, NaN, missing log-probs and repeated rollouts."""
     batch = random_batch(seed, rollouts=24, longest=20)
     assert batch.trainer_log_probs is not None
     broken = batch.trainer_log_probs.copy()
@@ -36,8 +36,8 @@ def hurt(seed: int) -> RolloutBatch:
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), order=st.permutations(range(26)), parts=st.integers(1, 6))
-def test_any_split_in_any_order_gives_the_same_evidence(seed: int, order: list[int], parts: int) -> None:
-    batch = hurt(seed)
+def test_any_split_in_any_order_gives_same_evidence(seed: int, order: list[int], parts: int) -> None:
+    batch = damaged_batch(seed)
     whole = collect_evidence(batch)
     shards = [batch.select(np.array(rows)) for rows in np.array_split(order, parts)]
     merged = reduce(LintEvidence.merge, [collect_evidence(shard) for shard in shards])
@@ -57,22 +57,22 @@ def test_any_split_in_any_order_gives_the_same_evidence(seed: int, order: list[i
     ]
 
 
-def test_merging_knows_no_order() -> None:
-    one, two = collect_evidence(hurt(1)), collect_evidence(hurt(2))
-    there, back = run_checks(one.merge(two)), run_checks(two.merge(one))
-    assert there == back
-    assert there.warnings
+def test_merge_is_commutative() -> None:
+    one, two = collect_evidence(damaged_batch(1)), collect_evidence(damaged_batch(2))
+    forward, backward = run_checks(one.merge(two)), run_checks(two.merge(one))
+    assert forward == backward
+    assert forward.warnings
 
 
-def test_evidence_comes_back_from_its_bytes() -> None:
-    evidence = collect_evidence(hurt(3))
+def test_evidence_round_trips_through_bytes() -> None:
+    evidence = collect_evidence(damaged_batch(3))
     again = LintEvidence.from_bytes(evidence.to_bytes(), evidence.examples_to_json())
     assert again.to_bytes() == evidence.to_bytes()
     assert run_checks(again) == run_checks(evidence)
     assert any(warning.where for warning in run_checks(again).warnings)
 
 
-def test_evidence_of_a_large_shard_is_small() -> None:
+def test_evidence_of_large_shard_is_small() -> None:
     evidence = collect_evidence(recorded_step(160))
     assert len(evidence.to_bytes()) < 128 * 64 + 2048
 
@@ -83,8 +83,8 @@ def test_damaged_evidence_is_an_error(damage: bytes) -> None:
         LintEvidence.from_bytes(damage)
 
 
-def test_examples_hold_no_character_that_a_database_refuses() -> None:
-    batch = hurt(4)
+def test_examples_hold_only_storable_characters() -> None:
+    batch = damaged_batch(4)
     named = replace(batch, sample_ids=[f"a\x00b\ud800{row}" for row in range(batch.num_rollouts)])
     for examples in collect_evidence(named).examples_to_json().values():
         for example in examples:
@@ -93,8 +93,8 @@ def test_examples_hold_no_character_that_a_database_refuses() -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
-def test_the_size_of_a_piece_makes_no_difference(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = hurt(5)
+def test_piece_size_does_not_change_evidence(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = damaged_batch(5)
     expected = collect_evidence(batch)
     monkeypatch.setattr(pieces, "_PIECE_TOKENS", piece)
     evidence = collect_evidence(batch)

@@ -1,4 +1,4 @@
-"""No false alarm: healthy real runs, healthy made ones of every shape, and a thousand steps of them."""
+"""No false alarm: recorded runs, generated batches of any shape, and a thousand generated steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found(evidence: LintEvidence) -> list[str]:
     return [f"{warning.name}: {warning.seen}" for warning in run_checks(evidence).warnings]
 
 
-def test_the_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
+def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
     steps = [collect_evidence(recorded_step(step)) for step in range(1, 161)]
     assert [found(step) for step in steps] == [[]] * 160
     whole = reduce(LintEvidence.merge, (step.without_rollout_hashes() for step in steps))
@@ -39,14 +39,14 @@ def test_the_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("run", ["healthy", "collapsed"])
-def test_the_shared_runs_are_clean_at_every_step(run: str) -> None:
-    # The collapsed one collapses by its learning rate: its log-probs are what they say they are.
+def test_shared_runs_are_clean_at_every_step(run: str) -> None:
+    # The collapsed run collapses because of its learning rate; its log-probs are valid.
     for step, batch in iterate_steps(recorded_run(run)):
         assert found(collect_evidence(batch)) == [], step
 
 
 @pytest.mark.shared
-def test_what_a_shared_run_cannot_show_is_said() -> None:
+def test_shared_run_reports_checks_not_made() -> None:
     _, batch = next(iter(iterate_steps(recorded_run("healthy"))))
     assert {check.name: check.why for check in lint_batch(batch).not_checked} == {
         "raw_log_probs": "the surprisal test needs rollout_log_probs and entropy",
@@ -63,7 +63,7 @@ def test_what_a_shared_run_cannot_show_is_said() -> None:
     per_group=st.integers(1, 16),
     longest=st.integers(1, 60),
 )
-def test_a_healthy_batch_of_any_shape_is_clean(
+def test_healthy_batch_of_any_shape_is_clean(
     seed: int, policy: Policy, groups: int, per_group: int, longest: int
 ) -> None:
     batch = healthy_batch(seed, policy, groups=groups, per_group=per_group, longest=longest)
@@ -72,7 +72,7 @@ def test_a_healthy_batch_of_any_shape_is_clean(
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), policy=POLICIES, share=st.floats(0.0, 0.9))
-def test_tool_tokens_that_carry_nothing_are_no_matter(seed: int, policy: Policy, share: float) -> None:
+def test_tool_tokens_without_values_are_clean(seed: int, policy: Policy, share: float) -> None:
     batch = healthy_batch(seed, policy)
     mask = (np.random.default_rng(seed).random(batch.num_tokens) >= share).astype(np.uint8)
     assert batch.rollout_log_probs is not None
@@ -82,7 +82,7 @@ def test_tool_tokens_that_carry_nothing_are_no_matter(seed: int, policy: Policy,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [Policy(sharpness=2.0), Policy(sharpness=9.0, vocabulary=24, noise=0.1)])
-def test_a_thousand_healthy_steps_give_no_warning(policy: Policy) -> None:
+def test_thousand_healthy_steps_give_no_warning(policy: Policy) -> None:
     whole: LintEvidence | None = None
     for step in range(500):
         evidence = collect_evidence(healthy_batch(step, policy, per_group=8, longest=20))
@@ -93,13 +93,13 @@ def test_a_thousand_healthy_steps_give_no_warning(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("lag_noise", [0.3, 0.6])
-def test_a_large_mismatch_is_a_mismatch_and_no_mistake(lag_noise: float) -> None:
-    # Stale weights, k3 of 0.05 and 0.2 a token: real, large, and every number means what it says.
+def test_large_mismatch_gives_no_warning(lag_noise: float) -> None:
+    # Stale weights with a k3 of 0.05 and 0.2 per token: a real mismatch, and valid log-probs.
     batch = healthy_batch(3, Policy(noise=lag_noise))
     assert found(collect_evidence(batch)) == []
 
 
-def test_a_policy_that_is_sure_of_everything_is_not_blamed_for_equal_numbers() -> None:
+def test_certain_policy_is_not_identical_log_probs() -> None:
     batch = healthy_batch(0)
     certain = np.zeros(batch.num_tokens, np.float32)
     sure = replace(batch, rollout_log_probs=certain, trainer_log_probs=certain.copy(), entropy=certain.copy())
@@ -109,7 +109,7 @@ def test_a_policy_that_is_sure_of_everything_is_not_blamed_for_equal_numbers() -
 
 
 @pytest.mark.parametrize("missing", ["rollout_log_probs", "trainer_log_probs", "entropy", "group_ids"])
-def test_what_is_not_logged_is_not_checked_and_not_blamed(missing: str) -> None:
+def test_missing_column_is_not_checked_and_gives_no_warning(missing: str) -> None:
     report = lint_batch(replace(healthy_batch(0), **{missing: None}, attributes=BatchAttributes()))
     assert report.is_clean
     expected = {
@@ -122,6 +122,6 @@ def test_what_is_not_logged_is_not_checked_and_not_blamed(missing: str) -> None:
     assert all(check.why for check in report.not_checked)
 
 
-def test_a_batch_without_a_single_token_is_clean() -> None:
+def test_batch_without_tokens_is_clean() -> None:
     empty = RolloutBatch.from_lists(["a", "b"], [[1], [2]], [[], []], rollout_log_probs=[[], []])
     assert lint_batch(empty).is_clean

@@ -1,4 +1,4 @@
-"""Mistakes in a part of the rollouts, at an end of each, or by a factor: named as what they are, and nothing else."""
+"""Defects in a part of the rollouts, at one end of each, or by a factor: each gives its own warning only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.foreshock.lint.test_corruptions import not_checked, only, rounded_to_
 
 
 def of_one_rank(batch: RolloutBatch) -> np.ndarray:
-    """[T] the tokens of the last quarter of the rollouts."""
+    """Return True for the tokens of the last quarter of the rollouts, [T]."""
     return np.repeat(np.arange(batch.num_rollouts), batch.response_lengths) >= 0.75 * batch.num_rollouts
 
 
 @pytest.mark.parametrize("by", [1, -1])
-def test_a_shift_in_the_rollouts_of_one_rank_is_a_shift_and_no_lost_tokens(by: int) -> None:
+def test_shift_in_rollouts_of_one_rank_is_a_shift_only(by: int) -> None:
     batch = healthy_batch(1)
     moved = np.where(of_one_rank(batch), shifted(real_pi(batch), batch.response_offsets, by), real_pi(batch))
     warning = only(lint_batch(replace(batch, trainer_log_probs=moved)), "shifted_log_probs")
@@ -30,13 +30,13 @@ def test_a_shift_in_the_rollouts_of_one_rank_is_a_shift_and_no_lost_tokens(by: i
     assert "in the others it does not" in warning.seen
 
 
-def test_a_shift_of_log_mu_is_not_called_padding_too() -> None:
+def test_shift_of_log_mu_is_not_padding() -> None:
     batch = healthy_batch(1)
     moved = shifted(real_mu(batch), batch.response_offsets, -1)
     only(lint_batch(replace(batch, rollout_log_probs=moved)), "shifted_log_probs")
 
 
-def test_rollouts_copied_by_one_rank_are_seen_beside_recomputed_ones() -> None:
+def test_rollouts_copied_by_one_rank_are_found() -> None:
     batch = healthy_batch(2)
     copied = np.where(of_one_rank(batch), real_mu(batch), real_pi(batch))
     warning = only(lint_batch(replace(batch, trainer_log_probs=copied)), "identical_log_probs")
@@ -45,7 +45,7 @@ def test_rollouts_copied_by_one_rank_are_seen_beside_recomputed_ones() -> None:
 
 
 @pytest.mark.parametrize(("round_to", "kind"), [(rounded_to_bfloat16, "bfloat16"), (rounded_to_float16, "float16")])
-def test_rollouts_rounded_by_one_rank_are_seen(round_to: object, kind: str) -> None:
+def test_rollouts_rounded_by_one_rank_are_found(round_to: object, kind: str) -> None:
     batch = healthy_batch(3)
     assert callable(round_to)
     short = np.where(of_one_rank(batch), round_to(real_pi(batch)), real_pi(batch))
@@ -55,7 +55,7 @@ def test_rollouts_rounded_by_one_rank_are_seen(round_to: object, kind: str) -> N
 
 @pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
 @pytest.mark.parametrize("base", [2, 10])
-def test_logarithms_of_another_base_are_named_with_their_column(column: str, base: int) -> None:
+def test_other_log_base_is_named_with_its_column(column: str, base: int) -> None:
     steps = recorded_steps(1, 2, 3)
     report = lint_batch(replace(steps, **{column: getattr(steps, column) / np.float32(np.log(base))}))
     warning = only(report, "wrong_log_base")
@@ -63,7 +63,7 @@ def test_logarithms_of_another_base_are_named_with_their_column(column: str, bas
     assert "of different bases" in not_checked(report)["mean_ratio"]
 
 
-def test_both_columns_in_base_2_are_seen_by_the_entropy() -> None:
+def test_base_2_in_both_columns_is_found_by_entropy() -> None:
     steps = recorded_steps(1, 2, 3, 4)
     factor = np.float32(1 / np.log(2))
     both = replace(steps, rollout_log_probs=real_mu(steps) * factor, trainer_log_probs=real_pi(steps) * factor)
@@ -71,7 +71,7 @@ def test_both_columns_in_base_2_are_seen_by_the_entropy() -> None:
 
 
 def padded(batch: RolloutBatch, pad: int) -> RolloutBatch:
-    """Responses filled up with a pad id, without a mask; the engine has 0 there, the trainer a score."""
+    """Pad responses with a pad id, without a mask; the engine has 0 there, the trainer a score."""
     longest = int(batch.response_lengths.max())
     kept = np.arange(longest) < batch.response_lengths[:, None]
     columns = {}
@@ -85,14 +85,14 @@ def padded(batch: RolloutBatch, pad: int) -> RolloutBatch:
     return replace(batch, response_token_ids=ids.ravel(), response_offsets=offsets, **columns)
 
 
-def test_padding_that_the_trainer_scored_is_not_called_truncation() -> None:
+def test_padding_scored_by_trainer_is_not_truncation() -> None:
     warning = only(lint_batch(padded(healthy_batch(4), 11)), "tokens_without_engine")
     assert "padding that the trainer scored" in warning.seen
     assert "id 11, log μ 0, log π -4.1" in warning.where[0].text
 
 
 @pytest.mark.parametrize(("end", "words"), [("first", "each the first token"), ("last", "each the last token")])
-def test_one_token_at_an_end_without_a_log_mu_is_placed(end: str, words: str) -> None:
+def test_missing_log_mu_at_one_end_is_placed(end: str, words: str) -> None:
     batch = healthy_batch(5)
     places = batch.response_offsets[:-1] if end == "first" else batch.response_offsets[1:] - 1
     zero = real_mu(batch).copy()
@@ -103,7 +103,7 @@ def test_one_token_at_an_end_without_a_log_mu_is_placed(end: str, words: str) ->
     assert f"each at the {end} token of its response" in warning.seen
 
 
-def test_single_values_that_are_not_finite_are_not_blamed_on_their_ids() -> None:
+def test_single_non_finite_value_is_not_a_pad_id() -> None:
     batch = healthy_batch(6, Policy(vocabulary=64))
     place = int(np.argmin(real_mu(batch)))
     lost = real_pi(batch).copy()
@@ -113,18 +113,18 @@ def test_single_values_that_are_not_finite_are_not_blamed_on_their_ids() -> None
 
 
 @pytest.mark.parametrize("scale", [0.8, 1.25])
-def test_entropies_of_a_trainer_that_has_moved_on_are_no_raw_log_probs(scale: float) -> None:
+def test_entropy_of_lagging_trainer_is_not_raw_log_probs(scale: float) -> None:
     policy = Policy(sharpness=2.0, trainer_scale=scale, trainer_entropy=True)
     report = lint_batch(healthy_batch(7, policy, attributes=BatchAttributes()))
     warning = only(report, "entropy_of_trainer")
     assert warning.severity == "warning"
     assert abs(warning.evidence["share_of_pi"]) < 0.05 < abs(warning.evidence["share_of_mu"])
     assert not_checked(report)["raw_log_probs"] == "`entropy` is that of π and not of μ"
-    # The same policies with μ's own entropies: a lag, and nothing to say.
+    # The same policies with the entropies of μ: a lag, which is not a defect.
     assert lint_batch(healthy_batch(7, replace(policy, trainer_entropy=False))).is_clean
 
 
-def test_a_declared_temperature_that_the_trainer_leaves_out_is_seen() -> None:
+def test_declared_temperature_not_applied_by_trainer_is_found() -> None:
     batch = sample(Sampling(temperature=0.6, processed=True))
     declared = BatchAttributes(temperature=0.6, logprobs_mode="processed_logprobs")
     warning = only(lint_batch(replace(batch, attributes=declared, entropy=None)), "temperature_of_trainer")
@@ -135,7 +135,7 @@ def test_a_declared_temperature_that_the_trainer_leaves_out_is_seen() -> None:
     assert "declared" in not_checked(undeclared)["temperature_of_trainer"]
 
 
-def test_the_same_tokens_in_another_order_are_another_response() -> None:
+def test_same_tokens_in_another_order_are_not_a_duplicate() -> None:
     ids, values = [5, 6, 7, 6], [-3.0, -4.0, -2.0, -5.0]
     order = [2, 1, 0, 3]
     batch = RolloutBatch.from_lists(
@@ -148,7 +148,7 @@ def test_the_same_tokens_in_another_order_are_another_response() -> None:
     assert lint_batch(batch.select([0, 1])).is_clean
 
 
-def test_responses_that_never_differ_may_be_greedy_and_that_is_said() -> None:
+def test_equal_responses_of_every_prompt_suggest_temperature_0() -> None:
     batch = healthy_batch(8, groups=8, per_group=1, longest=20)
     again = batch.select(np.repeat(np.arange(8), 4))
     greedy = replace(again, sample_ids=[f"row-{row}" for row in range(32)], attributes=BatchAttributes())

@@ -1,4 +1,4 @@
-"""Whatever numbers a batch holds, the lint neither fails nor warns through numpy, and its report is plain JSON."""
+"""For any values in a batch the lint raises no error and no numpy warning, and its report is plain JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = st.one_of(
 
 @st.composite
 def strange_batches(draw: st.DrawFn) -> RolloutBatch:
-    """A few rollouts, some of them empty, with any float in any column that is there."""
+    """Draw a few rollouts, some of them empty, with any floats in any columns."""
     lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=8))
     tokens, rollouts = sum(lengths), len(lengths)
 
@@ -51,7 +51,7 @@ def strange_batches(draw: st.DrawFn) -> RolloutBatch:
 
 @settings(max_examples=150)
 @given(strange_batches(), strange_batches())
-def test_any_numbers_give_a_report(one: RolloutBatch, two: RolloutBatch) -> None:
+def test_any_values_give_a_report(one: RolloutBatch, two: RolloutBatch) -> None:
     evidence = collect_evidence(one).merge(collect_evidence(two))
     again = LintEvidence.from_bytes(evidence.to_bytes(), evidence.examples_to_json())
     report = run_checks(again)

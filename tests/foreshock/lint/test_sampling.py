@@ -1,4 +1,4 @@
-"""The checks that ask whether the logged μ sampled, on a real model that samples with real temperature and top-p."""
+"""The checks of the sampling distribution, on a real model that samples with temperature and top-p."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_plain_sampling_is_clean_and_tested() -> None:
         (Sampling(temperature=1.5), "a temperature above 1"),
     ],
 )
-def test_raw_log_probs_look_perfect_but_for_their_surprisal(how: Sampling, words: str) -> None:
+def test_raw_log_probs_are_found_by_surprisal_alone(how: Sampling, words: str) -> None:
     warnings = warnings_of(sample(how))
-    assert set(warnings) == {"raw_log_probs"}, "mean ρ is 1 and d is small: nothing else can see it"
+    assert set(warnings) == {"raw_log_probs"}, "mean ρ is 1 and d is small: no other check finds it"
     warning = warnings["raw_log_probs"]
     assert warning.severity == "critical"
     assert words in warning.seen
@@ -39,19 +39,19 @@ def test_raw_log_probs_look_perfect_but_for_their_surprisal(how: Sampling, words
     assert abs(warning.evidence["mean_surprisal"] / warning.evidence["mean_entropy"] - 1) > 0.05
 
 
-def test_processed_log_probs_of_a_truncated_law_pull_the_mean_of_rho_below_1() -> None:
+def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
     batch = sample(Sampling(top_p=0.8, processed=True))
     warning = warnings_of(batch)["processed_log_probs"]
     assert warning.severity == "critical"
     assert warning.evidence["mean_ratio"] < 0.95
     assert warning.evidence["certain_under_mu_only"] > 50
     assert "log π" in warning.where[0].text
-    # Declared or not, and without entropies, it is seen by the same numbers.
+    # Declared sampling or missing entropies do not change the result.
     declared = replace(batch, attributes=BatchAttributes(top_p=0.8, logprobs_mode="processed_logprobs"), entropy=None)
     assert set(warnings_of(declared)) == {"processed_log_probs"}
 
 
-def test_a_trainer_that_applies_a_temperature_which_raw_log_probs_lack_moves_the_mean_of_rho() -> None:
+def test_temperature_of_trainer_beside_raw_log_probs_moves_mean_ratio() -> None:
     batch = sample(Sampling(temperature=0.6, trainer_temperature=0.6))
     warnings = warnings_of(replace(batch, entropy=None))
     assert set(warnings) == {"mean_ratio"}
@@ -61,13 +61,13 @@ def test_a_trainer_that_applies_a_temperature_which_raw_log_probs_lack_moves_the
     assert "16 prompt groups" in warning.seen
 
 
-def test_processed_log_probs_under_a_temperature_that_the_trainer_applies_too_are_right() -> None:
+def test_processed_log_probs_with_same_temperature_in_trainer_are_clean() -> None:
     batch = sample(Sampling(temperature=0.6, trainer_temperature=0.6, processed=True))
     attributes = BatchAttributes(temperature=0.6, logprobs_mode="processed_logprobs")
     assert lint_batch(replace(batch, entropy=None, attributes=attributes)).is_clean
 
 
-def test_a_handful_of_tokens_or_of_groups_is_not_judged() -> None:
+def test_few_tokens_or_groups_are_not_checked() -> None:
     batch = sample(Sampling(top_p=0.9))
     few = lint_batch(batch.select(range(0, 512, 64)))
     assert few.is_clean

@@ -1,4 +1,4 @@
-"""A batch of rollouts in memory: what it is built from, and parts of it."""
+"""Batches of rollouts in memory: construction and selection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 
 
-def test_lists_of_tensors_are_lists_of_rollouts() -> None:
-    """As frameworks without padding hold them, in bfloat16 or as part of a graph."""
+def test_lists_of_tensors_are_accepted() -> None:
+    """Frameworks without padding hold such lists, in bfloat16 or as part of a graph."""
     rows: list[Any] = [torch.tensor([-0.5, -1.25]).bfloat16(), torch.tensor([-3.0]).requires_grad_()]
     ids: list[Any] = [torch.tensor([1, 2]), [3]]
     batch = RolloutBatch.from_lists(["a", "b"], [[1], [1]], ids, rollout_log_probs=rows)
@@ -25,7 +25,7 @@ def test_lists_of_tensors_are_lists_of_rollouts() -> None:
     np.testing.assert_array_equal(alike.rollout_log_probs, batch.rollout_log_probs)
 
 
-def test_whole_numbers_are_names_and_nothing_else_is() -> None:
+def test_whole_numbers_are_accepted_as_names() -> None:
     ids: dict[str, Any] = {"prompt_token_ids": [[1], [1]], "response_token_ids": [[1, 2], [3]]}
     named = RolloutBatch.from_lists(["0", "1"], **ids, group_ids=["5", None])
     numbered = RolloutBatch.from_lists(range(2), **ids, group_ids=np.array([5, None], object))
@@ -68,14 +68,14 @@ def test_whole_numbers_keep_their_value_or_are_refused(values: Any, fits: bool) 
         ({"prompt_token_ids": [None, [1]]}, 0, "prompt_token_ids"),
     ],
 )
-def test_a_row_that_is_no_list_is_named(columns: dict[str, Any], row: int, column: str) -> None:
+def test_row_that_is_not_a_list_is_named(columns: dict[str, Any], row: int, column: str) -> None:
     rows: dict[str, Any] = {"prompt_token_ids": [[1], [1]], "response_token_ids": [[1, 2], [3]]} | columns
     with pytest.raises(InvalidRolloutsError, match="must be a list") as raised:
         RolloutBatch.from_lists(["a", "b"], **rows)
     assert (raised.value.row, raised.value.column) == (row, column)
 
 
-def test_rollouts_are_chosen_as_numpy_chooses() -> None:
+def test_select_indexes_like_numpy() -> None:
     batch = random_batch(0, 4)
     assert batch.select([]).num_rollouts == 0
     assert batch.select([2, -1]).sample_ids == ["sample-0-2", "sample-0-3"]

@@ -1,4 +1,4 @@
-"""Damaged and hostile bodies end in an error that names them, never in another exception and never in a crash."""
+"""Damaged and hostile bodies raise RolloutsError, and never crash the process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.foreshock.batches import random_batch
     "data",
     [b"", b"PAR1", b"PAR1PAR1", b"PAR1" + b"\0" * 8 + b"PAR1", b"PAR1\xff\xff\xff\xffPAR1", b"x" * 100, b"PK\x03\x04"],
 )
-def test_what_is_not_parquet_is_refused(data: bytes) -> None:
+def test_body_that_is_not_parquet_is_refused(data: bytes) -> None:
     with pytest.raises(RolloutsError):
         decode_rollouts(data)
 
 
-def test_a_body_cut_anywhere_is_refused() -> None:
+def test_truncated_body_is_refused() -> None:
     data = encode_rollouts(random_batch(0, rollouts=3, longest=4))
     for length in range(0, len(data), 37):
         with pytest.raises(InvalidRolloutsError):
@@ -61,8 +61,8 @@ print(refused)
     tuple(int(part) for part in pa.__version__.split(".")[:3]) <= (23, 0, 0),
     reason="older pyarrow crashes on pages that are damaged inside; the service demands a newer one",
 )
-def test_no_damage_crashes_the_process() -> None:
-    """In a process of its own: Arrow can end the one it runs in on a damaged footer."""
+def test_damaged_body_does_not_crash_process() -> None:
+    """The test runs in a subprocess, because Arrow can crash the process on a damaged footer."""
     data = encode_rollouts(random_batch(0, rollouts=3, longest=4))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FUZZ)], input=data.hex(), capture_output=True, text=True, check=False
@@ -71,7 +71,7 @@ def test_no_damage_crashes_the_process() -> None:
     assert int(done.stdout) > 500
 
 
-def test_random_footers_are_read_in_bounded_time_or_refused() -> None:
+def test_random_footers_are_read_or_refused() -> None:
     generator = random.Random(3)
     for _ in range(3000):
         data = generator.randbytes(generator.randrange(200))
@@ -92,12 +92,12 @@ def test_random_footers_are_read_in_bounded_time_or_refused() -> None:
         b"\x1d",
     ],
 )
-def test_footers_that_are_too_deep_too_long_or_endless_are_refused(data: bytes) -> None:
+def test_footers_that_are_too_deep_or_too_long_are_refused(data: bytes) -> None:
     with pytest.raises(ThriftError):
         read_struct(data)
 
 
-def test_a_footer_struct_is_read() -> None:
+def test_footer_struct_is_read() -> None:
     # Field 1: the integer −3; field 2: true; field 4: the list [1, 2]; field 5: the text "ab"; field 6: {1: 7}.
     data = bytes([0x15, 0x05, 0x11, 0x29, 0x25, 0x02, 0x04, 0x18, 0x02]) + b"ab" + bytes([0x1C, 0x15, 0x0E, 0x00, 0x00])
     struct = {1: -3, 2: True, 4: [1, 2], 5: b"ab", 6: {1: 7}}
@@ -106,7 +106,7 @@ def test_a_footer_struct_is_read() -> None:
 
 
 def varint(number: int) -> bytes:
-    """A whole number as a footer writes it."""
+    """Return a whole number as a footer encodes it."""
     zigzag, parts = number << 1, []
     while zigzag > 127:
         parts.append(zigzag & 127 | 128)
@@ -114,7 +114,7 @@ def varint(number: int) -> bytes:
     return bytes([*parts, zigzag])
 
 
-def test_pages_that_hold_more_than_their_footer_says_are_refused_before_they_are_decoded(
+def test_pages_that_exceed_footer_are_refused_before_decoding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokens = 100_000
@@ -149,7 +149,7 @@ def test_pages_that_hold_more_than_their_footer_says_are_refused_before_they_are
         {"row_group_size": 1},
     ],
 )
-def test_honest_files_of_other_writers_are_taken(options: dict[str, Any]) -> None:
+def test_files_of_other_writers_are_accepted(options: dict[str, Any]) -> None:
     batch = random_batch(0, rollouts=40, longest=30)
     table = pq.read_table(io.BytesIO(encode_rollouts(batch)))
     sink = io.BytesIO()

@@ -1,4 +1,4 @@
-"""JSON lines become rollouts whose ids stay the same."""
+"""Rollouts from JSON lines, with reproducible ids."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(folder: Path, *lines: Any, name: str = "step_0002.jsonl") -> Path:
 
 
 @pytest.mark.parametrize("name", ["step_0002.jsonl", "step_0002.jsonl.gz"])
-def test_a_line_is_a_rollout(tmp_path: Path, name: str) -> None:
+def test_line_is_a_rollout(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, LINE, LINE | {"group": 1}, LINE, name=name)
     batch = read_jsonl(path, attributes=BatchAttributes(temperature=1.0))
     assert batch.sample_ids == [
@@ -42,6 +42,21 @@ def test_a_line_is_a_rollout(tmp_path: Path, name: str) -> None:
     assert batch.finish_reasons == ["stop"] * 3
     assert batch.attributes.temperature == 1.0
     assert read_jsonl(path).sample_ids == batch.sample_ids
+
+
+def test_line_may_have_any_column_of_the_table(tmp_path: Path) -> None:
+    columns = {"advantage": [0.5, 0.5, 0.5], "response_mask": [1, 0, 1], "top_k": None, "data_source": "sums"}
+    line = LINE | columns | {"trainer_log_probs": [-1.2, -0.1, -0.25], "colour": "red"}
+    batch = read_jsonl(write(tmp_path, line, line), attributes=BatchAttributes(top_k=20))
+    assert batch.advantage is not None
+    assert batch.response_mask is not None
+    assert batch.top_k is not None
+    assert batch.trainer_log_probs is not None
+    assert (batch.advantage_per_token, batch.advantage.tolist()) == (True, [0.5] * 6)
+    assert batch.response_mask.tolist() == [1, 0, 1] * 2
+    assert batch.top_k.tolist() == [20, 20]
+    assert batch.data_sources == ["sums"] * 2
+    assert batch.trainer_log_probs[0] == np.float32(-1.2)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +71,10 @@ def test_a_line_is_a_rollout(tmp_path: Path, name: str) -> None:
         (LINE | {"response_token_ids": [1, 2.5, 3]}, "response_token_ids"),
         (LINE | {"reward": "high"}, "reward"),
         (LINE | {"finish_reason": 3}, "finish_reason"),
+        (LINE | {"reward": True}, "reward"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, line: Any, column: str | None) -> None:
+def test_invalid_line_is_named(tmp_path: Path, line: Any, column: str | None) -> None:
     with pytest.raises(InvalidRolloutsError) as caught:
         read_jsonl(write(tmp_path, LINE, line))
     assert (caught.value.row, caught.value.column) == (1, column)
@@ -79,7 +95,7 @@ def test_files_that_are_not_step_files_are_refused(tmp_path: Path) -> None:
         read_jsonl(write(tmp_path, ""))
 
 
-def test_a_gzip_bomb_is_stopped(tmp_path: Path) -> None:
+def test_gzip_bomb_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, " " * 5_000_000, name="step_0002.jsonl.gz")
     with pytest.raises(LimitExceededError):
         read_jsonl(path, limits=DecodeLimits(max_uncompressed_bytes=1_000_000))
@@ -88,7 +104,7 @@ def test_a_gzip_bomb_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared
-def test_the_recorded_runs_are_read(tmp_path: Path) -> None:
+def test_recorded_runs_are_read(tmp_path: Path) -> None:
     steps = list(iterate_steps(recorded_run("collapsed")))
     assert [step for step, _ in steps] == list(range(1, 121))
     assert all(batch.num_rollouts == 128 for _, batch in steps)

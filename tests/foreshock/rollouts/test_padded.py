@@ -1,4 +1,4 @@
-"""Padded arrays, whichever side is padded and whatever they are made of, give the batch that flat arrays give."""
+"""Padded arrays of any padding side and framework give the same batch as flat arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_ROLLOUTS = ("group_ids", "data_sources", "reward", "finish_reasons", "tempera
 
 
 def cells(batch: RolloutBatch, kind: str, seed: int) -> NDArray[np.bool_]:
-    """[N, L] where the tokens of a batch are put."""
+    """Return True for the cells of the tokens of a batch, [N, L]."""
     random = np.random.default_rng(seed)
     lengths = batch.response_lengths
     width = int(lengths.max()) + 5
@@ -42,7 +42,7 @@ def cells(batch: RolloutBatch, kind: str, seed: int) -> NDArray[np.bool_]:
 
 
 def padded(values: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[Any]:
-    """The flat values in these cells, and around them what nobody may look at."""
+    """Return an array with the flat values in these cells, and invalid values in the padding."""
     garbage = np.array(1e30, values.dtype) if values.dtype.kind == "f" else np.array(-100, np.int64)
     whole = np.full(inside.shape, garbage)
     whole[inside] = values
@@ -61,7 +61,7 @@ def mask_in(batch: RolloutBatch, inside: NDArray[np.bool_]) -> NDArray[np.int64]
 
 
 def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
-    """Every field is the same to the last bit, and so is everything that is measured."""
+    """Assert that all fields and all measures are bit for bit equal."""
     for item in dataclasses.fields(RolloutBatch):
         found, wanted = getattr(one, item.name), getattr(two, item.name)
         if isinstance(wanted, np.ndarray):
@@ -77,7 +77,7 @@ def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
 
 
 def from_first_to_last_sampled(batch: RolloutBatch) -> RolloutBatch:
-    """The batch without the tool output that its responses begin or end with."""
+    """Return the batch without tool output at the start or end of its responses."""
     keep = np.zeros(batch.num_tokens, np.bool_)
     lengths = []
     for start, stop in zip(batch.response_offsets[:-1], batch.response_offsets[1:], strict=True):
@@ -96,7 +96,7 @@ def from_first_to_last_sampled(batch: RolloutBatch) -> RolloutBatch:
     kind=st.sampled_from(["right", "left", "middle", "scattered"]),
     tensors=st.booleans(),
 )
-def test_padded_arrays_are_the_same_batch_as_flat_ones(seed: int, rollouts: int, kind: str, tensors: bool) -> None:
+def test_padded_arrays_give_same_batch_as_flat_ones(seed: int, rollouts: int, kind: str, tensors: bool) -> None:
     batch = random_batch(seed, rollouts, 20)
     inside = cells(batch, kind, seed)
     prompts = np.ones((rollouts, 5), np.int64)
@@ -118,7 +118,7 @@ def test_padded_arrays_are_the_same_batch_as_flat_ones(seed: int, rollouts: int,
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(["right", "left", "middle"]))
-def test_the_mask_alone_says_where_a_response_begins_and_ends(seed: int, kind: str) -> None:
+def test_response_mask_alone_gives_start_and_end_of_response(seed: int, kind: str) -> None:
     whole = random_batch(seed, 8, 20)
     inside = cells(whole, kind, seed)
     found = RolloutBatch.from_padded(
@@ -133,7 +133,7 @@ def test_the_mask_alone_says_where_a_response_begins_and_ends(seed: int, kind: s
     assert_same(found, from_first_to_last_sampled(whole))
 
 
-def test_names_are_numbers_of_rows_and_groups_may_be_numbers() -> None:
+def test_sample_ids_default_to_row_numbers_and_groups_may_be_numbers() -> None:
     mask = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 1]])
     for groups in ([7, 7, 8], np.array([7, 7, 8]), torch.tensor([7, 7, 8]), np.array(["7", "7", "8"], object)):
         batch = RolloutBatch.from_padded(mask, mask, group_ids=groups)
@@ -143,7 +143,7 @@ def test_names_are_numbers_of_rows_and_groups_may_be_numbers() -> None:
         assert batch.prompt_token_ids.size == 0
 
 
-def test_what_is_the_same_for_all_tokens_of_a_rollout_may_be_given_once() -> None:
+def test_one_value_per_rollout_is_repeated_for_its_tokens() -> None:
     mask = np.array([[1, 1, 0], [0, 1, 1], [0, 1, 0]])
     once = RolloutBatch.from_padded(mask, mask, weights_version=[4, 5, 6], turn=[0, 1, 2], advantage=[1.0, -1.0, 0.5])
     assert once.weights_version is not None
@@ -156,7 +156,7 @@ def test_what_is_the_same_for_all_tokens_of_a_rollout_may_be_given_once() -> Non
     assert RolloutBatch.from_padded([[1]], [[1]], advantage=[[2.0]]).advantage_per_token
 
 
-def test_tensors_of_any_kind_hold_the_same_numbers() -> None:
+def test_tensors_of_any_dtype_give_same_values() -> None:
     mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
     exact = torch.tensor([[-0.5, -1.25, 9.0], [9.0, -3.0, -0.0078125]])
     wanted = np.array([-0.5, -1.25, -3.0, -0.0078125], np.float32)
@@ -194,7 +194,7 @@ TWO_TOKENS = np.array([[1, 1, 0], [0, 1, 1]])
         ({"response_mask": np.ones((0, 3)), "response_token_ids": np.ones((0, 3))}, None, "sample_id", "no rows"),
     ],
 )
-def test_what_cannot_be_taken_is_named(arguments: dict[str, Any], row: int | None, column: str, words: str) -> None:
+def test_invalid_column_is_named(arguments: dict[str, Any], row: int | None, column: str, words: str) -> None:
     given = {"response_token_ids": TWO_TOKENS, "response_mask": TWO_TOKENS} | arguments
     with pytest.raises(InvalidRolloutsError, match=words) as raised:
         RolloutBatch.from_padded(given.pop("response_token_ids"), given.pop("response_mask"), **given)
@@ -202,7 +202,7 @@ def test_what_cannot_be_taken_is_named(arguments: dict[str, Any], row: int | Non
 
 
 @pytest.mark.parametrize("holes", [False, True])
-def test_no_more_memory_is_taken_than_the_arrays_take(holes: bool) -> None:
+def test_from_padded_takes_less_memory_than_its_arrays(holes: bool) -> None:
     rows, width = 64, 8192
     inside = np.arange(width) < np.linspace(1, width, rows)[:, None]
     if holes:

@@ -1,4 +1,4 @@
-"""What is encoded comes back the same, as plain Parquet that any reader reads."""
+"""The Parquet codec: batches and scores round-trip, as plain Parquet that any reader reads."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def assert_same(one: RolloutBatch, two: RolloutBatch) -> None:
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), rollouts=st.integers(1, 150))
-def test_a_batch_survives_encoding(seed: int, rollouts: int) -> None:
+def test_batch_round_trips_through_parquet(seed: int, rollouts: int) -> None:
     batch = random_batch(seed, rollouts, longest=8)
     data = encode_rollouts(batch)
     assert_same(decode_rollouts(data), batch)
     assert encode_rollouts(decode_rollouts(io.BytesIO(data))) == data
 
 
-def test_the_file_has_the_contracted_form() -> None:
+def test_file_has_documented_layout() -> None:
     batch = random_batch(1, rollouts=130)
     file = pq.ParquetFile(io.BytesIO(encode_rollouts(batch)))
     assert file.schema_arrow.names == [column.name for column in ROLLOUT_COLUMNS]
@@ -66,7 +66,7 @@ def test_the_file_has_the_contracted_form() -> None:
     )
 
 
-def test_attributes_survive_and_those_of_a_newer_release_are_passed_over() -> None:
+def test_attributes_round_trip_and_unknown_ones_are_ignored() -> None:
     attributes = BatchAttributes(
         temperature=1.0, top_p=0.9, top_k=-1, min_p=0.0, logprobs_mode="processed_logprobs", trainer_weights_version=7,
         trainer_policy="recomputed_old", length_cap=64, engine_fingerprint=Fingerprint("vllm", flags={"a": "b"}),
@@ -81,19 +81,19 @@ def test_attributes_survive_and_those_of_a_newer_release_are_passed_over() -> No
      '{"trainer_policy":"old"}', '{"length_cap":0}', '{"top_k":-2}', '{"engine_fingerprint":{}}',
      '{"engine_fingerprint":"vllm"}'],
 )  # fmt: skip
-def test_attributes_that_make_no_sense_are_refused(text: str) -> None:
+def test_invalid_attributes_are_refused(text: str) -> None:
     with pytest.raises(InvalidRolloutsError):
         BatchAttributes.from_json(text)
 
 
-def test_advantages_of_rollouts_and_of_tokens_are_told_apart_even_when_there_are_as_many() -> None:
+def test_advantage_level_is_kept_if_counts_are_equal() -> None:
     of_tokens = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[], [1, 2]], advantage=[[], [1.0, 2.0]])
     of_rollouts = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[], [1, 2]], advantage=[1.0, 2.0])
     assert decode_rollouts(encode_rollouts(of_tokens)).advantage_per_token
     assert not decode_rollouts(encode_rollouts(of_rollouts)).advantage_per_token
 
 
-def test_scores_survive_with_their_fingerprint() -> None:
+def test_scores_round_trip_with_fingerprint() -> None:
     fingerprint = Fingerprint("torch", dtype="float32", library_versions={"torch": "2.13"})
     log_probs = np.array([-1.0, np.nan, -np.inf, -2.5], np.float32)
     scores = ScoreBatch(["a", "b"], log_probs, np.array([0, 1, 4]), fingerprint)
@@ -104,7 +104,7 @@ def test_scores_survive_with_their_fingerprint() -> None:
     np.testing.assert_array_equal(again.offsets, scores.offsets)
 
 
-def test_scores_without_a_fingerprint_and_rollouts_sent_as_scores_are_refused() -> None:
+def test_scores_without_fingerprint_and_rollouts_as_scores_are_refused() -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"sample_id": ["a"], "log_probs": [[-1.0]]}), sink)
     with pytest.raises(InvalidRolloutsError, match=r"foreshock\.fingerprint"):
@@ -113,7 +113,7 @@ def test_scores_without_a_fingerprint_and_rollouts_sent_as_scores_are_refused() 
         decode_scores(encode_rollouts(random_batch()))
 
 
-def test_selected_rollouts_put_together_again_are_the_batch() -> None:
+def test_concat_of_selected_rollouts_is_the_batch() -> None:
     batch = random_batch(3, rollouts=20)
     order = np.random.default_rng(0).permutation(20)
     back = np.argsort(order)
@@ -121,7 +121,7 @@ def test_selected_rollouts_put_together_again_are_the_batch() -> None:
     assert_same(RolloutBatch.concat([batch.select(np.arange(20) < 7), batch.select(range(7, 20))]), batch)
 
 
-def test_batches_that_logged_different_things_are_not_put_together() -> None:
+def test_concat_refuses_batches_with_different_columns() -> None:
     with_reward = RolloutBatch.from_lists(["a"], [[1]], [[1]], reward=[1.0])
     without = RolloutBatch.from_lists(["b"], [[1]], [[1]])
     with pytest.raises(InvalidRolloutsError, match="some of the batches lack it"):
@@ -130,7 +130,7 @@ def test_batches_that_logged_different_things_are_not_put_together() -> None:
         RolloutBatch.concat([])
 
 
-def test_generated_lengths_leave_tool_output_out() -> None:
+def test_generated_lengths_exclude_tool_output() -> None:
     batch = RolloutBatch.from_lists(["a", "b"], [[1], [1]], [[1, 2, 3], [4]], response_mask=[[1, 0, 1], [0]])
     assert batch.response_lengths.tolist() == [3, 1]
     assert batch.generated_lengths.tolist() == [2, 0]

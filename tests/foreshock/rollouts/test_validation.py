@@ -1,4 +1,4 @@
-"""Bad rollouts are refused with the row, the column and what to do; odd but honest ones are taken."""
+"""Invalid rollouts are refused with row, column and remedy; unusual valid ones are accepted."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def refusal(data: bytes, limits: DecodeLimits | None = None) -> RolloutsError:
     return caught.value
 
 
-def test_the_good_body_is_taken() -> None:
+def test_valid_body_is_accepted() -> None:
     assert decode_rollouts(body()).response_lengths.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("changes", "row", "column", "says"),
+    ("changes", "row", "column", "message"),
     [
         ({"rollout_log_probs": [[-1.0], [-1.0], [-1.0] * 3]}, 1, "rollout_log_probs", "has 1 values"),
         ({"rollout_log_probs": [[-1.0], [-1.0] * 2, [-1.0] * 4]}, 2, "rollout_log_probs", "has 4 values"),
@@ -66,14 +66,14 @@ def test_the_good_body_is_taken() -> None:
         ({"logprobs": [1, 2, 3]}, None, "logprobs", "not a column"),
     ],
 )
-def test_a_broken_rule_names_row_and_column(changes: dict[str, Any], row: int, column: str, says: str) -> None:
+def test_broken_rule_names_row_and_column(changes: dict[str, Any], row: int, column: str, message: str) -> None:
     error = refusal(body(**changes))
     assert type(error) is InvalidRolloutsError
     assert (error.row, error.column) == (row, column)
-    assert says in str(error)
+    assert message in str(error)
 
 
-def test_no_rows_are_refused() -> None:
+def test_empty_table_is_refused() -> None:
     empty = pa.table({name: pa.array(value).slice(0, 0) for name, value in GOOD.items()})
     sink = pa.BufferOutputStream()
     pq.write_table(empty, sink)
@@ -101,8 +101,8 @@ def test_every_limit_can_be_reached(limits: DecodeLimits, column: str | None) ->
     assert error.column == column
 
 
-def test_ten_times_the_cap_is_refused_on_the_footer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body of equal values is tiny and its footer says so: nothing of it may be decoded."""
+def test_body_of_ten_times_the_limit_is_refused_by_its_footer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of equal values is small; its footer shows the decoded size, and no value may be decoded."""
     tokens = 1_000_000
     ids = pa.ListArray.from_arrays(pa.array([0, tokens], pa.int32()), pa.array(np.zeros(tokens, np.int32)))
     one = pa.table({"sample_id": ["a"], "prompt_token_ids": ids, "response_token_ids": ids})
@@ -119,13 +119,13 @@ def test_ten_times_the_cap_is_refused_on_the_footer_alone(monkeypatch: pytest.Mo
     assert type(refusal(data, DecodeLimits(max_uncompressed_bytes=tokens))) is LimitExceededError
 
 
-def test_a_long_text_in_every_row_is_refused_before_it_is_written_out() -> None:
+def test_long_string_in_dictionary_is_refused() -> None:
     error = refusal(body(group_id=pa.array(["x" * 5000] * 3).dictionary_encode()))
     assert type(error) is LimitExceededError
     assert error.column == "group_id"
 
 
-def test_non_finite_log_probs_are_taken_as_they_are() -> None:
+def test_non_finite_log_probs_are_accepted() -> None:
     odd = [math.nan, math.inf, -math.inf]
     batch = decode_rollouts(body(rollout_log_probs=[[-1.0], [-0.5, 5e-5], odd]))
     assert batch.rollout_log_probs is not None
@@ -145,7 +145,7 @@ def test_non_finite_log_probs_are_taken_as_they_are() -> None:
         ("top_k", pa.array([1, None, 3], pa.int64())),
     ],
 )
-def test_types_that_hold_the_same_values_are_taken(name: str, values: pa.Array) -> None:
+def test_types_that_hold_same_values_are_accepted(name: str, values: pa.Array) -> None:
     batch = decode_rollouts(body(**{name: values}))
     assert batch.num_rollouts == 3
     field = {"sample_id": "sample_ids"}.get(name, name)
@@ -161,7 +161,7 @@ def test_types_that_hold_the_same_values_are_taken(name: str, values: pa.Array) 
         assert kept.dtype == np.float32
 
 
-def test_a_nullable_reward_is_nan_and_a_rollout_may_be_empty() -> None:
+def test_null_reward_is_nan_and_rollout_may_be_empty() -> None:
     batch = decode_rollouts(
         body(reward=[1.0, None, 0.5], response_token_ids=[[], [6, 7], []], rollout_log_probs=[[], [-1.0, -1.0], []])
     )
@@ -170,7 +170,7 @@ def test_a_nullable_reward_is_nan_and_a_rollout_may_be_empty() -> None:
     assert batch.response_lengths.tolist() == [0, 2, 0]
 
 
-def test_from_lists_refuses_what_the_decoder_refuses() -> None:
+def test_from_lists_refuses_what_decoder_refuses() -> None:
     with pytest.raises(InvalidRolloutsError) as caught:
         RolloutBatch.from_lists(["a", "b"], [[1], [2]], [[1], [2, 3]], rollout_log_probs=[[-1.0], [-1.0]])
     assert (caught.value.row, caught.value.column) == (1, "rollout_log_probs")
@@ -182,7 +182,7 @@ def test_from_lists_refuses_what_the_decoder_refuses() -> None:
         RolloutBatch.from_lists(["a"], [[1]], [[2**40]])
 
 
-def test_from_arrays_refuses_offsets_that_do_not_cut_the_values() -> None:
+def test_from_arrays_refuses_invalid_offsets() -> None:
     for offsets in ([0, 1], [0, 2, 1], [1, 2, 3], [0, 1, 2]):
         with pytest.raises(InvalidRolloutsError) as caught:
             RolloutBatch.from_arrays(["a", "b"], [1, 2], [0, 1, 2], [1, 2, 3], offsets)

@@ -1,4 +1,4 @@
-"""Bounds on the bias of a gradient: their formulas, where they hold, and where they say nothing."""
+"""Bounds on the bias of a gradient: formulas, conditions, and vacuous cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.foreshock.corrections.direct import mean, sequences_of
 
 
 @pytest.mark.parametrize("largest", [0.01, 0.5, 3.0])
-def test_the_bias_bound_is_that_of_a_loop_over_the_tokens(largest: float) -> None:
+def test_bias_bound_equals_a_loop_over_tokens(largest: float) -> None:
     batch = random_batch(seed=3, rollouts=30, largest=largest)
     found = bias_bound(compared(batch).summaries)
     sequences = sequences_of(batch)
@@ -36,21 +36,21 @@ def test_the_bias_bound_is_that_of_a_loop_over_the_tokens(largest: float) -> Non
 
 @pytest.mark.shared
 @pytest.mark.parametrize(("step", "per_unit", "trivial"), [(100, 0.043, 35.7), (120, 0.026, 38.8)])
-def test_healthy_steps_are_far_below_the_trivial_bound(step: int, per_unit: float, trivial: float) -> None:
+def test_healthy_steps_are_far_below_trivial_bound(step: int, per_unit: float, trivial: float) -> None:
     batch = read_jsonl(recorded_run("healthy") / f"step_{step:04d}.jsonl.gz")
     found = bias_bound(measure_step(batch).comparisons["trainer/rollout"].summaries)
     assert (found.per_unit, found.trivial) == (pytest.approx(per_unit, abs=5e-4), pytest.approx(trivial, abs=0.05))
     assert found.notes == ()
 
 
-def test_the_shipped_run_is_far_below_the_trivial_bound() -> None:
+def test_shipped_run_is_far_below_trivial_bound() -> None:
     batch = decode_rollouts((REPOSITORY / "examples/tiny_rl/recorded/rollouts/step_0100.parquet").read_bytes())
     found = bias_bound(measure_step(batch).comparisons["trainer/rollout"].summaries)
     assert 1e-3 < found.per_unit < 0.3
     assert 40 < found.trivial < 60
 
 
-def test_the_bound_holds_for_a_policy_whose_every_sequence_is_known() -> None:
+def test_bias_bound_holds_for_enumerable_policy() -> None:
     # Sequences of three independent tokens 0 or 1. f = R·Σ ±1 stands for R·∇log π: its norm is at most 3·|R|, so B = 1.
     mu, pi = 0.5, 0.62
     actual = meant = bound = 0.0
@@ -64,14 +64,14 @@ def test_the_bound_holds_for_a_policy_whose_every_sequence_is_known() -> None:
     assert abs(actual - meant) <= bound < 2 * 3
 
 
-def test_without_rewards_there_is_no_bound() -> None:
+def test_bias_bound_is_nan_without_rewards() -> None:
     found = bias_bound(compared(batch_of([[0.1], [0.2]])).summaries)
     assert math.isnan(found.per_unit)
     assert found.notes
     assert math.isnan(bias_bound(RolloutSummaries.concat([])).per_unit)
 
 
-def test_the_horizon_bound_needs_exact_divergences_and_says_when_it_is_vacuous() -> None:
+def test_horizon_bound_needs_delta_max_and_reports_vacuous() -> None:
     without = horizon_bound(1000.0)
     assert math.isnan(without.value)
     assert without.not_estimable is not None
@@ -82,14 +82,14 @@ def test_the_horizon_bound_needs_exact_divergences_and_says_when_it_is_vacuous()
 
 
 @given(st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=6), st.lists(st.floats(1e-3, 1.0), min_size=2, max_size=6))
-def test_pinskers_bound_is_never_below_the_total_variation(first: list[float], second: list[float]) -> None:
+def test_pinsker_bound_is_at_least_total_variation(first: list[float], second: list[float]) -> None:
     size = min(len(first), len(second))
     pi, mu = (np.array(values[:size]) / sum(values[:size]) for values in (first, second))
     variation, chi2 = 0.5 * np.abs(pi - mu).sum(), (np.square(pi - mu) / mu).sum()
     assert variation <= pinsker_bound(float(chi2)) + 1e-12
 
 
-def test_a_total_variation_beyond_the_bound_says_that_the_logged_distribution_does_not_cover() -> None:
+def test_total_variation_above_bound_notes_missing_coverage() -> None:
     # Top-p 0.9 logged with what it sampled from: every ρ is 0.9, D_TV is 0.1, and ½√χ² is 0.05.
     truncated = compared(batch_of([[math.log(0.9)] * 5] * 4))
     found = evaluate_theory(truncated.statistics, truncated.summaries)
@@ -99,7 +99,7 @@ def test_a_total_variation_beyond_the_bound_says_that_the_logged_distribution_do
     assert evaluate_theory(covered.statistics, covered.summaries).pinsker_notes == ()
 
 
-def test_a_bound_on_the_bias_that_is_no_better_than_the_trivial_one_says_so() -> None:
+def test_vacuous_bias_bound_is_noted() -> None:
     far = bias_bound(compared(batch_of([[3.0] * 4, [-1.0]], reward=[1.0, 0.0])).summaries)
     assert far.per_unit > far.trivial
     assert far.notes[0] == "no better than the trivial bound"
@@ -111,7 +111,7 @@ def test_a_bound_on_the_bias_that_is_no_better_than_the_trivial_one_says_so() ->
     assert "no better than the trivial bound" not in unrewarded.notes
 
 
-def test_the_variance_of_independent_tokens_is_extrapolated() -> None:
+def test_sequence_chi2_extrapolates_independent_tokens() -> None:
     found = sequence_chi2(0.01, 100.0)
     assert found.value == pytest.approx(1.01**100)
     assert found.log10 == pytest.approx(math.log10(found.value))
@@ -131,14 +131,14 @@ def test_the_variance_of_independent_tokens_is_extrapolated() -> None:
         (lambda: sequence_chi2(0.1, math.nan), "length"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(call: object, argument: str) -> None:
+def test_invalid_argument_is_refused_by_name(call: object, argument: str) -> None:
     assert callable(call)
     with pytest.raises(InvalidArgumentError) as refused:
         call()
     assert refused.value.argument == argument
 
 
-def test_the_theory_of_a_step_is_made_of_its_statistics() -> None:
+def test_theory_of_a_step_is_computed_from_statistics() -> None:
     comparison = compared(random_batch(seed=0, largest=0.4))
     assert comparison.statistics.count("measured_rollouts") < comparison.summaries.num_rollouts
     found = evaluate_theory(comparison.statistics, comparison.summaries)

@@ -1,4 +1,4 @@
-"""What norms of gradients say of noise, and what noise costs a step."""
+"""Gradient noise from norms, and its cost for a step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.foreshock.corrections.comparing import compared
 def drawn_norms(
     generator: np.random.Generator, mean: np.ndarray, deviation: float, small: int, large: int
 ) -> tuple[float, float]:
-    """Mean ‖g_b‖² and ‖g_B‖² of one batch of prompts with independent gradients."""
+    """Return the mean ‖g_b‖² and ‖g_B‖² of one batch of prompts with independent gradients."""
     gradients = mean + deviation * generator.standard_normal((large, mean.size))
     parts = gradients.reshape(large // small, small, mean.size).mean(axis=1)
     return float(np.square(parts).sum(axis=1).mean()), float(np.square(gradients.mean(axis=0)).sum())
 
 
-def test_the_variance_is_that_of_the_gradients_it_was_taken_from() -> None:
+def test_variance_estimate_matches_sampled_gradients() -> None:
     generator = np.random.default_rng(0)
     mean, deviation = np.full(50, 0.1), 0.3
     squares = np.array([drawn_norms(generator, mean, deviation, 4, 32) for _ in range(2000)])
@@ -37,14 +37,14 @@ def test_the_variance_is_that_of_the_gradients_it_was_taken_from() -> None:
     assert found.notes == ()
 
 
-def test_a_variance_below_zero_is_shown_and_explained() -> None:
+def test_negative_variance_is_reported_with_a_note() -> None:
     found = gradient_noise(GradientNorms(1.0, 1.2, 1, 8))
     assert found.variance == pytest.approx((1.0 - 1.44) / (1 - 1 / 8))
     assert found.notes
 
 
 @given(st.floats(1e-8, 1.0), st.floats(1e-100, 1e6), st.floats(0.0, 1e3))
-def test_halving_the_learning_rate_quarters_the_noise_exactly(rate: float, variance: float, bias: float) -> None:
+def test_halving_learning_rate_quarters_noise_exactly(rate: float, variance: float, bias: float) -> None:
     found = step_noise(rate, variance, bias)
     assert found.at_learning_rate == 4.0 * found.at_half
     assert found.at_learning_rate == pytest.approx(rate * rate / 2 * (variance + bias**2))
@@ -61,18 +61,18 @@ def test_halving_the_learning_rate_quarters_the_noise_exactly(rate: float, varia
         (GradientNorms(1.0, 1.0, 8, math.inf), "batch_prompts"),
     ],
 )
-def test_norms_that_make_no_sense_are_refused_by_name(norms: GradientNorms, argument: str) -> None:
+def test_invalid_norms_are_refused_by_name(norms: GradientNorms, argument: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         gradient_noise(norms)
     assert refused.value.argument == argument
 
 
-def test_a_learning_rate_below_zero_is_refused() -> None:
+def test_negative_learning_rate_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="learning_rate"):
         step_noise(-1e-6, 1.0)
 
 
-def test_the_theory_of_a_step_counts_the_bias_where_its_scale_is_named() -> None:
+def test_step_noise_counts_bias_if_gradient_bound_is_given() -> None:
     comparison = compared(random_batch(seed=9, largest=0.4))
     norms = GradientNorms(2.0, 1.0, 1, 8)
     found = evaluate_theory(
@@ -85,7 +85,7 @@ def test_the_theory_of_a_step_counts_the_bias_where_its_scale_is_named() -> None
     assert found.step_noise.at_learning_rate == pytest.approx(0.5e-6 * variance)
     bias = 0.5 * found.bias.per_unit
     assert found.step_noise_with_bias.at_learning_rate == pytest.approx(0.5e-6 * (variance + bias**2))
-    # A bias beyond float64 has no noise to show.
+    # If the bias overflows there is no noise term with it.
     beyond = evaluate_theory(
         comparison.statistics, comparison.summaries, norms=norms, learning_rate=1e-3, gradient_bound=1e308
     )
