@@ -30,7 +30,7 @@ def learning_rate_figure(curve: ScaleCurve | None) -> Figure | Missing:
     past.append((curve.now, _scale_at(curve.stairs, curve.now)))
     plan = [(curve.now, past[-1][1]), *((step, scale) for step, scale in curve.stairs if step > curve.now)]
     plan.append((curve.end, plan[-1][1]))
-    advised = "advised (shadow: the trainer is told 1.0)" if curve.shadow else "advised"
+    advised = "advised (shadow mode: the trainer gets 1.0)" if curve.shadow else "advised"
     traces = [
         _stairs(past, advised, SERIES[0], "solid"),
         _stairs(plan, "as planned", SERIES[0], "dot"),
@@ -66,12 +66,8 @@ def _stairs(points: Sequence[tuple[int, float]], name: str, colour: str, dash: s
 
 
 def _caption(curve: ScaleCurve) -> str:
-    told = (
-        "In shadow the trainer is told 1.0; this is what it would be told."
-        if curve.shadow
-        else "The trainer is told this."
-    )
-    return f"Multiplies whatever schedule the trainer already has. {told}"
+    effect = "Shadow mode: the trainer gets 1.0." if curve.shadow else "Apply mode: the trainer gets this scale."
+    return f"The scale multiplies the trainer's own schedule. {effect}"
 
 
 def _summary(curve: ScaleCurve) -> str:

@@ -112,10 +112,10 @@ def advice_in_words(advice: AdviceRead) -> str | None:
 
 
 def _headline(advice: AdviceRead) -> str:
-    told = scale_in_words(advice.advised_scale)
+    advised = scale_in_words(advice.advised_scale)
     if advice.mode == "shadow" and advice.advised_scale < 1:
-        return f"Advised: {told}. The trainer is told 1.0 (shadow)."
-    return f"Advised: {told}."
+        return f"Advised: {advised}. Shadow mode: the trainer gets 1.0."
+    return f"Advised: {advised}."
 
 
 def _schedule(advice: AdviceRead) -> str:

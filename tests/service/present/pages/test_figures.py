@@ -138,9 +138,9 @@ class TestLearningRate:
         assert plan["line"]["dash"] == "dot"
         assert figure.summary == "Scale 0.5 at step 240. Next change: 0.25 from step 396."
 
-    def test_shadow_is_said(self) -> None:
+    def test_shadow_mode_is_in_the_caption(self) -> None:
         figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=True)))
-        assert "the trainer is told 1.0" in figure.caption
+        assert "the trainer gets 1.0" in figure.caption
 
     def test_no_advice_is_said_in_words(self) -> None:
         assert isinstance(learning_rate_figure(None), Missing)
