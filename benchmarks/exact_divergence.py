@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.instruction_sets import available
 from probes.exact_divergence import LogitSource, exact_divergences
-from probes.exact_divergence.streaming import VOCABULARY_BLOCK
+from probes.exact_divergence.divergences import VOCABULARY_BLOCK
 
 VOCABULARY = 151_936
 REPETITIONS = 3

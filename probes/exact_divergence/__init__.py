@@ -1,9 +1,24 @@
-"""Exact divergences of two distributions over the whole vocabulary, which sampled estimators are held against."""
+"""Exact divergences of two distributions over the whole vocabulary, the reference for sampled estimators.
+
+`divergences` computes them for two `logit_sources`. `model_distribution` and `engine_distribution` give it the logits
+of a model of transformers and of vLLM at the states of real rollouts. `reduction` is the interface of
+`compiled_reduction` (CPU, with `vector_math`) and `triton_reduction` (GPU).
+"""
 
 from __future__ import annotations
 
-from probes.exact_divergence.result import ExactDivergences
-from probes.exact_divergence.sources import GivenLogits, LogitSource, SourceError
-from probes.exact_divergence.streaming import exact_divergences
+from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
+from probes.exact_divergence.engine_distribution import EngineDistribution
+from probes.exact_divergence.logit_sources import GivenLogits, LogitSource, SourceError
+from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
 
-__all__ = ["ExactDivergences", "GivenLogits", "LogitSource", "SourceError", "exact_divergences"]
+__all__ = [
+    "EngineDistribution",
+    "ExactDivergences",
+    "GivenLogits",
+    "LogitSource",
+    "ModelDistribution",
+    "SourceError",
+    "exact_divergences",
+    "exact_divergences_of_models",
+]

@@ -6,26 +6,31 @@ from a copy of the weights, because the engine's kernels, dtypes and rounding ar
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from probes.engines.environment import AS_IT_IS, EngineEnvironment
 from probes.engines.process import EngineError, process_variables
-from probes.exact_divergence.handover import Handover, Job, Refusal
-from probes.exact_divergence.result import ExactDivergences
-from probes.exact_divergence.sources import LogitSource, SourceError
-from probes.exact_divergence.streaming import exact_divergences
+from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
+from probes.exact_divergence.logit_sources import LogitSource, SourceError
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.tokens import vocabulary_size
 from probes.scorers.vllm_prefill import PrefillOptions
 
-__all__ = ["EngineDistribution"]
+__all__ = ["EngineDistribution", "JobFolder"]
 
+_ADJUSTMENTS = ("temperature", "softcap")
 _LAST_LINES = 12
 
 
@@ -46,9 +51,11 @@ class EngineDistribution:
 
     def __post_init__(self) -> None:
         if self.options.tensor_parallel_size != 1:
-            raise UnsupportedScoreError("the logits of an engine can be had with tensor_parallel_size=1 only")
+            raise UnsupportedScoreError(
+                f"exact divergences need tensor_parallel_size=1, got {self.options.tensor_parallel_size}"
+            )
         if "batch_size" in self.options.model_fields_set:
-            raise UnsupportedScoreError("the engine is given one rollout at a time: leave batch_size out")
+            raise UnsupportedScoreError("the engine gets one rollout at a time; remove the option batch_size")
 
     def divergences(self, target: LogitSource, rollouts: RolloutBatch, top_ks: Sequence[int]) -> ExactDivergences:
         """Return the divergences [T] of `target` (π) and the engine (μ) at the state before each response token.
@@ -61,40 +68,107 @@ class EngineDistribution:
         vocabulary = vocabulary_size(self.weights)
         if target.tokens != rollouts.num_tokens or vocabulary not in (None, target.vocabulary):
             raise SourceError(
-                f"the target's logits are [{target.tokens}, {target.vocabulary}], and the engine's are "
-                f"[{rollouts.num_tokens}, {vocabulary}]"
+                f"the target's logits have the shape [{target.tokens}, {target.vocabulary}], the engine's "
+                f"[{rollouts.num_tokens}, {vocabulary}]; they must be equal"
             )
         if not target.tokens:
             return exact_divergences(target, target, token_ids=[], top_ks=top_ks)
         with tempfile.TemporaryDirectory(prefix="foreshock-engine-distribution-") as folder:
-            handover = Handover(Path(folder))
+            files = JobFolder(Path(folder))
             job = Job(weights_folder=self.weights.resolve(), options=self.options, top_ks=tuple(top_ks))
-            handover.job.write_text(job.model_dump_json(), "utf-8")
-            handover.rollouts.write_bytes(encode_rollouts(rollouts))
-            handover.write_target(target)
-            status = _run(handover, Path(folder), self.environment)
-            if handover.refusal.exists():
-                refusal = Refusal.model_validate_json(handover.refusal.read_bytes())
+            files.job.write_text(job.model_dump_json(), "utf-8")
+            files.rollouts.write_bytes(encode_rollouts(rollouts))
+            files.write_target(target)
+            status = _run(files, Path(folder), self.environment)
+            if files.refusal.exists():
+                refusal = Refusal.model_validate_json(files.refusal.read_bytes())
                 if refusal.kind == "unsupported":
                     raise UnsupportedScoreError(refusal.reason)
                 raise EngineError(refusal.reason, "final")
             if status:
-                lines = handover.log.read_text("utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+                lines = files.log.read_text("utf-8", errors="replace").splitlines()[-_LAST_LINES:]
                 raise EngineError(f"the engine exited with status {status}:\n" + "\n".join(lines), "retry", gone=True)
-            return handover.read_found()
+            return files.read_divergences()
 
 
-def _run(handover: Handover, folder: Path, environment: EngineEnvironment) -> int:
-    """The exit status of the engine's process."""
-    command = [sys.executable, "-m", "probes.exact_divergence.engine_side", str(folder)]
-    with handover.log.open("wb") as log:
+class Job(BaseModel):
+    """The weights and options of the engine that the target is compared with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights_folder: Path
+    options: PrefillOptions
+    top_ks: tuple[int, ...]
+
+
+class Refusal(BaseModel):
+    """The reason why there are no divergences."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["unsupported", "not_reproduced"]
+    reason: str
+
+
+class JobFolder:
+    """The files by which this process and the engine's exchange a job and its result, all in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.job = folder / "job.json"
+        self.rollouts = folder / "rollouts.parquet"
+        self.refusal = folder / "refusal.json"
+        self.log = folder / "engine.log"
+        self._target = folder / "target.safetensors"
+        self._divergences = folder / "divergences.npz"
+
+    def write_target(self, source: LogitSource) -> None:
+        """Write the hidden states and the head of the target."""
+        from safetensors.torch import save_file
+
+        tensors = {"hidden": source.hidden, "weight": source.weight}
+        if source.bias is not None:
+            tensors["bias"] = source.bias
+        known = {name: getattr(source, name) for name in _ADJUSTMENTS}
+        known["logits_dtype"] = None if source.logits_dtype is None else str(source.logits_dtype).removeprefix("torch.")
+        # safetensors cannot store tensors that share memory.
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(copies, self._target, metadata={"adjustments": json.dumps(known)})
+
+    def read_target(self, device: torch.device) -> LogitSource:
+        """Read what `write_target` wrote, to `device`."""
+        from safetensors import safe_open
+
+        with safe_open(self._target, "pt", device=str(device)) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            known = json.loads(file.metadata()["adjustments"])
+        dtype = known.pop("logits_dtype")
+        return LogitSource(**tensors, **known, logits_dtype=None if dtype is None else getattr(torch, dtype))
+
+    def write_divergences(self, divergences: ExactDivergences) -> None:
+        """Write the result."""
+        values: dict[str, Any] = {field.name: getattr(divergences, field.name) for field in fields(divergences)}
+        with self._divergences.open("wb") as file:
+            np.savez(file, **{name: value for name, value in values.items() if value is not None})
+
+    def read_divergences(self) -> ExactDivergences:
+        """Read what `write_divergences` wrote."""
+        with np.load(self._divergences, allow_pickle=False) as arrays:
+            values = dict(arrays)
+        top_ks = tuple(int(k) for k in values.pop("top_ks"))
+        return ExactDivergences(**values, top_ks=top_ks)
+
+
+def _run(files: JobFolder, folder: Path, environment: EngineEnvironment) -> int:
+    """Run the engine's process and return its exit status."""
+    command = [sys.executable, "-m", "probes.exact_divergence.engine_process", str(folder)]
+    with files.log.open("wb") as log:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=process_variables(environment),
-            start_new_session=True,  # an interrupt is the caller's to handle
+            start_new_session=True,  # Ctrl-C goes to the caller only
             check=False,
         )
     return done.returncode

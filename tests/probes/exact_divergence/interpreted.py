@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences, streaming
+from probes.exact_divergence import ExactDivergences, GivenLogits, divergences, exact_divergences
 from probes.exact_divergence.triton_reduction import TritonReduction
 from tests.probes.exact_divergence.reference import TOP_KS, Pair, hard_cases
 
@@ -37,7 +37,7 @@ def cases() -> dict[str, Pair]:
 
 def by_triton(target: torch.Tensor, behaviour: torch.Tensor) -> ExactDivergences:
     """The way of a GPU's logits, on the CPU."""
-    streaming._reduction_of = lambda tiles, top_k: TritonReduction(*tiles, top_k)
+    divergences._reduction_of = lambda tiles, top_k: TritonReduction(*tiles, top_k)
     return exact_divergences(GivenLogits(target), GivenLogits(behaviour), top_ks=TOP_KS, tile_tokens=2)
 
 
@@ -56,7 +56,7 @@ def compile_for_gpus() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from probes.exact_divergence.triton_kernels import BLOCK, reduce_rows
+    from probes.exact_divergence.triton_reduction import BLOCK, reduce_rows
 
     sizes = {"TOP": 20, "SLOTS": 32, "BLOCK": BLOCK}
     for capability, logits in ((80, "*fp32"), (90, "*bf16")):

@@ -16,7 +16,7 @@ from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.theory import horizon_bound
 from probes.exact_divergence import ExactDivergences, LogitSource, SourceError
 from probes.exact_divergence.engine_distribution import EngineDistribution
-from probes.exact_divergence.models import ModelDistribution, exact_divergences_of_models
+from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.vllm_prefill import BYTES_PER_LOGIT, PrefillOptions
 from tests.probes.held import K3_ELSEWHERE, HeldProcess

@@ -20,7 +20,7 @@ from foreshock.measures import ComparisonStatistics
 from foreshock.measures.estimators import token
 from foreshock.rollouts import decode_rollouts
 from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
-from probes.exact_divergence.models import ModelDistribution
+from probes.exact_divergence.model_distribution import ModelDistribution
 
 RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
 STATES, DRAWS = 400, 1500

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from probes.exact_divergence import GivenLogits, exact_divergences
-from probes.exact_divergence.compiled import exponential_sum, near_sums
+from probes.exact_divergence.compiled_reduction import exponential_sum, near_sums
 from probes.exact_divergence.vector_math import curvatures, exponential
 
 # (e^d − 1 − d)/d² as a series; 25 terms are more than 80-bit numbers hold.

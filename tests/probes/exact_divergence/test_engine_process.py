@@ -1,4 +1,7 @@
-"""Whose logits are seen, and that log-probs of others are refused: on a model called as vLLM's runners call theirs."""
+"""The hook observes exactly the logits of prompt states, and log-probs of other logits are refused.
+
+The model is called as vLLM's model runners call theirs.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ import pytest
 import torch
 
 from probes.exact_divergence import GivenLogits, LogitSource, exact_divergences
-from probes.exact_divergence.engine_side import NotReproducedError, Watching, check_reproduced
-from probes.exact_divergence.prompt_logits import PromptLogits
+from probes.exact_divergence.engine_process import (
+    NotReproducedError,
+    PromptLogitsHook,
+    RolloutReduction,
+    check_reproduced,
+)
 
 WIDTH, VOCABULARY = 6, 11
 
@@ -31,22 +38,22 @@ class Model(torch.nn.Module):
         return logits
 
 
-class Seen:
-    """What was taken, by position."""
+class Observed:
+    """Positions and logits that the hook passed on."""
 
     def __init__(self) -> None:
         self.positions: list[int] = []
         self.logits: list[torch.Tensor] = []
 
-    def take(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]], logits: torch.Tensor) -> None:
+    def add(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]], logits: torch.Tensor) -> None:
         self.positions += positions.tolist()
         self.logits += list(logits.clone())
 
 
 @torch.no_grad()
-def test_slices_of_what_the_model_returned_are_prompt_states_and_the_samplers_copies_are_not() -> None:
-    model, seen = Model(), Seen()
-    PromptLogits(seen.take).attach(model)
+def test_only_slices_of_the_models_output_are_observed() -> None:
+    model, observed = Model(), Observed()
+    PromptLogitsHook(observed.add).attach(model)
     tokens = torch.randint(0, VOCABULARY, (9,))
     whole = model.embeddings(tokens) + 0.1 * torch.arange(9)[:, None]
     for start, stop in ((0, 4), (4, 9)):
@@ -58,31 +65,31 @@ def test_slices_of_what_the_model_returned_are_prompt_states_and_the_samplers_co
         of_step = states[: stop - start]
         for first in range(0, stop - start, 3):
             given = model.compute_logits(of_step[first : first + 3])
-            given.fill_(torch.nan)  # whatever the engine does with them afterwards
-    assert seen.positions == list(range(9))
-    torch.testing.assert_close(torch.stack(seen.logits), model.head(whole))
+            given.fill_(torch.nan)  # the engine may modify them afterwards
+    assert observed.positions == list(range(9))
+    torch.testing.assert_close(torch.stack(observed.logits), model.head(whole))
 
 
 @torch.no_grad()
-def test_states_whose_positions_are_not_told_are_not_seen() -> None:
-    model, seen = Model(), Seen()
-    PromptLogits(seen.take).attach(model)
+def test_states_without_known_positions_are_not_observed() -> None:
+    model, observed = Model(), Observed()
+    PromptLogitsHook(observed.add).attach(model)
     tokens, three_axes = torch.arange(4), torch.arange(4).expand(3, -1)
     model.compute_logits(model(input_ids=tokens, positions=three_axes)[:4])
     model.compute_logits(model(tokens, torch.arange(4))[:4])
-    assert seen.positions == []
+    assert observed.positions == []
 
 
-def test_log_probs_of_other_logits_are_refused() -> None:
-    seen = np.array([-0.1, -30.0, -np.inf, np.nan])
-    check_reproduced(3, seen, seen.astype(np.float32).astype(np.float64) + 1e-6)
+def test_log_probs_of_other_logits_raise() -> None:
+    observed = np.array([-0.1, -30.0, -np.inf, np.nan])
+    check_reproduced(3, observed, observed.astype(np.float32).astype(np.float64) + 1e-6)
     with pytest.raises(NotReproducedError, match="token 1 of rollout 3"):
-        check_reproduced(3, seen, seen + np.array([0.0, 1e-3, 0.0, 0.0]))
+        check_reproduced(3, observed, observed + np.array([0.0, 1e-3, 0.0, 0.0]))
     with pytest.raises(NotReproducedError, match="1 of 4 tokens differ"):
-        check_reproduced(3, seen, np.array([-0.1, -30.0, -np.inf, -1.0]))
+        check_reproduced(3, observed, np.array([-0.1, -30.0, -np.inf, -1.0]))
 
 
-def test_a_state_that_was_not_seen_once_in_its_order_is_refused() -> None:
+def test_states_missing_repeated_or_out_of_order_raise() -> None:
     random = torch.Generator().manual_seed(0)
     target = LogitSource(torch.randn((4, WIDTH), generator=random), torch.randn((VOCABULARY, WIDTH), generator=random))
     logits = torch.randn((7, VOCABULARY), generator=random)
@@ -92,19 +99,19 @@ def test_a_state_that_was_not_seen_once_in_its_order_is_refused() -> None:
     )
     assert expected.behaviour_log_probs is not None
 
-    def watched(*chunks: slice) -> Watching:
-        watching = Watching(target, (8, 20))
-        watching.begin(tokens, first=1, prompt=4)
+    def reduce(*chunks: slice) -> RolloutReduction:
+        reduction = RolloutReduction(target, (8, 20))
+        reduction.start_rollout(tokens, first=1, prompt=4)
         for chunk in chunks:
-            watching.take(np.arange(7)[chunk], logits[chunk])
-        return watching
+            reduction.add_logits(np.arange(7)[chunk], logits[chunk])
+        return reduction
 
     for chunks in ([slice(0, 7)], [slice(0, 2), slice(2, 5), slice(5, 6)]):
-        watching = watched(*chunks)
-        watching.end(0, expected.behaviour_log_probs)
-        np.testing.assert_allclose(watching.found().kl, expected.kl, rtol=1e-5)
+        reduction = reduce(*chunks)
+        reduction.finish_rollout(0, expected.behaviour_log_probs)
+        np.testing.assert_allclose(reduction.divergences().kl, expected.kl, rtol=1e-5)
     for chunks in ([], [slice(0, 5)], [slice(0, 6), slice(4, 6)], [slice(4, 6), slice(3, 4)]):
-        with pytest.raises(NotReproducedError, match="not of its 3 one after the other"):
-            watched(*chunks).end(0, expected.behaviour_log_probs)
+        with pytest.raises(NotReproducedError, match="expected each of its 3 once and in order"):
+            reduce(*chunks).finish_rollout(0, expected.behaviour_log_probs)
     with pytest.raises(NotReproducedError, match="rollout 5"):
-        watched(slice(0, 7)).end(5, expected.behaviour_log_probs[::-1])
+        reduce(slice(0, 7)).finish_rollout(5, expected.behaviour_log_probs[::-1])

@@ -14,7 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from benchmarks.recorded_runs import shipped_run
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
-from probes.exact_divergence.models import ModelDistribution, exact_divergences_of_models, head_of
+from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models, head_of
 from probes.scorers.forward_pass import load_model
 from probes.scorers.request import UnsupportedScoreError
 from tests.probes.held import K3_ELSEWHERE, HeldProcess

@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
+from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from probes.exact_divergence.engine_distribution import EngineDistribution
-from probes.exact_divergence.result import ExactDivergences
-from probes.exact_divergence.sources import LogitSource
-from probes.exact_divergence.streaming import exact_divergences
+from probes.exact_divergence.logit_sources import LogitSource
 from probes.scorers.forward_pass import PaddedBatch
 from probes.scorers.request import UnsupportedScoreError
 
@@ -47,14 +46,14 @@ class ModelDistribution:
     autocast: torch.dtype | None = None
 
     def source(self, hidden: torch.Tensor) -> LogitSource:
-        """The logits of the states `hidden` [T, H]."""
+        """Return the logits of the states `hidden` [T, H]."""
         head = head_of(self.model)
         dtype = self.autocast or head.weight.dtype
         bias = None if head.bias is None else head.bias.to(dtype)
         return LogitSource(hidden.to(dtype), head.weight.to(dtype), bias, self.temperature, head.softcap)
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, time, H] what the head is applied to."""
+        """Return the hidden states that the head is applied to, shape [rows, time, H]."""
         with self._precision(ids.device):
             states: torch.Tensor = self.model.get_decoder()(
                 input_ids=ids, attention_mask=mask, use_cache=False
@@ -62,18 +61,18 @@ class ModelDistribution:
         return states
 
     def check(self, ids: torch.Tensor) -> None:
-        """Raise UnsupportedScoreError where the model's own logits of `ids` [1, time] are not those of its head, or
-        where it is in training mode."""
+        """Raise UnsupportedScoreError if the model is in training mode or if its own logits of `ids` [1, time] differ
+        from hidden states times head."""
         if self.model.training:
             raise UnsupportedScoreError(
-                "the model is in training mode, where dropout changes its distribution: call eval() first"
+                "the model is in training mode, in which dropout changes its distribution; call model.eval() first"
             )
         with self._precision(ids.device):
             own = self.model(input_ids=ids, use_cache=False).logits[0].double()
         source = self.source(self.hidden(ids)[0])
         found = torch.empty(own.shape, dtype=source.held_in, device=own.device)
         source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, found)
-        # As much as one half-precision digit, or what float32 products of other shapes may differ by.
+        # One half-precision digit, or the difference of float32 products of other shapes.
         digits = max(2 * torch.finfo(source.rounded_to).eps, 1e-3)
         tolerance = digits * (float(own.abs().max()) + 1.0) / self.temperature
         if not torch.allclose(found.double(), own / self.temperature, rtol=0.0, atol=tolerance):
@@ -83,19 +82,21 @@ class ModelDistribution:
             )
 
     def check_tokens(self, rollouts: RolloutBatch) -> None:
-        """Raise UnsupportedScoreError where a token is not in the vocabulary, which would end a process on a GPU."""
+        """Raise UnsupportedScoreError if a token is not in the vocabulary; on a GPU it would crash the process."""
         size = self.model.get_input_embeddings().weight.shape[0]
         for column in ("prompt_token_ids", "response_token_ids"):
             largest = int(getattr(rollouts, column).max(initial=0))
             if largest >= size:
-                raise UnsupportedScoreError(f"`{column}` has the id {largest}, and the model's vocabulary has {size}")
+                raise UnsupportedScoreError(
+                    f"`{column}` has the id {largest}, and the model's vocabulary has only {size}"
+                )
 
     def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(device.type, dtype=self.autocast) if self.autocast else contextlib.nullcontext()
 
 
 def head_of(model: Any) -> Head:
-    """The head of a causal language model of transformers; tied embeddings are a head like any other."""
+    """Return the head of a causal language model of transformers, which may be tied to the embeddings."""
     head = model.get_output_embeddings()
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     return Head(head.weight, getattr(head, "bias", None), softcap)
@@ -109,17 +110,20 @@ def exact_divergences_of_models(
     batch_size: int = 16,
     top_ks: Sequence[int] = (8, 20),
 ) -> ExactDivergences:
-    """Divergences at the state before each response token of `rollouts` [T], with both log-probs of that token.
+    """Return the divergences [T] of π (`target`) and μ (`behaviour`) at the state before each response token.
 
-    Order and number of the tokens are those of the rollouts' response columns. Raises UnsupportedScoreError where a
-    rollout has no prompt (nothing precedes its first token) or a model's logits are not those of its head, and
-    SourceError where the vocabularies differ; with an EngineDistribution, also what its `divergences` does.
+    Both log-probs of each response token are included. The order is that of the rollouts' response columns.
+    `batch_size` rollouts go through a model at once, padded to the longest. Raises UnsupportedScoreError if a rollout
+    has no prompt (nothing precedes its first token) or a model changes its logits after the head, SourceError if the
+    vocabularies differ, and the errors of `EngineDistribution.divergences`.
     """
     prompts = np.diff(rollouts.prompt_offsets)
     if not prompts.size:
         raise UnsupportedScoreError("there are no rollouts")
     if (prompts == 0).any():
-        raise UnsupportedScoreError(f"rollout {int(np.flatnonzero(prompts == 0)[0])} has no prompt")
+        raise UnsupportedScoreError(
+            f"rollout {int(np.flatnonzero(prompts == 0)[0])} has no prompt; at least 1 token is needed"
+        )
     for distribution in (target, behaviour):
         if isinstance(distribution, ModelDistribution):
             distribution.check_tokens(rollouts)
@@ -138,7 +142,7 @@ def exact_divergences_of_models(
 def _states(
     distribution: ModelDistribution, rollouts: RolloutBatch, batch_size: int
 ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
-    """[n, H] the states before the response tokens of some rollouts after the other, and these tokens [n]."""
+    """Yield per batch of rollouts the states [n, H] before the response tokens, and these tokens [n]."""
     for start in range(0, rollouts.num_rollouts, batch_size):
         rows = np.arange(start, min(start + batch_size, rollouts.num_rollouts))
         batch = PaddedBatch(rollouts, rows, "right", head_of(distribution.model).weight.device)
