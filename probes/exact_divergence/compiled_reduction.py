@@ -1,9 +1,9 @@
-"""The reduction of two tiles of logits on a CPU: float64 throughout, one row of both tiles after the other.
+"""The reduction of two tiles of logits on a CPU, compiled with numba, in float64, row by row.
 
-A row is read from memory once and goes through three sweeps while it is in cache: the likeliest tokens, the
-normaliser, and what needs both normalisers. Total variation has no form that can be rescaled later, and the terms of
-the others only stay clear of cancellation when log π − log μ is known. Rows are shared out among as many threads as
-torch uses. The result does not depend on their number.
+A row is read from memory once and swept three times while it is in cache: likeliest tokens, normaliser, and the sums
+that need both normalisers. Total variation cannot be rescaled afterwards, and the terms of the other sums avoid
+cancellation only if log π − log μ is known. The rows are distributed over as many threads as torch uses; the result
+does not depend on their number.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 Logits = NDArray[Any]
 Float64 = NDArray[np.float64]
 
-# Log-probabilities of masked tokens: so low that e^x is 0, and finite, so that differences of two of them are 0.
+# Log-probability of masked tokens: e^x is 0, and it is finite, so that the difference of two of them is 0.
 _MASKED = -1e300
-_SCANNED = 128  # tokens whose largest logit is compared with the least of the likeliest so far
-_CHUNK = 512  # tokens that are summed by `near_sums` if |log π − log μ| is at most _NEAR for all of them
-_NEAR = 1.0  # as far as `curvatures` reaches
-_POLYNOMIAL = 0.3  # below this |log π − log μ| differences come from the polynomial alone
-_EXHAUSTED = 700.0  # above it e^−x is nothing
-_ROWS = 4  # rows that a thread takes at a time
+_SCANNED = 128  # tokens per comparison of their largest logit with the smallest of the top k
+_CHUNK = 512  # tokens per call of `near_sums`, which needs |log π − log μ| <= _NEAR for all of them
+_NEAR = 1.0  # the range of `curvatures`
+_POLYNOMIAL = 0.3  # |log π − log μ| below which differences are computed by the polynomial
+_EXHAUSTED = 700.0  # e^−x is 0 above it
+_ROWS = 4  # rows per task of a thread
 
 
 def _compiled(function: F, *flags: str) -> F:
-    """The function, compiled on its first call.
+    """Return the function, compiled on its first call.
 
-    Nothing is kept on disk: numba would go on using machine code that was made of another `vector_math`.
+    There is no cache on disk: numba does not recompile if only the imported `vector_math` changed.
     """
     made: F = numba.njit(nogil=True, error_model="numpy", fastmath=set(flags))(function)
     return made
@@ -73,13 +73,13 @@ def _exponential_sum(logits: Logits, shift: float) -> float:
     return total
 
 
-# The largest of logits that hold a NaN is any number: the sum of their exponentials is NaN, and so is all the rest.
+# With a NaN among the logits the largest is arbitrary; the sum of exponentials, and so every result, is then NaN.
 largest_of = _compiled(_largest)
 exponential_sum = _compiled(_exponential_sum, "reassoc", "nsz", "contract")
 
 
 def _insert(logits: Logits, first_id: int, values: Float64, ids: NDArray[np.int64]) -> None:
-    """Keep `values` and `ids` the likeliest so far, falling; only a larger logit displaces one of a lower id."""
+    """Insert logits into `values` and `ids`, the top k so far in descending order; ties keep the lower id."""
     last = values.size - 1
     for index in range(logits.size):
         value = np.float64(number(logits[index]))
@@ -97,7 +97,7 @@ insert = _compiled(_insert)
 
 
 def _normaliser(logits: Logits, values: Float64, ids: NDArray[np.int64]) -> tuple[float, float]:
-    """The largest logit of a row [V] and log Σ e^(logit − largest); the likeliest go to `values` and `ids`."""
+    """Return the largest logit of a row [V] and log Σ e^(logit − largest); write the top k to `values` and `ids`."""
     values[:] = -math.inf
     ids[:] = -1
     largest = -math.inf
@@ -114,7 +114,7 @@ normaliser = _compiled(_normaliser)
 
 
 def _near_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Float64, sums: Float64) -> bool:
-    """Add a chunk's part of SUMS, with one exponential a token, if |log π − log μ| ≤ 1 throughout; else False.
+    """Add a chunk to `sums` with one exponential per token; return False if |log π − log μ| > 1 for a token.
 
     With d = log π − log μ and c(x) = (e^x − 1 − x)/x²: π = μ + μ·(d + d²·c(d)), and terms of KL(μ‖π) are μ·d²·c(d).
     """
@@ -127,7 +127,7 @@ def _near_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: F
         of_target = np.float64(number(target[index])) - shift_target
         of_behaviour = np.float64(number(behaviour[index])) - shift_behaviour
         d = (of_target - of_behaviour) - log_difference
-        far += choose(abs(d) <= _NEAR, 0.0, 1.0)  # also where both are masked, and d is NaN
+        far += choose(abs(d) <= _NEAR, 0.0, 1.0)  # also if both are masked and d is NaN
         log_mu = of_behaviour - log_behaviour
         mu = exponential(log_mu)
         curve, curve_back = curvatures(d)
@@ -159,8 +159,9 @@ near_sums = _compiled(_near_sums, "reassoc", "nsz", "contract")
 
 
 def _any_sums(target: Logits, behaviour: Logits, shifts: Float64, log_totals: Float64, sums: Float64) -> None:
-    """Add a chunk's part of SUMS from its logits; `shifts` and `log_totals` [2] add up to the log-normalisers, but
-    logits of 1e4 keep their digits only if the largest is subtracted first.
+    """Add any chunk to `sums`. `shifts` and `log_totals` [2] add up to the log-normalisers.
+
+    They are subtracted one after the other, because logits of 1e4 would otherwise lose digits.
 
     With s = |log π − log μ|, `likelier` the larger of π and μ, and shrinkage w = 1 − e^−s: |π − μ| = likelier·w.
     """
@@ -223,8 +224,11 @@ def _reduce_rows(
     values: Float64,
     ids: NDArray[np.int64],
 ) -> None:
-    """All of `TileSums` for rows of both tiles [rows, V]: `shifts` and `log_totals` [rows, 2], whose sums are the
-    log-normalisers, `sums` [rows, len(SUMS)], `values` [K] for the moment, and `ids` [2, rows, K]."""
+    """Reduce rows of both tiles [rows, V].
+
+    Writes `shifts` and `log_totals` [rows, 2], whose sums are the log-normalisers, `sums` [rows, len(SUMS)] and `ids`
+    [2, rows, K]; `values` [K] is scratch memory.
+    """
     for row in range(target.shape[0]):
         shifts[row, 0], log_totals[row, 0] = normaliser(target[row], values, ids[0, row])
         shifts[row, 1], log_totals[row, 1] = normaliser(behaviour[row], values, ids[1, row])
@@ -244,7 +248,7 @@ reduce_rows = _compiled(_reduce_rows)
 
 
 class CompiledReduction:
-    """Reduces `target` and `behaviour`, tiles [rows, V] in a CPU's memory of one dtype: bfloat16, float32, float64."""
+    """Reduction of `target` and `behaviour`, tiles [rows, V] of one dtype: bfloat16, float32 or float64."""
 
     def __init__(self, target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> None:
         self._tiles = (_as_array(target), _as_array(behaviour))
@@ -257,13 +261,13 @@ class CompiledReduction:
         sums = np.empty((rows, len(SUMS)))
         ids = np.empty((2, rows, self._top_k), dtype=np.int64)
 
-        def share(part: slice) -> None:
+        def reduce_part(part: slice) -> None:
             target, behaviour = self._tiles
             values = np.empty(self._top_k)
             reduce_rows(target[part], behaviour[part], shifts[part], log_totals[part], sums[part], values, ids[:, part])
 
         cuts = [*range(0, rows, _ROWS), rows]
-        list(self._pool.map(share, [slice(first, stop) for first, stop in itertools.pairwise(cuts)]))
+        list(self._pool.map(reduce_part, [slice(first, stop) for first, stop in itertools.pairwise(cuts)]))
         log_normalisers = torch.from_numpy((shifts + log_totals).T)
         return TileSums(torch.from_numpy(sums), log_normalisers, torch.from_numpy(ids))
 
@@ -272,7 +276,7 @@ class CompiledReduction:
 
 
 def _as_array(tile: torch.Tensor) -> Logits:
-    """The tile's memory; numpy has no bfloat16."""
+    """Return the tile's memory as an array, bfloat16 as int16 bits, because numpy has no bfloat16."""
     bits = tile.view(torch.int16) if tile.dtype == torch.bfloat16 else tile
     array: Logits = bits.numpy()
     return array

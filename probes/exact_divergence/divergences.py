@@ -1,13 +1,12 @@
-"""Divergences over the whole vocabulary of two distributions given by hidden states and heads: the entry point.
+"""Compute divergences over the whole vocabulary of two distributions given by hidden states and heads.
 
-Tokens are taken in tiles: both products of a tile are written to memory, then each row of both is reduced while it is
-in cache. So each product is computed once, and what is held is two tiles [tile_tokens, V], however many tokens there
-are. Total variation forces the tile: it cannot be had from one pass over vocabulary blocks without either keeping a
-tile of logits or computing both products twice.
+Tokens are processed in tiles: both products of a tile are written to memory, then each row of both is reduced while it
+is in cache. Each product is computed once, and memory is two tiles [tile_tokens, V] for any number of tokens. Total
+variation needs both normalisers, so one pass over vocabulary blocks would have to compute both products twice.
 
-A product that can be written to its tile is one call for the whole vocabulary: with AMX, calls for blocks of 8192
-tokens took 1.4 to 1.8 times the processor time of one call. Others are made a block at a time, because they need
-copies: of the head in float32, or of logits before a soft cap.
+A product that can be written to its tile directly is one call for the whole vocabulary: with AMX, calls for blocks of
+8192 tokens took 1.4 to 1.8 times the processor time of one call. Other products need copies (of the head in float32,
+or of logits before a soft cap) and are computed a block at a time.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 TILE_TOKENS = 128
 VOCABULARY_BLOCK = 8192
-_TILE_TOKENS_CUDA = 512  # fewer, and the head's weights are read from memory too often for the tensor cores
+_TILE_TOKENS_CUDA = 512  # with fewer tokens, reading the head's weights is slower than the tensor cores
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExactDivergences:
-    """Divergences between the sampling distribution μ and the trained one, π, at T states; all arrays [T].
+    """Divergences between the sampling distribution μ and the trained distribution π at T states; all arrays [T].
 
     | field | unit | estimated from tokens drawn from μ by |
     | --- | --- | --- |
@@ -48,12 +47,12 @@ class ExactDivergences:
     | `mean_ratio` E_μ ρ: π's probability where μ > 0 | 0 … 1 | `mean_ratio` |
     | `behaviour_entropy`, `target_entropy` H(μ), H(π) | nats | |
 
-    A divergence whose support is not covered is infinite. At a state where a logit is NaN or +inf, or all are −inf,
-    everything is NaN and nothing flips.
+    A divergence is infinite if its support is not covered. If a logit of a state is NaN or +inf, or all are −inf, all
+    of its values are NaN and `top1_flip` is False.
 
-    `top1_flip` is True where the likeliest tokens differ. `topk_overlap` [T, len(top_ks)] is the share of tokens that
+    `top1_flip` is True if the likeliest tokens differ. `topk_overlap` [T, len(top_ks)] is the share of tokens that
     the k likeliest of both have in common, for each k of `top_ks`. Among equally likely tokens the lower id comes
-    first; tokens of probability 0 by mask are never among them. The log-probs are those of the token ids asked for.
+    first; masked tokens are excluded. The log-probs are those of the `token_ids` of `exact_divergences`.
     """
 
     kl: Float64
@@ -76,16 +75,16 @@ class ExactDivergences:
 
     @property
     def delta_max(self) -> float:
-        """Δmax: the largest total variation at the states visited, 0 … 1; NaN where there is none.
+        """Δmax, the largest total variation at the visited states, 0 … 1; NaN if there is none.
 
-        A lower bound of the supremum over all states, and the only honest one: sampled |1 − ρ| says nothing of it.
+        It is a lower bound of the supremum over all states. Sampled |1 − ρ| gives no such bound.
         """
         known = self.tv[~np.isnan(self.tv)]
         return float(known.max()) if known.size else math.nan
 
     @classmethod
     def concatenate(cls, parts: Sequence[ExactDivergences]) -> ExactDivergences:
-        """The states of all parts (at least one; all asked for the same) in their order."""
+        """Return the states of all `parts` in order. There must be at least one part, all with the same fields."""
         values = {}
         for field in fields(cls):
             found = [getattr(part, field.name) for part in parts]
@@ -103,13 +102,13 @@ def exact_divergences(
     tile_tokens: int | None = None,
     vocabulary_block: int = VOCABULARY_BLOCK,
 ) -> ExactDivergences:
-    """Divergences of π (`target`) and μ (`behaviour`) at T states, exact for the logits the sources give.
+    """Return the divergences of π (`target`) and μ (`behaviour`) at T states, exact for the sources' logits.
 
-    `token_ids` [T] asks for both log-probs of these tokens. Computed where the heads are: on a GPU, in float32 with
-    float64 sums, where one of them is and neither is float64, else on the CPU, in float64. The memory beyond the inputs
-    is two tiles of `tile_tokens` × V logits (bfloat16 if both sources hold them in that) and, on a processor without
-    bfloat16 products, a block of the head of `vocabulary_block` tokens in float32.
-    Raises SourceError where T or V differ, an id is not in the vocabulary, or a size is below 1.
+    With `token_ids` [T] the result has both log-probs of these tokens. If a head is on a GPU and neither source is
+    float64, the reduction runs there (float32 terms, float64 sums), else on the CPU (float64). The memory beyond the
+    inputs is two tiles of `tile_tokens` × V logits (bfloat16 if both sources are) and, on a CPU without bfloat16
+    products, a block of the head of `vocabulary_block` tokens in float32.
+    Raises SourceError if T or V differ, an id is not in the vocabulary, or a size is below 1.
     """
     ids = _checked(target, behaviour, token_ids, tuple(top_ks), tile_tokens, vocabulary_block)
     device = _device_of(target, behaviour)
@@ -152,13 +151,13 @@ class _Tiles:
 
 
 def _block(source: Source, tile: torch.Tensor, vocabulary_block: int) -> int:
-    """How many tokens of the vocabulary are written to `tile` at a time."""
+    """Return how many tokens of the vocabulary are written to `tile` per call."""
     whole = tile.device.type == "cuda" or source.writes_directly(tile.dtype)
     return source.vocabulary if whole else min(vocabulary_block, source.vocabulary)
 
 
 def _device_of(target: Source, behaviour: Source) -> torch.device:
-    """Where logits are reduced; there is no reduction of float64 logits on a GPU."""
+    """Return the device of the reduction; float64 logits cannot be reduced on a GPU."""
     on_gpu = [source.device for source in (behaviour, target) if source.device.type == "cuda"]
     in_float64 = torch.float64 in (target.held_in, behaviour.held_in)
     return on_gpu[0] if on_gpu and not in_float64 else torch.device("cpu")
@@ -175,7 +174,7 @@ def _reduction_of(tiles: Pair, top_k: int) -> Reduction:
 
 
 def _log_probs(tiles: Pair, sums: TileSums, ids: NDArray[np.int64]) -> list[NDArray[np.float64]]:
-    """[rows] log π and log μ of one token a row."""
+    """Return log π and log μ of one token per row, each [rows]."""
     at = torch.from_numpy(ids).to(tiles[0].device)[:, None]
     logits = (tile[: ids.size].gather(1, at)[:, 0].double() for tile in tiles)
     return [(logit - normaliser).cpu().numpy() for logit, normaliser in zip(logits, sums.log_normalisers, strict=True)]
@@ -208,21 +207,24 @@ def _checked(
     tile_tokens: int | None,
     vocabulary_block: int,
 ) -> NDArray[np.int64] | None:
-    """The token ids as an array, after everything that can be wrong has been looked at."""
+    """Check the arguments and return the token ids as an array; raise SourceError if one is invalid."""
     if target.tokens != behaviour.tokens or target.vocabulary != behaviour.vocabulary:
         raise SourceError(
-            f"both sources need the same tokens and vocabulary, not [{target.tokens}, {target.vocabulary}] and "
+            f"both sources need the same tokens and vocabulary, got [{target.tokens}, {target.vocabulary}] and "
             f"[{behaviour.tokens}, {behaviour.vocabulary}]"
         )
     if min((*top_ks, vocabulary_block, 1 if tile_tokens is None else tile_tokens)) < 1:
-        raise SourceError("top_ks, tile_tokens and vocabulary_block must be at least 1")
+        raise SourceError(
+            f"top_ks, tile_tokens and vocabulary_block must be at least 1, got {top_ks}, {tile_tokens} and "
+            f"{vocabulary_block}"
+        )
     if token_ids is None:
         return None
     ids = np.asarray(token_ids)
     if ids.shape != (target.tokens,) or (ids.size and ids.dtype.kind not in "iu"):
-        raise SourceError(f"token_ids must be {target.tokens} whole numbers, not {list(ids.shape)} of {ids.dtype}")
+        raise SourceError(f"token_ids must be {target.tokens} whole numbers, got {list(ids.shape)} of {ids.dtype}")
     outside = np.flatnonzero((ids < 0) | (ids >= target.vocabulary))
     if outside.size:
         at = int(outside[0])
-        raise SourceError(f"token_ids[{at}] is {ids[at]}, which is not in a vocabulary of {target.vocabulary}")
+        raise SourceError(f"token_ids[{at}] must satisfy 0 <= id < {target.vocabulary}, got {ids[at]}")
     return ids.astype(np.int64)

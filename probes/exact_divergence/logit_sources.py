@@ -1,8 +1,8 @@
-"""Where logits come from: hidden states times the weights of a head, a block of the vocabulary at a time.
+"""Sources of logits: hidden states times the weights of a head, a block of the vocabulary at a time.
 
-The distribution is that of the trainer or the engine: products are rounded to the dtype of hidden states and head
-(bfloat16 for a bfloat16 model), as torch rounds them, and nothing is rounded after that. `logits_dtype` float32 leaves
-that rounding out, for an engine that computes its head in float32.
+Products are rounded to the dtype of hidden states and head (bfloat16 for a bfloat16 model), as torch rounds them, so
+that the distribution is the trainer's or the engine's; later steps are not rounded. `logits_dtype` float32 omits this
+rounding, for an engine that computes its head in float32.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ import torch
 __all__ = ["GivenLogits", "LogitSource", "Source", "SourceError"]
 
 _HALF = (torch.bfloat16, torch.float16)
-# Values of ONEDNN_MAX_CPU_ISA that hold oneDNN, and so torch, to instructions without products of bfloat16.
+# Values of ONEDNN_MAX_CPU_ISA that exclude bfloat16 products from oneDNN, and so from torch.
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 
 
 class SourceError(ValueError):
-    """Shapes, dtypes or values of two logit sources that do not go together."""
+    """Invalid or incompatible shapes, dtypes or values of logit sources."""
 
 
 class Source(Protocol):
-    """What gives the logits of T tokens over V tokens of a vocabulary, a part at a time."""
+    """Logits of T tokens over a vocabulary of V tokens, computed a part at a time."""
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """The number of tokens T."""
 
     @property
     def vocabulary(self) -> int:
-        """V."""
+        """The size of the vocabulary V."""
 
     @property
     def device(self) -> torch.device:
-        """Where the logits are made."""
+        """The device that computes the logits."""
 
     @property
     def held_in(self) -> torch.dtype:
-        """The dtype in which logits are held until they are reduced: nothing is lost by it."""
+        """The dtype of a tile of these logits; it represents them exactly."""
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """What `write_logits` needs to know of the tokens `start` … `stop`, made ready once."""
+        """Return the input of `write_logits` for the tokens `start` … `stop`, prepared once per tile."""
 
     def write_logits(self, rows: torch.Tensor, start: int, stop: int, into: torch.Tensor) -> None:
         """Write the logits of `start` … `stop` of the vocabulary to `into` [rows, stop − start]."""
 
     def writes_directly(self, dtype: torch.dtype) -> bool:
-        """Whether `write_logits` needs no other memory if `into` is of this dtype."""
+        """Return True if `write_logits` needs no temporary memory for an `into` of this dtype."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenLogits:
-    """Logits [T, V] that are already there, as of a tiny vocabulary; −inf masks a token at one state."""
+    """Given logits [T, V], for example of a tiny vocabulary; −inf masks a token at one state."""
 
     logits: torch.Tensor
 
     def __post_init__(self) -> None:
         if self.logits.ndim != 2 or self.logits.shape[1] == 0 or not self.logits.is_floating_point():
-            raise SourceError(f"floating-point logits [T, V] are needed, not {_described(self.logits)}")
+            raise SourceError(f"logits must be floating-point [T, V] with V > 0, got {_described(self.logits)}")
 
     @property
     def tokens(self) -> int:
@@ -95,14 +95,14 @@ class GivenLogits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitSource:
-    """The logits of T tokens: `hidden` [T, H] times `weight` [V, H] transposed, plus `bias` [V].
+    """Logits of T tokens: `hidden` [T, H] times `weight` [V, H] transposed, plus `bias` [V].
 
-    After that come, in this order, rounding to `logits_dtype` (None: the dtype that hidden states and weights promote
-    to), the soft cap c·tanh(x/c) with c = `softcap`, each of its steps rounded to that dtype as models do it, and
-    division by `temperature`, which is not rounded. A bias of −inf masks a token, unless there is a soft cap.
-    Weights and bias are on one device; H, dtype and device may differ from those of the other source. Products of
-    float32 on a GPU are TensorFloat-32 where torch was told to allow them.
-    Raises SourceError where the shapes, dtypes or devices do not fit or a number is not positive and finite.
+    Then, in this order: rounding to `logits_dtype` (None: the dtype that hidden states and weights promote to), the
+    soft cap c·tanh(x/c) with c = `softcap`, each step rounded to that dtype as in models, and division by
+    `temperature`, not rounded. A bias of −inf masks a token, unless there is a soft cap. Weights and bias must be on
+    one device; H, dtype and device may differ from those of the other source. Float32 products on a GPU are
+    TensorFloat-32 if torch's settings allow it.
+    Raises SourceError if shapes, dtypes or devices are incompatible or a number is not positive and finite.
     """
 
     hidden: torch.Tensor
@@ -116,18 +116,20 @@ class LogitSource:
         fitting = self.hidden.ndim == self.weight.ndim == 2 and self.hidden.shape[1] == self.weight.shape[1]
         if not (fitting and self.hidden.is_floating_point() and self.weight.is_floating_point()):
             raise SourceError(
-                f"floating-point hidden states [T, H] and head weights [V, H] are needed, not "
+                f"hidden states and head weights must be floating-point [T, H] and [V, H], got "
                 f"{_described(self.hidden)} and {_described(self.weight)}"
             )
         if self.weight.shape[0] == 0:
-            raise SourceError("the head has no rows: there is no vocabulary")
+            raise SourceError("the head's weights must have at least 1 row, got 0")
         if self.bias is not None and self.bias.shape != (self.weight.shape[0],):
-            raise SourceError(f"the bias must be [{self.weight.shape[0]}], not {tuple(self.bias.shape)}")
+            raise SourceError(f"the bias must be [{self.weight.shape[0]}], got {list(self.bias.shape)}")
         if self.bias is not None and self.bias.device != self.weight.device:
-            raise SourceError(f"the bias is on {self.bias.device}, and the head's weights are on {self.weight.device}")
+            raise SourceError(
+                f"bias and head weights must be on one device, got {self.bias.device} and {self.weight.device}"
+            )
         for name, value in (("temperature", self.temperature), ("soft cap", self.softcap)):
             if value is not None and not (value > 0.0 and math.isfinite(value)):
-                raise SourceError(f"the {name} must be above 0 and finite, and is {value}")
+                raise SourceError(f"{name} must be above 0 and finite, got {value}")
 
     @property
     def tokens(self) -> int:
@@ -143,7 +145,7 @@ class LogitSource:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """In which hidden states and weights are multiplied, as torch would."""
+        """The dtype of the product of hidden states and weights in torch."""
         return torch.promote_types(self.hidden.dtype, self.weight.dtype)
 
     @property
@@ -183,8 +185,8 @@ class LogitSource:
 
     @property
     def _multiplied_in(self) -> torch.dtype:
-        """Half precision is multiplied in float32 where the processor has no products of its own for it, and where
-        the product must not be rounded: the values are the same ones, only less or more rounded."""
+        """The dtype of the computed product: float32 instead of half precision if the CPU has no half-precision
+        products or the product must not be rounded; the result is rounded to `rounded_to` afterwards."""
         if self.product_dtype not in _HALF:
             return self.product_dtype
         rounded_as_multiplied = self.rounded_to == self.product_dtype
@@ -199,8 +201,8 @@ def _described(tensor: torch.Tensor) -> str:
 
 @functools.cache
 def _multiplies_halves() -> bool:
-    """Whether torch has instructions for products of bfloat16; without them float32 is 1.3 to 2.4 times as fast."""
+    """Return True if torch has CPU instructions for bfloat16 products; without, float32 is 1.3 to 2.4 times as fast."""
     if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _WITHOUT_BFLOAT16:
         return False
-    questions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(getattr(torch.cpu, question, bool)()) for question in questions)
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)

@@ -1,4 +1,4 @@
-"""What is taken from a tile of logits: the seam between the compiled reduction on CPUs and the Triton one on GPUs."""
+"""The interface of reductions of a tile of logits, implemented for CPUs and for GPUs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 
 __all__ = ["SUMS", "Reduction", "TileSums", "overlaps"]
 
-# What is summed over the vocabulary. Terms of KL(μ‖π) are π − μ + μ log(μ/π), which add up to the same and are never
-# negative: nothing cancels where the two distributions are nearly one.
+# The sums over the vocabulary. The terms of KL(μ‖π) are π − μ + μ log(μ/π): their sum is the same, and because none is
+# negative nothing cancels if the distributions are nearly equal.
 SUMS = ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2", "target_entropy", "behaviour_entropy", "uncovered")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileSums:
-    """`sums` [rows, len(SUMS)] and `log_normalisers` [2, rows], target first, float64; `top_ids` [2, rows, K] int64:
-    the likeliest tokens of both, likeliest first, −1 where there are no more. `uncovered` is π's mass where μ is 0.
+    """The result of a reduction; the target comes first.
+
+    `sums` [rows, len(SUMS)] and `log_normalisers` [2, rows] are float64; `top_ids` [2, rows, K] int64 are the likeliest
+    tokens, likeliest first, padded with −1. The sum `uncovered` is the probability under π of tokens with μ = 0.
     """
 
     sums: torch.Tensor
@@ -26,17 +28,17 @@ class TileSums:
 
 
 class Reduction(Protocol):
-    """Reduces two tiles of logits [rows, V], which it was given when it was made."""
+    """A reduction of two tiles of logits [rows, V], given to its constructor."""
 
     def reduce(self, rows: int) -> TileSums:
         """Return the sums of the first `rows` rows, whose logits are in the tiles."""
 
     def close(self) -> None:
-        """Let go of what the reduction holds."""
+        """Release threads and memory."""
 
 
 def overlaps(top_ids: torch.Tensor, top_ks: tuple[int, ...]) -> torch.Tensor:
-    """[rows, len(top_ks)] the share of the k likeliest tokens that both name, from `top_ids` [2, rows, K]."""
+    """Return the share of common tokens among the k likeliest of `top_ids` [2, rows, K], shape [rows, len(top_ks)]."""
     target, behaviour = top_ids
     shares = torch.empty((target.shape[0], len(top_ks)), dtype=torch.float64, device=top_ids.device)
     for column, k in enumerate(top_ks):

@@ -1,12 +1,12 @@
-"""The reduction of two tiles of logits on a GPU, as a Triton kernel: a row of the tile is one program's.
+"""The reduction of two tiles of logits on a GPU, as a Triton kernel with one program per row.
 
-Importing this imports triton. The first loop over the vocabulary takes both normalisers by an online softmax and the
-likeliest tokens, the second all that needs both normalisers. Elements are float32; every few blocks their sums go into
-float64, and log Zπ − log Zμ is subtracted in two parts. What is left of its error shows as Σπ − Σμ and is taken out of
-the total variation, where alone it counts to first order. A χ² above 3e38 is infinite here.
+Importing this module imports triton. The first loop over the vocabulary computes the likeliest tokens and, by an online
+softmax, the normaliser of each tile; the second computes the sums that need both normalisers. Terms are float32, and
+sums of a few blocks are added in float64. log Zπ − log Zμ is subtracted in two parts; its remaining error equals
+Σπ − Σμ and is corrected in the total variation, the only sum it affects to first order. A χ² above 3e38 is infinite.
 """
 
-# Triton reads these functions as a language of its own: they take no annotations but constexpr.
+# Triton compiles the kernels from their source and allows no annotations but constexpr.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BLOCK", "TritonReduction", "reduce_rows"]
 
 BLOCK = 1024
 _WARPS = 8
-# Blocks that are added up in float32, lane by lane, before their sum is taken.
+# Blocks that are added in float32 per lane before they are summed in float64.
 _LANE_BLOCKS = tl.constexpr(8)
 _MASKED = tl.constexpr(-1e30)
 _POLYNOMIAL = tl.constexpr(0.5)
@@ -36,7 +36,7 @@ def _keep_likeliest(x, columns, largest, values, ids, slots, TOP: tl.constexpr):
     least = tl.min(tl.where(inside, values, float("inf")), axis=0)
     while largest > least:
         found = tl.min(tl.where(x == largest, columns, 2147483647), axis=0)
-        # Of equally unlikely ones the highest id has to go.
+        # Among equal values the highest id is replaced.
         rank = tl.where(inside & (values == least), (ids + 1).to(tl.int64) * 65536 + slots, -1)
         leaving = slots == (tl.max(rank, axis=0) % 65536).to(tl.int32)
         values = tl.where(leaving, largest, values)
@@ -49,7 +49,7 @@ def _keep_likeliest(x, columns, largest, values, ids, slots, TOP: tl.constexpr):
 
 @triton.jit
 def _normaliser(logits, vocabulary, top_values, top_ids, TOP: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest logit of a row and log Σ e^(logit − largest) in float64; writes the likeliest tokens, unordered."""
+    """Return the largest logit of a row and log Σ e^(logit − largest) in float64; store the likeliest, unordered."""
     slots = tl.arange(0, SLOTS)
     values = tl.full([SLOTS], float("-inf"), tl.float32)
     ids = tl.full([SLOTS], -1, tl.int32)
@@ -61,7 +61,7 @@ def _normaliser(logits, vocabulary, top_values, top_ids, TOP: tl.constexpr, SLOT
         of_block = tl.max(x, axis=0)
         larger = tl.maximum(largest, of_block)
         shift = tl.where(larger == float("-inf"), 0.0, larger)
-        # In float64, because the logarithm of a distribution that is nearly certain is what the other tokens add to 1.
+        # In float64: if one token has a probability near 1, the logarithm depends on the small remainder of the sum.
         total = total * tl.exp(largest - shift).to(tl.float64) + tl.sum(tl.exp(x - shift).to(tl.float64), axis=0)
         largest = larger
         values, ids = _keep_likeliest(x, columns, of_block, values, ids, slots, TOP)
@@ -72,7 +72,7 @@ def _normaliser(logits, vocabulary, top_values, top_ids, TOP: tl.constexpr, SLOT
 
 @triton.jit
 def _curvature(s):
-    """s + e^−s − 1 for 0 ≤ s < _POLYNOMIAL, to float32's last digits."""
+    """Return s + e^−s − 1 for 0 ≤ s < _POLYNOMIAL, to float32 precision."""
     high = 1.0 / 720.0 - s * (1.0 / 5040.0 - s * (1.0 / 40320.0 - s * (1.0 / 362880.0)))
     return s * s * (0.5 - s * (1.0 / 6.0 - s * (1.0 / 24.0 - s * (1.0 / 120.0 - s * high))))
 
@@ -85,7 +85,7 @@ def _terms(x, y, largest_target, largest_behaviour, log_target, log_behaviour, d
     x = tl.where(x == float("-inf"), _MASKED, x)
     y = tl.where(y == float("-inf"), _MASKED, y)
     apart = x - y
-    # What x − y lost by rounding, which is much where the logits of one are shifted by a constant.
+    # The rounding error of x − y, which is large if the logits of one source are shifted by a constant.
     moved = apart - x
     lost = (x - (apart - moved)) - (y + moved)
     d = (apart - difference_high) + (lost - difference_low)
@@ -104,7 +104,7 @@ def _terms(x, y, largest_target, largest_behaviour, log_target, log_behaviour, d
     smaller = larger * decay
     distance = larger * w
     quadratic = distance * w
-    # Where nothing differs, the exponential may be infinite or not: there is nothing to inflate.
+    # If w is 0, an infinite exponential must not give NaN.
     inflated = tl.where(w > 0.0, tl.exp(log_larger + s) * w * w, 0.0)
     infinite = float("inf")
     kl = tl.where(only_behaviour, infinite, larger * tl.where(below, away, toward))
@@ -124,7 +124,7 @@ def reduce_rows(
     target, behaviour, stride, vocabulary, sums, normalisers, top_values, top_ids,
     TOP: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of two tiles of logits, `stride` apart: writes 8 sums, 2 log-normalisers and 2 × SLOTS likeliest."""
+    """Reduce one row of two tiles with row length `stride`; store 8 sums, 2 log-normalisers, 2 × SLOTS likeliest."""
     row = tl.program_id(0).to(tl.int64)
     target += row * stride
     behaviour += row * stride
@@ -177,7 +177,7 @@ def reduce_rows(
 
 
 class TritonReduction:
-    """Reduces `target` and `behaviour`, tiles [rows, V] of one dtype (bfloat16, float16 or float32) on one GPU."""
+    """Reduction of `target` and `behaviour`, tiles [rows, V] of one dtype (bfloat16, float16 or float32) on one GPU."""
 
     def __init__(self, target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> None:
         self._tiles = (target, behaviour)
@@ -191,10 +191,10 @@ class TritonReduction:
 
     def reduce(self, rows: int) -> TileSums:
         target, behaviour = self._tiles
-        # Triton launches on the current device, wherever its arguments are.
-        there = torch.cuda.device(target.device) if target.device.type == "cuda" else contextlib.nullcontext()
+        # Triton launches on the current device, not on that of its arguments.
+        device = torch.cuda.device(target.device) if target.device.type == "cuda" else contextlib.nullcontext()
         if rows:
-            with there:
+            with device:
                 reduce_rows[(rows,)](
                     target,
                     behaviour,
@@ -217,10 +217,10 @@ class TritonReduction:
         return TileSums(sums, log_normalisers, self._ordered(rows))
 
     def close(self) -> None:
-        """Its memory goes with it."""
+        """Do nothing; the tensors are freed with the object."""
 
     def _ordered(self, rows: int) -> torch.Tensor:
-        """[2, rows, top_k] the likeliest first, among equals the lower id."""
+        """Return the likeliest ids in descending order, ties by lower id, shape [2, rows, top_k]."""
         ids, by_id = self._ids[:rows].sort(dim=-1)
         values = self._values[:rows].gather(-1, by_id)
         by_value = values.sort(dim=-1, descending=True, stable=True).indices

@@ -1,9 +1,7 @@
-"""Scalar functions that numba's loops can vectorise: e^x without a vector library, and choices without branches.
+"""Scalar functions that numba can vectorise within loops: e^x without a vector library, selection without branches.
 
-`prefer_wide_vectors` lets the calling function use the 512 bits of AVX-512.
-
-Importing this imports numba. x = k·ln 2 + r with |r| ≤ ln 2 / 2; adding 1.5·2^52 rounds to the whole number k and
-leaves it in the last bits, from where a shift makes the exponent of 2^k; (e^r − 1 − r)/r² is a polynomial.
+Importing this module imports numba. e^x is computed from x = k·ln 2 + r with |r| ≤ ln 2 / 2: adding 1.5·2^52 rounds to
+the integer k in the last bits, a shift makes it the exponent of 2^k, and (e^r − 1 − r)/r² is a polynomial.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG2_E = 1.4426950408889634
 _ROUNDER = 6755399441055744.0  # 1.5·2^52
-# ln 2 in two parts; the first has so few digits that k times it is exact.
+# ln 2 in two parts; the first has few enough digits that its product with k is exact.
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
-_UNDERFLOWS = -708.0  # below this e^x is no normal number, and taken as 0
+_UNDERFLOWS = -708.0  # e^x is subnormal below it, and set to 0
 _OVERFLOWS = 709.0
 _C = tuple(1.0 / math.factorial(power) for power in range(2, 18))
 _C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11, _C12, _C13, _C14, _C15 = _C
 
 
 def inlined(function: F) -> F:
-    """A function that is part of its callers' loops, and keeps the order of its own operations."""
+    """Compile the function for inlining into its callers' loops, without reordering its own operations."""
     made: F = numba.njit(fastmath={"contract"}, forceinline=True, error_model="numpy")(function)
     return made
 
@@ -57,7 +55,7 @@ def _choose(context: Any, condition: Any, yes: Any, no: Any) -> Any:
     return types.float64(types.boolean, types.float64, types.float64), code
 
 
-# One of two numbers. Both are computed: a branch would keep the loop from being vectorised.
+# Select one of two numbers, both computed; a branch would prevent vectorisation.
 choose: Callable[[Any, float, float], float] = intrinsic(_choose)
 
 
@@ -70,7 +68,7 @@ def _larger(context: Any, first: Any, second: Any) -> Any:
     return first(first, second), code
 
 
-# The larger of two numbers of one type; any number if one is NaN, because only such a maximum is vectorised.
+# The larger of two numbers of one type; undefined if one is NaN, because only such a maximum is vectorised.
 larger: Callable[[Any, Any], Any] = intrinsic(_larger)
 
 
@@ -84,27 +82,27 @@ def _number(context: Any, element: Any) -> Any:
     return (types.float32 if element == types.int16 else element)(element), code
 
 
-# A logit as it is held in a tile: float32 or float64, or float32 of a bfloat16's bits, which come as int16.
+# A logit of a tile: float32 or float64 unchanged; int16, the bits of a bfloat16, as float32.
 number: Callable[[Any], Any] = intrinsic(_number)
 
 
 def _prefer_wide_vectors(context: Any) -> Any:
     def code(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # llvmlite refuses attributes that have a value, but writes every member of the set.
+        # llvmlite's own add() rejects attributes with a value, but every member of the set is written.
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return target.get_dummy_value()
 
     return types.void(), code
 
 
-# Asks for vectors of 512 bits in the function that calls it. LLVM takes 256 on most processors with AVX-512, because
-# the first of them lowered their clock for wider ones; no effect where there are none.
+# Request 512-bit vectors in the calling function. LLVM prefers 256 bits on most CPUs with AVX-512, because early ones
+# lowered their clock for 512; no effect on CPUs without AVX-512.
 prefer_wide_vectors: Callable[[], None] = intrinsic(_prefer_wide_vectors)
 
 
 @inlined
 def reduced(x: float) -> tuple[float, float]:
-    """r and 2^k of x; nonsense, but no trap, where e^x under- or overflows."""
+    """Return r and 2^k of x; both are undefined, without a trap, if e^x under- or overflows."""
     shifted = x * _LOG2_E + _ROUNDER
     k = shifted - _ROUNDER
     return (x - k * _LN2_HIGH) - k * _LN2_LOW, float_of((bits_of(shifted) + 1023) << 52)
@@ -112,7 +110,7 @@ def reduced(x: float) -> tuple[float, float]:
 
 @inlined
 def curvature(r: float) -> float:
-    """(e^r − 1 − r)/r² for |r| ≤ ln 2 / 2."""
+    """Return (e^r − 1 − r)/r² for |r| ≤ ln 2 / 2."""
     square = r * r
     fourth = square * square
     low = (_C0 + _C1 * r) + square * (_C2 + _C3 * r)
@@ -122,7 +120,7 @@ def curvature(r: float) -> float:
 
 @inlined
 def curvatures(d: float) -> tuple[float, float]:
-    """(e^d − 1 − d)/d² and (e^−d − 1 + d)/d² for |d| ≤ 1, to 4e-16: even and odd powers are shared."""
+    """Return (e^d − 1 − d)/d² and (e^−d − 1 + d)/d² for |d| ≤ 1, to 4e-16; they share even and odd powers."""
     square = d * d
     fourth = square * square
     eighth = fourth * fourth
@@ -137,7 +135,7 @@ def curvatures(d: float) -> tuple[float, float]:
 
 @inlined
 def exponential(x: float) -> float:
-    """e^x to about an ulp: 0 where it is below the normal numbers, NaN of NaN."""
+    """Return e^x to about 1 ulp; 0 if e^x is subnormal, NaN if x is NaN."""
     r, scale = reduced(x)
     value = scale + scale * (r + r * r * curvature(r))
     return choose(x > _OVERFLOWS, math.inf, choose(x < _UNDERFLOWS, 0.0, value))

@@ -1,4 +1,4 @@
-"""Runs the Triton kernel on a CPU, by Triton's interpreter, over the hard logits; or compiles it for real GPUs.
+"""Run the Triton kernel in Triton's interpreter over the hard logits, or compile it for GPUs.
 
 A program of its own, because Triton decides at import whether to interpret:
 `TRITON_INTERPRET=1 python -m tests.probes.exact_divergence.interpreted OUT.npz`, or without OUT to compile.
@@ -36,7 +36,7 @@ def cases() -> dict[str, Pair]:
 
 
 def by_triton(target: torch.Tensor, behaviour: torch.Tensor) -> ExactDivergences:
-    """The way of a GPU's logits, on the CPU."""
+    """Return the divergences of two logits as computed on a GPU, on this CPU."""
     divergences._reduction_of = lambda tiles, top_k: TritonReduction(*tiles, top_k)
     return exact_divergences(GivenLogits(target), GivenLogits(behaviour), top_ks=TOP_KS, tile_tokens=2)
 
@@ -51,7 +51,7 @@ def interpret(out: Path) -> None:
 
 
 def compile_for_gpus() -> None:
-    """Through to the machine code of Ampere and Hopper, which needs no GPU."""
+    """Compile the kernel to machine code of Ampere and Hopper; this needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""Textbook definitions in extended precision, and the logits that are hard for them: what reductions are held to."""
+"""Textbook definitions in extended precision, and logits that are hard to reduce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def log_softmax(logits: NDArray[np.longdouble]) -> NDArray[np.longdouble]:
 
 
 def by_definition(target: torch.Tensor, behaviour: torch.Tensor) -> dict[str, NDArray[np.float64]]:
-    """Each divergence of logits [T, V] as textbooks define it, row by row in 80-bit numbers."""
+    """Return each divergence of logits [T, V] by its textbook definition, in 80-bit numbers."""
     rows = [
         _row(a.double().numpy().astype(np.longdouble), b.double().numpy().astype(np.longdouble))
         for a, b in zip(target, behaviour, strict=True)
@@ -46,7 +46,7 @@ def _row(target: NDArray[np.longdouble], behaviour: NDArray[np.longdouble]) -> d
 
 
 def likeliest(logits: torch.Tensor, k: int) -> list[set[int]]:
-    """The k likeliest tokens of each row; among equals those of lower ids, and never a masked one."""
+    """Return the k likeliest tokens of each row; ties keep the lower id, masked tokens are excluded."""
     found = []
     for row in logits.double().tolist():
         order = sorted((-value, token) for token, value in enumerate(row) if value > -np.inf)
@@ -60,14 +60,14 @@ def overlap(target: torch.Tensor, behaviour: torch.Tensor, k: int) -> list[float
 
 
 def hard_cases(vocabulary: int, rows: int = 3) -> dict[str, Pair]:
-    """Pairs of logits [rows, vocabulary], float32: target, behaviour."""
+    """Return pairs of float32 logits [rows, vocabulary], target and behaviour, by name."""
     seed = torch.Generator().manual_seed(vocabulary)
 
     def normal(scale: float) -> torch.Tensor:
         return torch.randn((rows, vocabulary), generator=seed) * scale
 
     def masked(logits: torch.Tensor, share: float = 0.4) -> torch.Tensor:
-        # The first token is never masked, so that a distribution is left.
+        # The first token is never masked, so that each row is a valid distribution.
         hidden = torch.rand((rows, vocabulary), generator=seed) < share
         hidden[:, 0] = False
         return logits.masked_fill(hidden, -torch.inf)

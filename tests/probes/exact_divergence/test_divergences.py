@@ -1,4 +1,4 @@
-"""The CPU's reduction against textbook definitions, and what the sizes of tiles and blocks must not change."""
+"""The reduction on a CPU equals textbook definitions, for any sizes of tiles and blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def assert_same(first: ExactDivergences, second: ExactDivergences) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 257, 2500])
-def test_hard_logits_give_what_textbooks_define(vocabulary: int) -> None:
+def test_hard_logits_give_the_defined_values(vocabulary: int) -> None:
     for name, (target, behaviour) in hard_cases(vocabulary).items():
         found, expected = of_logits(target, behaviour), by_definition(target, behaviour)
         for divergence in DIVERGENCES:
@@ -39,7 +39,7 @@ def test_hard_logits_give_what_textbooks_define(vocabulary: int) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 257, 2500])
-def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(vocabulary: int) -> None:
+def test_likeliest_tokens_equal_a_sort_with_lower_ids_first(vocabulary: int) -> None:
     for name, (target, behaviour) in hard_cases(vocabulary).items():
         found = of_logits(target, behaviour)
         for column, k in enumerate(TOP_KS):
@@ -48,7 +48,7 @@ def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(vocabulary: int)
         assert found.top1_flip.tolist() == flips, name
 
 
-def test_a_tiny_mismatch_keeps_its_digits() -> None:
+def test_tiny_mismatch_has_small_relative_errors() -> None:
     plain = torch.randn((4, 3000), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = plain + 3e-5 * torch.randn((4, 3000), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found, expected = of_logits(target, plain), by_definition(target, plain)
@@ -57,7 +57,7 @@ def test_a_tiny_mismatch_keeps_its_digits() -> None:
         np.testing.assert_allclose(getattr(found, divergence), expected[divergence], rtol=1e-9)
 
 
-def test_logits_in_bfloat16_are_held_as_they_are() -> None:
+def test_bfloat16_logits_are_not_rounded_further() -> None:
     for name, pair in hard_cases(1100).items():
         target, behaviour = (logits.bfloat16() for logits in pair)
         found, expected = of_logits(target, behaviour), by_definition(target, behaviour)
@@ -71,7 +71,7 @@ def test_logits_in_bfloat16_are_held_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("apart", [0.9999, -0.9999, 1.0001, -1.0001, 5.0, -5.0, 800.0, -800.0, -np.inf])
-def test_one_token_that_is_far_from_a_near_distribution(apart: float) -> None:
+def test_one_distant_token_in_a_near_distribution(apart: float) -> None:
     behaviour = torch.randn((3, 1700), generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     target = behaviour + 1e-3 * torch.randn((3, 1700), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for row, token in enumerate((0, 700, 1699)):
@@ -81,7 +81,7 @@ def test_one_token_that_is_far_from_a_near_distribution(apart: float) -> None:
         np.testing.assert_allclose(getattr(found, divergence), expected[divergence], rtol=RELATIVE, err_msg=divergence)
 
 
-def test_identical_sources_differ_by_exactly_nothing() -> None:
+def test_identical_sources_have_divergences_of_exactly_0() -> None:
     random = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn((5, 16), generator=random), torch.randn((700, 16), generator=random)
     found = exact_divergences(LogitSource(hidden, weight), LogitSource(hidden.clone(), weight.clone()))
@@ -91,11 +91,11 @@ def test_identical_sources_differ_by_exactly_nothing() -> None:
     assert (found.topk_overlap == 1.0).all()
 
 
-def test_support_that_is_not_covered_is_infinitely_far() -> None:
+def test_uncovered_support_gives_infinite_divergence() -> None:
     target = torch.tensor([[0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0], [0.0, -900.0, -torch.inf]])
     behaviour = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -torch.inf], [0.0, -900.0, -900.0]])
     found = of_logits(target, behaviour)
-    # In the third row μ's third token is likelier than 0 by less than any number can say; it still is.
+    # In the third row the probability of μ's third token underflows, but its logit is finite, so it is support.
     assert found.kl.tolist() == [np.inf, pytest.approx(np.log(1.5)), np.inf]
     assert found.reverse_kl.tolist() == [pytest.approx(np.log(1.5)), np.inf, 0.0]
     assert found.chi2.tolist() == [pytest.approx(0.5), np.inf, 0.0]
@@ -105,7 +105,7 @@ def test_support_that_is_not_covered_is_infinitely_far() -> None:
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_a_state_without_a_distribution_is_unknown_and_spoils_no_other(wrong: float) -> None:
+def test_invalid_state_is_nan_and_leaves_other_states_unchanged(wrong: float) -> None:
     target, behaviour = hard_cases(300)["ordinary mismatch"]
     expected = of_logits(target[2:], behaviour[2:])
     target, behaviour = target.clone(), behaviour.clone()
@@ -121,7 +121,7 @@ def test_a_state_without_a_distribution_is_unknown_and_spoils_no_other(wrong: fl
     assert found.delta_max == expected.tv[0]
 
 
-def test_no_tokens_are_no_states() -> None:
+def test_no_tokens_give_empty_arrays() -> None:
     none = LogitSource(torch.zeros(0, 4), torch.zeros(9, 4))
     found = exact_divergences(none, none, token_ids=[])
     assert found.tokens == 0
@@ -129,7 +129,7 @@ def test_no_tokens_are_no_states() -> None:
     assert np.isnan(found.delta_max)
 
 
-def test_a_vocabulary_of_one_leaves_nothing_to_differ() -> None:
+def test_vocabulary_of_one_token_has_divergences_of_0() -> None:
     found = exact_divergences(
         LogitSource(torch.ones(2, 1), torch.ones(1, 1)), LogitSource(torch.zeros(2, 1), torch.ones(1, 1))
     )
@@ -138,7 +138,7 @@ def test_a_vocabulary_of_one_leaves_nothing_to_differ() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 700), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_tiles_and_blocks_change_nothing(tokens: int, block: int, tile: int, seed: int) -> None:
+def test_tile_and_block_sizes_do_not_change_the_result(tokens: int, block: int, tile: int, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     behaviour = torch.randn((tokens, 600), generator=random) * 2
     target = behaviour + torch.randn((tokens, 600), generator=random) * 0.1
@@ -149,7 +149,7 @@ def test_tiles_and_blocks_change_nothing(tokens: int, block: int, tile: int, see
     assert pieces.topk_overlap.tolist() == whole.topk_overlap.tolist()
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
+def test_number_of_threads_changes_no_bit() -> None:
     target, behaviour = hard_cases(900, rows=7)["ordinary mismatch"]
     before = torch.get_num_threads()
     try:
@@ -161,7 +161,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         torch.set_num_threads(before)
 
 
-def test_what_trains_and_what_infers_give_the_same() -> None:
+def test_gradients_inference_mode_and_strides_do_not_change_the_result() -> None:
     random = torch.Generator().manual_seed(0)
     hidden, weight, other = (torch.randn(shape, generator=random) for shape in ((5, 16), (700, 16), (700, 16)))
     plain = exact_divergences(LogitSource(hidden, weight), LogitSource(hidden, other))
@@ -175,15 +175,15 @@ def test_what_trains_and_what_infers_give_the_same() -> None:
     np.testing.assert_allclose(apart.kl, plain.kl, rtol=1e-4)
 
 
-def test_threads_that_call_at_once_get_their_own_answers() -> None:
+def test_concurrent_calls_return_their_own_results() -> None:
     cases = list(hard_cases(400).values())
     expected = [of_logits(*pair) for pair in cases]
     with ThreadPoolExecutor(4) as pool:
-        for found, wanted in zip(pool.map(lambda pair: of_logits(*pair), cases * 3), expected * 3, strict=True):
-            assert_same(found, wanted)
+        for found, alone in zip(pool.map(lambda pair: of_logits(*pair), cases * 3), expected * 3, strict=True):
+            assert_same(found, alone)
 
 
-def test_log_probs_are_those_of_the_tokens_asked_for() -> None:
+def test_log_probs_are_those_of_the_given_token_ids() -> None:
     target, behaviour = hard_cases(500)["target masked"]
     ids = np.array([0, 250, int(target[2].isinf().nonzero()[0, 0])])
     found = exact_divergences(GivenLogits(target), GivenLogits(behaviour), token_ids=ids, tile_tokens=2)
@@ -194,17 +194,17 @@ def test_log_probs_are_those_of_the_tokens_asked_for() -> None:
     np.testing.assert_allclose(found.behaviour_log_probs, expected[1], rtol=1e-12)
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_invalid_arguments_raise_source_error() -> None:
     source = LogitSource(torch.zeros(3, 4), torch.zeros(9, 4))
     with pytest.raises(SourceError, match=r"\[3, 9\] and \[2, 9\]"):
         exact_divergences(source, LogitSource(torch.zeros(2, 4), torch.zeros(9, 4)))
     with pytest.raises(SourceError, match="same tokens and vocabulary"):
         exact_divergences(source, LogitSource(torch.zeros(3, 4), torch.zeros(8, 4)))
-    with pytest.raises(SourceError, match=r"token_ids\[2\] is 9, which is not in a vocabulary of 9"):
+    with pytest.raises(SourceError, match=r"token_ids\[2\] must satisfy 0 <= id < 9, got 9"):
         exact_divergences(source, source, token_ids=[0, 1, 9])
-    with pytest.raises(SourceError, match=r"3 whole numbers, not \[2\] of int64"):
+    with pytest.raises(SourceError, match=r"3 whole numbers, got \[2\] of int64"):
         exact_divergences(source, source, token_ids=[0, 1])
-    with pytest.raises(SourceError, match=r"not \[3\] of float64"):
+    with pytest.raises(SourceError, match=r"got \[3\] of float64"):
         exact_divergences(source, source, token_ids=[0.0, 1.5, 2.0])
     with pytest.raises(SourceError, match="at least 1"):
         exact_divergences(source, source, top_ks=(0,))

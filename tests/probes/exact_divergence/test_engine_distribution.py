@@ -1,4 +1,4 @@
-"""The true pair: a trainer's forward pass against a real vLLM, and what follows for corrections and bounds."""
+"""A trainer's forward pass against a real vLLM, with the corrections and bounds computed from the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def recorded() -> RolloutBatch:
 
 def trainer_against_engine(rollouts: RolloutBatch) -> ExactDivergences:
     trainer = ModelDistribution(load_model(WEIGHTS), autocast=torch.bfloat16)
-    # 32 tokens a step, so that most prompts come in two pieces.
+    # 32 tokens per engine step, so that most prompts come in two chunks.
     engine = EngineDistribution(WEIGHTS, PrefillOptions(logits_bytes=32 * BYTES_PER_LOGIT * 16))
     return exact_divergences_of_models(trainer, engine, rollouts, batch_size=128)
 
@@ -39,7 +39,7 @@ def trainer_against_engine(rollouts: RolloutBatch) -> ExactDivergences:
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
-def test_trainer_against_engine_is_what_k3_samples_and_trust_regions_need(recorder: HeldProcess) -> None:
+def test_trainer_against_engine_agrees_with_logs_and_k3_and_feeds_corrections_and_bounds(recorder: HeldProcess) -> None:
     rollouts = recorded()
     exact = recorder.call(trainer_against_engine, rollouts)
     assert exact.tokens == rollouts.num_tokens
@@ -74,7 +74,7 @@ def test_trainer_against_engine_is_what_k3_samples_and_trust_regions_need(record
     assert 0.0 < bound.value == pytest.approx(2 * exact.delta_max * longest**2)
 
 
-def test_what_the_engine_cannot_be_asked_is_refused_before_it_starts() -> None:
+def test_unsupported_options_and_weights_raise_before_the_engine_starts() -> None:
     rollouts = recorded()
     with pytest.raises(UnsupportedScoreError, match="tensor_parallel_size"):
         EngineDistribution(WEIGHTS, PrefillOptions(tensor_parallel_size=2))
@@ -95,7 +95,7 @@ def test_rollouts_without_a_response_need_no_engine() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_why_the_engine_refused_comes_back() -> None:
+def test_refusal_of_the_engine_process_raises_with_its_reason() -> None:
     rollouts = RolloutBatch.from_lists(["a"], [[1, 2]], [[3, 40_000]])
     source = LogitSource(torch.zeros(2, 4), torch.zeros(16, 4))
     with pytest.raises(UnsupportedScoreError, match="40000"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from probes.exact_divergence import GivenLogits, LogitSource, SourceError, exact_divergences, sources
+from probes.exact_divergence import GivenLogits, LogitSource, SourceError, exact_divergences, logit_sources
 
 
 def made(tokens: int = 6, vocabulary: int = 700, width: int = 24, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +42,7 @@ def test_a_head_in_float32_over_half_precision_is_not_rounded() -> None:
     torch.testing.assert_close(found.double(), hidden.double() @ weight.double().T, atol=1e-5, rtol=0)
 
 
-def test_a_head_in_bfloat16_is_held_in_bfloat16() -> None:
+def test_bfloat16_head_has_bfloat16_tiles() -> None:
     hidden, weight = (tensor.bfloat16() for tensor in made())
     source = LogitSource(hidden, weight)
     assert source.held_in == torch.bfloat16
@@ -54,16 +54,16 @@ def test_a_head_in_bfloat16_is_held_in_bfloat16() -> None:
     assert found.tv.tolist() == [0.0] * 6
 
 
-def test_products_of_bfloat16_are_those_of_float32_if_torch_is_held_to_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_products_are_computed_in_float32_if_onednn_excludes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight = (tensor.bfloat16() for tensor in made())
     source = LogitSource(hidden, weight)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    sources._multiplies_halves.cache_clear()
+    logit_sources._multiplies_halves.cache_clear()
     try:
         assert not source.writes_directly(torch.bfloat16)
         found = logits_of(source)
     finally:
-        sources._multiplies_halves.cache_clear()
+        logit_sources._multiplies_halves.cache_clear()
     assert (found == (hidden.float() @ weight.float().T).bfloat16()).float().mean() > 0.99
     torch.testing.assert_close(found, logits_of(source), atol=0.0, rtol=2 * torch.finfo(torch.bfloat16).eps)
 
@@ -75,7 +75,7 @@ def test_soft_cap_comes_before_temperature() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_the_steps_of_a_soft_cap_are_rounded_as_a_model_in_half_precision_rounds_them() -> None:
+def test_soft_cap_is_rounded_as_in_a_half_precision_model() -> None:
     hidden, weight = (tensor.bfloat16() for tensor in made())
     found = logits_of(LogitSource(hidden, weight, softcap=5.0))
     plain = torch.nn.functional.linear(hidden, weight)
@@ -107,19 +107,19 @@ def test_sources_may_differ_in_width_and_dtype() -> None:
     np.testing.assert_allclose(found.tv, whole.tv, rtol=1e-9)
 
 
-def test_what_does_not_fit_is_refused_and_named() -> None:
+def test_invalid_sources_raise_source_error() -> None:
     hidden, weight = made()
     elsewhere = torch.zeros(700, device="meta")
     for wrong, message in (
         (lambda: LogitSource(hidden, weight[:, :5]), r"\[6, 24\] of float32 and \[700, 5\] of float32"),
         (lambda: LogitSource(hidden.long(), weight), r"\[6, 24\] of int64"),
-        (lambda: LogitSource(hidden, weight, torch.zeros(3)), r"bias must be \[700\], not \(3,\)"),
-        (lambda: LogitSource(hidden, weight, elsewhere), "bias is on meta, and the head's weights are on cpu"),
-        (lambda: LogitSource(hidden, weight[:0]), "no vocabulary"),
-        (lambda: LogitSource(hidden, weight, temperature=0.0), r"temperature must be above 0 and finite, and is 0\.0"),
-        (lambda: LogitSource(hidden, weight, temperature=np.inf), "temperature .* is inf"),
-        (lambda: LogitSource(hidden, weight, softcap=-1.0), r"soft cap .* is -1\.0"),
-        (lambda: GivenLogits(hidden[0]), r"logits \[T, V\] are needed, not \[24\] of float32"),
+        (lambda: LogitSource(hidden, weight, torch.zeros(3)), r"bias must be \[700\], got \[3\]"),
+        (lambda: LogitSource(hidden, weight, elsewhere), "must be on one device, got meta and cpu"),
+        (lambda: LogitSource(hidden, weight[:0]), "at least 1 row, got 0"),
+        (lambda: LogitSource(hidden, weight, temperature=0.0), r"temperature must be above 0 and finite, got 0\.0"),
+        (lambda: LogitSource(hidden, weight, temperature=np.inf), "temperature .* got inf"),
+        (lambda: LogitSource(hidden, weight, softcap=-1.0), r"soft cap .* got -1\.0"),
+        (lambda: GivenLogits(hidden[0]), r"logits must be floating-point \[T, V\] with V > 0, got \[24\] of float32"),
         (lambda: GivenLogits(hidden[:, :0]), r"\[6, 0\]"),
         (lambda: GivenLogits(hidden.long()), "of int64"),
     ):

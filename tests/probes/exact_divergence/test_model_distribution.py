@@ -1,4 +1,4 @@
-"""Two real models at the states of real rollouts: the same as from all their logits, or refused."""
+"""Divergences of two real models at the states of rollouts equal those of all their logits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rollouts_with_prompts(count: int = 7) -> RolloutBatch:
 
 
 def all_logits(distribution: ModelDistribution, rollouts: RolloutBatch) -> tuple[torch.Tensor, NDArray[np.int64]]:
-    """[T, V] each rollout alone, without padding, through the model's own head; and the T tokens."""
+    """Return the logits [T, V] of each rollout alone, unpadded, by the model's own head; and the T tokens."""
     logits, tokens = [], []
     for row in range(rollouts.num_rollouts):
         prompt = rollouts.prompt_token_ids[slice(*rollouts.prompt_offsets[row : row + 2])]
@@ -45,7 +45,7 @@ def all_logits(distribution: ModelDistribution, rollouts: RolloutBatch) -> tuple
     return torch.cat(logits), np.concatenate(tokens).astype(np.int64)
 
 
-def test_the_states_of_rollouts_are_those_before_their_response_tokens(checkpoints: Path) -> None:
+def test_states_are_those_before_the_response_tokens(checkpoints: Path) -> None:
     distributions = (
         ModelDistribution(model_of(checkpoints / "second")),
         ModelDistribution(model_of(checkpoints / "first"), temperature=1.3),
@@ -61,7 +61,7 @@ def test_the_states_of_rollouts_are_those_before_their_response_tokens(checkpoin
     np.testing.assert_array_equal(found.topk_overlap[:, 0] == 0.0, found.top1_flip)
 
 
-def test_float32_against_bfloat16_is_a_small_mismatch_that_a_head_in_float32_lessens() -> None:
+def test_float32_against_bfloat16_is_a_small_mismatch() -> None:
     batch = decode_rollouts((RECORDED / "rollouts" / "step_0160.parquet").read_bytes())
     rollouts = batch.select(np.arange(24))
     folder = RECORDED / "checkpoints" / "step_0160"
@@ -80,7 +80,7 @@ def autocast_against_itself(rollouts: RolloutBatch) -> ExactDivergences:
     return exact_divergences_of_models(distribution, distribution, rollouts)
 
 
-def test_what_the_trainer_logged_is_the_distribution_of_autocast(recorder: HeldProcess) -> None:
+def test_trainer_log_probs_are_those_of_autocast(recorder: HeldProcess) -> None:
     batch = decode_rollouts((RECORDED / "rollouts" / "step_0045.parquet").read_bytes())
     rollouts = batch.select(np.arange(24))
     found = recorder.call(autocast_against_itself, rollouts)
@@ -110,7 +110,7 @@ def test_a_model_that_scales_its_logits_is_refused(checkpoints: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_with_a_soft_cap_has_the_distribution_of_its_own_logits(dtype: torch.dtype) -> None:
+def test_soft_capped_model_has_the_distribution_of_its_own_logits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
     configuration = Gemma2Config(**sizes, num_attention_heads=2, num_key_value_heads=1, initializer_range=1.0)
@@ -122,7 +122,7 @@ def test_a_model_with_a_soft_cap_has_the_distribution_of_its_own_logits(dtype: t
         own = GivenLogits(model(input_ids=ids).logits[0])
         found = exact_divergences(own, distribution.source(distribution.hidden(ids)[0]))
     assert own.logits.abs().max() > 4.5
-    # A product that is rounded to the other side, at most; steps rounded to another dtype give 2e-5.
+    # At most one product is rounded to the other side; steps rounded to another dtype would give 2e-5.
     assert found.kl.mean() < (1e-12 if dtype == torch.float32 else 2e-6)
 
 

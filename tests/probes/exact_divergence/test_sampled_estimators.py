@@ -31,7 +31,7 @@ Float64 = NDArray[np.float64]
 
 
 def states_of(model: Qwen3ForCausalLM, ids: torch.Tensor, dtype: torch.dtype, temperature: float) -> torch.Tensor:
-    """[states, V] float64 logits of the states within the sequences `ids` [rows, time]."""
+    """Return float64 logits [states, V] of the states of the sequences `ids` [rows, time]."""
     distribution = ModelDistribution(model.to(dtype), temperature)
     with torch.no_grad():
         hidden = distribution.hidden(ids).flatten(0, 1)
@@ -43,7 +43,7 @@ def states_of(model: Qwen3ForCausalLM, ids: torch.Tensor, dtype: torch.dtype, te
 
 @pytest.fixture(scope="module")
 def contexts() -> torch.Tensor:
-    """[40, 10] the beginnings of recorded rollouts, prompt and response."""
+    """The first 10 tokens of 40 recorded rollouts, prompt and response, shape [40, 10]."""
     batch = decode_rollouts((RECORDED / "rollouts" / "step_0045.parquet").read_bytes())
     rows = []
     for row in range(batch.num_rollouts):
@@ -77,7 +77,7 @@ class Sampled:
         ).measures()
 
     def agrees(self, terms: Float64, exact: Float64) -> bool:
-        """Whether the mean of `terms` [states, DRAWS] is that of `exact` [states], within ERRORS of its errors."""
+        """Return True if the means of `terms` [states, DRAWS] and `exact` [states] differ by at most ERRORS errors."""
         error = np.sqrt(terms.var(axis=1, ddof=1).sum() / DRAWS) / terms.shape[0]
         return bool(abs(terms.mean() - exact.mean()) <= ERRORS * error)
 
@@ -96,7 +96,7 @@ def exact(target: torch.Tensor, behaviour: torch.Tensor) -> ExactDivergences:
 
 
 def top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """The logits with −inf outside the least set of likeliest tokens that has probability p."""
+    """Return the logits with −inf outside the smallest set of likeliest tokens with probability p."""
     distribution, order = torch.softmax(logits, -1).sort(-1, descending=True)
     outside = distribution.cumsum(-1) - distribution >= p
     return logits.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
@@ -134,7 +134,7 @@ def test_token_estimators_are_unbiased(distributions: tuple[torch.Tensor, torch.
     assert sampled.agrees(-sampled.behaviour, truth.behaviour_entropy)
 
 
-def test_the_measures_of_a_comparison_are_those_means(distributions: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_comparison_measures_are_the_means_of_the_estimators(distributions: tuple[torch.Tensor, torch.Tensor]) -> None:
     target, behaviour = distributions
     truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
     measures, d = sampled.measures, sampled.d
@@ -155,7 +155,7 @@ def test_the_measures_of_a_comparison_are_those_means(distributions: tuple[torch
     assert abs(measures["surprisal_z"]) < ERRORS
 
 
-def test_tail_asymmetry_is_the_difference_of_the_two_distributions_tails(
+def test_tail_asymmetry_is_the_difference_of_the_tails(
     distributions: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     target, behaviour = distributions
@@ -168,10 +168,10 @@ def test_tail_asymmetry_is_the_difference_of_the_two_distributions_tails(
     assert sampled.measures["tail_asymmetry_1"] == pytest.approx(terms.mean(), rel=1e-9, abs=1e-12)
 
 
-def test_k3_misses_what_the_sampling_distribution_does_not_cover(
+def test_k3_misses_the_mass_outside_the_sampling_support(
     distributions: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Processed log-probs under top-p: KL(μ‖π) and E ρ < 1 are seen, and E[k3] = KL − (1 − E ρ)."""
+    """Processed log-probs under top-p: KL(μ‖π) and E ρ < 1 are estimated, and E[k3] = KL − (1 − E ρ)."""
     target, behaviour = distributions[0], top_p(distributions[1], 0.9)
     truth, sampled = exact(target, behaviour), draw(behaviour, target, behaviour)
     d = sampled.d
@@ -186,7 +186,7 @@ def test_k3_misses_what_the_sampling_distribution_does_not_cover(
 
 
 @pytest.mark.parametrize("sampling", ["top-p 0.9", "temperature 0.8"])
-def test_raw_log_probs_hide_how_tokens_were_sampled(contexts: torch.Tensor, sampling: str) -> None:
+def test_raw_log_probs_of_shaped_sampling_are_detected_by_surprisal_only(contexts: torch.Tensor, sampling: str) -> None:
     """The logged μ is not the sampling distribution: all ratios look healthy, only the surprisal test detects it."""
     target, raw = numerics_apart(contexts)
     distribution = top_p(raw, 0.9) if sampling == "top-p 0.9" else raw / 0.8
@@ -198,7 +198,7 @@ def test_raw_log_probs_hide_how_tokens_were_sampled(contexts: torch.Tensor, samp
     assert abs(measures["surprisal_z"]) > 2 * ERRORS
 
 
-def test_delta_max_is_the_largest_of_all_states_and_no_sample_shows_it(
+def test_delta_max_is_the_maximum_over_states_and_differs_from_sampled_ratios(
     distributions: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     target, behaviour = distributions

@@ -1,4 +1,4 @@
-"""The Triton kernel itself, run by Triton's interpreter, against textbook definitions; and that GPUs could run it."""
+"""The Triton kernel equals textbook definitions (in Triton's interpreter, on a GPU if available) and compiles."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ pytest.importorskip("triton")
 
 RELATIVE = 5e-6
 ABSOLUTE = 1e-9
-# A float32 sum of probabilities next to 1, taken from 1.
+# 1 minus a float32 sum of probabilities near 1.
 ABSOLUTE_OF = {"mean_ratio": 2e-7}
-# Largest number that float32 sums can hold: a χ² above it is infinite on a GPU.
+# The largest float32 sum: a χ² above it is infinite on a GPU.
 LARGEST = 3e38
 MODULE = "tests.probes.exact_divergence.interpreted"
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,13 +62,13 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
 
 
 def assert_as_defined(name: str, pair: Pair, found: Arrays) -> None:
-    """Each divergence of the case `name` against its definition."""
+    """Assert that each divergence of the case `name` equals its definition."""
     expected = by_definition(*pair)
     for divergence in DIVERGENCES:
         values, message = found[divergence], f"{name}: {divergence}"
-        wanted = np.where(expected[divergence] > LARGEST, np.inf, expected[divergence])
+        limited = np.where(expected[divergence] > LARGEST, np.inf, expected[divergence])
         absolute = ABSOLUTE_OF.get(divergence, ABSOLUTE)
-        np.testing.assert_allclose(values, wanted, rtol=RELATIVE, atol=absolute, err_msg=message)
+        np.testing.assert_allclose(values, limited, rtol=RELATIVE, atol=absolute, err_msg=message)
         assert (values >= 0.0).all(), message
     if name.startswith("tiny mismatch"):
         for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
@@ -77,7 +77,7 @@ def assert_as_defined(name: str, pair: Pair, found: Arrays) -> None:
 
 
 @pytest.mark.slow
-def test_hard_logits_give_what_textbooks_define(interpreted: Arrays) -> None:
+def test_hard_logits_give_the_defined_values(interpreted: Arrays) -> None:
     from tests.probes.exact_divergence.interpreted import cases
 
     for name, pair in cases().items():
@@ -86,7 +86,7 @@ def test_hard_logits_give_what_textbooks_define(interpreted: Arrays) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_what_textbooks_define() -> None:
+def test_hard_logits_give_the_defined_values_on_a_gpu() -> None:
     # The last one, because the first is where everything goes that does not say where.
     device = torch.device("cuda", torch.cuda.device_count() - 1)
     for name, (target, behaviour) in hard_cases(9_000).items():
@@ -97,7 +97,7 @@ def test_a_gpu_gives_what_textbooks_define() -> None:
 
 
 @pytest.mark.slow
-def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(interpreted: Arrays) -> None:
+def test_likeliest_tokens_equal_a_sort_with_lower_ids_first(interpreted: Arrays) -> None:
     from tests.probes.exact_divergence.interpreted import cases
 
     for name, (target, behaviour) in cases().items():
@@ -110,7 +110,7 @@ def test_the_likeliest_are_those_of_a_sort_with_lower_ids_first(interpreted: Arr
 
 
 @pytest.mark.slow
-def test_identical_logits_differ_by_exactly_nothing_and_invalid_ones_by_nothing_known(interpreted: Arrays) -> None:
+def test_identical_logits_give_0_and_invalid_logits_nan(interpreted: Arrays) -> None:
     for divergence in ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2"):
         assert (interpreted[f"identical: {divergence}"] == 0.0).all()
         assert np.isnan(interpreted[f"invalid: {divergence}"]).all()
