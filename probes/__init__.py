@@ -1,6 +1,7 @@
 """Workers that replay rollouts through real engines.
 
-The way of a probe: `worker` leases a job over HTTP (`service_client`), finds and checks the weights (`weights`), hands
-the rollouts to an engine in its own process (`engines`), where a scorer (`scorers`) gives each response token a
-log-prob, and uploads the scores with the fingerprint of what made them (`fingerprints`).
+`worker` leases a job over HTTP (`service_client`), verifies the weights (`weights`) and passes the rollouts to an
+engine in its own process (`engines`). There a scorer (`scorers`) computes the log-prob of each response token. The
+worker uploads the scores with a fingerprint of their environment (`fingerprints`). `exact_divergence` compares whole
+distributions instead of sampled tokens.
 """

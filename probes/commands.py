@@ -16,29 +16,31 @@ __all__ = ["WorkerCommand", "worker"]
 
 
 class WorkerCommand:
-    """Run a worker until it is stopped, until one job is done (`--once`), or until there is no more work."""
+    """Run a worker until it is stopped, for one job (`--once`), or until it is idle (`--until-idle`)."""
 
-    help = "score rollouts through real engines, as the service's probes ask for it"
+    help = "lease the service's probes and score their rollouts with the installed engines"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's options to `parser`; what is not given comes from FORESHOCK_* variables."""
-        parser.add_argument("--url", help="the service's address (FORESHOCK_URL)")
-        parser.add_argument("--name", help="this worker's name (FORESHOCK_WORKER_NAME)")
-        parser.add_argument("--accelerator", help="the kind of hardware offered, such as cpu (FORESHOCK_ACCELERATOR)")
+        """Add the command's options to `parser`. Their defaults are FORESHOCK_* variables."""
+        parser.add_argument("--url", help="URL of the service (default: FORESHOCK_URL)")
+        parser.add_argument("--name", help="name of this worker (default: FORESHOCK_WORKER_NAME, else host:pid)")
+        parser.add_argument(
+            "--accelerator", help="accelerator type, such as cpu (default: FORESHOCK_ACCELERATOR, else detected)"
+        )
         parser.add_argument(
             "--weights-roots",
             metavar="NAME=/FOLDER,…",
-            help="folders of checkpoints by the names that runs announce (FORESHOCK_WEIGHTS_ROOTS)",
+            help="checkpoint folders by announced root name (default: FORESHOCK_WEIGHTS_ROOTS)",
         )
-        parser.add_argument("--scorers", metavar="NAME,…", help="offer only these scorers")
+        parser.add_argument(
+            "--scorers", metavar="NAME,…", help="offer only these scorers (default: all whose engine is installed)"
+        )
         ends = parser.add_mutually_exclusive_group()
-        ends.add_argument("--once", action="store_true", help="leave after one job")
-        ends.add_argument(
-            "--until-idle", type=float, metavar="SECONDS", help="leave when there was no job for so many seconds"
-        )
+        ends.add_argument("--once", action="store_true", help="exit after one job")
+        ends.add_argument("--until-idle", type=float, metavar="SECONDS", help="exit after SECONDS without a job")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the worker; 0 when it left as asked, 2 when its settings make no sense."""
+        """Run the worker and return the exit status: 0 after a regular end, 2 if its settings are invalid."""
         console = WorkerConsole()
         try:
             settings = load_settings(
@@ -50,7 +52,7 @@ class WorkerCommand:
             scorers = tuple(arguments.scorers.split(",")) if arguments.scorers else None
             worker = Worker(settings, console, scorers=scorers)
         except ConfigurationError as error:
-            console.say(f"foreshock worker: {error}")
+            console.log(f"foreshock worker: {error}")
             return 2
 
         def stop(number: int, _: FrameType | None) -> None:

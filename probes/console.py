@@ -1,4 +1,4 @@
-"""What a worker tells whoever watches it: a progress bar on a terminal, plain lines elsewhere."""
+"""The console output of a worker: lines with the time, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["WorkerConsole"]
 
 
 class WorkerConsole:
-    """Lines and progress on `stream`."""
+    """Writes log lines and progress to `stream` (default: stderr)."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
 
-    def say(self, text: str) -> None:
-        """A line, with the time in front of it."""
+    def log(self, text: str) -> None:
+        """Write `text` as a line that starts with the time."""
         self._console.print(f"{time.strftime('%H:%M:%S')} {escape(text)}")
 
     @contextmanager
-    def progress(self, what: str, tokens: int) -> Iterator[Report]:
-        """A bar (on a terminal) over `tokens` while the block runs; the value is called with the tokens done."""
+    def progress(self, title: str, tokens: int) -> Iterator[Report]:
+        """Show a bar over `tokens` on a terminal; yield a function to call with the number of tokens done."""
         if not self._console.is_terminal:
             yield _ignore
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console, transient=True) as bar:
-            task = bar.add_task(escape(what), total=tokens)
+            task = bar.add_task(escape(title), total=tokens)
             yield lambda done: bar.update(task, completed=done)
 
 

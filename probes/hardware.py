@@ -1,4 +1,4 @@
-"""What this machine is, without loading torch: for the worker's lease, for fingerprints and for messages."""
+"""The hardware of this machine, read without torch, for leases, fingerprints and messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NVIDIA = Path("/proc/driver/nvidia")
 
 
 def accelerator_name(configured: str = "") -> str:
-    """The kind of hardware that a lease names: what is configured, else the GPU's name in short, else "cpu"."""
+    """Return the accelerator type for leases: the configured one, else the GPU's name in lower case, else "cpu"."""
     if configured:
         return configured
     gpu = gpu_name()
@@ -20,27 +20,27 @@ def accelerator_name(configured: str = "") -> str:
 
 
 def device_name(accelerator: str) -> str:
-    """The device behind `accelerator`, in its maker's words."""
+    """Return the vendor's name of the device behind `accelerator`."""
     return (gpu_name() if accelerator != "cpu" else None) or cpu_name()
 
 
 def cpu_name() -> str:
-    """The processor's name, "unknown CPU" where the system does not tell."""
+    """Return the CPU's name, "unknown CPU" if the system does not report it."""
     return _cpuinfo("model name") or platform.processor() or "unknown CPU"
 
 
 def cpu_vendor() -> str:
-    """The processor's maker, such as "GenuineIntel" or "AuthenticAMD"; empty where the system does not tell."""
+    """Return the CPU's vendor, such as "GenuineIntel" or "AuthenticAMD"; empty if the system does not report it."""
     return _cpuinfo("vendor_id")
 
 
 def cpu_flags() -> frozenset[str]:
-    """The names of the processor's features, as Linux writes them; empty where the system does not tell."""
+    """Return Linux's names of the CPU's features; empty if the system does not report them."""
     return frozenset(_cpuinfo("flags").split())
 
 
 def gpu_name() -> str | None:
-    """The first NVIDIA GPU's name, None where there is none."""
+    """Return the name of the first NVIDIA GPU, None if there is none."""
     for information in sorted(_NVIDIA.glob("gpus/*/information")):
         found = re.search(r"^Model:\s*(.+)$", information.read_text("utf-8", errors="replace"), re.MULTILINE)
         if found:
@@ -49,7 +49,7 @@ def gpu_name() -> str | None:
 
 
 def _cpuinfo(field: str) -> str:
-    """The first processor's `field`, empty where Linux does not tell it."""
+    """Return the first processor's `field` of /proc/cpuinfo, empty if there is none."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
     except OSError:
@@ -59,7 +59,7 @@ def _cpuinfo(field: str) -> str:
 
 
 def nvidia_driver() -> str | None:
-    """The version of NVIDIA's kernel driver, None where there is none."""
+    """Return the version of NVIDIA's kernel driver, None if there is none."""
     try:
         text = (_NVIDIA / "version").read_text("utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The thread that keeps a lease while an engine works, and notices when it is lost."""
+"""The heartbeat thread, which extends a lease while an engine works."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Heartbeat"]
 class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
     """Sends heartbeats for `lease` while the `with` block runs.
 
-    `lost` turns True when the service says that the lease is another's. A service that is away does not make it lost:
-    the job goes on, and the service decides by the token when the scores come.
+    `lost` becomes True if the service answers that the lease is no longer held. If the service is unavailable, the job
+    goes on, and the service checks the fencing token when the scores are uploaded.
     """
 
     def __init__(self, lease: Lease, connect: Callable[[], LeaseClient]) -> None:
@@ -36,7 +36,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is known to be lost."""
+        """True if the service answered that the lease is no longer held."""
         return self._lost.is_set()
 
     def _beat(self) -> None:

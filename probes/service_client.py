@@ -1,7 +1,7 @@
-"""The worker's side of the service's lease API, over HTTP.
+"""The HTTP client of the service's lease API.
 
-A lease carries a fencing token: what is sent under a token that is no longer the newest is refused by the service, so a
-worker that was thought dead can never overwrite what its successor did.
+A lease has a fencing token. The service refuses requests with an older token than the newest, so a worker whose lease
+expired cannot overwrite the scores of its successor.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ FailKind = Literal["retry", "final", "skipped"]
 _TRANSFER_SECONDS = 300.0
 _TOKEN_HEADER = "X-Foreshock-Lease-Token"
 _PARQUET = "application/vnd.apache.parquet"
-# The service keeps 2,000 characters, and puts a few words of its own in front.
+# The service keeps 2,000 characters, including a prefix of its own.
 _LONGEST_REASON = 1_800
 
 
 class LeaseLostError(Rejected):
-    """The lease is another worker's by now, or the job is gone: what was computed under it is not wanted."""
+    """The lease is no longer held, or the job was deleted; the result must be dropped."""
 
 
 class _FromService(BaseModel):
-    # A newer service may say more.
+    # A newer service may send more fields.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -61,7 +61,7 @@ class Checkpoint(_FromService):
 
 
 class JobRollouts(_FromService):
-    """How much a job is."""
+    """The size and digest of a job's rollouts."""
 
     count: int
     tokens: int
@@ -69,7 +69,7 @@ class JobRollouts(_FromService):
 
 
 class Job(_FromService):
-    """What is to be scored, with which weights and scorers. `options` are by scorer."""
+    """The rollouts, weights and scorers of a job. `options` are keyed by scorer."""
 
     id: str
     probe: str
@@ -84,7 +84,7 @@ class Job(_FromService):
 
 
 class Lease(_FromService):
-    """A job that is ours until its lease ends. Times of the service are UTC microseconds."""
+    """A job leased to this worker until `expires_at_us` (UTC microseconds of the service's clock)."""
 
     lease: str
     token: int
@@ -94,9 +94,9 @@ class Lease(_FromService):
 
 
 class LeaseClient:
-    """Calls of one worker. Every method raises ServiceError; those on a lease raise LeaseLostError where it is lost.
+    """Calls of one worker. All methods raise ServiceError; those with a lease raise LeaseLostError if it is not held.
 
-    Use one client a thread.
+    Use one client per thread.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -105,7 +105,7 @@ class LeaseClient:
     def take(
         self, worker: str, accelerator: str, device_name: str, scorers: tuple[str, ...], wait_seconds: float
     ) -> Lease | None:
-        """A lease on the next job that this worker can do, None where none came in `wait_seconds`."""
+        """Return a lease on the next job for these scorers, None if there is none within `wait_seconds`."""
         body = {
             "worker": worker,
             "accelerator": accelerator,
@@ -120,20 +120,20 @@ class LeaseClient:
             return Lease.model_validate(self._connection.decoded(response))
         except ValidationError as error:
             raise WrongService(
-                f"{self._connection.url} sent a lease that this release does not understand: {error}"
+                f"{self._connection.url} sent a lease of an unknown form; update the worker or the service: {error}"
             ) from error
 
     def heartbeat(self, lease: Lease) -> None:
-        """Keep the lease."""
+        """Extend the lease."""
         self._on_lease("POST", lease, "heartbeat", json_body={"token": lease.token}, timeout_seconds=10.0)
 
     def rollouts(self, lease: Lease) -> bytes:
-        """The Parquet file of the rollouts to be scored."""
+        """Return the job's rollouts as a Parquet file."""
         response = self._on_lease("GET", lease, "rollouts", timeout_seconds=_TRANSFER_SECONDS)
         return bytes(response.content)
 
     def upload_scores(self, lease: Lease, requested: RequestedScorer, scores: bytes, shard: int = 0) -> None:
-        """Store scores; the same bytes again are no change."""
+        """Upload scores. Uploading the same bytes again has no effect."""
         self._on_lease(
             "PUT",
             lease,
@@ -145,16 +145,16 @@ class LeaseClient:
         )
 
     def complete(self, lease: Lease) -> None:
-        """All scores are there."""
+        """Mark the job as complete; all its scores must have been uploaded."""
         self._on_lease("POST", lease, "complete", json_body={"token": lease.token})
 
     def fail(self, lease: Lease, reason: str, kind: FailKind) -> None:
-        """There are no scores, and why. `kind`: "retry", "final" or "skipped" (the weights are gone)."""
+        """Mark the job as failed with `reason`. `kind`: "retry", "final", or "skipped" if the weights are missing."""
         body = {"token": lease.token, "reason": _shortened(reason), "kind": kind}
         self._on_lease("POST", lease, "fail", json_body=body)
 
     def interrupt(self) -> None:
-        """Make a call that waits in another thread fail at once."""
+        """Make a pending call of another thread fail immediately."""
         self._connection.interrupt()
 
     def close(self) -> None:
@@ -166,19 +166,19 @@ class LeaseClient:
         try:
             return self._connection.request(method, f"/v1/leases/{lease.lease}/{action}", headers=headers, **options)
         except Rejected as error:
-            if _lost(error):
+            if _is_lease_lost(error):
                 raise LeaseLostError(str(error), status=error.status, problem=error.problem) from error
             raise
 
 
-def _lost(error: Rejected) -> bool:
+def _is_lease_lost(error: Rejected) -> bool:
     if error.status in (404, 410):
         return True
     return error.status == 409 and "lease" in str(error.problem.get("type", ""))
 
 
 def _shortened(reason: str) -> str:
-    """The reason within what the service keeps; the end of a long one (an engine's last words) tells most."""
+    """Shorten the reason to the service's limit; keep the end of a long one, which has the engine's last output."""
     if len(reason) <= _LONGEST_REASON:
         return reason or "no reason was given"
     half = _LONGEST_REASON // 2 - 10

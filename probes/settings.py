@@ -16,11 +16,11 @@ __all__ = ["WorkerSettings", "load_settings"]
 
 
 class WorkerSettings(BaseSettings):
-    """What a worker needs to know. Times are in seconds.
+    """The settings of a worker. Times are in seconds.
 
-    `weights_roots` maps the names that checkpoints are announced with to folders of this machine, written
-    `name=/absolute/folder,other=/another`. `accelerator` is the kind of hardware that this worker offers ("cpu", or a
-    name such as "nvidia-h200"); empty means what is found.
+    `weights_roots` maps the root names of announced checkpoints to folders of this machine, written
+    `name=/absolute/folder,other=/another`. `accelerator` is the accelerator type that this worker offers ("cpu", or a
+    name such as "nvidia-h200"); empty: detected.
     """
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True, populate_by_name=True)
@@ -45,11 +45,11 @@ class WorkerSettings(BaseSettings):
     def _absolute_roots(cls, roots: dict[str, Path]) -> dict[str, Path]:
         for name, folder in roots.items():
             if not folder.is_absolute():
-                raise ValueError(f"the folder of the weights root {name!r} must be absolute, not {str(folder)!r}")
+                raise ValueError(f"the folder of the weights root {name!r} must be absolute, got {str(folder)!r}")
         return roots
 
     def shown(self) -> dict[str, str]:
-        """The settings as text for a log, the key masked."""
+        """Return the settings as text for a log, the API key masked."""
         texts = {name: str(getattr(self, name)) for name in type(self).model_fields}
         texts["weights_roots"] = ", ".join(f"{name}={folder}" for name, folder in self.weights_roots.items()) or "none"
         texts["api_key"] = "set" if self.api_key else "not set"
@@ -57,20 +57,23 @@ class WorkerSettings(BaseSettings):
 
 
 def parse_roots(text: str) -> dict[str, Path]:
-    """`name=/folder,other=/folder` as a mapping; raises ValueError where it is not of that form."""
+    """Parse `name=/folder,other=/folder`. Raises ValueError if `text` has another form."""
     roots: dict[str, Path] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, folder = part.partition("=")
         if not equals or not name.strip() or not folder.strip():
-            raise ValueError(f"weights roots are written name=/absolute/folder,other=/another, not {part!r}")
+            raise ValueError(f"weights roots must have the form name=/absolute/folder,other=/another, got {part!r}")
         if name.strip() in roots:
-            raise ValueError(f"the weights root {name.strip()!r} is given twice")
+            raise ValueError(f"duplicate weights root {name.strip()!r}")
         roots[name.strip()] = Path(folder.strip())
     return roots
 
 
 def load_settings(**overrides: object) -> WorkerSettings:
-    """The settings from the environment, `overrides` (None: not given) on top; raises ConfigurationError."""
+    """Return the settings of the environment, replaced by the `overrides` that are not None.
+
+    Raises ConfigurationError, which names the variable, if a value is invalid.
+    """
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         return WorkerSettings(**given)  # type: ignore[arg-type]

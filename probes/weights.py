@@ -1,8 +1,8 @@
-"""From an announced checkpoint to a folder of weights that may be loaded, or the reason why not.
+"""Find the weights of an announced checkpoint and verify that they may be loaded.
 
-An announcement is text from a client, so it never becomes a path by itself: it names a root, which only the worker's
-own configuration maps to a folder, and a relative path, which must stay inside that folder after all symbolic links
-are followed. Only safetensors are loaded, and only if their digest is the announced one.
+An announcement comes from a client, so it is not used as a path directly: it names a root, which the worker's own
+configuration maps to a folder, and a relative path, which must stay inside that folder after symbolic links are
+resolved. Only safetensors are loaded, and only if their digest equals the announced one.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ LOADABLE_FORMAT = "hf_safetensors"
 
 
 class WeightsGoneError(WeightsError):
-    """The checkpoint is not there, or not in a form that can be loaded: the probe is skipped, nobody is to blame."""
+    """The checkpoint is missing or has a format that cannot be loaded; the probe is skipped."""
 
 
 class WeightsRefusedError(WeightsError):
-    """The checkpoint must not be used: it is not the announced one, or its path leaves its root."""
+    """The checkpoint must not be used: its digest differs from the announced one, or its path leaves its root."""
 
 
 class UnknownRootError(WeightsError):
-    """This worker knows no root of that name; another worker may."""
+    """This worker has no root of that name; another worker may have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedCheckpoint:
-    """A checkpoint as a run announced it. `path` is relative to the root named `root`."""
+    """A checkpoint as announced by a run. `path` is relative to the root named `root`."""
 
     root: str
     path: str
@@ -58,9 +58,9 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights that were found, checked, and may be loaded from `folder`.
+    """Verified weights, which may be loaded from `folder`.
 
-    `stamp` is name, size, inode and time of change of each file at the time of the check.
+    `stamp` has name, size, inode and modification time (ns) of each file at the time of verification.
     """
 
     folder: Path
@@ -69,20 +69,18 @@ class Weights:
     stamp: Stamp
 
     def check_unchanged(self) -> None:
-        """Raise WeightsRefusedError where a file was replaced since the digest was taken, so that a score made
-        meanwhile cannot be trusted."""
+        """Raise WeightsRefusedError if a file was replaced since verification; scores made since are invalid."""
         if _stamp(self.folder) != self.stamp:
             raise WeightsRefusedError(
-                f"the files in {self.folder.name!r} changed while they were being scored; keep a checkpoint as it is "
-                "until its probes are done"
+                f"the files in {self.folder.name!r} changed during scoring; keep a checkpoint unchanged until its "
+                "probes are done"
             )
 
 
 class WeightsLibrary:
-    """The roots of a worker, and the digests of what it has read there.
+    """The weights roots of a worker, with a cache of digests. Thread-safe.
 
-    Reading tens of gigabytes for a digest takes minutes, so a digest is kept for as long as the files' stamp stays the
-    same. Thread-safe.
+    The digest of tens of gigabytes takes minutes, so it is reused as long as the files' stamp is the same.
     """
 
     def __init__(self, roots: Mapping[str, Path]) -> None:
@@ -91,16 +89,16 @@ class WeightsLibrary:
         self._lock = threading.Lock()
 
     def find(self, checkpoint: AnnouncedCheckpoint) -> Weights:
-        """The weights of `checkpoint`.
+        """Return the verified weights of `checkpoint`.
 
-        Raises UnknownRootError where this worker has no such root; WeightsGoneError where they are missing or in a form
-        that needs conversion; WeightsRefusedError where the path is not inside the root or the digest is another.
+        Raises UnknownRootError if this worker has no such root, WeightsGoneError if the weights are missing or need
+        conversion, WeightsRefusedError if the path is not inside the root or the digest differs.
         """
         root = self._roots.get(checkpoint.root)
         if root is None:
             known = ", ".join(sorted(self._roots)) or "none"
             raise UnknownRootError(
-                f"this worker has no weights root {checkpoint.root!r} (it has: {known}); set "
+                f"this worker has no weights root {checkpoint.root!r} (roots: {known}); set "
                 f"FORESHOCK_WEIGHTS_ROOTS='{checkpoint.root}=/folder/of/checkpoints' where the worker runs"
             )
         if checkpoint.format != LOADABLE_FORMAT:
@@ -132,7 +130,7 @@ class WeightsLibrary:
 
 
 def _inside(root: Path, path: str) -> Path:
-    """The folder that `path` names below `root`, links followed; raises WeightsRefusedError where it is elsewhere."""
+    """Return the folder `path` below `root`, links resolved. Raises WeightsRefusedError if it is outside of `root`."""
     relative = PurePosixPath(path)
     if (
         not path
@@ -142,18 +140,18 @@ def _inside(root: Path, path: str) -> Path:
         or "\\" in path
         or ".." in relative.parts
     ):
-        raise WeightsRefusedError(f"a checkpoint's path must be relative to its root and stay inside it, not {path!r}")
+        raise WeightsRefusedError(f"a checkpoint's path must be relative to its root and stay inside it, got {path!r}")
     try:
         folder = (root / relative).resolve()
     except (OSError, RuntimeError) as error:
-        raise WeightsRefusedError(f"the checkpoint's path {path!r} cannot be followed: {error}") from error
+        raise WeightsRefusedError(f"the checkpoint's path {path!r} cannot be resolved: {error}") from error
     if not folder.is_relative_to(root):
         raise WeightsRefusedError(f"the checkpoint's path {path!r} leads out of its root through a symbolic link")
     return folder
 
 
 def _check_files(root: Path, folder: Path, checkpoint: AnnouncedCheckpoint) -> None:
-    """Raise where `folder` is no safetensors checkpoint or a file that would be loaded lies outside the root."""
+    """Raise if `folder` is not a safetensors checkpoint or a file that would be loaded is outside the root."""
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
@@ -162,21 +160,23 @@ def _check_files(root: Path, folder: Path, checkpoint: AnnouncedCheckpoint) -> N
         pickled = [file.name for file in files if file.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".distcp")]
         if pickled:
             raise WeightsGoneError(
-                f"needs_conversion: {checkpoint.path!r} holds {pickled[0]!r} and no safetensors; pickled weights are "
-                "never loaded, convert them to safetensors"
+                f"needs_conversion: {checkpoint.path!r} has {pickled[0]!r} and no safetensors; pickled weights are "
+                "never loaded; convert them to safetensors"
             )
         raise WeightsGoneError(_missing(checkpoint))
     if not (folder / "config.json").is_file():
-        raise WeightsGoneError(f"the checkpoint {checkpoint.path!r} has no config.json, so its model is not known")
+        raise WeightsGoneError(f"the checkpoint {checkpoint.path!r} has no config.json; save it next to the weights")
     for file in files:
         if not file.resolve().is_relative_to(root):
-            raise WeightsRefusedError(f"{file.name!r} of the checkpoint {checkpoint.path!r} is a link out of its root")
+            raise WeightsRefusedError(
+                f"{file.name!r} of the checkpoint {checkpoint.path!r} is a link that leaves its root"
+            )
 
 
 def _missing(checkpoint: AnnouncedCheckpoint) -> str:
     expired = checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us()
-    why = "it was announced to expire before now" if expired else "it may have been moved or deleted"
-    return f"the weights of step {checkpoint.step} are not at {checkpoint.root}:{checkpoint.path}; {why}"
+    why = "their announced expiry has passed" if expired else "they may have been moved or deleted"
+    return f"there are no weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path}; {why}"
 
 
 def _stamp(folder: Path) -> Stamp:

@@ -1,8 +1,7 @@
-"""The worker: takes a job, has its scorers run in their engines, uploads the scores, takes the next one.
+"""The worker: lease a job, run its scorers in their engines, upload the scores, repeat.
 
-Whatever goes wrong ends in one of four ways, all of them told: the service is away (wait and go on), the lease is lost
-(drop the work, nobody wants it), the job cannot be done (fail it with the reason), the worker is told to stop (finish
-within the grace time, else hand the job back).
+Every failure is logged and handled in one of four ways: service unavailable (retry with backoff), lease lost (drop the
+job), job not possible (fail it with the reason), worker stopped (finish within the grace time, else return the job).
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ T = TypeVar("T")
 
 _FIRST_RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 30.0
-_WORDS = {"retry": "failed, to be tried again", "final": "failed", "skipped": "skipped"}
+_OUTCOMES = {"retry": "failed, will be retried", "final": "failed", "skipped": "skipped"}
 
 
 class Worker:
     """One worker. `scorers`: offer only these; None: all whose engine is installed.
 
-    Raises ConfigurationError where a scorer is unknown or no engine is installed.
+    Raises ConfigurationError if a scorer is unknown or its engine is not installed.
     """
 
     def __init__(
@@ -70,51 +69,50 @@ class Worker:
         self._client = self._connect()
         self._stop_reason: str | None = None
         self._stop_at = math.inf
-        self._waiting_for_a_job = False
+        self._is_waiting_for_job = False
         self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
 
     def stop(self, reason: str) -> None:
-        """Take no further job, finish the present one within the grace time; a second call ends that at once.
+        """Lease no further job and finish the current one within the grace time; a second call ends it immediately.
 
         Safe to call from a signal handler.
         """
         again = self._stop_reason is not None
         self._stop_reason = reason
         self._stop_at = time.monotonic() + (0.0 if again else self._settings.shutdown_grace_seconds)
-        if self._waiting_for_a_job and not again:
+        if self._is_waiting_for_job and not again:
             threading.Thread(target=self._interrupt, daemon=True).start()
 
     def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> None:
-        """Work until stopped; with `once` until one job is done; with `until_idle_seconds` until there was none for as
-        long."""
-        self._introduce()
+        """Work until stopped, with `once` for one job, with `until_idle_seconds` until there was no job that long."""
+        self._log_settings()
         patience = Patience(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
         with tempfile.TemporaryDirectory(prefix="foreshock-worker-") as folder:
             pool = EnginePool(Path(folder), patience)
             try:
                 idle_since = time.monotonic()
                 while not self._stopping():
-                    lease = self._take(idle_since, until_idle_seconds)
+                    lease = self._next_lease(idle_since, until_idle_seconds)
                     if lease is not None:
-                        self._do(lease, pool, Path(folder))
+                        self._run_job(lease, pool, Path(folder))
                         idle_since = time.monotonic()
                         if once:
                             break
                     elif until_idle_seconds is not None and time.monotonic() - idle_since >= until_idle_seconds:
-                        self._console.say(f"no job for {until_idle_seconds:g} s: leaving")
+                        self._console.log(f"no job for {until_idle_seconds:g} s: exiting")
                         break
             finally:
                 pool.close()
                 self._client.close()
         if self._stop_reason is not None:
-            self._console.say(f"stopped ({self._stop_reason})")
+            self._console.log(f"stopped ({self._stop_reason})")
 
-    def _take(self, idle_since: float, until_idle_seconds: float | None) -> Lease | None:
-        """The next job, None where there is none for now. A service that is away is waited for, for ever if need be."""
+    def _next_lease(self, idle_since: float, until_idle_seconds: float | None) -> Lease | None:
+        """Return a lease on the next job, None if there is none now. Retries without limit if the service is down."""
         wait = self._settings.lease_wait_seconds
         if until_idle_seconds is not None:
             wait = max(0.0, min(wait, idle_since + until_idle_seconds - time.monotonic()))
-        self._waiting_for_a_job = True
+        self._is_waiting_for_job = True
         try:
             if self._stopping():
                 return None
@@ -124,26 +122,26 @@ class Worker:
             self._backoff.reset()
             return lease
         except ServiceError as error:
-            self._waiting_for_a_job = False
+            self._is_waiting_for_job = False
             if not self._stopping():
                 delay = self._backoff.next_delay(error.retry_after_seconds)
-                self._console.say(f"{error}; next attempt in {delay:.1f} s")
+                self._console.log(f"{error}; retrying in {delay:.1f} s")
                 sleep_until_stopped(self._stopping)(delay)
             return None
         finally:
-            self._waiting_for_a_job = False
+            self._is_waiting_for_job = False
 
     def _interrupt(self) -> None:
-        # More than once: the connection may only just be on its way up when the wish to stop comes.
-        while self._waiting_for_a_job:
+        # Repeated, because the connection may not be open yet at the first call.
+        while self._is_waiting_for_job:
             self._client.interrupt()
             time.sleep(0.1)
 
-    def _do(self, lease: Lease, pool: EnginePool, folder: Path) -> None:
-        """Do the leased job and tell the service how it ended, whatever happens."""
+    def _run_job(self, lease: Lease, pool: EnginePool, folder: Path) -> None:
+        """Run the leased job and report its outcome to the service."""
         job = lease.job
         names = ", ".join(scorer_name(requested) for requested in job.scorers)
-        self._console.say(f"job {job.id}: {names} on {job.rollouts.count} rollouts of step {job.step} of {job.run}")
+        self._console.log(f"job {job.id}: {names} on {job.rollouts.count} rollouts of step {job.step} of {job.run}")
         with Heartbeat(lease, self._connect) as heartbeat:
 
             def abandoned() -> bool:
@@ -151,23 +149,23 @@ class Worker:
 
             try:
                 self._score(lease, pool, folder, abandoned)
-                self._reach(lambda: self._client.complete(lease), abandoned)
-                self._console.say(f"job {job.id}: done")
+                self._call(lambda: self._client.complete(lease), abandoned)
+                self._console.log(f"job {job.id}: done")
             except LeaseLostError:
-                self._console.say(f"job {job.id}: dropped, its lease is lost")
+                self._console.log(f"job {job.id}: dropped, lease lost")
             except Exception as error:
                 if heartbeat.lost:
-                    self._console.say(f"job {job.id}: dropped, its lease is lost")
+                    self._console.log(f"job {job.id}: dropped, lease lost")
                     return
                 kind, reason = self._failure(error)
                 self._fail(lease, kind, reason)
 
     def _score(self, lease: Lease, pool: EnginePool, folder: Path, abandoned: Callable[[], bool]) -> None:
-        """Have each scorer of the job run, and upload what it gives. Scores count once the job is complete."""
+        """Run each scorer of the job and upload its scores. They take effect when the job is complete."""
         job = lease.job
         weights = self._library.find(_announced(job.checkpoint))
         rollouts, scores = folder / "rollouts.parquet", folder / "scores.parquet"
-        rollouts.write_bytes(self._reach(lambda: self._client.rollouts(lease), abandoned))
+        rollouts.write_bytes(self._call(lambda: self._client.rollouts(lease), abandoned))
         for requested in job.scorers:
             scores.unlink(missing_ok=True)
             command = self._command(lease, requested, weights, rollouts, scores)
@@ -175,8 +173,8 @@ class Worker:
                 seconds = pool.score(command, report, abandoned)
             weights.check_unchanged()
             data = scores.read_bytes()
-            self._reach(partial(self._client.upload_scores, lease, requested, data), abandoned)
-            self._console.say(
+            self._call(partial(self._client.upload_scores, lease, requested, data), abandoned)
+            self._console.log(
                 f"job {job.id}: {scorer_name(requested)}: {job.rollouts.tokens} tokens in {seconds:.1f} s"
             )
 
@@ -197,9 +195,9 @@ class Worker:
         )
 
     def _failure(self, error: Exception) -> tuple[FailKind, str]:
-        """How a job that ended in `error` failed: the kind and the reason that the service keeps."""
+        """Return the kind and the reason of a failure to report for `error`."""
         if isinstance(error, JobAbandonedError) or self._stopping():
-            return "retry", f"the worker was stopped ({self._stop_reason}) before the job was done"
+            return "retry", f"the worker was stopped ({self._stop_reason}) before the job was complete"
         if isinstance(error, WeightsGoneError):
             return "skipped", str(error)
         if isinstance(error, UnknownRootError):
@@ -208,28 +206,28 @@ class Worker:
             return error.kind, error.reason
         if isinstance(error, ServiceError):
             kind: FailKind = "retry" if isinstance(error, ServiceUnavailable) else "final"
-            return kind, f"the service did not take the scores: {error}"
+            return kind, f"the service rejected the scores: {error}"
         if isinstance(error, ForeshockError):
             return "final", str(error)
-        self._console.say(traceback.format_exc())
+        self._console.log(traceback.format_exc())
         return "retry", f"the worker failed with {type(error).__name__}: {error}"
 
     def _fail(self, lease: Lease, kind: FailKind, reason: str) -> None:
-        self._console.say(f"job {lease.job.id}: {_WORDS[kind]}: {reason}")
+        self._console.log(f"job {lease.job.id}: {_OUTCOMES[kind]}: {reason}")
         try:
-            # Short: where the service is away for longer, the lease runs out and says the same without the reason.
-            self._reach(lambda: self._client.fail(lease, reason, kind), lambda: False, patience_seconds=30.0)
+            # A short deadline: without the report, the lease expires and the job is retried without a reason.
+            self._call(lambda: self._client.fail(lease, reason, kind), lambda: False, deadline_seconds=30.0)
         except ServiceError as error:
-            self._console.say(f"job {lease.job.id}: the service did not hear of it: {error}")
+            self._console.log(f"job {lease.job.id}: the failure could not be reported: {error}")
 
-    def _reach(self, call: Callable[[], T], stop: Callable[[], bool], patience_seconds: float = 600.0) -> T:
+    def _call(self, call: Callable[[], T], stop: Callable[[], bool], deadline_seconds: float = 600.0) -> T:
         return retry(
             call,
             Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
             is_retryable=lambda error: isinstance(error, ServiceUnavailable) and not stop(),
             wait=sleep_until_stopped(stop),
-            deadline_seconds=patience_seconds,
-            on_retry=lambda error, delay: self._console.say(f"{error}; next attempt in {delay:.1f} s"),
+            deadline_seconds=deadline_seconds,
+            on_retry=lambda error, delay: self._console.log(f"{error}; retrying in {delay:.1f} s"),
         )
 
     def _connect(self) -> LeaseClient:
@@ -239,40 +237,40 @@ class Worker:
     def _stopping(self) -> bool:
         return self._stop_reason is not None
 
-    def _introduce(self) -> None:
+    def _log_settings(self) -> None:
         for name, value in self._settings.shown().items():
-            self._console.say(f"{name}: {value}")
-        self._console.say(
-            f"offers {', '.join(self._scorers)} on {self._accelerator} ({device_name(self._accelerator)})"
+            self._console.log(f"{name}: {value}")
+        self._console.log(
+            f"offering {', '.join(self._scorers)} on {self._accelerator} ({device_name(self._accelerator)})"
         )
         if not self._settings.weights_roots:
-            self._console.say(
-                "no weights root is configured, so no checkpoint will be found: set "
+            self._console.log(
+                "no weights root is configured, so no checkpoint can be loaded; set "
                 "FORESHOCK_WEIGHTS_ROOTS='name=/folder/of/checkpoints'"
             )
 
 
 def scorer_name(requested: RequestedScorer) -> str:
-    """The scorer and its variant, as a person reads it."""
+    """Return the scorer's name with its variant, for messages."""
     return f"{requested.scorer} ({requested.variant})" if requested.variant else requested.scorer
 
 
-def _offered(wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+def _offered(requested: tuple[str, ...] | None) -> tuple[str, ...]:
     available = installed_scorers()
-    if wanted is None:
+    if requested is None:
         if not available:
             raise ConfigurationError(
-                "no engine is installed: pip install 'foreshock[probes]' (torch), and vLLM beside it"
+                "no engine is installed; run pip install 'foreshock[probes]' for torch, and install vLLM for its scorers"
             )
         return available
-    for name in wanted:
+    for name in requested:
         try:
             engine = scorer_named(name).engine
         except UnsupportedScoreError as error:
             raise ConfigurationError(str(error)) from error
         if name not in available:
-            raise ConfigurationError(f"{name} needs {engine}, which is not installed")
-    return wanted
+            raise ConfigurationError(f"the scorer {name} needs {engine}, which is not installed")
+    return requested
 
 
 def _announced(checkpoint: Checkpoint) -> AnnouncedCheckpoint:

@@ -1,1 +1,1 @@
-"""Scorers: what gives each response token of a rollout a log-prob. `table` names them all, a file holds each family."""
+"""Scorers, which compute the log-prob of each response token. `table` lists them; each family has a module."""

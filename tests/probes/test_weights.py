@@ -113,7 +113,7 @@ def test_missing_weights_are_gone(root: Path) -> None:
 
 
 def test_missing_weights_that_were_to_expire_say_so(root: Path) -> None:
-    with pytest.raises(WeightsGoneError, match="expire"):
+    with pytest.raises(WeightsGoneError, match="expiry has passed"):
         WeightsLibrary({"runs": root}).find(announce(root, "run/step_2", expires_at_us=now_us() - 1))
 
 

@@ -185,7 +185,7 @@ def test_a_deleted_run_makes_the_worker_drop_its_job_quietly(service: RunningSer
     service.http.delete(f"/v1/runs/{started.run}").raise_for_status()
     thread.join(timeout=120)
     assert not thread.is_alive()
-    assert "its lease is lost" in said.getvalue()
+    assert "dropped, lease lost" in said.getvalue()
     assert "Traceback" not in said.getvalue()
 
 
@@ -201,9 +201,9 @@ def test_a_worker_that_was_frozen_drops_the_job_that_another_one_did(
         done = started.read(probe)
         frozen.send_signal(signal.SIGCONT)
         ends = time.monotonic() + 120
-        while "its lease is lost" not in log.read_text() and time.monotonic() < ends:
+        while "dropped, lease lost" not in log.read_text() and time.monotonic() < ends:
             time.sleep(0.1)
-        assert "its lease is lost" in log.read_text()
+        assert "dropped, lease lost" in log.read_text()
         assert frozen.poll() is None
     assert done["state"] == "done", said
     assert (done["jobs"][0]["worker"], first) == ("the-second", "the-first")
@@ -278,5 +278,5 @@ def test_a_service_that_is_away_is_waited_for(checkpoints: Path) -> None:
         said = StringIO()
         away = WorkerSettings(url=url, weights_roots={"runs": checkpoints}, accelerator="cpu")
         Worker(away, WorkerConsole(said), scorers=TORCH).run(until_idle_seconds=3.4)
-    assert said.getvalue().count("; next attempt in ") >= 2
+    assert said.getvalue().count("; retrying in ") >= 2
     assert "leaving" in said.getvalue()
