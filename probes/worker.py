@@ -260,7 +260,7 @@ def _offered(requested: tuple[str, ...] | None) -> tuple[str, ...]:
     if requested is None:
         if not available:
             raise ConfigurationError(
-                "no engine is installed; run pip install 'foreshock[probes]' for torch, and install vLLM for its scorers"
+                "no engine is installed; run pip install 'foreshock[probes]' for torch, and install vLLM"
             )
         return available
     for name in requested:
