@@ -261,7 +261,7 @@ def test_a_stopped_worker_finishes_what_fits_into_its_grace(
 def test_an_idle_worker_stops_at_once(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
     with worker_process(service, checkpoints, tmp_path) as (process, log):
         ends = time.monotonic() + 120
-        while "offers" not in log.read_text() and time.monotonic() < ends:
+        while "offering" not in log.read_text() and time.monotonic() < ends:
             time.sleep(0.1)
         time.sleep(1)  # now it waits for a job, for up to 30 s
         start = time.monotonic()
@@ -279,4 +279,4 @@ def test_a_service_that_is_away_is_waited_for(checkpoints: Path) -> None:
         away = WorkerSettings(url=url, weights_roots={"runs": checkpoints}, accelerator="cpu")
         Worker(away, WorkerConsole(said), scorers=TORCH).run(until_idle_seconds=3.4)
     assert said.getvalue().count("; retrying in ") >= 2
-    assert "leaving" in said.getvalue()
+    assert "exiting" in said.getvalue()
