@@ -1,7 +1,7 @@
-"""Batch composition: which rollouts go through the engine together.
+"""Batch composition: the grouping of rollouts into batches of the engine.
 
-Floating-point sums depend on how rows are grouped and padded, so the composition is part of a score's fingerprint, and
-the same scorer under another composition gives its noise floor.
+Floating-point sums depend on how rows are grouped and padded, so the composition is part of a score's fingerprint. The
+same scorer with another composition gives its noise floor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Composition", "compose"]
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """`batches` hold row indices; together they hold each row once. `name` says how they were made."""
+    """Batches of row indices, which contain each row exactly once; `name` describes them in a fingerprint."""
 
     name: str
     batches: tuple[NDArray[np.int64], ...]

@@ -1,4 +1,4 @@
-"""The mechanics of a forward pass in torch: load a causal language model, pad rows, take log-probs in little memory."""
+"""A forward pass in torch: load a causal language model, pad rows, compute log-probs in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from probes.scorers.tokens import sequences
 
 __all__ = ["PaddedBatch", "head_in", "load_model", "next_token_log_probs"]
 
-BYTES_PER_LOGIT = 10  # two as computed, four as float32, four as log-softmax
+BYTES_PER_LOGIT = 10  # 2 as computed, 4 as float32, 4 of log-softmax
 
 
 def load_model(folder: Path, dtype: torch.dtype, attention_implementation: str, device: torch.device) -> Any:
-    """The causal language model in `folder`, in `dtype`, ready to be evaluated (no dropout).
+    """Load the causal language model in `folder` in `dtype`, in evaluation mode.
 
-    Raises UnsupportedScoreError where the model's code is not part of transformers, or where the files lack parameters
-    of the model, which transformers would fill with random numbers.
+    Raises UnsupportedScoreError if the model's code is not part of transformers, or if parameters are missing, which
+    transformers would initialise randomly.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -45,13 +45,13 @@ def load_model(folder: Path, dtype: torch.dtype, attention_implementation: str, 
     lacking = sorted([*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])])
     if lacking:
         raise UnsupportedScoreError(
-            f"the checkpoint lacks {len(lacking)} parameters of its model, or has them in another shape: {lacking[0]}"
+            f"{len(lacking)} parameters of the model are missing in the checkpoint or have another shape: {lacking[0]}"
         )
     return model.eval().to(device)
 
 
 class PaddedBatch:
-    """Rows of a batch as [rows, time] tensors: `ids` and `mask`, padded to the longest row on one side."""
+    """Rows of a batch as tensors `ids` and `mask` [rows, time], padded on one side to the longest row."""
 
     def __init__(self, rollouts: RolloutBatch, rows: NDArray[np.int64], padding: str, device: torch.device) -> None:
         tokens = sequences(rollouts, rows)
@@ -65,7 +65,7 @@ class PaddedBatch:
             mask[index, start : start + row.size] = 1
         self.ids = torch.from_numpy(ids).to(device)
         self.mask = torch.from_numpy(mask).to(device)
-        # Rows padded on the right have the positions 0, 1, …, which is what a model assumes when it is told none.
+        # Rows padded on the right have the positions 0, 1, …, the default of models.
         self.positions = (self.mask.cumsum(-1) - 1).clamp_(min=0) if padding == "left" else None
         self._prompts = np.diff(rollouts.prompt_offsets)[rows]
         self._targets = [slice(*rollouts.response_offsets[row : row + 2]) for row in rows.tolist()]
@@ -73,16 +73,16 @@ class PaddedBatch:
 
     @property
     def needed(self) -> torch.Tensor:
-        """[rows, time − 1] True where the next token's log-prob is asked for."""
+        """True at the positions before a response token, shape [rows, time − 1]."""
         needed = np.zeros((self.lengths.size, self.ids.shape[1] - 1), dtype=np.bool_)
         for index, (start, prompt, length) in enumerate(zip(self._starts, self._prompts, self.lengths, strict=True)):
             needed[index, start + max(prompt - 1, 0) : start + length - 1] = True
         return torch.from_numpy(needed).to(self.ids.device)
 
     def write(self, log_probs: torch.Tensor, into: NDArray[np.float32]) -> None:
-        """Copy the responses' part of `log_probs` [rows, time − 1] to where they belong in `into` [T].
+        """Copy the responses' log-probs of `log_probs` [rows, time − 1] to their places in `into` [T].
 
-        The first token of a response without a prompt has nothing to be predicted from and stays as it is in `into`.
+        The first token of a response without a prompt has no log-prob; its value in `into` is unchanged.
         """
         values = log_probs.float().cpu().numpy()
         for index, target in enumerate(self._targets):
@@ -94,7 +94,7 @@ class PaddedBatch:
 
 @contextlib.contextmanager
 def head_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
-    """Compute the language-model head in `dtype`, outside any autocast; None leaves it as it is."""
+    """Compute the language-model head in `dtype`, without autocast, within the block; None: unchanged."""
     head = model.get_output_embeddings()
     if dtype is None:
         yield
@@ -115,10 +115,10 @@ def head_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
 def next_token_log_probs(
     model: Any, batch: PaddedBatch, divisor: NDArray[np.float64], autocast: torch.dtype | None, logits_bytes: int
 ) -> torch.Tensor:
-    """[rows, time − 1] float32 log-prob of each token given those before it; NaN or unused where it is not needed.
+    """Return the log-prob of each token given the previous ones, float32 [rows, time − 1], in nats.
 
-    `divisor` [rows] divides the logits. Logits become float32 before log-softmax, as in trainers. Where all logits
-    together need more than `logits_bytes`, the head is applied piece by piece.
+    Only positions of `batch.needed` are defined. `divisor` [rows] divides the logits, which are cast to float32 before
+    log-softmax, as in trainers. If all logits need more than `logits_bytes`, the head is applied in pieces.
     """
     rows, width = batch.ids.shape
     if width < 2:
@@ -145,7 +145,7 @@ def next_token_log_probs(
 
 
 def _log_softmax_at(logits: torch.Tensor, tokens: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
-    """The log-prob of `tokens` [...] under `logits` [..., vocabulary] divided by `divisors` [...]."""
+    """Return the log-prob of `tokens` [...] under `logits` [..., V] divided by `divisors` [...]."""
     with torch.autocast(logits.device.type, enabled=False):
         logits = logits.float()
         if bool((divisors != 1).any()):
@@ -154,13 +154,13 @@ def _log_softmax_at(logits: torch.Tensor, tokens: torch.Tensor, divisors: torch.
 
 
 def _check_head_is_last(model: Any, ids: torch.Tensor) -> None:
-    """Raise UnsupportedScoreError where the model does more to its logits than apply the head (soft caps, scales)."""
+    """Raise UnsupportedScoreError if the model changes its logits after the head (soft caps, scales)."""
     whole = model(input_ids=ids, use_cache=False).logits
     alone = model.get_output_embeddings()(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
     if not torch.allclose(whole, alone):
         raise UnsupportedScoreError(
-            "this model changes its logits after the head, so they cannot be computed piece by piece; set the scorer's "
-            "option logits_bytes so high, or batch_size so low, that the logits of a batch fit"
+            "the model changes its logits after the head, so they cannot be computed in pieces; raise the scorer's "
+            "option logits_bytes or lower batch_size until the logits of a batch fit"
         )
 
 

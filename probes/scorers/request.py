@@ -1,4 +1,4 @@
-"""What a scorer is asked and what it gives back. Imported in the worker and in the engine's process alike."""
+"""Requests to scorers and their results, used by the worker and by the engine's process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Chosen = TypeVar("Chosen", bound="Options")
 
 
 class UnsupportedScoreError(ForeshockError):
-    """The scorer cannot score this truthfully, so it does not; the message says why and what would work."""
+    """The scorer cannot compute correct log-probs for this request; the message has the reason and an alternative."""
 
 
 class Options(BaseModel):
-    """The options of a scorer. An unknown one is an error: a misspelt option would give a score that is not meant."""
+    """The options of a scorer. Unknown options are errors, so that a misspelt one does not give a wrong score."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,8 +35,8 @@ class Options(BaseModel):
 class ScoreRequest:
     """Score the response tokens of `rollouts` with the weights in `weights_folder`.
 
-    `variant` is "" or the name of another way to do the same computation ("rebatched": another batch composition,
-    which gives the noise floor). `options` are as a client wrote them; the scorer parses them.
+    `variant` is "" or "rebatched" (another batch composition, which gives the noise floor). `options` come from the
+    client unchanged; the scorer parses them.
     """
 
     scorer: str
@@ -51,7 +51,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """[T] log-probs (natural, float32) of all response tokens in the order of the request, and what made them."""
+    """Log-probs [T] in nats of all response tokens, in the order of the request, and their fingerprint."""
 
     log_probs: NDArray[np.float32]
     fingerprint: Fingerprint
@@ -61,14 +61,14 @@ Report = Callable[[int], None]  # called with the number of response tokens scor
 
 
 class WarmModel:
-    """The one model that an engine's process keeps loaded between requests."""
+    """The model that an engine's process keeps loaded between requests; at most one."""
 
     def __init__(self) -> None:
         self._key: Hashable = None
         self._model: Any = None
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
-        """The model of `key`, loaded unless it is the one already there; another one is dropped first."""
+        """Return the model of `key`; if another one or none is loaded, free it and call `load`."""
         if self._model is None or self._key != key:
             self._model = None
             self._model, self._key = load(), key
@@ -77,13 +77,11 @@ class WarmModel:
 
 
 def parse_options(kind: type[Chosen], request: ScoreRequest) -> Chosen:
-    """The request's options as `kind`; raises UnsupportedScoreError that names the wrong option and its choices."""
+    """Parse the request's options as `kind`. Raises UnsupportedScoreError, which names the invalid option."""
     try:
         return kind.model_validate(dict(request.options))
     except ValidationError as error:
         wrong = error.errors()[0]
         name = ".".join(str(part) for part in wrong["loc"]) or "options"
         known = ", ".join(kind.model_fields)
-        raise UnsupportedScoreError(
-            f"{request.scorer}: option {name!r}: {wrong['msg']} (the options are: {known})"
-        ) from error
+        raise UnsupportedScoreError(f"{request.scorer}: option {name!r}: {wrong['msg']}; options: {known}") from error

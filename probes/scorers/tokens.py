@@ -1,4 +1,4 @@
-"""Rollouts as an engine takes them: prompt and response as one sequence of tokens."""
+"""Token sequences of rollouts for engines: prompt and response as one sequence."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ __all__ = [
 
 
 def sequence(rollouts: RolloutBatch, row: int) -> NDArray[np.int32]:
-    """Prompt and response of the rollout `row`."""
+    """Return prompt and response of the rollout `row` as one array."""
     prompt = rollouts.prompt_token_ids[rollouts.prompt_offsets[row] : rollouts.prompt_offsets[row + 1]]
     response = rollouts.response_token_ids[rollouts.response_offsets[row] : rollouts.response_offsets[row + 1]]
     return np.concatenate([prompt, response])
 
 
 def sequences(rollouts: RolloutBatch, rows: NDArray[np.int64]) -> list[NDArray[np.int32]]:
-    """Prompt and response of each of `rows`."""
+    """Return prompt and response of each of `rows`."""
     return [sequence(rollouts, int(row)) for row in rows]
 
 
 def sequence_lengths(rollouts: RolloutBatch) -> NDArray[np.int64]:
-    """[N] prompt and response tokens of each rollout."""
+    """Return the number of prompt and response tokens of each rollout, shape [N]."""
     return np.diff(rollouts.prompt_offsets) + np.diff(rollouts.response_offsets)
 
 
 def model_configuration(weights_folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json, the text model's part of it where there are several.
+    """Return the checkpoint's config.json, or its `text_config` if present.
 
-    Raises UnsupportedScoreError where it cannot be read.
+    Raises UnsupportedScoreError if it cannot be read.
     """
     try:
         found = json.loads((weights_folder / "config.json").read_text("utf-8"))
@@ -53,13 +53,13 @@ def model_configuration(weights_folder: Path) -> dict[str, Any]:
 
 
 def vocabulary_size(weights_folder: Path) -> int | None:
-    """The number of token ids of the model, None where its configuration does not say."""
+    """Return the model's number of token ids, None if its configuration has none."""
     size = model_configuration(weights_folder).get("vocab_size")
     return size if isinstance(size, int) else None
 
 
 def check_tokens(rollouts: RolloutBatch, weights_folder: Path) -> None:
-    """Raise UnsupportedScoreError where a token id is beyond the model's vocabulary: these are not its rollouts."""
+    """Raise UnsupportedScoreError if a token id is not in the model's vocabulary."""
     size = vocabulary_size(weights_folder)
     if size is None:
         return

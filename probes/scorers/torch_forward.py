@@ -1,10 +1,10 @@
-"""Forward passes in torch: as a trainer does it (`torch.trainer`), in pure bfloat16, and in float32.
+"""Forward passes in torch: as in a trainer (`torch.trainer`), in pure bfloat16, and in float32.
 
 `torch.trainer` reproduces a trainer's numerics, not its code: master weights in one dtype, autocast to another, rows
-padded to the longest of a batch and masked by their length, logits cast to float32 before log-softmax. With the
-defaults (bfloat16 autocast over float32 master weights, batches of 128 padded right) it gives the log-probs that a
-plain Hugging Face forward pass of such a trainer logged, bit for bit on the same kind of processor. What it does not
-cover: sequence packing, tensor and sequence parallelism, and custom kernels; they remain as "not reproduced".
+padded to the longest of a batch and masked, logits cast to float32 before log-softmax. With the defaults (bfloat16
+autocast over float32 master weights, batches of 128 padded right) it equals the logged log-probs of a trainer with a
+plain Hugging Face forward pass, bit for bit on the same kind of CPU. Sequence packing, tensor and sequence parallelism
+and custom kernels are not covered; their effect is part of the link "not reproduced".
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 class ForwardOptions(Options):
-    """How rows are batched and attended to, and how much memory logits may take (the same numbers come out, in pieces).
+    """Options of all forward passes: batching, attention, and the memory of logits in bytes.
 
-    `temperature` divides the logits, whatever the batch says of its sampling.
+    `logits_bytes` does not change the result. `temperature` divides the logits instead of the batch's temperature.
     """
 
     batch_size: int = Field(default=128, ge=1)
@@ -41,8 +41,10 @@ class ForwardOptions(Options):
 
 
 class TrainerOptions(ForwardOptions):
-    """The trainer's precision. `autocast` None: everything in `master_dtype`. `head_dtype` None: the language-model
-    head is computed like the rest."""
+    """Options of a trainer's precision.
+
+    `autocast` None: everything in `master_dtype`. `head_dtype` None: the language-model head has no dtype of its own.
+    """
 
     autocast: Literal["bfloat16", "float16"] | None = "bfloat16"
     master_dtype: Dtype = "float32"
@@ -50,18 +52,18 @@ class TrainerOptions(ForwardOptions):
 
 
 def score_as_trainer(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """`torch.trainer`: log π as the trainer that the options describe would compute it."""
+    """Score as `torch.trainer`: log π with the numerics of the trainer that the options describe."""
     return _score(request, parse_options(TrainerOptions, request), warm, report)
 
 
 def score_in_bfloat16(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """`torch.bfloat16`: weights and activations in bfloat16, no autocast."""
+    """Score as `torch.bfloat16`: weights and activations in bfloat16, no autocast."""
     chosen = parse_options(ForwardOptions, request).model_dump()
     return _score(request, TrainerOptions(**chosen, autocast=None, master_dtype="bfloat16"), warm, report)
 
 
 def score_in_float32(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """`torch.float32`: everything in float32 (TensorFloat-32 off): the nearest to the truth that is affordable."""
+    """Score as `torch.float32`: everything in float32, without TensorFloat-32; the reference precision."""
     chosen = parse_options(ForwardOptions, request).model_dump()
     return _score(request, TrainerOptions(**chosen, autocast=None, master_dtype="float32"), warm, report)
 

@@ -1,12 +1,12 @@
-"""`vllm.prefill`: what vLLM's prefill gives each response token, prompt and response handed in as one prompt.
+"""`vllm.prefill`: the log-probs of vLLM's prefill, with prompt and response passed as one prompt.
 
-This is the engine's own numerics (kernels, dtype, head) without the sampling-time state: against `rollout` it shows
-what decoding, caches and stale weights did; against `torch.trainer` what engine and trainer compute differently.
+These are the engine's own numerics (kernels, dtype, head) without the state of sampling: compared with `rollout` they
+show the effect of decoding, caches and stale weights, compared with `torch.trainer` that of engine against trainer.
 
-Nothing is cached between prompts (prefix caching off), nothing is compiled (eager), and no tokenizer is loaded. vLLM
-materialises [tokens, vocabulary] for prompt log-probs, so the tokens of one engine step are bounded by `logits_bytes`.
-Prompt log-probs are always raw: a temperature is applied to the logits where the model gives them to the sampler.
-What it does not cover: multimodal prompts, LoRA adapters, and log-probs under top-p, top-k or min-p.
+Prefix caching is off, the mode is eager, and no tokenizer is loaded. vLLM materialises [tokens, vocabulary] for prompt
+log-probs, so `logits_bytes` bounds the tokens of one engine step. vLLM's prompt log-probs are always raw; a temperature
+is applied to the logits that the model returns. Multimodal prompts, LoRA adapters, and log-probs under top-p, top-k or
+min-p are not covered.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ __all__ = ["PrefillEngine", "PrefillOptions", "engine_arguments", "prompt_log_pr
 
 T = TypeVar("T")
 
-BYTES_PER_LOGIT = 10  # two as computed, four as float32, four as log-softmax
+BYTES_PER_LOGIT = 10  # 2 as computed, 4 as float32, 4 of log-softmax
 DEFAULT_LOGITS_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
-# vLLM's own default for a step is at most this many tokens; a larger bound changes nothing.
+# vLLM's default for a step is at most this many tokens; a larger bound has no effect.
 LARGEST_DEFAULT_STEP = 16_384
 SHORTEST_MODEL_LENGTH = 256
 RECORDED_VARIABLES = ("VLLM_BATCH_INVARIANT", "VLLM_CPU_SGL_KERNEL", "VLLM_USE_V2_MODEL_RUNNER")
@@ -59,8 +59,8 @@ RECORDED_VARIABLES = ("VLLM_BATCH_INVARIANT", "VLLM_CPU_SGL_KERNEL", "VLLM_USE_V
 class PrefillOptions(Options):
     """The engine's settings. `batch_size` rows are submitted together; the engine's scheduler packs them into steps.
 
-    `temperature` divides the logits, whatever the batch says of its sampling. The rest are vLLM's arguments of the same
-    name; None leaves vLLM's default.
+    `temperature` divides the logits instead of the batch's temperature. The others are vLLM's arguments of the same
+    name; None: vLLM's default.
     """
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -75,7 +75,7 @@ class PrefillOptions(Options):
 
 
 def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """Score all response tokens of the request. Raises UnsupportedScoreError where that cannot be done truthfully."""
+    """Score all response tokens of the request. Raises UnsupportedScoreError if that cannot be done correctly."""
     options = parse_options(PrefillOptions, request)
     rollouts = request.rollouts
     check_tokens(rollouts, request.weights_folder)
@@ -89,7 +89,7 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     for rows in plan.batches:
         for temperature in np.unique(divisor[rows]):
             chosen = rows[divisor[rows] == temperature]
-            chosen = chosen[lengths[chosen] >= 2]  # one token alone has nothing to be predicted from
+            chosen = chosen[lengths[chosen] >= 2]  # a single token has no log-prob
             engine.divide_logits_by(float(temperature))
             outputs = engine.prefill([sequence(rollouts, int(row)) for row in chosen])
             for row, output in zip(chosen.tolist(), outputs, strict=True):
@@ -110,9 +110,8 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
 
 
 def engine_arguments(weights_folder: Path, options: PrefillOptions, longest: int) -> dict[str, Any]:
-    """What `vllm.LLM` is called with for sequences of at most `longest` tokens: all that, when it changes, needs
-    another engine."""
-    # One token has to be generated. Rounded up, so that the next job's rollouts fit the same warm engine.
+    """Return the arguments of `vllm.LLM` for sequences of at most `longest` tokens; other arguments, other engine."""
+    # Room for the one generated token, rounded up so that the next job's rollouts fit the same warm engine.
     length = max(SHORTEST_MODEL_LENGTH, 1 << longest.bit_length())
     longest_allowed = _longest_position(weights_folder)
     if longest_allowed is not None:
@@ -164,7 +163,7 @@ class PrefillEngine:
         self.attention_backend = self._find_attention_backend()
 
     def prefill(self, tokens: list[NDArray[np.int32]]) -> list[RequestOutput]:
-        """One output for each sequence of `tokens`, its `prompt_logprobs` flat."""
+        """Return an output with flat `prompt_logprobs` for each sequence of `tokens`."""
         from vllm import SamplingParams, TokensPrompt
 
         if not tokens:
@@ -197,12 +196,12 @@ class PrefillEngine:
         self._patched = True
 
     def apply(self, function: Callable[[Any], T]) -> T:
-        """What `function` gives for the model, which has to be in this process."""
+        """Return `function(model)`; the model must be in this process (tensor_parallel_size=1)."""
         found: T = self._llm.apply_model(function)[0]
         return found
 
     def flags(self, options: PrefillOptions) -> dict[str, str]:
-        """What a reader of the fingerprint needs to set up the same engine."""
+        """Return the flags of the fingerprint that are needed to set up the same engine."""
         flags = {
             "enforce_eager": "true",
             "prefix_caching": "false",
@@ -215,7 +214,7 @@ class PrefillEngine:
         return flags | ({"bfloat16_conversion": conversion} if conversion else {})
 
     def _find_attention_backend(self) -> str | None:
-        """The name of the backend that vLLM chose for attention, None where it cannot be asked."""
+        """Return the name of vLLM's attention backend, None if the model is in another process."""
         if not self._in_process:
             return None
 
@@ -227,10 +226,10 @@ class PrefillEngine:
 
 
 def bfloat16_conversion() -> str | None:
-    """How vLLM's CPU kernels turn float32 into bfloat16 on this machine: "nearest", "truncated", else None.
+    """Return how vLLM's CPU kernels convert float32 to bfloat16 here: "nearest", "truncated", None if unknown.
 
-    Kernels built for CPUs without AVX512-BF16 cut the low bits off, which biases every activation towards zero and
-    moves log-probs by as much as a whole training-inference mismatch. So it belongs in the fingerprint.
+    Kernels built for CPUs without AVX512-BF16 truncate, which biases every activation towards zero and changes
+    log-probs by as much as a whole training–inference mismatch.
     """
     operation = getattr(getattr(torch.ops, "_C", None), "rms_norm", None)
     if operation is None:
@@ -262,7 +261,7 @@ def _write(
     row: int,
     into: NDArray[np.float32],
 ) -> int:
-    """Copy the response's part of the prompt log-probs of `row` to its place; the number of response tokens."""
+    """Copy the response's log-probs of `row` to their place in `into`; return the number of response tokens."""
     prompt = int(prompt_offsets[row + 1] - prompt_offsets[row])
     start, stop = int(response_offsets[row]), int(response_offsets[row + 1])
     skipped = 1 if prompt == 0 else 0
@@ -271,7 +270,7 @@ def _write(
 
 
 def prompt_log_probs(output: RequestOutput, first: int) -> NDArray[np.float64]:
-    """The log-probs of a sequence's tokens from the position `first` ≥ 1 on."""
+    """Return the log-probs, in nats, of a sequence's tokens from the position `first` ≥ 1 on."""
     flat: Any = output.prompt_logprobs
     at = np.asarray(flat.start_indices[first:], dtype=np.int64)
     return np.asarray(flat.logprobs, dtype=np.float64)[at]
