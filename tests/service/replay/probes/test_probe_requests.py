@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
+from foreshock.scorers import SCORERS, Scorer
 from service.platform.database.dialect import database_now_us
 from service.replay.probes.pinned_rollouts import select_rollouts
 from service.runs.steps.service import close_overdue_steps
@@ -91,6 +92,18 @@ def test_scorer_that_no_live_worker_offers_does_not_hold_up_the_others(run: Send
     lease = take_lease(http, scorers=["torch.trainer", "torch.bfloat16"]).lease
     assert {each["scorer"] for each in lease["job"]["scorers"]} == {"torch.trainer", "torch.bfloat16"}
     assert take_lease(http, "w2", scorers=["torch.float32"]).lease["job"]["probe"] == probe["id"]
+
+
+def test_scorer_with_a_new_row_in_the_table_can_be_probed(
+    run: Sender, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SCORERS["vllm.prefill"].place
+    row = Scorer("sglang.http", "SGLang over HTTP", 2, place, "sglang", "probes.scorers.sglang_http:score")
+    monkeypatch.setitem(SCORERS, row.name, row)
+    probe = ask_for_probe(run, 3, ["sglang.http", "sglang.http@rebatched"]).raise_for_status().json()
+    assert [job["engine"] for job in probe["jobs"]] == ["sglang"]
+    lease = take_lease(http, scorers=["sglang.http"]).lease
+    assert [each["variant"] for each in lease["job"]["scorers"]] == ["", "rebatched"]
 
 
 def test_the_same_request_is_the_same_probe(run: Sender) -> None:

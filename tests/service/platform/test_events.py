@@ -1,0 +1,80 @@
+"""The event bus: handlers run for exactly their type, in order, inside the transaction or after its commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from service.platform.database.session import Database
+from service.platform.events import EventBus
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HappenedElsewhere(Happened):
+    """An event of a derived type."""
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    """A database with an empty table `events`."""
+    database = Database(f"sqlite:///{tmp_path}/events.db")
+    database.write(lambda session: session.execute(text("CREATE TABLE events (number INTEGER)")) and None)
+    return database
+
+
+def store(session: Session, event: Happened) -> None:
+    """Store the event in the publisher's transaction."""
+    session.execute(text("INSERT INTO events VALUES (:number)"), {"number": event.number})
+
+
+def stored(database: Database) -> list[int]:
+    """The numbers of the stored events."""
+    with database.read() as session:
+        return list(session.scalars(text("SELECT number FROM events ORDER BY number")))
+
+
+def test_handlers_write_in_the_transaction_of_the_publisher(database: Database) -> None:
+    events = EventBus()
+    events.subscribe(Happened, store)
+    database.write(lambda session: events.publish(session, Happened(1)))
+    assert stored(database) == [1]
+
+    def fail(session: Session, event: Happened) -> None:
+        raise RuntimeError(f"event {event.number} failed")
+
+    events.subscribe(Happened, fail)
+    with pytest.raises(RuntimeError, match="event 2 failed"):
+        database.write(lambda session: events.publish(session, Happened(2)))
+    assert stored(database) == [1]
+
+
+def test_handlers_of_a_type_do_not_see_derived_types(database: Database) -> None:
+    events = EventBus()
+    events.subscribe(Happened, store)
+    events.subscribe_after_commit(Happened, store)
+    database.write(lambda session: events.publish(session, HappenedElsewhere(1)))
+    events.publish_after_commit(None, HappenedElsewhere(1))
+    assert stored(database) == []
+
+
+def test_after_commit_handlers_see_what_was_committed(database: Database) -> None:
+    events = EventBus()
+    seen: list[tuple[str, list[int]]] = []
+    events.subscribe(Happened, store)
+    events.subscribe_after_commit(Happened, lambda context, _: seen.append((f"first of {context}", stored(database))))
+    events.subscribe_after_commit(Happened, lambda context, _: seen.append((f"second of {context}", stored(database))))
+    database.write(lambda session: events.publish(session, Happened(7)))
+    assert seen == []
+    events.publish_after_commit("the application", Happened(7))
+    assert seen == [("first of the application", [7]), ("second of the application", [7])]
