@@ -89,7 +89,7 @@ class LeaseMachine(RuleBasedStateMachine):
         session.flush()
         session.add(Attempt(run_id=run, attempt=1, key="a", resume_step=0, fingerprint={}, created_at_us=1))
         session.flush()
-        sizes = dict.fromkeys(("expected_shards", "received_shards", "rollouts", "tokens"), 1)
+        sizes = dict.fromkeys(("expected_shards", "received_shards", "folded_shards", "rollouts", "tokens"), 1)
         times = dict.fromkeys(("first_shard_at_us", "last_shard_at_us", "closed_at_us"), 1)
         session.add(Step(run_id=run, attempt=1, step=1, **sizes, **times))
         session.flush()
