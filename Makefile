@@ -1,6 +1,6 @@
-# make demo    the whole thing on a recorded run, with real engines; ONCE=1 exits at the end instead of keeping the pages up
-# make test    everything that CI runs
-# make bench-… one measured claim each; prints a table, then one line of key=value pairs, exits 1 where the bar is not reached
+# make demo    replay a recorded run with real engines and show the pages; ONCE=1 exits at the end
+# make test    run everything that CI runs
+# make bench-… measure one claim; prints a table and a line of key=value pairs, exits 1 if the bar is not reached
 
 VENV   ?= .venv
 PYTHON ?= python3

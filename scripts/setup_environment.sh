@@ -63,7 +63,7 @@ else
 fi
 log "installing Foreshock [$extras] beside $vllm_package"
 constraints=(-c constraints.txt)
-[ "$vllm_package" = vllm ] && constraints=()  # the CUDA build brings its own versions
+[ "$vllm_package" = vllm ] && constraints=()  # the CUDA build pins its own versions
 pip install $quiet "${constraints[@]}" -e ".[$extras]"
 if [ "$purpose" = test ] && ! has verl "$verl_version"; then
     log "installing verl $verl_version, the reference of the measures"

@@ -1,4 +1,4 @@
-"""A worker's settings come from FORESHOCK_* variables, are checked, and are shown without secrets."""
+"""A worker's settings come from FORESHOCK_* variables, are validated, and are logged without secrets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def test_roots_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("roots", ["runs", "=/data", "runs=", "runs=relative/folder", "a=/x,a=/y"])
-def test_wrong_roots_are_an_error_that_names_the_variable(monkeypatch: pytest.MonkeyPatch, roots: str) -> None:
+def test_error_for_invalid_roots_names_the_variable(monkeypatch: pytest.MonkeyPatch, roots: str) -> None:
     monkeypatch.setenv("FORESHOCK_WEIGHTS_ROOTS", roots)
     with pytest.raises(ConfigurationError, match="FORESHOCK_WEIGHTS_ROOTS"):
         load_settings()
 
 
-def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_URL", "http://environment:1")
     assert load_settings(url="http://given:2").url == "http://given:2"
     assert load_settings(url=None).url == "http://environment:1"
 
 
-def test_the_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_API_KEY", "fsk_very_secret")
     settings = load_settings()
     assert settings.api_key is not None

@@ -1,4 +1,4 @@
-"""An announced checkpoint is loaded only if it is there, inside its root, in safetensors, and the announced one."""
+"""An announced checkpoint is loaded only if it is inside its root, in safetensors, with the announced digest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from probes.weights import (
 
 
 def write_checkpoint(folder: Path, content: bytes = b"weights") -> Path:
-    """Files named as a checkpoint's; digests do not care what is in them."""
+    """Write files with the names of a checkpoint's; their content does not matter for digests."""
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").write_text("{}")
@@ -52,7 +52,7 @@ def test_the_announced_checkpoint_is_found(root: Path) -> None:
     "path",
     ["../outside", "run/../../outside", "/etc", "", "run\\..\\..\\outside", "C:/weights", "run/step_1\0", "run/.."],
 )
-def test_a_path_that_is_not_inside_the_root_is_refused(root: Path, path: str) -> None:
+def test_path_outside_the_root_raises(root: Path, path: str) -> None:
     write_checkpoint(root.parent / "outside")
     with pytest.raises(WeightsRefusedError):
         WeightsLibrary({"runs": root}).find(announce(root, path))
@@ -73,13 +73,13 @@ def test_no_path_reaches_a_folder_outside_the_root(tmp_path_factory: pytest.Temp
     assert found.folder.is_relative_to(root.resolve())
 
 
-def test_a_symbolic_link_out_of_the_root_is_refused(root: Path) -> None:
+def test_symbolic_link_out_of_the_root_raises(root: Path) -> None:
     (root / "link").symlink_to(write_checkpoint(root.parent / "outside"))
     with pytest.raises(WeightsRefusedError, match="symbolic link"):
         WeightsLibrary({"runs": root}).find(announce(root, "link"))
 
 
-def test_a_weights_file_that_is_a_link_out_of_the_root_is_refused(root: Path) -> None:
+def test_weights_file_linked_out_of_the_root_raises(root: Path) -> None:
     outside = write_checkpoint(root.parent / "outside")
     linked = root / "linked"
     linked.mkdir()
@@ -99,7 +99,7 @@ def test_a_root_may_be_a_link_itself(root: Path) -> None:
     assert WeightsLibrary({"runs": root.parent / "alias"}).find(announce(root)).digest
 
 
-def test_another_digest_is_refused_and_both_are_named(root: Path) -> None:
+def test_different_digest_raises_and_names_both(root: Path) -> None:
     wrong = "sha256:" + "0" * 64
     with pytest.raises(WeightsRefusedError) as caught:
         WeightsLibrary({"runs": root}).find(announce(root, digest=wrong))
@@ -107,17 +107,17 @@ def test_another_digest_is_refused_and_both_are_named(root: Path) -> None:
     assert weights_digest(root / "run" / "step_1") in str(caught.value)
 
 
-def test_missing_weights_are_gone(root: Path) -> None:
+def test_missing_weights_raise_weights_gone(root: Path) -> None:
     with pytest.raises(WeightsGoneError, match="moved or deleted"):
         WeightsLibrary({"runs": root}).find(announce(root, "run/step_2"))
 
 
-def test_missing_weights_that_were_to_expire_say_so(root: Path) -> None:
+def test_error_for_expired_weights_names_the_expiry(root: Path) -> None:
     with pytest.raises(WeightsGoneError, match="expiry has passed"):
         WeightsLibrary({"runs": root}).find(announce(root, "run/step_2", expires_at_us=now_us() - 1))
 
 
-def test_weights_past_their_expiry_that_are_still_there_are_used(root: Path) -> None:
+def test_expired_weights_that_still_exist_are_used(root: Path) -> None:
     assert WeightsLibrary({"runs": root}).find(announce(root, expires_at_us=now_us() - 1)).digest
 
 
@@ -136,18 +136,18 @@ def test_another_announced_format_needs_conversion(root: Path) -> None:
         WeightsLibrary({"runs": root}).find(announce(root, format="fsdp"))
 
 
-def test_a_checkpoint_without_its_configuration_is_no_checkpoint(root: Path) -> None:
+def test_checkpoint_without_config_raises(root: Path) -> None:
     (root / "run" / "step_1" / "config.json").unlink()
     with pytest.raises(WeightsGoneError, match=r"config\.json"):
         WeightsLibrary({"runs": root}).find(announce(root))
 
 
-def test_an_unknown_root_names_the_setting(root: Path) -> None:
+def test_error_for_unknown_root_names_the_setting(root: Path) -> None:
     with pytest.raises(UnknownRootError, match="FORESHOCK_WEIGHTS_ROOTS"):
         WeightsLibrary({"other": root}).find(announce(root))
 
 
-def test_weights_replaced_during_a_score_are_noticed(root: Path) -> None:
+def test_weights_replaced_during_scoring_raise(root: Path) -> None:
     weights = WeightsLibrary({"runs": root}).find(announce(root))
     shutil.rmtree(weights.folder)
     write_checkpoint(weights.folder, b"others!")
@@ -155,7 +155,7 @@ def test_weights_replaced_during_a_score_are_noticed(root: Path) -> None:
         weights.check_unchanged()
 
 
-def test_a_digest_is_taken_again_when_the_files_changed(root: Path) -> None:
+def test_digest_is_recomputed_if_files_changed(root: Path) -> None:
     library = WeightsLibrary({"runs": root})
     announced = announce(root)
     library.find(announced)

@@ -1,4 +1,4 @@
-"""A tiny checkpoint and rollouts for it: what the probes' tests score."""
+"""A tiny checkpoint and rollouts for the probes' tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOCABULARY = 24
 
 
 def save_checkpoint(folder: Path, seed: int, **configuration: object) -> Path:
-    """A randomly initialised Qwen3 of 30 thousand parameters with an untied head, as safetensors."""
+    """Save a randomly initialised Qwen3 of 30 thousand parameters with an untied head, as safetensors."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -37,7 +37,7 @@ def save_checkpoint(folder: Path, seed: int, **configuration: object) -> Path:
 def make_rollouts(
     count: int = 10, seed: int = 0, attributes: BatchAttributes | None = None, **columns: object
 ) -> RolloutBatch:
-    """`count` rollouts with prompts of 1 to 6 tokens and responses of 0 to 20."""
+    """Return `count` rollouts with prompts of 1 to 6 tokens and responses of 0 to 20."""
     random = np.random.default_rng(seed)
     prompts = [random.integers(0, VOCABULARY, random.integers(1, 7)).tolist() for _ in range(count)]
     responses = [random.integers(0, VOCABULARY, random.integers(0, 21)).tolist() for _ in range(count)]

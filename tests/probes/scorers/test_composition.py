@@ -1,4 +1,4 @@
-"""A batch composition holds every row once, and the rebatched one puts other rows together."""
+"""A batch composition contains every row once, and the variant `rebatched` groups rows differently."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_rebatched_sorts_by_length_and_takes_smaller_batches() -> None:
     assert [batch.tolist() for batch in plan.batches] == [[7, 6], [5, 3], [4, 0], [2, 1]]
 
 
-def test_rebatched_single_rows_are_put_together() -> None:
+def test_rebatched_groups_single_rows() -> None:
     assert len(compose(np.array([3, 1, 2]), 1, NOISE_FLOOR_VARIANT).batches) == 1
 
 
-def test_an_unknown_variant_is_refused() -> None:
+def test_unknown_variant_raises() -> None:
     with pytest.raises(UnsupportedScoreError, match="'shuffled'"):
         compose(np.array([1]), 1, "shuffled")

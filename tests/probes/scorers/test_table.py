@@ -37,6 +37,6 @@ def test_scorers_of_installed_engines_are_offered() -> None:
     assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(installed_scorers())
 
 
-def test_an_unknown_scorer_lists_the_known_ones() -> None:
+def test_error_for_unknown_scorer_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedScoreError, match=r"torch\.trainer"):
         scorer_named("torch.float64")

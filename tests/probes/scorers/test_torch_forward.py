@@ -1,4 +1,4 @@
-"""Torch's scorers against a forward pass written out here, and their memory bound, precision and refusals."""
+"""Torch's scorers equal an independent forward pass; memory bound, precision and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def score(
 
 
 def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -> NDArray[np.float32]:
-    """Each rollout alone, without padding or mask, in float32: the definition."""
+    """Return the log-probs of each rollout alone, without padding or mask, in float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     found = []
     for row in range(rollouts.num_rollouts):
@@ -40,13 +40,13 @@ def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -
 
 
 @pytest.mark.parametrize("options", [{}, {"padding": "left"}, {"batch_size": 3}, {"attention_implementation": "eager"}])
-def test_padding_and_batching_do_not_change_what_is_computed(checkpoints: Path, options: dict[str, Any]) -> None:
+def test_padding_and_batching_do_not_change_log_probs(checkpoints: Path, options: dict[str, Any]) -> None:
     rollouts = make_rollouts(17)
     given = score(checkpoints / "first", rollouts, **options).log_probs
     np.testing.assert_allclose(given, one_by_one(checkpoints / "first", rollouts), atol=2e-5)
 
 
-def test_the_rebatched_variant_computes_the_same_in_another_composition(checkpoints: Path) -> None:
+def test_rebatched_variant_equals_up_to_rounding(checkpoints: Path) -> None:
     rollouts = make_rollouts(17)
     plain = score(checkpoints / "first", rollouts)
     again = score(checkpoints / "first", rollouts, variant="rebatched")
@@ -64,7 +64,7 @@ def test_logits_in_pieces_give_the_same_bits(checkpoints: Path, scorer: str, var
     assert np.isfinite(pieces).all()
 
 
-def test_the_trainer_s_default_is_autocast_over_float32_weights(checkpoints: Path) -> None:
+def test_trainer_default_is_autocast_over_float32_weights(checkpoints: Path) -> None:
     rollouts = make_rollouts(17)
     model = AutoModelForCausalLM.from_pretrained(checkpoints / "first", dtype=torch.float32).eval()
     alone = rollouts.select([3])
@@ -76,7 +76,7 @@ def test_the_trainer_s_default_is_autocast_over_float32_weights(checkpoints: Pat
     assert score(checkpoints / "first", alone, "torch.trainer").log_probs.tolist() == expected.tolist()
 
 
-def test_precisions_differ_and_say_so(checkpoints: Path) -> None:
+def test_precisions_differ_and_are_in_the_fingerprint(checkpoints: Path) -> None:
     rollouts = make_rollouts(17)
     exact = score(checkpoints / "first", rollouts, "torch.float32")
     autocast = score(checkpoints / "first", rollouts, "torch.trainer")
@@ -94,7 +94,7 @@ def test_precisions_differ_and_say_so(checkpoints: Path) -> None:
     assert (coarse.fingerprint.dtype, coarse.fingerprint.autocast) == ("bfloat16", None)
 
 
-def test_a_temperature_divides_the_logits(checkpoints: Path) -> None:
+def test_temperature_divides_the_logits(checkpoints: Path) -> None:
     attributes = BatchAttributes(temperature=0.5, logprobs_mode="processed_logprobs")
     rollouts = make_rollouts(17, attributes=attributes)
     given = score(checkpoints / "first", rollouts)
@@ -113,7 +113,7 @@ def test_rollouts_without_any_response_give_no_scores(checkpoints: Path) -> None
     assert score(checkpoints / "first", rollouts).log_probs.size == 0
 
 
-def test_the_fingerprint_says_what_computed_it(checkpoints: Path) -> None:
+def test_fingerprint_has_engine_device_and_versions(checkpoints: Path) -> None:
     made_by = score(checkpoints / "first", make_rollouts(3)).fingerprint
     assert made_by.engine == "torch"
     assert made_by.engine_version == torch.__version__
@@ -125,7 +125,7 @@ def test_the_fingerprint_says_what_computed_it(checkpoints: Path) -> None:
     assert "transformers" in made_by.library_versions
 
 
-def test_rollouts_of_another_vocabulary_are_refused(checkpoints: Path) -> None:
+def test_rollouts_of_another_vocabulary_raise(checkpoints: Path) -> None:
     rollouts = RolloutBatch.from_lists(["a"], [[1]], [[VOCABULARY]])
     with pytest.raises(UnsupportedScoreError, match="did not sample these rollouts"):
         score(checkpoints / "first", rollouts)
@@ -141,14 +141,12 @@ def test_rollouts_of_another_vocabulary_are_refused(checkpoints: Path) -> None:
         ("torch.trainer", {"attention_implementation": "no_such_thing"}, "no_such_thing"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    checkpoints: Path, scorer: str, options: dict[str, Any], words: str
-) -> None:
+def test_invalid_options_raise(checkpoints: Path, scorer: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedScoreError, match=words):
         score(checkpoints / "first", make_rollouts(2), scorer, **options)
 
 
-def test_a_checkpoint_that_lacks_parameters_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+def test_checkpoint_with_missing_parameters_raises(checkpoints: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "incomplete"
@@ -161,7 +159,7 @@ def test_a_checkpoint_that_lacks_parameters_is_refused(checkpoints: Path, tmp_pa
         score(folder, make_rollouts(2))
 
 
-def test_a_model_that_caps_its_logits_is_not_scored_in_pieces(tmp_path: Path) -> None:
+def test_soft_capped_model_is_not_scored_in_pieces(tmp_path: Path) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(0)
@@ -177,7 +175,7 @@ def test_a_model_that_caps_its_logits_is_not_scored_in_pieces(tmp_path: Path) ->
         score(tmp_path / "gemma", rollouts, attention_implementation="eager", logits_bytes=1)
 
 
-def test_a_model_stays_loaded_until_other_weights_come(checkpoints: Path) -> None:
+def test_model_stays_loaded_until_weights_change(checkpoints: Path) -> None:
     warm, rollouts = WarmModel(), make_rollouts(5)
     function = scorer_named("torch.float32").load()
     given = []
@@ -190,7 +188,7 @@ def test_a_model_stays_loaded_until_other_weights_come(checkpoints: Path) -> Non
     assert loaded == "loaded anew"
 
 
-def test_a_tied_head_is_computed_with_the_embeddings(tmp_path: Path) -> None:
+def test_tied_head_uses_the_embeddings(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "tied", seed=3, tie_word_embeddings=True)
     rollouts = make_rollouts(5)
     np.testing.assert_allclose(score(folder, rollouts).log_probs, one_by_one(folder, rollouts), atol=2e-5)
