@@ -1,4 +1,4 @@
-"""The worker's side of one engine process: start it, give it commands, and end it and all it started."""
+"""An engine process as seen by the worker: start it, send commands, end it with all processes it started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.2
 _SECONDS_TO_LEAVE = 5.0
 _LOG_TAIL_BYTES = 16_384
 _LOG_TAIL_LINES = 12
-# Not for engines: what they do not need they cannot leak.
+# Not passed to engines, which do not need the key.
 _WITHHELD = ("FORESHOCK_API_KEY",)
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in our process, which is already one of its own
@@ -50,13 +50,15 @@ class EngineError(ForeshockError):
 
 
 class JobAbandonedError(ForeshockError):
-    """The job was given up from outside (its lease is lost, or the worker has to stop) while an engine worked on it."""
+    """The job was abandoned (lease lost or worker stopped) while an engine worked on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait, in seconds: for a process to listen, and for any sign of life while it scores (loading a
-    model gives none)."""
+    """Timeouts in seconds: until a process is ready, and without any message while it scores.
+
+    Loading a model sends no message.
+    """
 
     start_seconds: float = 120.0
     silence_seconds: float = 1800.0
@@ -94,7 +96,7 @@ class EngineProcess:
                     stderr=subprocess.STDOUT,
                     pass_fds=(requests_read, replies_write),
                     env=variables,
-                    start_new_session=True,  # a group of its own, so that it can be ended with all it started
+                    start_new_session=True,  # a process group of its own, so that its children are ended too
                 )
         except OSError:
             os.close(self._requests)
@@ -112,14 +114,14 @@ class EngineProcess:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return True if the process runs."""
         return self._open and self._process.poll() is None
 
     def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
-        """Have the command done; the seconds it took in the engine.
+        """Run the command and return the seconds that it took in the engine.
 
-        `report` is called with the response tokens done; `abandoned` is asked a few times a second.
-        Raises EngineError where there are no scores; JobAbandonedError, the process ended, where `abandoned` said so.
+        `report` is called with the number of response tokens done, `abandoned` every 0.2 s. Raises EngineError if there
+        are no scores; if `abandoned` returns True, ends the process and raises JobAbandonedError.
         """
         if not self._listens:
             self._wait_for(Ready, self._patience.start_seconds, report, abandoned)
@@ -134,18 +136,18 @@ class EngineProcess:
         return scored.seconds
 
     def close(self) -> None:
-        """End the process and all it started: politely where it is idle, then by force."""
+        """End the process and its children: wait up to 5 s for its exit, then kill them."""
         if not self._open:
             return
         self._open = False
-        os.close(self._requests)  # the process takes the end of its commands as the wish that it leaves
+        os.close(self._requests)  # the process exits at the end of its commands
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_LEAVE)
         self._kill()
         os.close(self._replies)
 
     def kill(self) -> None:
-        """End the process and all it started, at once."""
+        """Kill the process and its children immediately."""
         if self._open:
             self._open = False
             os.close(self._requests)
@@ -153,7 +155,7 @@ class EngineProcess:
             os.close(self._replies)
 
     def log_tail(self) -> str:
-        """The last lines that the engine wrote."""
+        """Return the last lines of the engine's log."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
@@ -164,36 +166,35 @@ class EngineProcess:
         return "\n".join(line[:400] for line in lines[-_LOG_TAIL_LINES:])
 
     def _wait_for(
-        self, wanted: type[Answer], silence_seconds: float, report: Report, abandoned: Callable[[], bool]
+        self, expected: type[Answer], silence_seconds: float, report: Report, abandoned: Callable[[], bool]
     ) -> Answer:
-        """The next reply of the kind `wanted`; progress is reported on the way."""
-        heard = time.monotonic()
+        """Return the next reply of the type `expected`; report progress until then."""
+        last_reply = time.monotonic()
         while True:
             if abandoned():
                 self.kill()
-                raise JobAbandonedError(f"{self.engine} was ended in the middle of a job that nobody waits for")
+                raise JobAbandonedError(f"{self.engine} was ended because its job was abandoned")
             reply = self._next_reply()
             if reply is None:
-                if time.monotonic() - heard > silence_seconds:
+                if time.monotonic() - last_reply > silence_seconds:
                     tail = self.log_tail()
                     self.kill()
                     raise EngineError(
-                        f"{self.engine} gave no sign of life for {silence_seconds:g} s and was ended; its last words:"
-                        f"\n{tail}",
+                        f"{self.engine} was ended: no message for {silence_seconds:g} s; the end of its log:\n{tail}",
                         "retry",
                         gone=True,
                     )
                 continue
-            heard = time.monotonic()
+            last_reply = time.monotonic()
             if isinstance(reply, Progress):
                 report(reply.tokens)
             elif isinstance(reply, Failed):
                 raise EngineError(reply.reason, reply.failure)
-            elif isinstance(reply, wanted):
+            elif isinstance(reply, expected):
                 return reply
 
     def _next_reply(self) -> Reply | None:
-        """A reply, or None where none came within a moment; raises EngineError where the process ended."""
+        """Return a reply, None if there is none within 0.2 s. Raises EngineError if the process ended."""
         while b"\n" not in self._buffer:
             readable, _, _ = select.select([self._replies], [], [], _POLL_SECONDS)
             if not readable:
@@ -206,22 +207,22 @@ class EngineProcess:
         try:
             return parse_reply(line)
         except ValueError as error:
-            raise EngineError(f"{self.engine} said something that is no reply: {error}", "retry") from error
+            raise EngineError(f"{self.engine} sent an invalid reply: {error}", "retry") from error
 
     def _crashed(self) -> EngineError:
-        """The error of a process that ended by itself, with its exit status and last words."""
+        """Return the error for a process that ended by itself, with its exit status and the end of its log."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_LEAVE)
         status = self._process.poll()
         how = "closed its pipe" if status is None else f"was ended by signal {-status}" if status < 0 else ""
         how = how or f"exited with status {status}"
-        hint = " (9: often the system's memory ran out)" if status == -signal.SIGKILL else ""
+        hint = " (signal 9 is often the system's out-of-memory killer)" if status == -signal.SIGKILL else ""
         tail = self.log_tail()
         self.kill()
-        return EngineError(f"the process of {self.engine} {how}{hint}; its last words:\n{tail}", "retry", gone=True)
+        return EngineError(f"the process of {self.engine} {how}{hint}; the end of its log:\n{tail}", "retry", gone=True)
 
     def _kill(self) -> None:
-        # The group may outlive its leader: an engine's own workers.
+        # The group may outlive its leader, for example an engine's own workers.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -230,7 +231,7 @@ class EngineProcess:
 def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, str]:
     """Return the environment variables of a process that runs an engine in `environment`.
 
-    One that is not held inherits what this process is held to.
+    Without an environment of its own it inherits this process's.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
     own = EngineEnvironment.of_variables() if environment == AS_IT_IS else environment

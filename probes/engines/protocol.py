@@ -1,7 +1,7 @@
-"""What worker and engine process say to each other: one JSON object a line, over two pipes of their own.
+"""Messages between worker and engine process: one JSON object per line, over two pipes.
 
-Standard output is not used: engines and their libraries write to it. Rollouts and scores travel as Parquet files in a
-private folder of the worker.
+Standard output is not used, because engines and their libraries write to it. Rollouts and scores are exchanged as
+Parquet files in a private folder of the worker.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ FailureKind = Literal["retry", "final"]
 
 
 class Message(BaseModel):
-    """A line."""
+    """A message of one line."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def line(self) -> bytes:
-        """The message as a line of JSON."""
+        """Return the message as a line of JSON."""
         return self.model_dump_json().encode() + b"\n"
 
 

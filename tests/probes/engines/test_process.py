@@ -1,4 +1,4 @@
-"""Engine processes: real ones, killed, silenced, abandoned and left alone."""
+"""Real engine processes: scored, killed, silent, abandoned and orphaned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine(tmp_path: Path) -> Iterator[EngineProcess]:
 
 
 def command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any) -> ScoreCommand:
-    """A command whose rollouts are written to `folder`."""
+    """Return a command whose rollouts are written to `folder`."""
     (folder / "rollouts.parquet").write_bytes(encode_rollouts(make_rollouts(rollouts)))
     values: dict[str, Any] = {
         "number": 0,
@@ -51,7 +51,7 @@ def command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any) -> Sc
 
 
 def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
-    """Whether the process ends in time; one that ended and was not waited for yet is gone too."""
+    """Return True if the process ends in time; a zombie counts as ended."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         try:
@@ -86,7 +86,7 @@ def test_scores_come_back_with_progress_and_the_process_stays(
     assert (engine.pid, engine.alive()) == (pid, True)
 
 
-def test_rollouts_that_cannot_be_read_are_a_reason(engine: EngineProcess, tmp_path: Path, checkpoints: Path) -> None:
+def test_unreadable_rollouts_raise(engine: EngineProcess, tmp_path: Path, checkpoints: Path) -> None:
     asked = command(tmp_path, checkpoints / "first")
     (tmp_path / "rollouts.parquet").write_bytes(b"not Parquet")
     with pytest.raises(EngineError, match="InvalidRolloutsError") as caught:
@@ -94,7 +94,7 @@ def test_rollouts_that_cannot_be_read_are_a_reason(engine: EngineProcess, tmp_pa
     assert caught.value.kind == "final"
 
 
-def test_an_engine_that_is_killed_is_a_reason_with_its_last_words(
+def test_error_for_killed_engine_has_the_end_of_its_log(
     engine: EngineProcess, tmp_path: Path, checkpoints: Path
 ) -> None:
     asked = command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
@@ -113,10 +113,10 @@ def test_an_engine_that_is_killed_is_a_reason_with_its_last_words(
     assert not (tmp_path / "scores.parquet").exists()
 
 
-def test_an_engine_that_gives_no_sign_of_life_is_ended(tmp_path: Path, checkpoints: Path) -> None:
-    # Loading torch takes seconds, in which the engine says nothing.
+def test_engine_without_messages_is_ended_after_the_timeout(tmp_path: Path, checkpoints: Path) -> None:
+    # Loading torch takes seconds, in which the engine sends no message.
     engine = EngineProcess("torch", tmp_path, Patience(start_seconds=60, silence_seconds=0.3))
-    with pytest.raises(EngineError, match=r"no sign of life for 0\.3 s") as caught:
+    with pytest.raises(EngineError, match=r"no message for 0\.3 s") as caught:
         engine.score(command(tmp_path, checkpoints / "first"), lambda tokens: None)
     assert caught.value.kind == "retry"
     assert wait_until_gone(engine.pid)
@@ -139,7 +139,7 @@ def test_closing_ends_the_process(engine: EngineProcess) -> None:
     engine.close()
 
 
-def test_an_engine_leaves_when_its_worker_dies(tmp_path: Path) -> None:
+def test_engine_exits_when_its_worker_dies(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -153,7 +153,7 @@ def test_an_engine_leaves_when_its_worker_dies(tmp_path: Path) -> None:
     assert wait_until_gone(int(worker.stdout), seconds=30)
 
 
-def test_the_key_is_kept_from_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_not_passed_to_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_API_KEY", "fsk_very_secret")
     engine = EngineProcess("torch", tmp_path)
     try:
@@ -162,7 +162,7 @@ def test_the_key_is_kept_from_engines(tmp_path: Path, monkeypatch: pytest.Monkey
         engine.close()
 
 
-def test_the_pool_keeps_torch_for_other_weights_and_replaces_what_died(tmp_path: Path, checkpoints: Path) -> None:
+def test_pool_keeps_torch_for_other_weights_and_replaces_dead_processes(tmp_path: Path, checkpoints: Path) -> None:
     pool = EnginePool(tmp_path)
     try:
         scores, pids = [], []
