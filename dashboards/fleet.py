@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Level, Panel, PromQuery, Row
-from dashboards.run import DENSE_LEVELS, TAIL_LEVELS
+from dashboards.panels import Dashboard, Level, Panel, PromQuery, Row, levels_of
+from dashboards.run import TAIL, TAIL_LEVELS
+from foreshock.model_kind import MODEL_KINDS, ModelKind
+from foreshock.ranges import required_range
 
 OPEN_ALERT_LEVELS = (Level(None, "green"), Level(1, "red"))
 # Metrics carry a run's id; its name is a label of foreshock_run_info.
@@ -69,16 +71,24 @@ def _now() -> tuple[Panel, ...]:
     )
 
 
+def _mismatch_of_kind(kind: ModelKind) -> Panel:
+    known = required_range("k3_kl", kind)
+    runs, of_kind = ("dense models", '!="moe"') if kind == "dense" else ("mixtures of experts", '="moe"')
+    unknown = " A run whose model kind is unknown is judged as dense." if kind == "dense" else ""
+    expression = f'foreshock_k3_kl_nats{{comparison="trainer/rollout"}} {WITH_NAME}{{model_kind{of_kind}}}'
+    return Panel(
+        f"k3 per token, trainer/rollout, {runs}",
+        "timeseries",
+        (PromQuery(expression, "{{name}}"),),
+        f"Estimate of KL(rollout‖trainer) in nats at the newest closed step. Healthy at lag 0: {known.text}.{unknown}",
+        logarithmic=True,
+        levels=levels_of(known),
+    )
+
+
 def _mismatch() -> tuple[Panel, ...]:
     return (
-        Panel(
-            "k3 per token, trainer/rollout",
-            "timeseries",
-            (PromQuery(f'foreshock_k3_kl_nats{{comparison="trainer/rollout"}} {WITH_NAME}', "{{name}}"),),
-            "Estimate of KL(rollout‖trainer) of the newest closed step.",
-            logarithmic=True,
-            levels=DENSE_LEVELS,
-        ),
+        *(_mismatch_of_kind(kind) for kind in MODEL_KINDS),
         Panel(
             "k3 per token, other comparisons",
             "timeseries",
@@ -94,7 +104,7 @@ def _mismatch() -> tuple[Panel, ...]:
             "Tail F(2), trainer/rollout",
             "timeseries",
             (PromQuery(f'foreshock_tail_2_ratio{{comparison="trainer/rollout"}} {WITH_NAME}', "{{name}}"),),
-            "Tokens off by more than a factor of two: healthy below 0.01, dangerous above 0.1.",
+            f"Tokens off by more than a factor of two: {TAIL.text}.",
             unit="percentunit",
             levels=TAIL_LEVELS,
         ),

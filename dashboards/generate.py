@@ -1,4 +1,4 @@
-"""Write the dashboards' JSON: `python -m dashboards.generate`; `--check` only says whether the files are current."""
+"""Write the dashboards and the alert rules: `python -m dashboards.generate`; `--check` reports stale files only."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from pathlib import Path
 
 from dashboards.fleet import fleet_dashboard
 from dashboards.panels import Dashboard
+from dashboards.rules import rules_file
 from dashboards.run import run_dashboard
 
 FOLDER = Path(__file__).parent / "grafana" / "json"
+RULES = Path(__file__).parent / "prometheus" / "rules.yml"
 
 
 def dashboards() -> tuple[Dashboard, ...]:
-    """Every dashboard there is."""
+    """Return every dashboard."""
     return (fleet_dashboard(), run_dashboard())
 
 
 def files() -> dict[Path, str]:
-    """What each JSON file is to contain."""
-    return {
+    """Return the text of every generated file."""
+    texts = {
         FOLDER / f"{dashboard.uid}.json": json.dumps(dashboard.render(), indent=2, ensure_ascii=False) + "\n"
         for dashboard in dashboards()
     }
+    return {**texts, RULES: rules_file()}
 
 
 def stale_files() -> list[Path]:
-    """Files that are missing, not current, or not of any dashboard."""
+    """Return the files that are missing, not current, or not of any dashboard."""
     wanted = files()
     differing = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     return differing + [path for path in FOLDER.glob("*.json") if path not in wanted]
@@ -36,7 +39,7 @@ def stale_files() -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where a file is not current")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not current")
     if parser.parse_args().check:
         for path in stale_files():
             print(f"not current: {path}; run python -m dashboards.generate", file=sys.stderr)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from foreshock.ranges import HealthyRange
+
 SCHEMA_VERSION = 41
 GRID_WIDTH = 24
 
@@ -68,6 +70,12 @@ class Level:
 
     at: float | None
     colour: str
+
+
+def levels_of(known: HealthyRange) -> tuple[Level, ...]:
+    """Return green, yellow and red by the thresholds of a range whose direction is "above"."""
+    thresholds = ((known.warning, "yellow"), (known.critical, "red"))
+    return (Level(None, "green"), *(Level(at, colour) for at, colour in thresholds if at is not None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from dashboards.panels import Dashboard, Level, Panel, Row, SqlQuery, Variable
+from dashboards.panels import Dashboard, Panel, Row, SqlQuery, Variable, levels_of
 from foreshock.measures.registry import measure_named
+from foreshock.model_kind import MODEL_KINDS
+from foreshock.ranges import required_range, threshold_number
 from foreshock.scorers import main_comparisons
 
-DENSE_LEVELS = (Level(None, "green"), Level(1e-3, "yellow"), Level(1e-2, "red"))
-TAIL_LEVELS = (Level(None, "green"), Level(0.01, "yellow"), Level(0.1, "red"))
+TAIL = required_range("tail_2")
+TAIL_LEVELS = levels_of(TAIL)
 
 # A step survives in the newest attempt that begins at or before it; older tails are superseded.
 SURVIVES = (
@@ -41,17 +44,26 @@ def interval(comparison: str, measure: str) -> SqlQuery:
     )
 
 
-def measure_by_comparison(measure: str, comparisons: Sequence[str]) -> SqlQuery:
-    """One measure of several comparisons, a column each."""
+def measure_by_comparison(measure: str, comparisons: Sequence[str], judged: bool = False) -> SqlQuery:
+    """Return the query of one measure of several comparisons, a column each; `judged` adds the run's thresholds."""
     column = measure_named(measure).column
     columns = ", ".join(
         f'max(m."{column}") FILTER (WHERE m.comparison = \'{name}\') AS "{name}"' for name in comparisons
     )
+    if judged:
+        columns += f", {threshold_column(measure, 'warning')}, {threshold_column(measure, 'critical')}"
     survives = SURVIVES.format(table="m")
     return SqlQuery(
         f"SELECT m.step, {columns} FROM measurements m "
         f"WHERE m.run_id = ${{run:sqlstring}} AND {survives} GROUP BY m.step ORDER BY m.step"
     )
+
+
+def threshold_column(measure: str, severity: Literal["warning", "critical"]) -> str:
+    """Return a column with a threshold of the model kind of the run; an unknown kind has those of a dense model."""
+    text = {kind: threshold_number(getattr(required_range(measure, kind), severity)) for kind in MODEL_KINDS}
+    kind = "(SELECT coalesce(r.declared_model_kind, r.derived_model_kind) FROM runs r WHERE r.id = ${run:sqlstring})"
+    return f"CASE WHEN {kind} = 'moe' THEN {text['moe']} ELSE {text['dense']} END AS \"{severity}\""
 
 
 def scalars(*names: str) -> SqlQuery:
@@ -105,13 +117,12 @@ def _mismatch() -> tuple[Panel, ...]:
         Panel(
             "k3 per token, every comparison",
             "trend",
-            (measure_by_comparison("k3_kl", main_comparisons()),),
-            "Estimate of KL(behaviour‖target) in nats, mean over tokens. Dense bf16 at lag 0: warning above 1e-3, "
-            "critical above 1e-2; a mixture of experts sits about ten times higher. 0 is not drawn on a log axis.",
+            (measure_by_comparison("k3_kl", main_comparisons(), judged=True),),
+            "Estimate of KL(behaviour‖target) in nats, mean over tokens. The straight lines are the thresholds of the "
+            "run's model kind at lag 0; an unknown kind is judged as dense. 0 is not drawn on a log axis.",
             width=24,
             height=11,
             logarithmic=True,
-            levels=DENSE_LEVELS,
         ),
         Panel(
             "k3 and its interval",
@@ -132,7 +143,7 @@ def _mismatch() -> tuple[Panel, ...]:
             "Tail: tokens off by more than a factor of two",
             "trend",
             (curves(COMPARISON, ("tail(2)",)),),
-            "F(2) of R3. Healthy below 0.01, dangerous above 0.1.",
+            f"F(2) of R3: {TAIL.text}.",
             unit="percentunit",
             minimum=0,
             levels=TAIL_LEVELS,

@@ -45,7 +45,14 @@ from service.replay.scores.published import read_replayed_scores
 from service.runs.attempts.endpoints import router as attempts
 from service.runs.checkpoints.endpoints import router as checkpoints
 from service.runs.corrections.endpoints import router as corrections
-from service.runs.events import AdviceModeChanged, AttemptStarted, MeasurementsChanged, ScalarsChanged, StepClosed
+from service.runs.events import (
+    AdviceModeChanged,
+    AttemptStarted,
+    MeasurementsChanged,
+    ModelKindChanged,
+    ScalarsChanged,
+    StepClosed,
+)
 from service.runs.ingest.endpoints import router as ingest
 from service.runs.lint.endpoints import router as lint
 from service.runs.lint.service import lint_closed_step
@@ -62,7 +69,11 @@ from service.watch.advice.endpoints import router as advice
 from service.watch.alerts.endpoints import router as alerts
 from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
 from service.watch.detection.events import DetectorsReplayed
-from service.watch.detection.replay_detectors import observe_changed_step, restart_from_resume
+from service.watch.detection.replay_detectors import (
+    observe_changed_step,
+    replay_with_new_ranges,
+    restart_from_resume,
+)
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
@@ -136,6 +147,7 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     events.subscribe(DetectorsReplayed, decide_after_replay)
     events.subscribe(AdviceModeChanged, record_mode)
     events.subscribe(StepClosed, mark_stale_after_late_rollouts)
+    events.subscribe(ModelKindChanged, partial(replay_with_new_ranges, events))
     events.subscribe(ScoresPublished, mark_attribution_stale)
     events.subscribe_after_commit(ScoresPublished, attribute_published_scores)
     return events

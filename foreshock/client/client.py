@@ -36,6 +36,7 @@ from foreshock.client.settings import ClientSettings, default_attempt_key
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
+from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
 
 __all__ = ["Client"]
@@ -131,6 +132,7 @@ class Client:
         hardware: str | None = None,
         initial_learning_rate: float | None = None,
         length_cap: int | None = None,
+        model_kind: ModelKind | None = None,
         advice_mode: Literal["shadow", "apply"] = "shadow",
         resume_step: int = 0,
         fingerprint: Fingerprint | Mapping[str, Any] | None = None,
@@ -139,7 +141,8 @@ class Client:
         """Describe the run and start an attempt; returns the client, for `with client.start_run(...):`.
 
         `resume_step` is the first step that this attempt computes. `attributes` (sampling defaults, logprobs mode, …)
-        apply to every batch without its own. Without this call the first logged item starts the run.
+        apply to every batch without its own. Without this call the first logged item starts the run. `model_kind`
+        ("dense", "moe") decides which healthy ranges hold; None: derived from a logged checkpoint.
         """
         description = {
             "name": name,
@@ -149,6 +152,7 @@ class Client:
             "hardware": hardware,
             "initial_learning_rate": initial_learning_rate,
             "length_cap": length_cap,
+            "model_kind": model_kind,
             "advice_mode": advice_mode,
         }
         self._start(description, resume_step, fingerprint, attributes)
@@ -208,6 +212,7 @@ class Client:
         path: str,
         digest: str | None = None,
         local_folder: str | os.PathLike[str] | None = None,
+        model_kind: ModelKind | None = None,
         weights_version: int | None = None,
         expires_at_us: int | None = None,
     ) -> None:
@@ -215,7 +220,8 @@ class Client:
 
         `root` is a name from the workers' configuration, `path` the folder below it. `digest` is
         `foreshock.digests.weights_digest(folder)`; without it the digest is computed in the background from
-        `local_folder`. `expires_at_us` is the time until which the weights are kept, in UTC microseconds.
+        `local_folder`. `model_kind` ("dense", "moe") is read from `local_folder/config.json` unless it is given.
+        `expires_at_us` is the time until which the weights are kept, in UTC microseconds.
         """
         registration = self._started()
         if digest is None and local_folder is None:
@@ -224,7 +230,18 @@ class Client:
 
         def make() -> Delivery:
             weights = digest if digest is not None else weights_digest(os.fspath(local_folder or ""))
-            return requests.checkpoint(registration, step, root, path, weights, weights_version, expires_at_us)
+            kind = model_kind
+            if kind is None and local_folder is not None:
+                kind = model_kind_of_folder(local_folder)
+            body = {
+                "root": root,
+                "path": path,
+                "digest": weights,
+                "model_kind": kind,
+                "weights_version": weights_version,
+                "expires_at_us": expires_at_us,
+            }
+            return requests.checkpoint(registration, step, body)
 
         if not self._pipeline.reserve(what, 0, needed=True):
             return

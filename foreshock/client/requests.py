@@ -10,6 +10,7 @@ from foreshock.client.deliveries import PARQUET, Delivery, Registration
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
+from foreshock.model_kind import MODEL_KINDS, known_model_kind
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import encode_rollouts_view
 
@@ -28,6 +29,9 @@ def registration(
 ) -> Registration:
     """Return the bodies that get or create run and attempt; None values are omitted. Raises ConfigurationError."""
     _check_whole_number("resume_step", resume_step)
+    model_kind = description.get("model_kind")
+    if model_kind is not None and known_model_kind(model_kind) is None:
+        raise ConfigurationError(f"model_kind must be one of {', '.join(MODEL_KINDS)} or None, got {model_kind!r}")
     run = {"project": project, "key": run_key}
     run |= {name: value for name, value in description.items() if value is not None}
     fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
@@ -73,26 +77,11 @@ def scalars(registration: Registration, step: int, source: str, values: Mapping[
     return _json_delivery("scalars", registration, "PUT", path, {"source": source, "values": numbers}, _ATTEMPT)
 
 
-def checkpoint(
-    registration: Registration,
-    step: int,
-    root: str,
-    path: str,
-    digest: str,
-    weights_version: int | None,
-    expires_at_us: int | None,
-) -> Delivery:
-    """Return the delivery that announces saved weights."""
+def checkpoint(registration: Registration, step: int, announcement: Mapping[str, Any]) -> Delivery:
+    """Return the delivery that announces saved weights; None values are omitted."""
     _check_whole_number("step", step)
-    body = {
-        "root": root,
-        "path": path,
-        "format": "hf_safetensors",
-        "digest": digest,
-        "weights_version": weights_version,
-        "expires_at_us": expires_at_us,
-    }
-    body = {name: value for name, value in body.items() if value is not None}
+    body = {"format": "hf_safetensors"}
+    body |= {name: value for name, value in announcement.items() if value is not None}
     target = f"/v1/runs/{{run}}/checkpoints/{int(step)}"
     return _json_delivery("checkpoint", registration, "PUT", target, body, _ATTEMPT)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from foreshock.commands.queries import RunQueries
 from foreshock.commands.records import AdviceRecord, AlertRecord, AttributionRecord, Bucket, Curve, RunRecord
-from foreshock.commands.verdicts import RANGES, Verdict, worst
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.json_values import json_value
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import Verdict, verdict_of, worst
 
 __all__ = ["Diagnosis", "gather", "to_json"]
 
@@ -37,6 +38,8 @@ MISMATCH_MEASURES = (
     "advantage_d_cov",
     "advantage_skew",
 )
+# Measures with a healthy range whose verdicts make the run's.
+JUDGED_MEASURES = ("k3_kl", "rollout_probs_diff_mean", "token_mult_prob_error", "tail_2")
 STEP_MEASURES = (
     "response_length_mean",
     "response_length_p50",
@@ -71,7 +74,7 @@ class Diagnosis:
 
     run: RunRecord
     url: str
-    model_kind: str
+    model_kind: ModelKind | None
     step: int | None
     mismatch: Curve
     rollouts: Curve
@@ -90,9 +93,12 @@ class Diagnosis:
         return worst([item.verdict for item in self.verdicts])
 
 
-def gather(queries: RunQueries, run: RunRecord, url: str, *, step: int | None, model_kind: str = "dense") -> Diagnosis:
+def gather(
+    queries: RunQueries, run: RunRecord, url: str, *, step: int | None, model_kind: ModelKind | None = None
+) -> Diagnosis:
     """Read all there is about `run`. `step` picks the step of attribution and buckets; None: what was probed, and the
-    newest of that (or of all). Raises ServiceError."""
+    newest of that (or of all). `model_kind` None: the run's. Raises ServiceError."""
+    model_kind = run.model_kind if model_kind is None else model_kind
     mismatch = queries.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
     probed = queries.probed_steps()
     wanted = (step,) if step is not None else spread(probed, _MOST_ATTRIBUTIONS)
@@ -138,8 +144,8 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     return value
 
 
-def _verdicts(mismatch: Curve, model_kind: str) -> list[MeasureVerdict]:
+def _verdicts(mismatch: Curve, model_kind: ModelKind | None) -> list[MeasureVerdict]:
     return [
-        MeasureVerdict(known.measure, value := recent(mismatch.of(known.measure)), known.verdict(value))
-        for known in RANGES[model_kind]
+        MeasureVerdict(measure, value := recent(mismatch.of(measure)), verdict_of(measure, value, model_kind))
+        for measure in JUDGED_MEASURES
     ]

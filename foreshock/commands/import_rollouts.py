@@ -16,6 +16,7 @@ from foreshock.commands.command import add_service_options, connect, run_url
 from foreshock.commands.progress import Progress
 from foreshock.commands.recording import Recording, find_recording, read_scalars, read_shard
 from foreshock.errors import ConfigurationError, Rejected, ServiceUnavailable
+from foreshock.model_kind import MODEL_KINDS
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 __all__ = ["command"]
@@ -38,6 +39,9 @@ class ImportCommand:
         parser.add_argument("--project", default="default")
         for name in _DESCRIBED:
             parser.add_argument(f"--{name}", help=f"the run's {name}")
+        parser.add_argument(
+            "--model-kind", choices=MODEL_KINDS, help="whose healthy ranges hold (default: the checkpoint's)"
+        )
         parser.add_argument("--initial-learning-rate", type=float, metavar="RATE")
         parser.add_argument("--length-cap", type=int, metavar="TOKENS", help="longest response that generation allowed")
         parser.add_argument("--step", type=int, metavar="N", help="the step of a file without a step in its name")
@@ -102,6 +106,7 @@ class ImportCommand:
             **description,
             initial_learning_rate=arguments.initial_learning_rate,
             length_cap=arguments.length_cap,
+            model_kind=arguments.model_kind,
             attributes=attributes,
         )
         for path in recording.scalars:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreshock.learning_rate.advice import Advice
+from foreshock.model_kind import ModelKind, known_model_kind
 
 __all__ = [
     "AdviceRecord",
@@ -40,6 +41,7 @@ class RunRecord:
     hardware: str | None = None
     initial_learning_rate: float | None = None
     length_cap: int | None = None
+    model_kind: ModelKind | None = None
     advice_mode: str | None = None
     last_step: int | None = None
     created_at_us: int | None = None
@@ -153,7 +155,7 @@ class AdviceRecord:
 def run_record(value: Mapping[str, Any]) -> RunRecord:
     """Parse a run."""
     known: dict[str, Any] = {name: value.get(name) for name in RunRecord.__slots__}
-    return RunRecord(**known)
+    return RunRecord(**{**known, "model_kind": known_model_kind(known["model_kind"])})
 
 
 def number_or_nan(value: Any) -> float:

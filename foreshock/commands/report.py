@@ -9,7 +9,7 @@ from foreshock.commands import diagnosis, report_text
 from foreshock.commands.command import add_service_options, connect, run_url
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
-from foreshock.commands.verdicts import RANGES
+from foreshock.model_kind import MODEL_KINDS
 
 __all__ = ["command"]
 
@@ -23,7 +23,9 @@ class ReportCommand:
         """Add the arguments."""
         parser.add_argument("run", nargs="?", help="a run's id, key or name (default: the newest run)")
         parser.add_argument("--step", type=int, metavar="N", help="show attribution and buckets of this step")
-        parser.add_argument("--model-kind", choices=sorted(RANGES), default="dense", help="which published ranges hold")
+        parser.add_argument(
+            "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         add_service_options(parser)
 

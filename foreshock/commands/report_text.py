@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from foreshock.commands.diagnosis import RECENT_STEPS, Diagnosis, recent, spread
 from foreshock.commands.records import AttributionRecord, Curve, LinkRecord
-from foreshock.commands.text import WIDTH, Paint, Style, bar, count, moment, number, sparkline, table, wrap
-from foreshock.commands.verdicts import RANGES, STYLES, Verdict, verdict_of
+from foreshock.commands.text import STYLES, WIDTH, Paint, Style, bar, count, moment, number, sparkline, table, wrap
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.model_kind import MODEL_KIND_NAMES, UNDECLARED_NOTE
+from foreshock.ranges import Verdict, required_range, verdict_of
 
 __all__ = ["render"]
 
@@ -49,6 +50,8 @@ def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     lines = [_title(f"Foreshock · {run.title}", paint, run.state, "critical" if run.state == "failed" else None)]
     described = {"model": run.model, "trainer": run.trainer, "engine": run.engine, "on": run.hardware}
     parts = [f"{label} {value}" for label, value in described.items() if value]
+    if diagnosis.model_kind is not None:
+        parts.insert(1 if run.model else 0, MODEL_KIND_NAMES[diagnosis.model_kind])
     if run.initial_learning_rate is not None:
         parts.append(f"learning rate {run.initial_learning_rate:g}")
     lines += wrap(" · ".join(parts), "  ", "  ") if parts else []
@@ -71,15 +74,16 @@ def _mismatch(diagnosis: Diagnosis, paint: Paint) -> list[str]:
         why = "  No step has both rollout_log_probs and trainer_log_probs: log both to see the mismatch."
         return [_title(title, paint), why]
     lines = [_title(title, paint, verdict, STYLES[verdict])]
-    ranges = RANGES[diagnosis.model_kind]
     rows = []
-    for known, item in zip(ranges, diagnosis.verdicts, strict=True):
-        values = curve.of(known.measure)
-        line = sparkline(values, _MISMATCH_WIDTH, logarithmic=known.measure == "k3_kl")
-        now = f"{item.recent:.5f}" if known.measure == "token_mult_prob_error" else number(item.recent)
-        rows.append([known.label, line.ljust(_MISMATCH_WIDTH), now, item.verdict, known.shown])
+    for item in diagnosis.verdicts:
+        known, values = required_range(item.measure, diagnosis.model_kind), curve.of(item.measure)
+        line = sparkline(values, _MISMATCH_WIDTH, logarithmic=item.measure == "k3_kl")
+        now = f"{item.recent:.5f}" if item.measure == "token_mult_prob_error" else number(item.recent)
+        rows.append([known.label, line.ljust(_MISMATCH_WIDTH), now, item.verdict, known.text])
     header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "", "healthy"]
     lines += _paint_words(table(header, rows, left=(0, 1, 3, 4)), paint, column_of=3, rows=rows)
+    if diagnosis.model_kind is None:
+        lines += _note(UNDECLARED_NOTE, paint)
     newest = min(RECENT_STEPS, len(curve.steps))
     peak, at = max((value, step) for value, step in zip(curve.of("k3_kl"), curve.steps, strict=True) if value == value)
     lines += _note(
@@ -138,7 +142,11 @@ def _shape(curve: Curve) -> list[str]:
 def _pareto_words(shape: float, reach: float) -> str:
     if reach < 1.0:
         return "no ratio reaches e: whatever it is, it harms no mean"
-    return "above 0.7: means of ratios and ESS cannot be trusted" if shape > 0.7 else "means of ratios hold up to 0.7"
+    limit = required_range("pareto_k").critical
+    assert limit is not None
+    if shape > limit:
+        return f"above {limit}: means of ratios and ESS cannot be trusted"
+    return f"means of ratios can be trusted up to {limit}"
 
 
 def _all_zero(curve: Curve) -> bool:

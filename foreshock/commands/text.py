@@ -11,13 +11,21 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-__all__ = ["WIDTH", "Paint", "bar", "count", "moment", "number", "sparkline", "table", "wrap"]
+__all__ = ["STYLES", "WIDTH", "Paint", "bar", "count", "moment", "number", "sparkline", "table", "wrap"]
 
 Style = Literal["bold", "dim", "good", "warning", "critical"]
 
 WIDTH = 100
 DASH = "–"
 _LEVELS = "▁▂▃▄▅▆▇█"
+# How a verdict or an alert's severity is painted.
+STYLES: dict[str, Style | None] = {
+    "healthy": "good",
+    "warning": "warning",
+    "critical": "critical",
+    "unknown": "dim",
+    "info": None,
+}
 _CODES: dict[Style, str] = {"bold": "1", "dim": "2", "good": "32", "warning": "33;1", "critical": "31;1"}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.records import AlertRecord
-from foreshock.commands.text import Paint, number, wrap
-from foreshock.commands.verdicts import RANGES, STYLES, verdict_of
+from foreshock.commands.text import STYLES, Paint, number, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import ServiceUnavailable
+from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
+from foreshock.ranges import verdict_of
 
 __all__ = ["command"]
 
@@ -28,7 +29,7 @@ class _Watch:
 
     queries: RunQueries
     paint: Paint
-    model_kind: str
+    model_kind: ModelKind | None
     next_step: int
     alerts: set[str] = field(default_factory=set)
 
@@ -68,7 +69,9 @@ class WatchCommand:
         parser.add_argument("--from-step", type=int, metavar="N", help="start at step N (default: the last 10 steps)")
         parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (default: 2)")
         parser.add_argument("--once", action="store_true", help="print what there is and exit")
-        parser.add_argument("--model-kind", choices=sorted(RANGES), default="dense", help="which published ranges hold")
+        parser.add_argument(
+            "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
+        )
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -78,8 +81,11 @@ class WatchCommand:
             from_step = arguments.from_step
             if from_step is None:
                 from_step = max(0, (run.last_step or 0) - 9)
-            watch = _Watch(RunQueries(connection, run.id), Paint(), arguments.model_kind, from_step)
+            model_kind = arguments.model_kind or run.model_kind
+            watch = _Watch(RunQueries(connection, run.id), Paint(), model_kind, from_step)
             print(f"{run.title} ({run.id}), {run.state}")
+            if model_kind is None:
+                print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))
             away = False
             while True:
                 try:

@@ -18,6 +18,7 @@ from foreshock.early_warning.events import Event
 from foreshock.early_warning.rules import LAG_KEY, RulesState, ThresholdRule, advance_rules
 from foreshock.early_warning.schedule import LengthDecaySchedule
 from foreshock.early_warning.surge import SurgeDetection, SurgeSettings, SurgeState, advance_surge
+from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 
 DETECTOR_VERSION = 1
@@ -34,8 +35,9 @@ class WarningConfiguration:
     rules: tuple[ThresholdRule, ...] = field(default_factory=default_rules)
 
     @classmethod
-    def for_model(cls, mixture_of_experts: bool) -> WarningConfiguration:
-        return cls(rules=default_rules(mixture_of_experts))
+    def for_model(cls, model_kind: ModelKind | None) -> WarningConfiguration:
+        """Return the configuration for a kind of model; None: unknown."""
+        return cls(rules=default_rules(model_kind))
 
     def digest(self) -> str:
         """Return a digest that changes with the detectors' version and with every constant and rule."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreshock.model_kind import ModelKind
 from service.runs.step_key import StepKey
 
 
@@ -43,6 +44,14 @@ class AttemptStarted:
     run_id: str
     attempt: int
     resume_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKindChanged:
+    """Another kind of model holds for a run: it was declared, or derived from a checkpoint; None: unknown."""
+
+    run_id: str
+    model_kind: ModelKind | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 import yaml
 
-from dashboards.generate import FOLDER, dashboards, stale_files
+from dashboards.generate import FOLDER, RULES, dashboards, stale_files
 from dashboards.panels import GRID_WIDTH, POSTGRESQL, PROMETHEUS, Panel, PromQuery, SqlQuery
 from service.platform.database.schema import upgrade
 from service.present.exporter.families import FAMILIES, exposed_names
@@ -63,7 +63,13 @@ def test_a_file_that_is_not_current_is_found(monkeypatch: pytest.MonkeyPatch, tm
     for path in FOLDER.glob("*.json"):
         shutil.copy(path, tmp_path / path.name)
     monkeypatch.setattr("dashboards.generate.FOLDER", tmp_path)
+    rules = tmp_path / "rules.yml"
+    shutil.copy(RULES, rules)
+    monkeypatch.setattr("dashboards.generate.RULES", rules)
     assert stale_files() == []
+    rules.write_text(rules.read_text().replace("> 0.01", "> 0.02"))
+    assert stale_files() == [rules]
+    shutil.copy(RULES, rules)
     changed = tmp_path / "foreshock-run.json"
     changed.write_text(changed.read_text().replace("Response length", "Length"))
     (tmp_path / "forgotten.json").write_text("{}")

@@ -89,7 +89,8 @@ class ForeshockCollector:
         steps = repository.newest_closed_steps(session, [each.run.id for each in runs])
         for each in runs:
             run = each.run
-            scrape.add(families.RUN_INFO, (run.id, run.project, run.key, run.name or "", run.model or ""), 1)
+            described = (run.project, run.key, run.name or "", run.model or "", run.model_kind or "")
+            scrape.add(families.RUN_INFO, (run.id, *described), 1)
             scrape.add(families.ROLLOUTS, (run.id,), each.rollouts)
             scrape.add(families.TOKENS, (run.id,), each.tokens)
             if each.last_ingest_us is not None:

@@ -108,7 +108,11 @@ OF_STEPS: dict[str, Family] = {
     ),
 }
 
-RUN_INFO = Family("foreshock_run_info", "A running run", ("run", "project", "key", "name", "model"))
+RUN_INFO = Family(
+    "foreshock_run_info",
+    "A running run; model_kind is dense, moe or empty (unknown)",
+    ("run", "project", "key", "name", "model", "model_kind"),
+)
 STEP = Family("foreshock_step", "The newest closed step", ("run",))
 LAST_INGEST = Family(
     "foreshock_last_ingest_timestamp_seconds", "When rollouts of the run came last, Unix time", ("run",)

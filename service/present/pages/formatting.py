@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import Verdict, verdict_of
 from service.present.pages.figures.attribution import percent
-from service.present.pages.figures.mismatch import CRITICAL_ABOVE, WARNING_ABOVE
 from service.present.pages.figures.specification import scientific
 from service.present.pages.view_models import Label, Moment, Tone, Value
 
@@ -40,6 +41,7 @@ MODES: dict[str, Label] = {
     "shadow": Label("shadow: only shown"),
     "apply": Label("apply: the trainer follows", "good"),
 }
+VERDICT_TONES: dict[Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
 
 
@@ -86,12 +88,11 @@ def moment(at_us: int | None) -> Moment | None:
     return Moment(at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M UTC"))
 
 
-def mismatch_value(value: float | None) -> Value:
-    """k3 with the tone of the published ranges for dense models at lag 0."""
+def judged_value(measure: str, value: float | None, model_kind: ModelKind | None) -> Value:
+    """Return a measure's value with the tone of the range that it lies in; without a range it has none."""
     if value is None or math.isnan(value):
         return Value(DASH)
-    tone: Tone = "critical" if value > CRITICAL_ABOVE else "warning" if value > WARNING_ABOVE else ""
-    return Value(number(value), tone)
+    return Value(number(value), VERDICT_TONES[verdict_of(measure, value, model_kind)])
 
 
 def alerts_label(severities: list[str]) -> Label:

@@ -165,6 +165,7 @@ class RunPage:
     state: Label
     live: bool
     model: str | None
+    model_kind: str
     trainer: str | None
     engine: str | None
     hardware: str | None
@@ -257,6 +258,7 @@ class StepPage:
     comparisons: Sequence[str]
     sampled: Sequence[str]
     measures: Sequence[MeasureGroup]
+    ranges_note: str
     step_measures: Sequence[StepMeasure]
     figures: Sequence[Plot]
     links: Sequence[LinkRow]

@@ -10,6 +10,7 @@ from service.platform.schemas import AttemptQuery, RunIdentifier, StepPath
 from service.platform.security import Ingester, Reader
 from service.runs.checkpoints import service
 from service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
+from service.runs.step_key import StepKey
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 
@@ -30,7 +31,9 @@ def put_checkpoint(
 ) -> CheckpointRead:
     """Announce the weights that sampled a step."""
     checkpoint, created = context.database.write(
-        lambda session: service.announce_checkpoint(session, principal, run, attempt, step, body)
+        lambda session: service.announce_checkpoint(
+            session, context.events, principal, StepKey(run, attempt, step), body
+        )
     )
     if not created:
         response.status_code = status.HTTP_200_OK

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from foreshock.model_kind import ModelKind
+
 CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
 
 
@@ -30,6 +32,9 @@ class CheckpointPut(BaseModel):
     format: CheckpointFormat = "hf_safetensors"
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] = Field(
         description="of the weights, as `foreshock.digests.weights_digest` computes it"
+    )
+    model_kind: ModelKind | None = Field(
+        default=None, description="of the checkpoint's config.json; holds for the run unless it declares another kind"
     )
     weights_version: int | None = Field(default=None, ge=0, lt=2**31)
     expires_at_us: int | None = Field(default=None, ge=0, lt=2**63, description="when the files may go; null: never")

@@ -7,22 +7,32 @@ from typing import cast
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from service.platform.events import EventBus
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.security import Principal
 from service.runs.attempts.service import require_attempt
 from service.runs.checkpoints import repository
 from service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
-from service.runs.runs.service import get_run, lock_run
+from service.runs.runs.service import get_run, lock_run, note_derived_model_kind
+from service.runs.step_key import StepKey
 
 
 def announce_checkpoint(
-    session: Session, principal: Principal, run_id: str, attempt: int, step: int, body: CheckpointPut
+    session: Session,
+    events: EventBus,
+    principal: Principal,
+    key: StepKey,
+    body: CheckpointPut,
 ) -> tuple[CheckpointRead, bool]:
-    """Store where the weights of a step are; announced again, the newer words hold. Also whether it is new."""
-    lock_run(session, principal, run_id)
-    require_attempt(session, run_id, attempt)
-    row = {"run_id": run_id, "attempt": attempt, "step": step, "announced_at_us": now_us(), **body.model_dump()}
+    """Store where the weights of a step are, overwriting an older announcement; also return True if it is the first.
+
+    The kind of model that the announcement tells holds for the run unless the run declares another one.
+    """
+    run = lock_run(session, principal, key.run_id)
+    require_attempt(session, key.run_id, key.attempt)
+    row = {**key._asdict(), "announced_at_us": now_us(), **body.model_dump()}
     created = repository.put(session, row)
+    note_derived_model_kind(session, events, run, body.model_kind)
     return CheckpointRead.model_validate(row), created
 
 

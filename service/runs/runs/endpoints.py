@@ -19,7 +19,9 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 @router.post("", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRead, "description": "It existed"}})
 def create_run(body: RunCreate, context: Context, principal: Ingester, response: Response) -> RunRead:
     """Get or create the run of (project, key): 201 where it is new, 200 with the run as it is otherwise."""
-    run, created = context.database.write(lambda session: service.get_or_create_run(session, principal, body))
+    run, created = context.database.write(
+        lambda session: service.get_or_create_run(session, context.events, principal, body)
+    )
     if not created:
         response.status_code = status.HTTP_200_OK
     return RunRead.model_validate(run)
@@ -47,7 +49,7 @@ def read_run(run: RunIdentifier, context: Context, principal: Reader) -> RunRead
 
 @router.patch("/{run}")
 def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: Ingester) -> RunRead:
-    """Change a run's state, name or advice mode."""
+    """Change a run's state, name, advice mode or model kind."""
     changed = context.database.write(lambda session: service.update_run(session, context.events, principal, run, body))
     return RunRead.model_validate(changed)
 

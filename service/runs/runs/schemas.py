@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from foreshock.model_kind import ModelKind
 from service.platform.schemas import Name
 
 RunState = Literal["running", "finished", "failed"]
@@ -24,6 +25,9 @@ class RunCreate(BaseModel):
     hardware: Name | None = None
     initial_learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     length_cap: int | None = Field(default=None, gt=0, lt=2**31)
+    model_kind: ModelKind | None = Field(
+        default=None, description="decides the healthy ranges; absent: derived from an announced checkpoint"
+    )
     advice_mode: AdviceMode = "shadow"
 
 
@@ -35,6 +39,9 @@ class RunUpdate(BaseModel):
     state: RunState | None = None
     name: Name | None = None
     advice_mode: AdviceMode | None = None
+    model_kind: ModelKind | None = Field(
+        default=None, description="null: no longer declared, so that the checkpoint's kind holds"
+    )
 
 
 class RunRead(BaseModel):
@@ -52,6 +59,8 @@ class RunRead(BaseModel):
     hardware: str | None
     initial_learning_rate: float | None
     length_cap: int | None
+    model_kind: ModelKind | None = Field(description="null: unknown, and judged as dense")
+    model_kind_source: Literal["declared", "checkpoint"] | None
     advice_mode: AdviceMode
     state: RunState
     last_step: int | None = Field(description="the newest step of which rollouts came")

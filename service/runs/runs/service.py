@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.model_kind import ModelKind
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Run
 from service.platform.events import EventBus
@@ -14,7 +15,7 @@ from service.platform.identifiers import new_identifier
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal, ScopeMissing
-from service.runs.events import AdviceModeChanged
+from service.runs.events import AdviceModeChanged, ModelKindChanged
 from service.runs.runs import repository
 from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
 
@@ -55,8 +56,11 @@ def raise_newest_step(session: Session, run_id: str, step: int) -> None:
     repository.raise_newest_step(session, run_id, step)
 
 
-def get_or_create_run(session: Session, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
-    """The run of (project, key), and whether it is new; raises RunDeleted where that key was deleted before."""
+def get_or_create_run(session: Session, events: EventBus, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
+    """Return the run of (project, key), and True if it is new. Raises RunDeleted if that key was deleted before.
+
+    Of a run that exists only a missing declaration of its model kind is added.
+    """
     if not principal.sees(body.project):
         raise ScopeMissing(f"this key is bound to another project than {body.project!r}")
     now = now_us()
@@ -67,13 +71,18 @@ def get_or_create_run(session: Session, principal: Principal, body: RunCreate) -
         "created_at_us": now,
         "updated_at_us": now,
         "deleted_at_us": None,
-        **body.model_dump(),
+        "derived_model_kind": None,
+        **body.model_dump(exclude={"model_kind"}),
+        "declared_model_kind": body.model_kind,
     }
     created = insert_if_absent(session, Run, row)
     run = repository.find_by_key(session, body.project, body.key)
     assert run is not None
     if run.deleted_at_us is not None:
         raise RunDeleted(f"the run with key {body.key!r} was deleted: choose another key")
+    if not created and body.model_kind is not None and run.declared_model_kind is None:
+        run = lock_run(session, principal, run.id)
+        _set_model_kind(session, events, run, "declared_model_kind", body.model_kind)
     return run, created
 
 
@@ -94,19 +103,49 @@ def update_run(session: Session, events: EventBus, principal: Principal, run_id:
     """Change what `changes` names."""
     run = lock_run(session, principal, run_id)
     mode_before = run.advice_mode
-    for name, value in changes.model_dump(exclude_unset=True).items():
+    for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind"}).items():
         if value is not None or name == "name":
             setattr(run, name, value)
     run.updated_at_us = now_us()
     if run.advice_mode != mode_before:
         events.publish(session, AdviceModeChanged(run_id, run.advice_mode))
+    if "model_kind" in changes.model_fields_set:
+        _set_model_kind(session, events, run, "declared_model_kind", changes.model_kind)
     return run
+
+
+def model_kind_of(session: Session, run_id: str) -> ModelKind | None:
+    """Return the kind of the run's model; None if it is unknown."""
+    run = repository.find(session, run_id)
+    return None if run is None else run.model_kind
+
+
+def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_kind: ModelKind | None) -> None:
+    """Note the kind that an announced checkpoint tells; None tells nothing. The run is locked."""
+    if model_kind is not None:
+        _set_model_kind(session, events, run, "derived_model_kind", model_kind)
 
 
 def delete_run(session: Session, principal: Principal, run_id: str) -> None:
     """Put a tombstone on the run: later calls are told 410."""
     run = lock_run(session, principal, run_id)
     run.deleted_at_us = run.updated_at_us = now_us()
+
+
+def _set_model_kind(
+    session: Session,
+    events: EventBus,
+    run: Run,
+    column: Literal["declared_model_kind", "derived_model_kind"],
+    model_kind: ModelKind | None,
+) -> None:
+    """Set a column and publish ModelKindChanged if the kind that holds is another one. The run is locked."""
+    before = run.model_kind
+    setattr(run, column, model_kind)
+    run.updated_at_us = now_us()
+    session.flush()
+    if run.model_kind != before:
+        events.publish(session, ModelKindChanged(run.id, run.model_kind))
 
 
 def _visible(run: Run | None, principal: Principal, run_id: str) -> Run:

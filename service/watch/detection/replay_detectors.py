@@ -7,16 +7,19 @@ everything is derived from the stored history, so the result does not depend on 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.early_warning.events import Event
+from foreshock.model_kind import ModelKind
 from service.platform.database.tables import Attempt
 from service.platform.events import EventBus
 from service.runs.attempts.active_attempts import active_attempt_of
 from service.runs.attempts.service import attempts_of_run
-from service.runs.events import AttemptStarted, StepEvent
+from service.runs.events import AttemptStarted, ModelKindChanged, StepEvent
+from service.runs.runs.service import model_kind_of
 from service.watch.detection import repository
 from service.watch.detection.events import DetectorsReplayed
 from service.watch.detection.history import closed_steps_after
@@ -27,10 +30,12 @@ MILESTONE_STEPS = 25
 RECENT_STATES = 4
 """The newest states are kept as well: scalars come just after their step, and scores some steps later."""
 
-CONFIGURATION = WarningConfiguration()
-"""One for all runs: nothing tells a mixture of experts from a dense model yet, so dense ranges hold."""
 
-_DIGEST = CONFIGURATION.digest()
+@cache
+def configuration_of(model_kind: ModelKind | None) -> tuple[WarningConfiguration, str]:
+    """Return the configuration for a kind of model (None: unknown) and its digest."""
+    configuration = WarningConfiguration.for_model(model_kind)
+    return configuration, configuration.digest()
 
 
 def observe_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:
@@ -47,33 +52,41 @@ def restart_from_resume(events: EventBus, session: Session, started: AttemptStar
     replay_from(events, session, started.run_id, attempts, started.resume_step)
 
 
+def replay_with_new_ranges(events: EventBus, session: Session, changed: ModelKindChanged) -> None:
+    """Replay the detectors from the first step: the healthy ranges of another kind of model hold."""
+    replay_from(events, session, changed.run_id, attempts_of_run(session, changed.run_id), 0)
+
+
 def replay_from(events: EventBus, session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> None:
     """Replay the detectors over the active history from `from_step` on and publish DetectorsReplayed."""
-    snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, _DIGEST)
+    configuration, digest = configuration_of(model_kind_of(session, run_id))
+    snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, digest)
     state = WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
     after = -1 if snapshot is None else snapshot.step
-    steps = closed_steps_after(session, run_id, attempts, after, CONFIGURATION.keys)
+    steps = closed_steps_after(session, run_id, attempts, after, configuration.keys)
     repository.drop_snapshots(session, run_id, after + 1)
     found: list[tuple[Event, int]] = []
     rows = []
     for number, (closed, attempt) in enumerate(steps):
         previous = state.step
-        state, new = advance(state, closed, CONFIGURATION)
+        state, new = advance(state, closed, configuration)
         found.extend((event, attempt) for event in new)
         milestone = previous is None or previous // MILESTONE_STEPS != closed.step // MILESTONE_STEPS
         if milestone or number >= len(steps) - RECENT_STATES:
-            rows.append(_snapshot(run_id, attempt, closed, milestone, state))
+            rows.append(_snapshot(run_id, attempt, closed, milestone, state, digest))
     repository.add_snapshots(session, rows)
     repository.drop_passing_snapshots(session, run_id, keep=RECENT_STATES)
-    events.publish(session, DetectorsReplayed(run_id, attempts, after + 1, found, state, CONFIGURATION))
+    events.publish(session, DetectorsReplayed(run_id, attempts, after + 1, found, state, configuration))
 
 
-def _snapshot(run_id: str, attempt: int, closed: ClosedStep, milestone: bool, state: WarningState) -> dict[str, object]:
+def _snapshot(
+    run_id: str, attempt: int, closed: ClosedStep, milestone: bool, state: WarningState, digest: str
+) -> dict[str, object]:
     return {
         "run_id": run_id,
         "attempt": attempt,
         "step": closed.step,
-        "configuration_digest": _DIGEST,
+        "configuration_digest": digest,
         "milestone": milestone,
         "state": state.to_bytes(),
     }

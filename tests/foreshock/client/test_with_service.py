@@ -13,6 +13,7 @@ import pytest
 
 from foreshock import AdviceFeed, Client, RolloutBatch
 from foreshock.client import uploader
+from foreshock.errors import ConfigurationError
 from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.running_service import RunningService
@@ -72,6 +73,20 @@ def test_logged_rollouts_are_measured(make: Callable[..., Client]) -> None:
     scalars = get(client, "/scalars", name="grad_norm")["columns"]
     assert scalars["value"] == [0.5, 1.5, 2.5, 3.5]
     assert client.counters.rejected == client.counters.dropped == 0
+
+
+def test_the_model_kind_is_declared_or_read_from_the_checkpoint(make: Callable[..., Client], tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 128}')
+    for key, declared, kind in (("declared", "dense", "dense"), ("derived", None, "moe")):
+        client = make(key)
+        client.start_run(model_kind=declared)  # type: ignore[arg-type]
+        client.log_checkpoint(1, root="weights", path="step_1", local_folder=tmp_path)
+        assert client.flush(300)
+        assert get(client, "")["model_kind"] == kind
+        assert get(client, "/checkpoints")["items"][0]["model_kind"] == "moe"
+    with pytest.raises(ConfigurationError, match=r"model_kind must be one of dense, moe or None, got 'sparse'"):
+        make("wrong").start_run(model_kind="sparse")  # type: ignore[arg-type]
 
 
 def test_nothing_is_lost_when_the_service_restarts(

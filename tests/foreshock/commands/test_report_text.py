@@ -56,7 +56,7 @@ def diagnosis(**changes: Any) -> Diagnosis:
     rollouts = Curve("rollout", STEPS, {name: tuple(map(float, STEPS)) for name in STEP_MEASURES})
     run = RunRecord("run_1", "key", "default", "running", model="M" * 60, trainer="T" * 30, engine="E" * 30)
     whole = Diagnosis(
-        run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind="dense", step=7, mismatch=mismatch,
+        run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind=None, step=7, mismatch=mismatch,
         rollouts=rollouts, verdicts=(), attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
         alerts=(), advice=None,
     )  # fmt: skip
@@ -81,6 +81,16 @@ def test_worst_measure_is_the_verdict() -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("  E[exp |d|]")]
     assert " 1.20000  critical " in row
     assert "at most 4.00e-4 (step 40)" in text
+
+
+def test_ranges_are_those_of_the_model_kind_and_an_unknown_kind_is_reported() -> None:
+    k3 = {"k3_kl": (5e-3,) * 40, "token_mult_prob_error": (1.02,) * 40, "tail_2": (0.0,) * 40}
+    mismatch = Curve("trainer/rollout", STEPS, dict.fromkeys(MISMATCH_MEASURES, (0.004,) * 40) | k3)
+    texts = {kind: text_of(mismatch=mismatch, model_kind=kind) for kind in (None, "dense", "moe")}
+    rows = {kind: next(line for line in text.splitlines() if "k3 per token" in line) for kind, text in texts.items()}
+    assert [rows[kind].split()[-7] for kind in rows] == ["warning", "warning", "healthy"], rows
+    assert ["model kind is unknown" in " ".join(text.split()) for text in texts.values()] == [True, False, False]
+    assert "mixture of experts" in texts["moe"]
 
 
 def test_chain_names_the_link_that_most_of_it_comes_from() -> None:

@@ -50,8 +50,8 @@ def imported(recorded: Path, real_service: RunningService) -> RunningService:
 
 
 def import_words(folder: Path) -> list[str]:
-    roots = f"recorded={folder.parent}"
-    return ["import", str(folder), "--run-key", "imported", "--model", "M", "--weights-root", roots]
+    described = ["--run-key", "imported", "--model", "M", "--model-kind", "dense"]
+    return ["import", str(folder), *described, "--weights-root", f"recorded={folder.parent}"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +66,8 @@ def run(service: RunningService, *words: str) -> int:
 def test_imported_run_is_complete(imported: RunningService, capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
     assert run(imported, "runs", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert {name: found[name] for name in ("key", "model", "state", "last_step")} == {
-        "key": "imported", "model": "M", "state": "finished", "last_step": 30,
+    assert {name: found[name] for name in ("key", "model", "model_kind", "state", "last_step")} == {
+        "key": "imported", "model": "M", "model_kind": "dense", "state": "finished", "last_step": 30,
     }  # fmt: skip
     url = f"{imported.url}/v1/runs/{found['id']}"
     assert len(httpx.get(f"{url}/scalars", timeout=60).json()["columns"]["value"]) == len(STEPS)

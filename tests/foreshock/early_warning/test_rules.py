@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foreshock.early_warning.default_rules import DEFAULT_RULES, K3, default_rules
+from foreshock.early_warning.default_rules import K3, default_rules
 from foreshock.early_warning.detectors import WarningConfiguration
 from foreshock.early_warning.rules import ThresholdRule
 from foreshock.measures.registry import MEASURES
 from tests.foreshock.early_warning.curves import LENGTH, closed_steps, fired, noisy, watch
+
+DEFAULT_RULES = default_rules()
 
 
 def flat(level: float, steps: int = 60) -> np.ndarray:
@@ -163,17 +165,17 @@ def test_lagging_rollouts_skip_absolute_rules_and_use_the_baseline_of_equal_lag(
 def test_mixture_of_experts_has_its_own_ranges() -> None:
     steps = closed_steps({K3: flat(5e-3)})
     dense = {event.rule for event in watch(steps)[1]}
-    experts = {event.rule for event in watch(steps, WarningConfiguration.for_model(mixture_of_experts=True))[1]}
+    experts = {event.rule for event in watch(steps, WarningConfiguration.for_model("moe"))[1]}
     assert "mismatch_warning" in dense
     assert experts == set()
-    assert [rule.name for rule in default_rules(True)] == [rule.name for rule in DEFAULT_RULES]
+    assert [rule.name for rule in default_rules("moe")] == [rule.name for rule in DEFAULT_RULES]
 
 
 def test_configuration_digest_changes_with_any_constant() -> None:
     plain = WarningConfiguration()
     surge = replace(plain, surge=replace(plain.surge, early_surge_step=21))
     rules = replace(plain, rules=(*plain.rules[:-1], replace(plain.rules[-1], absolute=1.0)))
-    assert len({plain.digest(), surge.digest(), rules.digest(), WarningConfiguration.for_model(True).digest()}) == 4
+    assert len({plain.digest(), surge.digest(), rules.digest(), WarningConfiguration.for_model("moe").digest()}) == 4
     assert plain.digest() == WarningConfiguration().digest()
     assert all(dataclasses.is_dataclass(rule) for rule in plain.rules)
 

@@ -41,7 +41,7 @@ class RecordedRun:
         """Create the run and its first attempt."""
 
         def work(session: Session) -> str:
-            run, _ = get_or_create_run(session, UNRESTRICTED, RunCreate(key=key, **fields))  # type: ignore[arg-type]
+            run, _ = get_or_create_run(session, self.events, UNRESTRICTED, RunCreate(key=key, **fields))  # type: ignore[arg-type]
             get_or_create_attempt(session, self.events, UNRESTRICTED, run.id, AttemptCreate(key="first"))
             return run.id
 

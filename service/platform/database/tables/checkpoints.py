@@ -21,6 +21,7 @@ class Checkpoint(Base):
     path: Mapped[str]
     format: Mapped[str]
     digest: Mapped[str]
+    model_kind: Mapped[str | None]
     weights_version: Mapped[int | None]
     expires_at_us: Mapped[int | None]
     announced_at_us: Mapped[int]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+from foreshock.model_kind import ModelKind, known_model_kind
 from service.platform.database.tables.base import Base
 
 
@@ -26,12 +27,26 @@ class Run(Base):
     hardware: Mapped[str | None]
     initial_learning_rate: Mapped[float | None]
     length_cap: Mapped[int | None]
+    declared_model_kind: Mapped[str | None]
+    derived_model_kind: Mapped[str | None]
     advice_mode: Mapped[str]
     state: Mapped[str]
     last_step: Mapped[int | None]
     created_at_us: Mapped[int]
     updated_at_us: Mapped[int]
     deleted_at_us: Mapped[int | None]
+
+    @property
+    def model_kind(self) -> ModelKind | None:
+        """The kind of the model: as declared, else as derived from an announced checkpoint, else None."""
+        return known_model_kind(self.declared_model_kind) or known_model_kind(self.derived_model_kind)
+
+    @property
+    def model_kind_source(self) -> Literal["declared", "checkpoint"] | None:
+        """Where `model_kind` comes from; None if it is unknown."""
+        if self.model_kind is None:
+            return None
+        return "checkpoint" if known_model_kind(self.declared_model_kind) is None else "declared"
 
 
 class Attempt(Base):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import ranges_note, required_range
 from foreshock.scorers import REFERENCE, SCORERS, main_comparisons
 from service.present.pages.figures.specification import (
     CRITICAL,
@@ -27,11 +29,9 @@ from service.present.pages.figures.specification import (
 
 TITLE = "Mismatch per token (k3)"
 
-# Token mean at lag 0 of a dense bfloat16 model; a mixture of experts lives ten times higher.
-WARNING_ABOVE = 1e-3
-CRITICAL_ABOVE = 1e-2
 LOWEST_SHOWN = 3e-6
-HIGHEST_SHOWN = 3e-2
+# The critical band is shown up to three times its threshold, even if no value lies there.
+SHOWN_OF_CRITICAL = 3
 MANY_DECADES = 1e7
 # Longer curves are shown as they are, thin, and as their running median.
 SMOOTHED_ABOVE = 60
@@ -52,8 +52,11 @@ def style_of(comparison: str) -> tuple[str, str]:
     return SERIES[scorer.colour - 1], DASHES[MAIN_COMPARISONS.index(comparison) % len(DASHES)]
 
 
-def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
-    """The mismatch over steps. `curves`: k3_kl by comparison, an estimate of KL(behaviour‖target) in nats per token."""
+def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = None) -> Figure | Missing:
+    """Return the mismatch over steps in front of the ranges of a kind of model.
+
+    `curves`: k3_kl by comparison, an estimate of KL(behaviour‖target) in nats per token.
+    """
     there = [name for name in sorted(curves, key=known_first) if curves[name]]
     drawn = {name: curves[name] for name in shown_comparisons(there)}
     if not drawn:
@@ -64,7 +67,12 @@ def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
         )
     positive = [value for curve in drawn.values() for _, value in curve.points() if value > 0]
     low = min([*positive, LOWEST_SHOWN * 2]) / 2
-    high = max([*positive, HIGHEST_SHOWN / 2]) * 2
+    ranges = required_range("k3_kl", model_kind)
+    warning, critical = ranges.warning, ranges.critical
+    assert warning is not None
+    assert critical is not None
+    high = max([*positive, critical * SHOWN_OF_CRITICAL / 2]) * 2
+    edges = (low, warning, critical, high)
     traces = [trace for name, curve in drawn.items() for trace in _traces(name, curve)]
     layout = {
         "xaxis": step_axis(),
@@ -75,10 +83,10 @@ def mismatch_figure(curves: Mapping[str, Curve]) -> Figure | Missing:
             "dtick": 1 if high / low < MANY_DECADES else 2,
             "exponentformat": "power",
         },
-        "shapes": _bands(low, high),
-        "annotations": _band_names(high),
+        "shapes": _bands(edges),
+        "annotations": _band_names(edges[1:]),
     }
-    return Figure(TITLE, _caption(drawn), _summary(drawn), traces, layout, height=380)
+    return Figure(TITLE, _caption(drawn, model_kind), _summary(drawn), traces, layout, height=380)
 
 
 def shown_comparisons(names: Sequence[str]) -> list[str]:
@@ -113,33 +121,29 @@ def running_median(curve: Curve) -> Curve:
     return Curve([step for step, _ in points], smooth)
 
 
-def _bands(low: float, high: float) -> list[Json]:
-    edges = (
-        (low, WARNING_ABOVE, HEALTHY_BAND),
-        (WARNING_ABOVE, CRITICAL_ABOVE, WARNING_BAND),
-        (CRITICAL_ABOVE, high, CRITICAL_BAND),
-    )
+def _bands(edges: Sequence[float]) -> list[Json]:
+    bands = zip(edges, edges[1:], (HEALTHY_BAND, WARNING_BAND, CRITICAL_BAND), strict=False)
     return [
         {
             "type": "rect", "layer": "below", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": bottom, "y1": top,
             "fillcolor": colour, "line": {"width": 0},
         }
-        for bottom, top, colour in edges
+        for bottom, top, colour in bands
     ]  # fmt: skip
 
 
-def _band_names(high: float) -> list[Json]:
-    tops = ((WARNING_ABOVE, "healthy", HEALTHY), (CRITICAL_ABOVE, "warning", WARNING), (high, "critical", CRITICAL))
+def _band_names(tops: Sequence[float]) -> list[Json]:
+    names = zip(tops, ("healthy", "warning", "critical"), (HEALTHY, WARNING, CRITICAL), strict=True)
     return [
         {
             "xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": math.log10(top), "yanchor": "top",
             "text": text, "showarrow": False, "font": {"color": colour, "size": 12},
         }
-        for top, text, colour in tops
+        for top, text, colour in names
     ]  # fmt: skip
 
 
-def _caption(curves: Mapping[str, Curve]) -> str:
+def _caption(curves: Mapping[str, Curve], model_kind: ModelKind | None) -> str:
     zeros = [
         f"{name} is exactly 0 at {count} of {len(points)} steps, which a log axis cannot show"
         for name, curve in curves.items()
@@ -147,8 +151,7 @@ def _caption(curves: Mapping[str, Curve]) -> str:
     ]
     bands = (
         "Estimate of KL(behaviour‖target), mean over tokens, named target/behaviour. "
-        "Bands: a dense bfloat16 model at lag 0 (warning above 1e-3, critical above 1e-2); "
-        "a mixture of experts sits about ten times higher."
+        f"{ranges_note('k3_kl', model_kind)}"
     )
     smoothed = any(len(curve.points()) > SMOOTHED_ABOVE for curve in curves.values())
     lines = [f"Thin: every step; thick: running median of {MEDIAN_WINDOW} steps."] if smoothed else []

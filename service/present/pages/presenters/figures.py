@@ -8,6 +8,7 @@ from functools import partial
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.ranges import HealthyRange, required_range
 from service.platform.database.tables import Run
 from service.platform.problem import ProblemError
 from service.present.pages.figures import Curve, Figure, Missing, attribution, buckets, learning_rate, lengths, mismatch
@@ -15,7 +16,7 @@ from service.present.pages.figures.panels import Panel, panels_figure
 from service.present.pages.presenters.advice import scale_curve, surge_step
 from service.present.pages.presenters.attribution import chain_of_step, newest_chain
 from service.present.pages.presenters.curves import curves_of, scalar_curves
-from service.present.pages.presenters.measures import PARETO_CRITICAL, PARETO_FAR, PARETO_WARNING
+from service.present.pages.presenters.measures import PARETO_FAR
 from service.present.pages.presenters.viewing import Viewing
 from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_statistics
 
@@ -64,7 +65,8 @@ class StepPlot:
 def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",))
-    return mismatch.mismatch_figure({name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW})
+    k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
+    return mismatch.mismatch_figure(k3, run.model_kind)
 
 
 def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -102,27 +104,31 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token", "max_d")
     found = curves_of(viewing, run.id, names, (WHOLE,)).get(WHOLE, {})
     tail, asymmetry, shape, difference, ess, largest = (found.get(name, Curve((), ())) for name in names)
-    # Where no ratio reaches e, a heavy shape harms no mean.
+    tail_range, shape_range = required_range("tail_2"), required_range("pareto_k")
+    difference_range = required_range("rollout_probs_diff_mean")
+    # If no ratio reaches e, a heavy shape harms no mean.
     matters = any(value >= PARETO_FAR for _, value in largest.points())
     panels = (
-        Panel("F(2): tokens off by more than a factor of 2", tail, warning_above=0.01, critical_above=0.1),
+        _judged("F(2): tokens off by more than a factor of 2", tail, tail_range),
         Panel("where it leans: π ≪ μ above 0, π ≫ μ below", asymmetry),
-        Panel(
-            "k̂, the shape of the tail of π/μ",
-            shape,
-            warning_above=PARETO_WARNING if matters else None,
-            critical_above=PARETO_CRITICAL if matters else None,
-        ),
-        Panel("mean |Δ probability|", difference, warning_above=0.01),
+        _judged("k̂, the shape of the tail of π/μ", shape, shape_range if matters else None),
+        _judged("mean |Δ probability|", difference, difference_range),
         Panel("effective sample size of the token weights", ess),
     )
     caption = (
-        f"{WHOLE}. F(2) is healthy below 0.01 and critical above 0.1; mean |Δ probability| needs attention above 0.01. "
-        f"{'Where ratios reach e and' if matters else 'No ratio of this run reaches e; where they do and'} k̂ is above "
-        f"{PARETO_CRITICAL}, means of ratios and effective sizes cannot be trusted."
+        f"{WHOLE}. F(2): {tail_range.text}. Mean |Δ probability|: {difference_range.text}. "
+        f"{'Ratios of this run reach e' if matters else 'No ratio of this run reaches e, so k̂ harms no mean'}; if they "
+        f"do and k̂ is above {shape_range.critical}, means of ratios and effective sizes cannot be trusted."
     )
     missing = f"No step has {WHOLE} yet: log trainer_log_probs beside rollout_log_probs."
     return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)
+
+
+def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
+    """Return a panel with the thresholds of a range; None: without."""
+    if known is None:
+        return Panel(name, curve)
+    return Panel(name, curve, warning_above=known.warning, critical_above=known.critical)
 
 
 def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:

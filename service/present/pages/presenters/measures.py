@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foreshock.measures.registry import measure_named
-from service.present.pages.formatting import count, mismatch_value, number
-from service.present.pages.view_models import MeasureGroup, MeasureRow, Tone, Value
+from foreshock.model_kind import ModelKind
+from service.present.pages.formatting import count, judged_value, number
+from service.present.pages.view_models import MeasureGroup, MeasureRow, Value
 
 Values = Mapping[str, float | None]
 
@@ -67,33 +67,39 @@ GROUPS = (
     ),
 )  # fmt: skip
 
-# k̂ says something of means and effective sizes once ratios reach e: the measure that tells, and from where on.
-PARETO_WARNING, PARETO_CRITICAL, PARETO_FAR = 0.5, 0.7, 1.0
+# A heavy tail harms a mean only if ratios reach e, |d| ≥ 1: the measure that tells how far they reach.
+PARETO_FAR = 1.0
 _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
 
-def measure_groups(values: Mapping[str, Values], comparisons: Sequence[str]) -> list[MeasureGroup]:
-    """The tables of these comparisons; a group of which nothing is known says what would have to be logged."""
-    return [_group(group, [values[comparison] for comparison in comparisons]) for group in GROUPS]
+def measure_groups(
+    values: Mapping[str, Values], comparisons: Sequence[str], model_kind: ModelKind | None
+) -> list[MeasureGroup]:
+    """Return the tables of these comparisons; a group without any value tells what to log."""
+    columns = [values[comparison] for comparison in comparisons]
+    return [_group(group, columns, model_kind) for group in GROUPS]
 
 
-def _group(group: _Group, columns: Sequence[Values]) -> MeasureGroup:
+def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
     names = [measure_named(name).column for name in group.measures]
     known = any(column.get(name) is not None for column in columns for name in names)
     if group.not_logged and not known:
         return MeasureGroup(group.title, (), group.not_logged)
-    return MeasureGroup(group.title, [_row(name, columns) for name in group.measures])
+    return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.measures])
 
 
-def _row(name: str, columns: Sequence[Values]) -> MeasureRow:
+def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureRow:
     measure = measure_named(name)
     meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
-    return MeasureRow(measure.name, meaning, [_with_interval(measure.column, values) for values in columns])
+    values = [_with_interval(measure.column, column, model_kind) for column in columns]
+    return MeasureRow(measure.name, meaning, values)
 
 
-def _with_interval(column: str, values: Values) -> Value:
-    """The value with the bootstrap's interval, or where there is none with Student's."""
-    value = replace(measure_value(column, values.get(column)), **_pareto_tone(column, values))
+def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
+    """Return the value with the bootstrap's interval, or with Student's if there is none."""
+    value = measure_value(column, values.get(column), model_kind)
+    if column in _PARETO_REACH and not _ratios_reach_e(values.get(_PARETO_REACH[column])):
+        value = replace(value, tone="")
     for kind in ("_bootstrap", ""):
         low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
         if low is not None and high is not None:
@@ -101,17 +107,12 @@ def _with_interval(column: str, values: Values) -> Value:
     return value
 
 
-def measure_value(column: str, value: float | None) -> Value:
-    """A measure's value as text, k3 with the tone of its range."""
-    if column == "k3_kl":
-        return mismatch_value(value)
+def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> Value:
+    """Return a measure's value as text, with the tone of its range if it has one."""
     if measure_named(column).column_type == "integer":
         return Value(count(None if value is None else int(value)))
-    return Value(number(value))
+    return judged_value(column, value, model_kind)
 
 
-def _pareto_tone(column: str, values: Values) -> dict[str, Tone]:
-    shape, reach = values.get(column), values.get(_PARETO_REACH.get(column, ""))
-    if shape is None or reach is None or not math.isfinite(shape) or abs(reach) < PARETO_FAR:
-        return {}
-    return {"tone": "critical" if shape > PARETO_CRITICAL else "warning" if shape > PARETO_WARNING else ""}
+def _ratios_reach_e(largest_d: float | None) -> bool:
+    return largest_d is not None and abs(largest_d) >= PARETO_FAR

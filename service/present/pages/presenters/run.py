@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from foreshock.model_kind import MODEL_KIND_NAMES
 from service.platform.database.tables import Run
 from service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
 from service.present.pages.presenters.advice import advice_panel
@@ -34,6 +35,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         # A finished run still changes while workers replay it.
         live=run.state == "running" or any(probe.state in UNFINISHED for probe in probes),
         model=run.model,
+        model_kind=model_kind_in_words(run),
         trainer=run.trainer,
         engine=run.engine,
         hardware=run.hardware,
@@ -52,6 +54,14 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         ],
         probes=[_probe(run, probe) for probe in probes],
     )
+
+
+def model_kind_in_words(run: Run) -> str:
+    """Return the kind of the run's model and where it comes from."""
+    if run.model_kind is None:
+        return "unknown, judged as a dense model"
+    source = "declared" if run.model_kind_source == "declared" else "from a checkpoint"
+    return f"{MODEL_KIND_NAMES[run.model_kind]} ({source})"
 
 
 def _newest_attempt(viewing: Viewing, run: Run) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, mismatch_value, moment
+from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
 from service.present.pages.presenters.advice import advice_in_words, advice_of
 from service.present.pages.presenters.curves import curves_of
 from service.present.pages.presenters.viewing import Viewing
@@ -52,4 +52,4 @@ def _newest_mismatch(viewing: Viewing, run: RunRead) -> str | None:
         return None
     found = curves_of(viewing, run.id, ("k3_kl",), (WHOLE,), from_step=max(run.last_step - STEPS_BACK, 0))
     last = found[WHOLE]["k3_kl"].last() if WHOLE in found else None
-    return None if last is None else mismatch_value(last[1]).text
+    return None if last is None else number(last[1])

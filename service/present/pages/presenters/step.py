@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.measures.registry import STEP_MEASURES
+from foreshock.ranges import ranges_note
 from service.present.pages.figures.mismatch import known_first, shown_comparisons
 from service.present.pages.formatting import OUT_OF_DATE, count, number
 from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of
@@ -57,7 +58,8 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
         sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
-        measures=measure_groups(values, comparisons),
+        measures=measure_groups(values, comparisons, run.model_kind),
+        ranges_note=ranges_note("k3_kl", run.model_kind),
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),
         figures=[_plot(parts, name, plot) for name, plot in STEP_PLOTS.items()],
         links=link_rows(attribution),
@@ -106,7 +108,7 @@ def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
             continue
         value = values.get(measure.column)
         if value is not None:
-            shown.append(StepMeasure(measure.name.replace("_", " "), measure_value(measure.column, value).text))
+            shown.append(StepMeasure(measure.name.replace("_", " "), measure_value(measure.column, value, None).text))
     return shown
 
 

@@ -116,7 +116,9 @@ def test_what_the_release_before_stored_is_kept_and_new_measures_are_null(empty_
     upgrade(empty_database)
     after = {table: rows_of(empty_database, table) for table in OLD_ROWS}
     (old,), (new,) = before.pop("measurements"), after.pop("measurements")
+    (old_run,), (new_run,) = before.pop("runs"), after.pop("runs")
     assert after == before
+    assert new_run == {**old_run, "declared_model_kind": None, "derived_model_kind": None}
     assert {name: new[name] for name in old} == old
     assert new["k3_kl"] == 1e-4
     added = set(new) - set(old)
@@ -128,10 +130,10 @@ def test_what_the_release_before_stored_is_kept_and_new_measures_are_null(empty_
 def test_going_back_leaves_what_the_release_before_had(empty_database: str) -> None:
     migrate(empty_database, _BEFORE)
     fill_old(empty_database)
-    before = rows_of(empty_database, "measurements")
+    before = {table: rows_of(empty_database, table) for table in OLD_ROWS}
     upgrade(empty_database)
     migrate(empty_database, _BEFORE, down=True)
-    assert rows_of(empty_database, "measurements") == before
+    assert {table: rows_of(empty_database, table) for table in OLD_ROWS} == before
 
 
 OLD_SEVERITIES: dict[str, list[dict[str, object]]] = {

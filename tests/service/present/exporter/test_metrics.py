@@ -25,7 +25,7 @@ PROMETHEUS = Path(__file__).parents[4] / "dashboards" / "prometheus"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 BOUNDED = {
     "run", "comparison", "bucket", "link", "accelerator", "rule", "severity", "state", "mode", "version",
-    "project", "key", "name", "model",
+    "project", "key", "name", "model", "model_kind",
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
 
 
 def test_a_running_run_is_shown_with_what_was_measured(http: httpx.Client) -> None:
-    run = start_run(http, "shown", name="a name", model="a model", initial_learning_rate=1e-5)
+    run = start_run(http, "shown", name="a name", model="a model", model_kind="moe", initial_learning_rate=1e-5)
     for step in (1, 2):
         run.put_shard(step, make_batch(6, seed=step)).raise_for_status()
     samples = scrape(http)
@@ -61,6 +61,7 @@ def test_a_running_run_is_shown_with_what_was_measured(http: httpx.Client) -> No
     assert last is not None
     assert last == pytest.approx(http.get(f"/v1/runs/{run.run}").json()["created_at_us"] / 1e6, abs=60)
     info = {"run": run.run, "project": "default", "key": "shown", "name": "a name", "model": "a model"}
+    info |= {"model_kind": "moe"}
     assert value(samples, "foreshock_run_info", **info) == 1
 
     columns = run.get("measurements", comparison="trainer/rollout", measure="k3_kl").json()["columns"]

@@ -151,7 +151,7 @@ def test_a_screen_reader_is_told_what_a_plot_shows(visit: Visit, site: Site) -> 
     assert re.match(r"Mismatch per token \(k3\)\. trainer/rollout: [\d.]+e-5 at step 12, between", str(label))
     caption = page.locator('section:has([data-figure$="/mismatch.json"]) figcaption')
     assert "healthy" not in caption.inner_text()
-    assert "warning above 1e-3" in caption.inner_text()
+    assert "warning > 1e-3" in caption.inner_text()
     assert page.get_by_role("main").count() == 1
     assert page.get_by_role("navigation", name="Main").count() == 1
 

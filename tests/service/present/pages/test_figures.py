@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreshock.model_kind import ModelKind
 from service.present.pages.figures import Curve, Figure, Missing
 from service.present.pages.figures.attribution import Chain, LinkShare, attribution_figure
 from service.present.pages.figures.buckets import BY, BucketColumns, TokenIdColumns, bucket_figure, token_id_figure
 from service.present.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
 from service.present.pages.figures.lengths import LengthCurves, length_figure
 from service.present.pages.figures.mismatch import (
-    CRITICAL_ABOVE,
     MEDIAN_WINDOW,
-    WARNING_ABOVE,
     mismatch_figure,
     running_median,
 )
@@ -47,13 +46,17 @@ class TestMismatch:
             assert isinstance(figure, Missing)
             assert "trainer_log_probs" in figure.why
 
-    def test_the_bands_are_the_published_ranges_and_cover_the_plot(self) -> None:
-        figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2], [1e-5, 2e-5])}))
+    @pytest.mark.parametrize(("kind", "warning", "critical"), [(None, 1e-3, 1e-2), ("moe", 1e-2, 1e-1)])
+    def test_the_bands_are_the_published_ranges_and_cover_the_plot(
+        self, kind: ModelKind | None, warning: float, critical: float
+    ) -> None:
+        figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2], [1e-5, 2e-5])}, kind))
         bands = [(shape["y0"], shape["y1"]) for shape in figure.layout["shapes"]]
         low, high = (10**edge for edge in figure.layout["yaxis"]["range"])
-        assert [bottom for bottom, _ in bands] == [pytest.approx(low), WARNING_ABOVE, CRITICAL_ABOVE]
-        assert [top for _, top in bands] == [WARNING_ABOVE, CRITICAL_ABOVE, pytest.approx(high)]
+        assert [bottom for bottom, _ in bands] == [pytest.approx(low), warning, critical]
+        assert [top for _, top in bands] == [warning, critical, pytest.approx(high)]
         assert figure.layout["yaxis"]["type"] == "log"
+        assert ("judged" in figure.caption or "unknown" in figure.caption) == (kind is None)
 
     @given(st.lists(st.floats(1e-12, 1e3), min_size=1, max_size=30))
     def test_every_positive_value_lies_inside_the_axis(self, values: list[float]) -> None:

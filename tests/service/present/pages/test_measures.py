@@ -7,6 +7,7 @@ import math
 import pytest
 
 from foreshock.measures.registry import measure_named
+from foreshock.model_kind import ModelKind
 from service.present.pages.presenters.measures import GROUPS, Values, measure_groups
 from service.present.pages.view_models import MeasureGroup, Value
 from tests.service.present.pages.conftest import Site
@@ -14,16 +15,16 @@ from tests.service.present.pages.conftest import Site
 WHOLE = "trainer/rollout"
 
 
-def value_of(name: str, values: Values) -> Value:
+def value_of(name: str, values: Values, model_kind: ModelKind | None = None) -> Value:
     """How one measure of one comparison is shown."""
-    rows = {row.name: row for group in measure_groups({WHOLE: values}, [WHOLE]) for row in group.rows}
+    rows = {row.name: row for group in measure_groups({WHOLE: values}, [WHOLE], model_kind) for row in group.rows}
     (value,) = rows[name].values
     return value
 
 
-def group_called(title: str, values: Values) -> MeasureGroup:
+def group_called(title: str, values: Values, model_kind: ModelKind | None = None) -> MeasureGroup:
     """One of the groups."""
-    (found,) = [group for group in measure_groups({WHOLE: values}, [WHOLE]) if group.title == title]
+    (found,) = [group for group in measure_groups({WHOLE: values}, [WHOLE], model_kind) if group.title == title]
     return found
 
 
@@ -56,6 +57,12 @@ def test_the_interval_is_the_bootstraps_where_there_is_one() -> None:
 )
 def test_a_tone_is_of_a_published_range(name: str, values: Values, tone: str) -> None:
     assert value_of(name, values).tone == tone
+
+
+def test_the_tone_follows_the_kind_of_model() -> None:
+    tones = [value_of("k3_kl", {"k3_kl": 5e-3}, kind).tone for kind in (None, "dense", "moe")]
+    assert tones == ["warning", "warning", ""]
+    assert value_of("tail(2)", {"tail_2": 0.2}, "moe").tone == "critical"
 
 
 def test_what_float64_cannot_hold_is_not_shown_as_not_estimable() -> None:

@@ -8,8 +8,10 @@ from fastapi import FastAPI
 
 from service.runs.attempts.service import attempts_of_run
 from service.watch.detection.history import closed_steps_after
-from service.watch.detection.replay_detectors import CONFIGURATION
+from service.watch.detection.replay_detectors import configuration_of
 from tests.service.sending import make_batch, start_run
+
+KEYS = configuration_of(None)[0].keys
 
 
 def test_the_history_equals_what_the_api_returns(http: httpx.Client, app: FastAPI) -> None:
@@ -23,17 +25,15 @@ def test_the_history_equals_what_the_api_returns(http: httpx.Client, app: FastAP
     for row, (step, comparison) in enumerate(zip(columns["step"], columns["comparison"], strict=True)):
         for name, values in columns.items():
             key = f"{comparison}:{name}"
-            if key in CONFIGURATION.keys and values[row] is not None:
+            if key in KEYS and values[row] is not None:
                 expected[step][key] = values[row]
     with app.state.context.database.read() as session:
         attempts = attempts_of_run(session, run.run)
-        history = closed_steps_after(session, run.run, attempts, -1, CONFIGURATION.keys)
+        history = closed_steps_after(session, run.run, attempts, -1, KEYS)
     assert [(closed.step, attempt) for closed, attempt in history] == [(3, 1), (5, 1)]
     for closed, _ in history:
         assert "trainer/rollout:k3_kl" in closed.values
-        assert dict(closed.values) == {
-            key: value for key, value in expected[closed.step].items() if key in CONFIGURATION.keys
-        }
+        assert dict(closed.values) == {key: value for key, value in expected[closed.step].items() if key in KEYS}
 
 
 def test_scalars_that_follow_their_step_are_watched_too(http: httpx.Client) -> None:

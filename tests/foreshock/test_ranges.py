@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from foreshock.commands.verdicts import Verdict, verdict_of, worst
+from foreshock.ranges import Verdict, verdict_of, worst
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,8 @@ from foreshock.commands.verdicts import Verdict, verdict_of, worst
     ],
 )
 def test_verdict_of_a_value(measure: str, value: float, dense: Verdict, moe: Verdict) -> None:
-    assert verdict_of(measure, value) == dense
+    assert verdict_of(measure, value, None) == dense
+    assert verdict_of(measure, value, "dense") == dense
     assert verdict_of(measure, value, "moe") == moe
 
 

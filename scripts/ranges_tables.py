@@ -1,0 +1,77 @@
+"""Write the tables of healthy ranges into the documents: `python -m scripts.ranges_tables`; `--check` changes nothing.
+
+A table stands between `<!-- ranges: NAME -->` and `<!-- end of ranges -->`; its rows are those of `foreshock.ranges`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from foreshock.model_kind import MODEL_KIND_NAMES
+from foreshock.ranges import RANGES, HealthyRange
+
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+_BLOCK: Final = re.compile(r"(<!-- ranges: (\w+) -->\n).*?(<!-- end of ranges -->)", re.DOTALL)
+
+
+def all_ranges() -> str:
+    """Return the table of every range, with its source."""
+    rows = [(_quantity(each), *_thresholds(each), each.source) for each in RANGES]
+    return _table(("quantity, at lag 0", "healthy", "warning", "critical", "source"), rows)
+
+
+def mismatch_ranges() -> str:
+    """Return the table of k3 alone."""
+    rows = [(_quantity(each), *_thresholds(each)) for each in RANGES if each.measure == "k3_kl"]
+    return _table(("at lag 0", "healthy", "warning", "critical"), rows)
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {"all": all_ranges, "mismatch": mismatch_ranges}
+DOCUMENTS: Final = (REPOSITORY / "README.md", REPOSITORY / "docs" / "reading-the-numbers.md")
+
+
+def current_text(document: Path) -> str:
+    """Return the document with its tables written anew. Raises KeyError for an unknown table."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", document.read_text())
+
+
+def stale_documents() -> list[Path]:
+    """Return the documents whose tables are not current."""
+    return [document for document in DOCUMENTS if document.read_text() != current_text(document)]
+
+
+def _quantity(each: HealthyRange) -> str:
+    return each.label if each.model_kind is None else f"{each.label}, {MODEL_KIND_NAMES[each.model_kind]}"
+
+
+def _thresholds(each: HealthyRange) -> tuple[str, str, str]:
+    return each.healthy, each.threshold_text(each.warning), each.threshold_text(each.critical)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    header = list(header)
+    lines = [header, ["---"] * len(header), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> int:
+    """Write the tables, or report the documents that are not current."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a document is not current")
+    stale = stale_documents()
+    if parser.parse_args().check:
+        for document in stale:
+            print(f"not current: {document}; run python -m scripts.ranges_tables", file=sys.stderr)
+        return 1 if stale else 0
+    for document in stale:
+        document.write_text(current_text(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

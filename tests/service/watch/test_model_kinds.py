@@ -1,0 +1,127 @@
+"""Alerts and advice judge a run by the kind of its model: declared, derived from a checkpoint, or unknown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.rollouts import RolloutBatch
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import announce_checkpoint
+
+# Nats per token: the second one is a warning for a mixture of experts and critical for a dense model.
+BASELINE, RISEN = 1.5e-3, 1.5e-2
+STEPS = 16
+ROLLOUTS = 60
+
+
+def batch_with_k3(step: int, k3: float) -> RolloutBatch:
+    """Return rollouts whose mean k3 is about `k3`: as in real runs, few tokens (d = ±1) make most of it."""
+    batch = make_batch(ROLLOUTS, seed=step)
+    assert batch.rollout_log_probs is not None
+    behaviour = np.minimum(batch.rollout_log_probs, -1.0).astype(np.float32)
+    differing = np.arange(max(1, round(behaviour.size * k3 / (math.cosh(1.0) - 1.0))))
+    target = behaviour.copy()
+    target[differing] += np.where(differing % 2, -1.0, 1.0).astype(np.float32)
+    return make_batch(ROLLOUTS, seed=step, rollout_log_probs=behaviour, trainer_log_probs=target)
+
+
+def send_rising_mismatch(http: httpx.Client, key: str, **fields: Any) -> Sender:
+    """Send a run whose mismatch rises to ten times its baseline at step 11, in mode apply."""
+    run = start_run(http, key, advice_mode="apply", **fields)
+    for step in range(1, STEPS + 1):
+        k3 = BASELINE if step <= 10 else RISEN
+        run.put_shard(step, batch_with_k3(step, k3)).raise_for_status()
+    return run
+
+
+def scale_of(run: Sender) -> float:
+    """Return the learning-rate scale that the trainer gets for the next steps."""
+    scale: float = run.get("lr-advice", step=STEPS + 1).raise_for_status().json()["scale"]
+    return scale
+
+
+def open_rules(run: Sender) -> dict[str, dict[str, Any]]:
+    return {alert["rule"]: alert for alert in run.get("alerts", state="open").raise_for_status().json()["items"]}
+
+
+def test_the_learning_rate_of_a_mixture_of_experts_is_not_lowered_by_the_ranges_of_a_dense_model(
+    http: httpx.Client,
+) -> None:
+    dense = send_rising_mismatch(http, "dense", model_kind="dense")
+    experts = send_rising_mismatch(http, "experts", model_kind="moe")
+    assert (scale_of(dense), scale_of(experts)) == (0.5, 1.0)
+    assert "mismatch_runaway" in open_rules(dense)
+    assert set(open_rules(experts)) == {"mismatch_warning", "mismatch_rise"}
+
+
+def test_a_healthy_mixture_of_experts_has_no_alert(http: httpx.Client) -> None:
+    run = start_run(http, "healthy", model_kind="moe", advice_mode="apply")
+    for step in range(1, STEPS + 1):
+        run.put_shard(step, batch_with_k3(step, 8e-3)).raise_for_status()
+    assert open_rules(run) == {}
+    assert scale_of(run) == 1.0
+
+
+def test_an_undeclared_run_is_judged_as_dense_and_its_alerts_name_the_reason(http: httpx.Client) -> None:
+    run = send_rising_mismatch(http, "undeclared")
+    assert scale_of(run) == 0.5
+    assert "the model kind of this run is unknown" in open_rules(run)["mismatch_critical"]["why"]
+
+
+def test_declaring_the_kind_derives_the_alerts_again(http: httpx.Client) -> None:
+    run = send_rising_mismatch(http, "declared-late")
+    address = f"/v1/runs/{run.run}"
+    assert "mismatch_runaway" in open_rules(run)
+    changed = http.patch(address, json={"model_kind": "moe"}).raise_for_status().json()
+    assert (changed["model_kind"], changed["model_kind_source"]) == ("moe", "declared")
+    assert set(open_rules(run)) == {"mismatch_warning", "mismatch_rise"}
+    states = {alert["rule"]: alert["state"] for alert in run.get("alerts").json()["items"]}
+    assert states["mismatch_runaway"] == "retracted"
+    # Within an attempt only an operator raises the learning rate again.
+    assert scale_of(run) == 0.5
+    for step in range(STEPS + 1, STEPS + 25):
+        run.put_shard(step, batch_with_k3(step, RISEN)).raise_for_status()
+    assert scale_of(run) == 0.5
+    http.patch(address, json={"model_kind": None}).raise_for_status()
+    assert "mismatch_runaway" in open_rules(run)
+
+
+def test_the_kind_is_derived_from_an_announced_checkpoint_unless_it_is_declared(http: httpx.Client) -> None:
+    run = send_rising_mismatch(http, "derived")
+
+    def kind() -> tuple[str | None, str | None]:
+        found = http.get(f"/v1/runs/{run.run}").raise_for_status().json()
+        return found["model_kind"], found["model_kind_source"]
+
+    announce_checkpoint(run, 1).raise_for_status()
+    assert kind() == (None, None)
+    announce_checkpoint(run, 2, model_kind="moe").raise_for_status()
+    assert kind() == ("moe", "checkpoint")
+    assert "mismatch_runaway" not in open_rules(run)
+    # A checkpoint whose configuration is unknown changes nothing.
+    announce_checkpoint(run, 3).raise_for_status()
+    assert kind() == ("moe", "checkpoint")
+    http.patch(f"/v1/runs/{run.run}", json={"model_kind": "dense"}).raise_for_status()
+    announce_checkpoint(run, 4, model_kind="moe").raise_for_status()
+    assert kind() == ("dense", "declared")
+    assert "mismatch_runaway" in open_rules(run)
+    http.patch(f"/v1/runs/{run.run}", json={"model_kind": None}).raise_for_status()
+    assert kind() == ("moe", "checkpoint")
+
+
+def test_a_resumed_trainer_may_declare_what_the_first_did_not(http: httpx.Client) -> None:
+    body = {"key": "resumed"}
+    assert http.post("/v1/runs", json=body).raise_for_status().json()["model_kind"] is None
+    assert http.post("/v1/runs", json=body | {"model_kind": "moe"}).raise_for_status().json()["model_kind"] == "moe"
+    # What a run declared is changed by PATCH only.
+    assert http.post("/v1/runs", json=body | {"model_kind": "dense"}).raise_for_status().json()["model_kind"] == "moe"
+
+
+@pytest.mark.parametrize("kind", ["sparse", "", 3])
+def test_an_unknown_kind_is_refused(http: httpx.Client, kind: object) -> None:
+    assert http.post("/v1/runs", json={"key": "refused", "model_kind": kind}).status_code == 422
