@@ -14,7 +14,7 @@ from benchmarks.running_service import running_service
 from service.platform.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 OTHER_VARIABLES = {
     "FORESHOCK_URL",
     "FORESHOCK_API_KEY",
@@ -22,6 +22,7 @@ OTHER_VARIABLES = {
     "FORESHOCK_RUN_KEY",
     "FORESHOCK_SPOOL_DIRECTORY",
     "FORESHOCK_WEIGHTS_ROOTS",
+    "FORESHOCK_INSTRUCTION_SET",
 }
 
 
@@ -92,3 +93,43 @@ def test_every_command_that_a_document_names_exists() -> None:
         blocks = "".join(re.findall(r"```\n(.*?)```", document.read_text(), re.DOTALL))
         for command in re.findall(r"\bforeshock ([a-z]+)\b", blocks):
             assert re.search(rf"^{command} = ", entry_points, re.MULTILINE), (document.name, command)
+
+
+# Questions that "Where to change what" must answer, by words of its row.
+QUESTIONS = (
+    "choice of k of the Pareto estimator",
+    "late shard folds a step again",
+    "longest long poll of the advice",
+    "what a worker does when vLLM crashes",
+    "minimum decay period",
+    "caps on an uploaded file",
+    "response header",
+    "column of the rollout table",
+    "new scorer, such as `sglang.http`",
+    "new alert rule",
+    "which variant is the noise floor",
+    "cut of exported runs",
+    "down-sampling of curves",
+    "new trainer integration",
+    "bytes that the spool may hold",
+)
+
+
+def changes() -> dict[str, tuple[Path, str]]:
+    """Return the rows of "Where to change what": what -> (file or folder, name in it)."""
+    text = (REPOSITORY / "docs" / "where-to-change-what.md").read_text().partition("## I want to change")[2]
+    rows = re.findall(r"^\| (.+?) \| `([^`]+)` \| (?:`([^`]+)` )?\|$", text, re.MULTILINE)
+    return {what: (REPOSITORY / path, name) for what, path, name in rows}
+
+
+def test_where_to_change_what_names_files_and_names_that_exist() -> None:
+    rows = changes()
+    assert len(rows) > 40
+    for what, (path, name) in rows.items():
+        assert path.exists(), (what, path)
+        assert not name or re.search(rf"\b{re.escape(name)}\b", path.read_text()), (what, path, name)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_where_to_change_what_answers(question: str) -> None:
+    assert [what for what in changes() if question in what]
