@@ -55,14 +55,13 @@ from service.runs.events import (
 )
 from service.runs.ingest.endpoints import router as ingest
 from service.runs.lint.endpoints import router as lint
-from service.runs.lint.service import lint_closed_step
 from service.runs.measurements.endpoints import router as measurements
 from service.runs.rollouts.endpoints import router as rollouts
 from service.runs.rollouts.shards import PRELOAD
 from service.runs.runs.endpoints import router as runs
 from service.runs.scalars.endpoints import router as scalars
+from service.runs.steps.closing import close_waiting_steps
 from service.runs.steps.endpoints import router as steps
-from service.runs.steps.service import close_overdue_steps
 from service.runs.theory.endpoints import router as theory
 from service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
 from service.watch.advice.endpoints import router as advice
@@ -136,7 +135,6 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
 
 def subscribe_handlers(events: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
-    events.subscribe(StepClosed, lint_closed_step)
     for changed in (StepClosed, ScalarsChanged, MeasurementsChanged):
         events.subscribe(changed, partial(observe_changed_step, events))
     events.subscribe(AttemptStarted, resolve_superseded)
@@ -160,7 +158,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     sweeper = Sweeper(
         context.settings.sweep_interval_seconds,
         [
-            lambda: close_overdue_steps(context),
+            lambda: close_waiting_steps(context),
             lambda: sweep_leases(context),
             lambda: compute_stale_attributions(context),
             context.store.remove_stale_temporaries,

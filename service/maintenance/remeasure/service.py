@@ -23,15 +23,14 @@ from service.platform.context import ServiceContext
 from service.platform.problem import ProblemError
 from service.replay.attribution.compute import AttributionResult, attribute_step
 from service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
-from service.runs.events import StepClosed
-from service.runs.lint.service import lint_closed_step
-from service.runs.measurements.folding import FoldedStatistics, fold_shards
-from service.runs.measurements.service import store_measurement
-from service.runs.rollouts.remeasuring import TokenFile, measure_file
+from service.runs.lint.judging import judge_step
+from service.runs.measurements.folding import fold_step
 from service.runs.rollouts.service import replace_shards, shards_of_step
-from service.runs.rollouts.shards import ShardPart, StoredShard
+from service.runs.rollouts.shards import FoldedStep, MeasuredShard
+from service.runs.rollouts.token_files import TokenFile, measure_file
 from service.runs.runs.service import lock_run_for_background
 from service.runs.step_key import StepKey
+from service.runs.steps.closing import store_fold
 from service.runs.steps.service import is_closed
 
 _TRIES = 5
@@ -63,8 +62,8 @@ class _Measured:
     """A step as it is measured now: its shards, their folds, and what its scores give (None: nothing to do)."""
 
     stored: _Stored
-    shards: tuple[StoredShard, ...]
-    folded: tuple[FoldedStatistics, ...]
+    shards: tuple[MeasuredShard, ...]
+    folded: FoldedStep
     attribution: AttributionResult | None
 
 
@@ -77,7 +76,7 @@ def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
             gone = gone_files(context, stored.files)
             if gone:
                 return StepReport(key, gone)
-            measured, gone = _measure(context, stored)
+            measured, gone = _measure(context, key, stored)
             if context.database.write(partial(_replace, context, key, measured)):
                 return StepReport(key, gone or _still_old(context, key))
         return StepReport(key, "rollouts or scores of it kept arriving: run it again")
@@ -106,13 +105,11 @@ def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | Non
     return f"{len(gone)} of its {len(files)} token files are gone, such as {gone[0].name}"
 
 
-def _measure(context: ServiceContext, stored: _Stored) -> tuple[_Measured, str | None]:
+def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
     """The step as it is measured now, and what of its scores is gone."""
     measured = tuple(measure_file(context, file) for file in stored.files)
-    of_comparison: dict[str, list[ShardPart]] = {}
-    for part in (part for shard in measured for part in shard.parts):
-        of_comparison.setdefault(part.comparison, []).append(part)
-    folded = tuple(fold_shards(name, group) for name, group in sorted(of_comparison.items()))
+    measurements = fold_step(part for shard in measured for part in shard.parts)
+    folded = FoldedStep(measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured]))
     gone = _gone_scores(stored.scored)
     attribution = None
     if stored.scored.scores and gone is None:
@@ -129,10 +126,7 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
     numbers = [file.shard for file in measured.stored.files]
     replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
     if is_closed(session, key):
-        for each in measured.folded:
-            store_measurement(session, key, each)
-        session.flush()
-        lint_closed_step(session, StepClosed(*key))
+        store_fold(session, key, measured.folded)
     if measured.attribution is not None:
         store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
     return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, Table, text
+from sqlalchemy import CursorResult, Table, insert, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -23,6 +23,12 @@ def insert_if_absent(session: Session, target: type[Base] | Table, row: Row) -> 
     # Without the option psycopg's count of an INSERT is gone (-1) by the time it is asked for.
     result = session.execute(statement, dict(row), execution_options={"preserve_rowcount": True})
     return cast("CursorResult[Any]", result).rowcount == 1
+
+
+def insert_rows(session: Session, target: type[Base] | Table, rows: Sequence[Row]) -> None:
+    """Insert rows that have the same columns; raises IntegrityError if a key exists."""
+    if rows:
+        session.execute(insert(table_of(target)), [dict(row) for row in rows])
 
 
 def upsert(session: Session, target: type[Base] | Table, rows: Sequence[Row], key: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sqlalchemy.orm import Session
@@ -31,7 +31,7 @@ from service.replay.scores.files import ScoreFiles
 from service.replay.scores.published import files_of_score, newest_scores
 from service.runs.attempts.service import attempts_of_run, resolve_step
 from service.runs.events import MeasurementsChanged, StepClosed
-from service.runs.measurements.service import store_measurement
+from service.runs.measurements.service import store_measurements
 from service.runs.runs.service import get_run, lock_run_for_background
 from service.runs.step_key import StepKey
 from service.runs.steps.service import is_closed
@@ -185,8 +185,9 @@ def store_attribution(
         sources = [_source(score) for score in newest_scores(session, key)]
         document = AttributionDocument.of(key, result.attribution, result.floors, result.of_rollouts, sources, now)
     repository.put(session, key, None if document is None else document.model_dump(mode="json"), now)
-    for each in result.comparisons:
-        store_measurement(session, key, each.folded, from_sample=each.from_sample)
+    store_measurements(
+        session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]
+    )
     session.flush()
     return True
 

@@ -13,6 +13,8 @@ from sqlalchemy import ColumnElement, and_, false, or_
 
 from service.platform.database.tables import Attempt
 
+_NO_END = 2**62
+
 
 @dataclass(frozen=True, slots=True)
 class ActiveRange:
@@ -21,6 +23,10 @@ class ActiveRange:
     attempt: int
     first: int
     end: int | None
+
+    def parameters(self) -> dict[str, int]:
+        """Return the range as the bind parameters `attempt`, `first` and `end` of a prepared statement."""
+        return {"attempt": self.attempt, "first": self.first, "end": _NO_END if self.end is None else self.end}
 
 
 def active_ranges(attempts: Iterable[Attempt], first: int = 0, last: int | None = None) -> list[ActiveRange]:

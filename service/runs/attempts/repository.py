@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Attempt
+
+_OF_RUN = select(Attempt).where(Attempt.run_id == bindparam("run_id")).order_by(Attempt.attempt)
 
 
 def find(session: Session, run_id: str, attempt: int) -> Attempt | None:
@@ -22,7 +24,7 @@ def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
 
 def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
     """Every attempt of a run, in order."""
-    return session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.attempt)).all()
+    return session.scalars(_OF_RUN, {"run_id": run_id}).all()
 
 
 def next_number(session: Session, run_id: str) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import upsert
+from service.platform.database.dialect import insert_rows, upsert
 from service.platform.database.tables import Attempt, ShardLint, StepLint
 from service.runs.attempts.active_attempts import is_active
 from service.runs.step_key import StepKey
@@ -44,7 +44,7 @@ class RunSums:
 
 def add_evidence(session: Session, row: dict[str, Any]) -> None:
     """Add the evidence of a shard."""
-    session.execute(insert(ShardLint), [row])
+    insert_rows(session, ShardLint, [row])
 
 
 def replace_evidence(session: Session, row: dict[str, Any]) -> None:

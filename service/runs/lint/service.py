@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
-from foreshock.errors import StatisticsError
-from foreshock.lint import CHECKS, CheckResult, LintEvidence, LintWarning, run_checks
-from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal, sums_for_run
+from foreshock.lint import CHECKS, CheckResult, LintWarning
+from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
 from service.platform.database.tables import ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from service.runs.events import StepClosed
 from service.runs.lint import repository
-from service.runs.lint.evidence import LintPart
+from service.runs.lint.judging import LintPart, StepVerdict, judge_step
 from service.runs.lint.repository import RunSums, WarnedStep
 from service.runs.lint.schemas import CheckRead, RunLintRead, RunWarningRead, Severity, StepLintRead, WarningRead
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 
-_logger = logging.getLogger(__name__)
 _SURPRISAL = "raw_log_probs"
 
 
@@ -47,31 +42,26 @@ def replace_evidence(session: Session, key: StepKey, shard: int, part: LintPart)
     repository.replace_evidence(session, _evidence_row(key, shard, part))
 
 
-def lint_closed_step(session: Session, closed: StepClosed) -> None:
-    """Judge a step that has closed or changed, inside that transaction; what cannot be read is left out, and said."""
-    shards = repository.evidence_of_step(session, closed.key)
-    verdict, evidence = _judge(closed.step, closed.attempt, shards)
-    if verdict is None or evidence is None:
-        return
-    sums = sums_for_run(evidence)
-    # Damaged log-probs can overflow; a step of them has no part in the sums over the run.
-    counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
-    # Nor has one whose entropies are those of π: the test is of μ.
-    counts = counts and all(warning.name != "entropy_of_trainer" for warning in verdict.warnings)
+def evidence_of_step(session: Session, key: StepKey) -> Sequence[ShardLint]:
+    """Return the evidence of a step's shards, in order."""
+    return repository.evidence_of_step(session, key)
+
+
+def store_verdict(session: Session, key: StepKey, verdict: StepVerdict) -> None:
+    """Store the verdict on a step, or overwrite an older one."""
+    warnings = verdict.report.warnings
     repository.put_verdict(
         session,
         {
-            "run_id": closed.run_id,
-            "attempt": closed.attempt,
-            "step": closed.step,
-            "severity": _worst(verdict),
-            "warnings": {warning.name: warning.severity for warning in verdict.warnings},
-            "report": verdict.to_json(),
-            "surprisal_tokens": sums.tokens if counts else 0,
-            "surprisal": sums.surprisal if counts else 0.0,
-            "entropy": sums.entropy if counts else 0.0,
-            "surprisal_variance": sums.variance if counts else 0.0,
-            "largest_surprisal": sums.largest if counts else 0.0,
+            **key._asdict(),
+            "severity": warnings[0].severity if warnings else None,
+            "warnings": {warning.name: warning.severity for warning in warnings},
+            "report": verdict.report.to_json(),
+            "surprisal_tokens": verdict.surprisal_tokens,
+            "surprisal": verdict.surprisal,
+            "entropy": verdict.entropy,
+            "surprisal_variance": verdict.surprisal_variance,
+            "largest_surprisal": verdict.largest_surprisal,
         },
     )
 
@@ -83,12 +73,12 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
     stored = repository.verdict_of(session, key)
     if stored is not None:
         return StepLintRead.model_validate(stored.report)
-    verdict, _ = _judge(step, key.attempt, repository.evidence_of_step(session, key))
+    verdict = judge_step(step, key.attempt, repository.evidence_of_step(session, key))
     if verdict is None:
         raise LintNotFound(
             f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"
         )
-    return verdict
+    return verdict.report
 
 
 def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRead:
@@ -118,24 +108,6 @@ def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:
         "evidence": part.evidence,
         "examples": part.examples,
     }
-
-
-def _judge(step: int, attempt: int, shards: Sequence[ShardLint]) -> tuple[StepLintRead | None, LintEvidence | None]:
-    """The verdict on these shards' evidence together; None where none of it can be read."""
-    parts = []
-    for shard in shards:
-        try:
-            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
-        except StatisticsError as error:
-            _logger.warning("evidence of shard %s of step %s cannot be read: %s", shard.shard, step, error)
-    if not parts:
-        return None, None
-    evidence = reduce(LintEvidence.merge, parts)
-    return StepLintRead.of(step, attempt, len(parts), run_checks(evidence)), evidence
-
-
-def _worst(verdict: StepLintRead) -> str | None:
-    return verdict.warnings[0].severity if verdict.warnings else None
 
 
 def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:

@@ -5,8 +5,9 @@ Shards are folded in the order of their numbers, so that the result does not dep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Protocol
 
@@ -14,22 +15,35 @@ from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison import Comparison
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.step_statistics import StepStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedStatistics:
-    """One comparison of a whole step: its measures by column, and the statistics and summaries they came from."""
+    """One comparison of a whole step: its measures by column, and the statistics and summaries they came from.
+
+    `from_sample`: only some of the step's rollouts took part.
+    """
 
     comparison: str
     measures: Mapping[str, float]
     statistics_version: int
     statistics: bytes
     summaries: bytes | None
+    from_sample: bool = False
 
 
 class Part(Protocol):
     """What a shard adds to one comparison: a row of the database, or what a decoder has just measured."""
+
+    @property
+    def comparison(self) -> str:
+        """`target/behaviour`, or STEP_ROW for what belongs to no comparison."""
+
+    @property
+    def statistics_version(self) -> int:
+        """The version of both blobs."""
 
     @property
     def statistics(self) -> bytes:
@@ -40,19 +54,36 @@ class Part(Protocol):
         """A row a rollout; None where it is no comparison of two scores."""
 
 
-def fold_shards(comparison: str, shards: Sequence[Part]) -> FoldedStatistics:
-    """The fold of one comparison's shards, which are given in sorted order; StatisticsError where versions mix."""
+def fold_step(parts: Iterable[Part]) -> tuple[FoldedStatistics, ...]:
+    """Return the measurements of a step from the parts of its shards, which are in the order of the shards.
+
+    Parts of another version do not merge with this release's. They are left out, and the comparison counts as a sample.
+    """
+    by_comparison: defaultdict[str, list[Part]] = defaultdict(list)
+    for part in parts:
+        by_comparison[part.comparison].append(part)
+    folded = []
+    for comparison, group in sorted(by_comparison.items()):
+        current = [part for part in group if part.statistics_version == STATISTICS_VERSION]
+        if current:
+            folded.append(replace(_fold(comparison, current), from_sample=len(current) < len(group)))
+    return tuple(folded)
+
+
+def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
     if comparison == STEP_ROW:
-        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(shard.statistics) for shard in shards))
+        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(part.statistics) for part in parts))
         return FoldedStatistics(comparison, step.measures(), step.statistics_version, step.to_bytes(), None)
-    pair = reduce(ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(shard.statistics) for shard in shards))
+    statistics = reduce(
+        ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(part.statistics) for part in parts)
+    )
     summaries = RolloutSummaries.concat(
-        [RolloutSummaries.from_bytes(shard.summaries) for shard in shards if shard.summaries is not None]
+        [RolloutSummaries.from_bytes(part.summaries) for part in parts if part.summaries is not None]
     )
     return FoldedStatistics(
         comparison,
-        Comparison(pair, summaries).measures(),
-        pair.statistics_version,
-        pair.to_bytes(),
+        Comparison(statistics, summaries).measures(),
+        statistics.statistics_version,
+        statistics.to_bytes(),
         summaries.to_bytes(),
     )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import MeasurementStatistics, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
+from service.runs.attempts.active_attempts import ActiveRange
 from service.runs.measurements.curves import Curves
 from service.runs.step_key import StepKey
 
 
-def put(session: Session, row: Mapping[str, Any], statistics: Mapping[str, Any]) -> None:
-    """Insert or overwrite a measurement and its statistics."""
-    upsert(session, measurements, [row], MEASUREMENT_KEY)
-    upsert(session, MeasurementStatistics, [statistics], MEASUREMENT_KEY)
+def put(session: Session, rows: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]]) -> None:
+    """Insert or overwrite measurements and their statistics."""
+    upsert(session, measurements, rows, MEASUREMENT_KEY)
+    upsert(session, MeasurementStatistics, statistics, MEASUREMENT_KEY)
 
 
 def statistics_of(session: Session, key: StepKey, comparison: str) -> MeasurementStatistics | None:
@@ -51,6 +53,28 @@ def comparisons_of(session: Session, key: StepKey) -> list[str]:
         table.run_id == key.run_id, table.attempt == key.attempt, table.step == key.step
     )
     return list(session.scalars(query.order_by(table.comparison)))
+
+
+def values_in_range(
+    session: Session, run_id: str, steps: ActiveRange, comparisons: Sequence[str], columns: Sequence[str]
+) -> list[tuple[int, str, tuple[float | None, ...]]]:
+    """Return (step, comparison, the value of each column) in a range of steps."""
+    parameters = {"run_id": run_id, "comparisons": comparisons, **steps.parameters()}
+    rows = session.execute(_values_in_range(tuple(columns)), parameters)
+    return [(row[0], row[1], tuple(row[2:])) for row in rows]
+
+
+@cache
+def _values_in_range(columns: tuple[str, ...]) -> Select[Any]:
+    # Read whenever a step closes: built once.
+    table = measurements.c
+    return select(table.step, table.comparison, *(table[name] for name in columns)).where(
+        table.run_id == bindparam("run_id"),
+        table.attempt == bindparam("attempt"),
+        table.step >= bindparam("first"),
+        table.step < bindparam("end"),
+        table.comparison.in_(bindparam("comparisons", expanding=True)),
+    )
 
 
 def curves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,11 @@ from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.tables import Attempt, MeasurementStatistics, measurements
+from service.platform.database.tables import Attempt, MeasurementStatistics
+from service.platform.database.tables import measurements as table
 from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
-from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.active_attempts import active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.measurements import repository
 from service.runs.measurements.curves import Curves
@@ -24,6 +26,8 @@ from service.runs.measurements.downsampling import keep_extremes
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
+
+_COLUMNS = tuple(measure.column for measure in MEASURES)
 
 
 class UnknownMeasure(ProblemError):
@@ -56,24 +60,17 @@ class CurveQuery:
     max_points: int | None = None
 
 
-def store_measurement(session: Session, step: StepKey, folded: FoldedStatistics, *, from_sample: bool = False) -> None:
-    """Store (or overwrite) the measures and statistics of one comparison at one step; NaN is stored as NULL.
-
-    `from_sample`: only some of the step's rollouts took part.
-    """
-    key = {**step._asdict(), "comparison": folded.comparison}
-    values = {measure.column: folded.measures.get(measure.column) for measure in MEASURES}
-    row = {name: None if value is None or math.isnan(value) else float(value) for name, value in values.items()}
-    repository.put(
-        session,
-        {**key, **row, "from_sample": from_sample, "computed_at_us": now_us()},
-        {
-            **key,
-            "statistics_version": folded.statistics_version,
-            "statistics": folded.statistics,
-            "summaries": folded.summaries,
-        },
-    )
+def store_measurements(session: Session, step: StepKey, measurements: Sequence[FoldedStatistics]) -> None:
+    """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL."""
+    now = now_us()
+    rows, statistics = [], []
+    for each in measurements:
+        key = {**step._asdict(), "comparison": each.comparison}
+        values = {column: _stored_value(each.measures.get(column)) for column in _COLUMNS}
+        rows.append({**key, **values, "from_sample": each.from_sample, "computed_at_us": now})
+        blobs = {"statistics": each.statistics, "summaries": each.summaries}
+        statistics.append({**key, "statistics_version": each.statistics_version, **blobs})
+    repository.put(session, rows, statistics)
 
 
 def has_measurement(session: Session, key: StepKey, comparison: str) -> bool:
@@ -91,17 +88,22 @@ def is_run_out_of_date(session: Session, run_id: str) -> bool:
     return any(version != STATISTICS_VERSION for version in repository.versions_of_ends(session, run_id))
 
 
-def read_active_curves(
+def measures_of_active_steps(
     session: Session,
     run_id: str,
     attempts: Sequence[Attempt],
     comparisons: Sequence[str],
-    measures: Sequence[str],
+    columns: Sequence[str],
     steps: tuple[int, int],
-) -> Curves:
-    """Return measures (by column) of the active steps with `steps[0]` ≤ step ≤ `steps[1]`; no comparisons: all."""
-    chosen = is_active(attempts, measurements.c.attempt, measurements.c.step, *steps)
-    return repository.curves(session, run_id, chosen, comparisons, measures, steps)
+) -> dict[int, dict[tuple[str, str], float]]:
+    """Return step → (comparison, column) → value, for active steps with `steps[0]` ≤ step ≤ `steps[1]`."""
+    values: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
+    for each in active_ranges(attempts, *steps):
+        for step, comparison, row in repository.values_in_range(session, run_id, each, comparisons, columns):
+            for column, value in zip(columns, row, strict=True):
+                if value is not None:
+                    values[step][comparison, column] = value
+    return values
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:
@@ -112,11 +114,10 @@ def read_curves(session: Session, principal: Principal, run_id: str, query: Curv
         raise InvalidRequest(f"query.from_step: {query.from_step} is beyond to_step {query.to_step}")
     steps = (query.from_step, query.to_step)
     if query.attempt is not None:
-        chosen = measurements.c.attempt == require_attempt(session, run_id, query.attempt).attempt
-        curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
+        chosen = table.c.attempt == require_attempt(session, run_id, query.attempt).attempt
     else:
-        attempts = attempts_of_run(session, run_id)
-        curves = read_active_curves(session, run_id, attempts, query.comparisons, measures, steps)
+        chosen = is_active(attempts_of_run(session, run_id), table.c.attempt, table.c.step, *steps)
+    curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
     return curves if query.max_points is None else keep_extremes(curves, query.max_points)
 
 
@@ -151,9 +152,13 @@ def stored_statistics(
     return found
 
 
-def _columns_of(names: Sequence[str]) -> list[str]:
+def _stored_value(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def _columns_of(names: Sequence[str]) -> Sequence[str]:
     if not names:
-        return [measure.column for measure in MEASURES]
+        return _COLUMNS
     columns: dict[str, None] = {}
     unknown = []
     for name in names:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, insert, select
+from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.dialect import insert_if_absent
+from service.platform.database.dialect import insert_rows
 from service.platform.database.tables import Shard, ShardStatistics
 from service.runs.step_key import StepKey
 
@@ -19,14 +19,14 @@ def find(session: Session, key: StepKey, shard: int) -> Shard | None:
     return session.get(Shard, (*key, shard))
 
 
-def add(session: Session, row: dict[str, Any]) -> bool:
-    """Add a catalogue row: the commit point of an upload. False where the shard is there already."""
-    return insert_if_absent(session, Shard, row)
+def add(session: Session, row: dict[str, Any]) -> None:
+    """Add a catalogue row: the commit point of an upload."""
+    insert_rows(session, Shard, [row])
 
 
 def add_statistics(session: Session, rows: list[dict[str, Any]]) -> None:
     """Add a shard's statistics, one row a comparison."""
-    session.execute(insert(ShardStatistics), rows)
+    insert_rows(session, ShardStatistics, rows)
 
 
 def replace_statistics(session: Session, key: StepKey, rows: list[dict[str, Any]]) -> None:
@@ -49,6 +49,12 @@ def statistics_of_step(session: Session, key: StepKey) -> Sequence[ShardStatisti
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
     query = select(ShardStatistics).where(_of_step(ShardStatistics, key))
     return session.scalars(query.order_by(ShardStatistics.comparison, ShardStatistics.shard)).all()
+
+
+def versions_of_step(session: Session, key: StepKey) -> list[tuple[int, int]]:
+    """Return (shard, statistics version) of a step's shards."""
+    query = select(ShardStatistics.shard, ShardStatistics.statistics_version)
+    return [(shard, version) for shard, version in session.execute(query.where(_of_step(ShardStatistics, key)))]
 
 
 def out_of_date(session: Session, key: StepKey) -> Sequence[Shard]:

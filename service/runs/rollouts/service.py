@@ -10,8 +10,11 @@ from sqlalchemy.orm import Session
 from service.platform.database.tables import Shard, ShardStatistics
 from service.runs.lint.service import add_evidence, replace_evidence
 from service.runs.rollouts import repository
-from service.runs.rollouts.shards import DecodedShard, ShardPart, StoredShard
+from service.runs.rollouts.shards import MeasuredShard, ShardPart
 from service.runs.step_key import StepKey
+
+ShardVersions = frozenset[tuple[int, int]]
+"""(shard, version of its statistics): equal for two reads of a step unless a shard was added or measured again."""
 
 
 def find_shard(session: Session, key: StepKey, shard: int) -> Shard | None:
@@ -34,14 +37,19 @@ def shards_out_of_date(session: Session, key: StepKey) -> Sequence[Shard]:
     return repository.out_of_date(session, key)
 
 
-def add_shard(session: Session, key: StepKey, row: dict[str, Any], decoded: DecodedShard) -> None:
+def shard_versions(session: Session, key: StepKey) -> ShardVersions:
+    """Return which shards a step has, and of which version the statistics of each are."""
+    return frozenset(repository.versions_of_step(session, key))
+
+
+def add_shard(session: Session, key: StepKey, row: dict[str, Any], measured: MeasuredShard) -> None:
     """Add a shard: its catalogue row (the commit point of an upload), its statistics and its evidence."""
     repository.add(session, row)
-    repository.add_statistics(session, _statistics_rows(key, row["shard"], decoded.parts))
-    add_evidence(session, key, row["shard"], decoded.lint)
+    repository.add_statistics(session, _statistics_rows(key, row["shard"], measured.parts))
+    add_evidence(session, key, row["shard"], measured.lint)
 
 
-def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int, StoredShard]]) -> None:
+def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
     """Replace the statistics and the evidence of shards, by number, that were measured again."""
     rows = [row for shard, found in measured for row in _statistics_rows(key, shard, found.parts)]
     repository.replace_statistics(session, key, rows)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError
-from foreshock.measures.comparison import measure_step
+from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from service.platform.decoding.limits import stored_limits
-from service.runs.lint.evidence import LintPart, lint_shard
+from service.runs.lint.judging import LintPart, StepVerdict, judge_step, lint_shard
+from service.runs.measurements.folding import FoldedStatistics
+from service.runs.step_key import StepKey
 
 # Modules that a decoder process imports when it starts.
 PRELOAD = (__name__,)
@@ -29,71 +30,76 @@ class ShardPart:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodedShard:
-    """A valid shard: its sizes, its statistics, its lint, and the bytes of the file that was written for the store."""
+class MeasuredShard:
+    """What is measured of a shard: its sizes, the digest of its rollouts, its statistics and the lint's evidence."""
 
     rollouts: int
     tokens: int
     rollout_set_digest: str
-    file_bytes: int
     parts: tuple[ShardPart, ...]
     lint: LintPart
 
 
 @dataclass(frozen=True, slots=True)
-class StoredShard:
-    """What is measured of a shard whose tokens are stored, its lint, and what tells that it is that shard."""
+class FoldedStep:
+    """What closing a step stores: a measurement of each comparison, and the lint's verdict (None: no evidence)."""
 
-    rollout_set_digest: str
-    tokens: int
-    parts: tuple[ShardPart, ...]
-    lint: LintPart
+    measurements: tuple[FoldedStatistics, ...]
+    verdict: StepVerdict | None
 
 
-def decode_shard(body: Path, stored: Path, limits: DecodeLimits) -> DecodedShard:
+@dataclass(frozen=True, slots=True)
+class DecodedShard:
+    """A valid shard, the size of the file that was written for the store, and the step if the shard is all of it."""
+
+    measured: MeasuredShard
+    file_bytes: int
+    step: FoldedStep | None
+
+
+def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
     """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`.
 
-    Raises InvalidRolloutsError naming row and column, and LimitExceededError.
+    `whole_step` is the key of the step if it has this one shard: then it is folded here. `stored` is not synced to the
+    disk; `TokenStore.publish` does that. Raises InvalidRolloutsError naming row and column, and LimitExceededError.
     """
     try:
         with body.open("rb") as file:
             batch = decode_rollouts(file, limits)
-        parts = measure_shard(batch)
-        lint = lint_shard(batch)
+        measurement = measure_step(batch)
+        measured = _shard(batch, measurement)
         data = encode_rollouts(batch)
+        step = _step(whole_step, measurement, measured) if whole_step is not None else None
     except MemoryError as error:
         raise LimitExceededError("decoding it needs more memory than allowed: send smaller shards") from error
-    with stored.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return DecodedShard(
-        rollouts=batch.num_rollouts,
-        tokens=batch.num_tokens,
-        rollout_set_digest=rollout_set_digest(batch.sample_ids),
-        file_bytes=len(data),
-        parts=parts,
-        lint=lint,
-    )
+    stored.write_bytes(data)
+    return DecodedShard(measured, len(data), step)
 
 
-def measure_stored(stored: Path) -> StoredShard:
-    """What a file of the store gives now; raises FileNotFoundError where it is gone."""
+def measure_stored(stored: Path) -> MeasuredShard:
+    """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
-    return StoredShard(rollout_set_digest(batch.sample_ids), batch.num_tokens, measure_shard(batch), lint_shard(batch))
+    return _shard(batch, measure_step(batch))
 
 
-def measure_shard(batch: RolloutBatch) -> tuple[ShardPart, ...]:
-    """The statistics of a batch: one part for the step itself, one for each pair of logged scores."""
-    measured = measure_step(batch)
-    step = ShardPart(STEP_ROW, measured.step.statistics_version, measured.step.to_bytes(), None)
+def _shard(batch: RolloutBatch, measurement: StepMeasurement) -> MeasuredShard:
+    own = ShardPart(STEP_ROW, measurement.step.statistics_version, measurement.step.to_bytes(), None)
     pairs = [
-        ShardPart(
-            name,
-            comparison.statistics.statistics_version,
-            comparison.statistics.to_bytes(),
-            comparison.summaries.to_bytes(),
-        )
-        for name, comparison in sorted(measured.comparisons.items())
+        ShardPart(name, pair.statistics.statistics_version, pair.statistics.to_bytes(), pair.summaries.to_bytes())
+        for name, pair in sorted(measurement.comparisons.items())
     ]
-    return (step, *pairs)
+    digest = rollout_set_digest(batch.sample_ids)
+    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, (own, *pairs), lint_shard(batch))
+
+
+def _step(key: StepKey, measurement: StepMeasurement, shard: MeasuredShard) -> FoldedStep:
+    """Return the fold of a step that has one shard: its statistics are the shard's."""
+    measures = {STEP_ROW: measurement.step.measures()}
+    measures |= {name: pair.measures() for name, pair in measurement.comparisons.items()}
+    folded = (
+        FoldedStatistics(
+            part.comparison, measures[part.comparison], part.statistics_version, part.statistics, part.summaries
+        )
+        for part in shard.parts
+    )
+    return FoldedStep(tuple(folded), judge_step(key.step, key.attempt, [shard.lint]))

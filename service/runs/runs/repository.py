@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select, tuple_, update
+from sqlalchemy import bindparam, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Run
+
+# Run for every change of a run: built once.
+_LOCK = (
+    select(Run)
+    .where(Run.id == bindparam("run_id"))
+    .with_for_update(key_share=True)
+    .execution_options(populate_existing=True)
+)
 
 
 def find(session: Session, run_id: str) -> Run | None:
@@ -17,8 +25,7 @@ def find(session: Session, run_id: str) -> Run | None:
 
 def find_and_lock(session: Session, run_id: str) -> Run | None:
     """The run as it is now; other transactions that lock it wait until this one ends."""
-    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
-    return session.scalar(query.execution_options(populate_existing=True))
+    return session.scalar(_LOCK, {"run_id": run_id})
 
 
 def find_by_key(session: Session, project: str, key: str) -> Run | None:
@@ -34,9 +41,3 @@ def newest_first(session: Session, project: str | None, after: tuple[int, str] |
     if after is not None:
         query = query.where(tuple_(Run.created_at_us, Run.id) < after)
     return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit)).all()
-
-
-def raise_newest_step(session: Session, run_id: str, step: int) -> None:
-    """Set the run's newest step to `step`, unless it is beyond that already."""
-    behind = Run.last_step.is_(None) | (Run.last_step < step)
-    session.execute(update(Run).where(Run.id == run_id, behind).values(last_step=step))

@@ -51,11 +51,6 @@ def lock_run_for_background(session: Session, run_id: str) -> Run | None:
     return run if run is not None and run.deleted_at_us is None else None
 
 
-def raise_newest_step(session: Session, run_id: str, step: int) -> None:
-    """Set the run's newest step to `step`, unless it is beyond that already."""
-    repository.raise_newest_step(session, run_id, step)
-
-
 def get_or_create_run(session: Session, events: EventBus, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
     """Return the run of (project, key), and True if it is new. Raises RunDeleted if that key was deleted before.
 

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import Scalar
+from service.runs.attempts.active_attempts import ActiveRange
 from service.runs.step_key import StepKey
 
 _KEY = ("run_id", "attempt", "step", "source", "name")
+
+# Read whenever a step closes: built once.
+_NAMED_IN_RANGE = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
+    Scalar.run_id == bindparam("run_id"),
+    Scalar.attempt == bindparam("attempt"),
+    Scalar.step >= bindparam("first"),
+    Scalar.step < bindparam("end"),
+    Scalar.name.in_(bindparam("names", expanding=True)),
+)
+
+
+class ReportedValue(NamedTuple):
+    """What a source reported of a step; None if it was not a finite number."""
+
+    step: int
+    source: str
+    name: str
+    value: float | None
 
 
 def put(session: Session, rows: list[dict[str, Any]]) -> None:
@@ -20,10 +39,18 @@ def put(session: Session, rows: list[dict[str, Any]]) -> None:
     upsert(session, Scalar, rows, _KEY)
 
 
-def of_step(session: Session, key: StepKey) -> Sequence[Scalar]:
+def of_step(session: Session, key: StepKey) -> list[ReportedValue]:
     """Return every scalar of a step."""
-    query = select(Scalar).where(Scalar.run_id == key.run_id, Scalar.attempt == key.attempt, Scalar.step == key.step)
-    return session.scalars(query).all()
+    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
+        Scalar.run_id == key.run_id, Scalar.attempt == key.attempt, Scalar.step == key.step
+    )
+    return [ReportedValue(*row) for row in session.execute(query)]
+
+
+def named_in_range(session: Session, run_id: str, steps: ActiveRange, names: Sequence[str]) -> list[ReportedValue]:
+    """Return the scalars of these names in a range of steps."""
+    parameters = {"run_id": run_id, "names": names, **steps.parameters()}
+    return [ReportedValue(*row) for row in session.execute(_NAMED_IN_RANGE, parameters)]
 
 
 def select_range(

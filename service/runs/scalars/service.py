@@ -12,11 +12,12 @@ from foreshock.json_values import finite_or_none
 from service.platform.database.tables import Attempt, Scalar
 from service.platform.events import EventBus
 from service.platform.security import Principal
-from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.active_attempts import active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, require_attempt
 from service.runs.events import ScalarsChanged
 from service.runs.runs.service import get_run, lock_run
 from service.runs.scalars import repository
+from service.runs.scalars.repository import ReportedValue
 from service.runs.scalars.schemas import ScalarColumns, ScalarsPut, ScalarsRead
 from service.runs.step_key import StepKey
 from service.runs.steps.service import is_closed
@@ -65,8 +66,8 @@ def scalars_of_active_steps(
     session: Session, run_id: str, attempts: Sequence[Attempt], names: Sequence[str], steps: tuple[int, int]
 ) -> dict[int, dict[str, float]]:
     """Return step → name → finite value, of the source that counts, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
-    chosen = is_active(attempts, Scalar.attempt, Scalar.step, *steps)
-    return _values_by_step(repository.select_range(session, run_id, chosen, (), names, steps))
+    ranges = active_ranges(attempts, *steps)
+    return _values_by_step([row for each in ranges for row in repository.named_in_range(session, run_id, each, names)])
 
 
 def read_scalars(
@@ -95,7 +96,7 @@ def read_scalars(
     return ScalarsRead(columns=columns)
 
 
-def _values_by_step(rows: Sequence[Scalar]) -> dict[int, dict[str, float]]:
+def _values_by_step(rows: Sequence[ReportedValue]) -> dict[int, dict[str, float]]:
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for row in sorted(rows, key=lambda each: (each.source != FIRST_SOURCE, each.source)):
         if row.value is not None:

@@ -17,14 +17,21 @@ def find(session: Session, key: StepKey) -> Step | None:
     return session.get(Step, key)
 
 
-def overdue(session: Session, before_us: int, limit: int) -> Sequence[Step]:
-    """Open steps of living runs whose last shard came before a time."""
-    query = (
-        select(Step)
-        .join(Run, Run.id == Step.run_id)
-        .where(Step.closed_at_us.is_(None), Step.last_shard_at_us < before_us, Run.deleted_at_us.is_(None))
+def waiting(session: Session, overdue_before_us: int, limit: int) -> list[StepKey]:
+    """Return up to `limit` steps of runs that are not deleted which have shards beyond their fold, oldest first.
+
+    Open steps that miss shards are returned only if their last shard came before `overdue_before_us`.
+    """
+    due = (
+        (Step.received_shards >= Step.expected_shards)
+        | Step.closed_at_us.is_not(None)
+        | (Step.last_shard_at_us < overdue_before_us)
     )
-    return session.scalars(query.order_by(Step.last_shard_at_us).limit(limit)).all()
+    # The partial index ix_steps_unfolded holds exactly the steps of the first condition.
+    unfolded = Step.folded_shards < Step.received_shards
+    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
+    query = query.where(unfolded, due, Run.deleted_at_us.is_(None))
+    return [StepKey(*row) for row in session.execute(query.order_by(Step.last_shard_at_us).limit(limit))]
 
 
 def page_of_run(

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import bindparam, func, insert, select
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.advice_state import Decision
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 
+# Read whenever a step closes: built once.
+_LOG = (
+    select(AdviceDecision.decision)
+    .where(AdviceDecision.run_id == bindparam("run_id"))
+    .order_by(AdviceDecision.revision)
+)
+_POLLED_STEP = select(TrainerProgress.polled_step).where(
+    TrainerProgress.run_id == bindparam("run_id"), TrainerProgress.attempt == bindparam("attempt")
+)
+_ACKNOWLEDGED_STEP = select(func.max(AdviceAcknowledgement.step)).where(
+    AdviceAcknowledgement.run_id == bindparam("run_id"), AdviceAcknowledgement.attempt == bindparam("attempt")
+)
+
 
 def log_of(session: Session, run_id: str) -> list[Decision]:
     """The run's decisions in order of revision."""
-    query = select(AdviceDecision.decision).where(AdviceDecision.run_id == run_id).order_by(AdviceDecision.revision)
-    return [Decision.from_json(decision) for decision in session.scalars(query)]
+    return [Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
 
 
 def append(session: Session, run_id: str, decision: Decision) -> None:
@@ -41,18 +53,14 @@ def newest_version(session: Session, run_id: str) -> tuple[int, int]:
 
 def trainer_step(session: Session, run_id: str, attempt: int) -> int:
     """The newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
-    acknowledged = select(func.max(AdviceAcknowledgement.step)).where(
-        AdviceAcknowledgement.run_id == run_id, AdviceAcknowledgement.attempt == attempt
-    )
-    polled = polled_step(session, run_id, attempt)
-    known = session.scalar(acknowledged)
-    return max(polled, -1 if known is None else known)
+    acknowledged = session.scalar(_ACKNOWLEDGED_STEP, {"run_id": run_id, "attempt": attempt})
+    return max(polled_step(session, run_id, attempt), -1 if acknowledged is None else acknowledged)
 
 
 def polled_step(session: Session, run_id: str, attempt: int) -> int:
     """The newest step that a following trainer asked for; −1 before any."""
-    progress = session.get(TrainerProgress, (run_id, attempt))
-    return -1 if progress is None else progress.polled_step
+    polled = session.scalar(_POLLED_STEP, {"run_id": run_id, "attempt": attempt})
+    return -1 if polled is None else polled
 
 
 def put_polled_step(session: Session, run_id: str, attempt: int, step: int) -> None:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import bindparam, func, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Alert, Attempt
 from service.runs.attempts.active_attempts import active_attempt_of, active_ranges, is_active
+
+# Read whenever a step closes: built once, and each half is a range of an index, so that the run's other alerts are not
+# looked at. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
+_OF_RUN = Alert.run_id == bindparam("run_id")
+_FIRED = select(Alert).where(
+    _OF_RUN, Alert.attempt.in_(bindparam("attempts", expanding=True)), Alert.step >= bindparam("from_step")
+)
+_CLEARED = select(Alert).where(
+    _OF_RUN,
+    Alert.attempt.in_(bindparam("attempts_before", expanding=True)),
+    Alert.cleared_step >= bindparam("from_step"),
+    Alert.step + 0 < bindparam("from_step"),
+)
+_TOUCHED = select(Alert).from_statement(union_all(_FIRED, _CLEARED))
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -35,20 +49,16 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
 
 
 def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> list[Alert]:
-    """Return the alerts of active steps that fired, or cleared, at `from_step` or later, by step and rule.
-
-    Two queries, each over a range of an index: the run's other alerts are not looked at.
-    """
-    fired = select(Alert).where(Alert.run_id == run_id, is_active(attempts, Alert.attempt, Alert.step, first=from_step))
-    before = active_ranges(attempts, last=from_step - 1)
-    cleared = select(Alert).where(
-        Alert.run_id == run_id,
-        Alert.attempt.in_({each.attempt for each in before}),
-        Alert.cleared_step >= from_step,
-        # An expression, so that SQLite takes the index of cleared_step.
-        Alert.step + 0 < from_step,
-    )
-    found = [*session.scalars(fired), *session.scalars(cleared)]
+    """Return the alerts of active steps that fired, or cleared, at `from_step` or later, by step and rule."""
+    fired = active_ranges(attempts, first=from_step)
+    fired_before = active_ranges(attempts, last=from_step - 1)
+    parameters = {
+        "run_id": run_id,
+        "from_step": from_step,
+        "attempts": [each.attempt for each in fired],
+        "attempts_before": [each.attempt for each in fired_before],
+    }
+    found = session.scalars(_TOUCHED, parameters)
     active = [alert for alert in found if active_attempt_of(attempts, alert.step) == alert.attempt]
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 

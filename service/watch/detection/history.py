@@ -1,4 +1,4 @@
-"""What the detectors are fed: the values of the closed steps of the active history, in order."""
+"""The history that the detectors replay: measures and scalars of the active closed steps, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from foreshock.early_warning.detectors import ClosedStep
 from foreshock.measures.registry import MEASURES
 from service.platform.database.tables import Attempt
-from service.runs.measurements.service import read_active_curves
+from service.runs.measurements.service import measures_of_active_steps
 from service.runs.scalars.service import scalars_of_active_steps
 from service.watch.detection import repository
 
@@ -21,24 +21,19 @@ _COLUMNS = frozenset(measure.column for measure in MEASURES)
 def closed_steps_after(
     session: Session, run_id: str, attempts: Sequence[Attempt], after: int, keys: Sequence[str]
 ) -> list[tuple[ClosedStep, int]]:
-    """Each closed step beyond `after` with the values of `keys` (`comparison:measure`) that it has, and its attempt."""
+    """Return each active closed step beyond `after` with its values of `keys` (`comparison:measure`) and its attempt."""
     steps = repository.closed_steps(session, run_id, attempts, after)
     if not steps:
         return []
-    wanted: defaultdict[str, list[str]] = defaultdict(list)
-    for key in keys:
-        comparison, _, measure = key.partition(":")
-        wanted[comparison].append(measure)
     bounds = (steps[0][0], steps[-1][0])
+    pairs = [(comparison, name) for comparison, _, name in (key.partition(":") for key in keys)]
+    names = [name for source, name in pairs if source == _SCALARS]
+    measured = [(comparison, column) for comparison, column in pairs if column in _COLUMNS]
+    comparisons, columns = sorted({pair[0] for pair in measured}), sorted({pair[1] for pair in measured})
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    names = wanted.pop(_SCALARS, [])
-    for step, scalars in scalars_of_active_steps(session, run_id, attempts, names, bounds).items() if names else ():
-        values[step].update({f"{_SCALARS}:{name}": value for name, value in scalars.items()})
-    for comparison, measures in wanted.items():
-        columns = [measure for measure in measures if measure in _COLUMNS]
-        found = read_active_curves(session, run_id, attempts, [comparison], columns, bounds)
-        for (step, _, _), row in zip(found.keys, found.values, strict=True):
-            for column, value in zip(columns, row, strict=True):
-                if value is not None:
-                    values[step][f"{comparison}:{column}"] = value
+    for step, scalars in scalars_of_active_steps(session, run_id, attempts, names, bounds).items():
+        values[step] = {f"{_SCALARS}:{name}": value for name, value in scalars.items()}
+    found = measures_of_active_steps(session, run_id, attempts, comparisons, columns, bounds)
+    for step, measures in found.items():
+        values[step] |= {f"{pair[0]}:{pair[1]}": measures[pair] for pair in measured if pair in measures}
     return [(ClosedStep(step, values[step]), attempt) for step, attempt in steps]

@@ -1,79 +1,102 @@
-"""Queries on detector snapshots and on the closed steps that detectors replay."""
+"""Queries on detector snapshots and on the closed steps that detectors replay.
+
+They run whenever a step closes. The statements are built once: building one takes five times as long as running it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session
 
+from service.platform.database.dialect import insert_rows, table_of
 from service.platform.database.tables import Attempt, DetectorSnapshot, Step
-from service.runs.attempts.active_attempts import active_ranges, is_active
+from service.runs.attempts.active_attempts import active_ranges
+
+_snapshots = table_of(DetectorSnapshot).c
+_OF_RUN = _snapshots.run_id == bindparam("run_id")
+
+_CLOSED_STEPS = (
+    select(Step.step, Step.attempt)
+    .where(
+        Step.run_id == bindparam("run_id"),
+        Step.attempt == bindparam("attempt"),
+        Step.step >= bindparam("first"),
+        Step.step < bindparam("end"),
+        Step.closed_at_us.is_not(None),
+    )
+    .order_by(Step.step)
+)
+_NEWEST_SNAPSHOT = (
+    select(DetectorSnapshot)
+    .where(
+        DetectorSnapshot.run_id == bindparam("run_id"),
+        DetectorSnapshot.attempt == bindparam("attempt"),
+        DetectorSnapshot.step >= bindparam("first"),
+        DetectorSnapshot.step < bindparam("end"),
+        DetectorSnapshot.configuration_digest == bindparam("configuration_digest"),
+    )
+    .order_by(DetectorSnapshot.step.desc())
+    .limit(1)
+)
+_NEWEST_SNAPSHOT_OF_RUN = (
+    select(DetectorSnapshot)
+    .where(DetectorSnapshot.run_id == bindparam("run_id"))
+    .order_by(DetectorSnapshot.step.desc())
+    .limit(1)
+)
+_DROP_SNAPSHOTS = delete(table_of(DetectorSnapshot)).where(_OF_RUN, _snapshots.step >= bindparam("from_step"))
+_OLDEST_KEPT = (
+    select(_snapshots.step)
+    .where(_OF_RUN)
+    .order_by(_snapshots.step.desc())
+    .offset(bindparam("others_kept"))
+    .limit(1)
+    .scalar_subquery()
+)
+_DROP_PASSING_SNAPSHOTS = delete(table_of(DetectorSnapshot)).where(
+    _OF_RUN, _snapshots.milestone.is_(False), _snapshots.step < _OLDEST_KEPT
+)
 
 
 def closed_steps(session: Session, run_id: str, attempts: Sequence[Attempt], after: int) -> list[tuple[int, int]]:
     """Return (step, attempt) of the active closed steps beyond `after`, in order."""
-    query = select(Step.step, Step.attempt).where(
-        Step.run_id == run_id,
-        Step.closed_at_us.is_not(None),
-        is_active(attempts, Step.attempt, Step.step, first=after + 1),
-    )
-    return [(step, attempt) for step, attempt in session.execute(query.order_by(Step.step))]
+    return [
+        (step, attempt)
+        for each in reversed(active_ranges(attempts, first=after + 1))
+        for step, attempt in session.execute(_CLOSED_STEPS, {"run_id": run_id, **each.parameters()})
+    ]
 
 
 def newest_snapshot(
     session: Session, run_id: str, attempts: Sequence[Attempt], before: int, configuration_digest: str
 ) -> DetectorSnapshot | None:
     """Return the newest snapshot of an active step before `before`."""
-    # Ranges of one attempt at a time: each is read from the end of the primary key, however many snapshots there are.
     for each in active_ranges(attempts, last=before - 1):
-        query = select(DetectorSnapshot).where(
-            DetectorSnapshot.run_id == run_id,
-            DetectorSnapshot.attempt == each.attempt,
-            DetectorSnapshot.step >= each.first,
-            DetectorSnapshot.step < each.end,
-            DetectorSnapshot.configuration_digest == configuration_digest,
-        )
-        found = session.scalar(query.order_by(DetectorSnapshot.step.desc()).limit(1))
+        parameters = {"run_id": run_id, "configuration_digest": configuration_digest, **each.parameters()}
+        found = session.scalar(_NEWEST_SNAPSHOT, parameters)
         if found is not None:
             return found
     return None
 
 
+def newest_snapshot_of_run(session: Session, run_id: str) -> DetectorSnapshot | None:
+    """Return the newest snapshot; those of superseded steps are dropped when an attempt starts."""
+    return session.scalar(_NEWEST_SNAPSHOT_OF_RUN, {"run_id": run_id})
+
+
 def drop_snapshots(session: Session, run_id: str, from_step: int) -> None:
     """Delete the snapshots from `from_step` on, those of superseded steps included."""
-    session.execute(
-        delete(DetectorSnapshot).where(DetectorSnapshot.run_id == run_id, DetectorSnapshot.step >= from_step)
-    )
+    session.execute(_DROP_SNAPSHOTS, {"run_id": run_id, "from_step": from_step})
 
 
 def drop_passing_snapshots(session: Session, run_id: str, keep: int) -> None:
     """Delete the snapshots that are no milestones, except the run's newest `keep` snapshots of either kind."""
-    oldest_kept = (
-        select(DetectorSnapshot.step)
-        .where(DetectorSnapshot.run_id == run_id)
-        .order_by(DetectorSnapshot.step.desc())
-        .offset(keep - 1)
-        .limit(1)
-        .scalar_subquery()
-    )
-    session.execute(
-        delete(DetectorSnapshot).where(
-            DetectorSnapshot.run_id == run_id,
-            DetectorSnapshot.milestone.is_(False),
-            DetectorSnapshot.step < oldest_kept,
-        )
-    )
+    session.execute(_DROP_PASSING_SNAPSHOTS, {"run_id": run_id, "others_kept": keep - 1})
 
 
 def add_snapshots(session: Session, rows: list[dict[str, Any]]) -> None:
     """Insert snapshots of steps that have none."""
-    if rows:
-        session.execute(insert(DetectorSnapshot), rows)
-
-
-def newest_snapshot_of_run(session: Session, run_id: str) -> DetectorSnapshot | None:
-    """Return the newest snapshot; those of superseded steps are dropped when an attempt starts."""
-    query = select(DetectorSnapshot).where(DetectorSnapshot.run_id == run_id)
-    return session.scalar(query.order_by(DetectorSnapshot.step.desc()).limit(1))
+    insert_rows(session, DetectorSnapshot, rows)

@@ -16,7 +16,7 @@ from service.platform.context import ServiceContext
 from service.platform.database.session import Database
 from service.platform.database.tables import Shard
 from service.runs.step_key import StepKey
-from service.runs.steps.service import close_overdue_steps
+from service.runs.steps.closing import close_waiting_steps
 from tests.service.maintenance.remeasure.old_release import VERSION, make_old, put_step, stored_bytes
 from tests.service.sending import Sender, start_run
 from tests.service.server import RunningServer
@@ -24,7 +24,7 @@ from tests.service.server import RunningServer
 
 def close_now(context: ServiceContext) -> int:
     """Close what is open, as the sweeper does once the grace time is over."""
-    return close_overdue_steps(
+    return close_waiting_steps(
         context.replacing(settings=context.settings.model_copy(update={"step_grace_seconds": -1.0}))
     )
 

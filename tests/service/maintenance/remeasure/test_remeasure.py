@@ -21,7 +21,7 @@ from service.platform.database.tables import Shard
 from service.platform.settings import Settings
 from service.runs.rollouts.shards import measure_stored
 from service.runs.step_key import StepKey
-from service.runs.steps.service import close_overdue_steps
+from service.runs.steps.closing import close_waiting_steps
 from tests.service.maintenance.remeasure.old_release import make_old, put_step, stored_bytes
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
@@ -275,5 +275,5 @@ def test_a_step_that_is_open_stays_open_and_closes_later(http: httpx.Client, app
     assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)).left is None
     assert values(sender)["step"] == []
     settings = app.state.context.settings.model_copy(update={"step_grace_seconds": -1.0})
-    assert close_overdue_steps(app.state.context.replacing(settings=settings)) == 2
+    assert close_waiting_steps(app.state.context.replacing(settings=settings)) == 2
     assert values(sender) == values(twin)

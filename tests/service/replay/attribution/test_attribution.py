@@ -18,7 +18,7 @@ from foreshock.rollouts import RolloutBatch
 from service.platform.context import ServiceContext
 from service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
 from service.replay.events import ScoresPublished
-from service.runs.steps.service import close_overdue_steps
+from service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import (
     LeaseHolder,
@@ -244,8 +244,8 @@ def test_late_rollouts_make_the_attribution_stale(
     run = start_run(http)
     batch = make_batch(6)
     run.put_shard(1, batch, shards=2).raise_for_status()
-    monkeypatch.setattr("service.runs.steps.service.now_us", lambda: now_us() + 10**13)
-    close_overdue_steps(app.state.context)
+    monkeypatch.setattr("service.runs.steps.closing.now_us", lambda: now_us() + 10**13)
+    close_waiting_steps(app.state.context)
     announce_checkpoint(run, 1)
     replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch)
     before = run.get("steps/1/attribution").json()

@@ -16,7 +16,7 @@ from foreshock.digests import rollout_set_digest
 from foreshock.scorers import SCORERS, Scorer
 from service.platform.database.dialect import database_now_us
 from service.replay.probes.pinned_rollouts import select_rollouts
-from service.runs.steps.service import close_overdue_steps
+from service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
@@ -220,8 +220,8 @@ def test_late_shards_do_not_change_what_a_probe_pinned(
 ) -> None:
     sent = start_run(http, "late")
     sent.put_shard(1, make_batch(4), shards=2).raise_for_status()
-    monkeypatch.setattr("service.runs.steps.service.now_us", lambda: now_us() + 10**13)
-    close_overdue_steps(app.state.context)
+    monkeypatch.setattr("service.runs.steps.closing.now_us", lambda: now_us() + 10**13)
+    close_waiting_steps(app.state.context)
     announce_checkpoint(sent, 1)
     probe = ask_for_probe(sent, 1).json()
     sent.put_shard(1, make_batch(3, seed=1), shard=1, shards=2).raise_for_status()

@@ -13,7 +13,7 @@ from foreshock.rollouts import decode_rollouts, encode_rollouts
 from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
-from service.runs.steps.service import close_overdue_steps
+from service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
@@ -163,8 +163,8 @@ def test_a_step_whose_shards_stay_away_closes_after_the_grace_time_and_folds_aga
         first, late = make_batch(seed=1), make_batch(seed=2)
         assert sender.put_shard(0, first, 0, 2).json()["step_closed"] is False
         assert sender.get("measurements").json()["columns"]["step"] == []
-        assert close_overdue_steps(server.app.state.context) == 1
-        assert close_overdue_steps(server.app.state.context) == 0
+        assert close_waiting_steps(server.app.state.context) == 1
+        assert close_waiting_steps(server.app.state.context) == 0
         tokens = {"comparison": "trainer/rollout", "measure": "tokens"}
         assert sender.get("measurements", **tokens).json()["columns"]["tokens"] == [first.num_tokens]
         assert sender.put_shard(0, late, 1, 2).json()["step_closed"] is True

@@ -1,0 +1,78 @@
+"""Collect the lint's evidence of a shard and judge a step by that of its shards. Knows batches, not databases."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Protocol
+
+from foreshock.errors import StatisticsError
+from foreshock.lint import LintEvidence, collect_evidence, run_checks
+from foreshock.lint.checks import sums_for_run
+from foreshock.rollouts import RolloutBatch
+from service.runs.lint.schemas import StepLintRead
+
+_logger = logging.getLogger(__name__)
+
+
+class Evidence(Protocol):
+    """What a shard adds to the lint of its step: a row of the database, or what a decoder has just collected."""
+
+    @property
+    def evidence(self) -> bytes:
+        """Mergeable evidence."""
+
+    @property
+    def examples(self) -> dict[str, Any]:
+        """Examples by check."""
+
+
+@dataclass(frozen=True, slots=True)
+class LintPart:
+    """The evidence that a shard adds to the lint of its step: mergeable bytes, and examples by check."""
+
+    evidence: bytes
+    examples: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerdict:
+    """The lint's verdict on a step, and the sums of its surprisal test, which add up over the steps of a run."""
+
+    report: StepLintRead
+    surprisal_tokens: int
+    surprisal: float
+    entropy: float
+    surprisal_variance: float
+    largest_surprisal: float
+
+
+def lint_shard(batch: RolloutBatch) -> LintPart:
+    """Return the evidence of a batch."""
+    evidence = collect_evidence(batch)
+    return LintPart(evidence.to_bytes(), evidence.examples_to_json())
+
+
+def judge_step(step: int, attempt: int, shards: Sequence[Evidence]) -> StepVerdict | None:
+    """Return the verdict on all shards together; None if no evidence can be read. Unreadable evidence is logged."""
+    parts = []
+    for shard in shards:
+        try:
+            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
+        except StatisticsError as error:
+            _logger.warning("evidence of a shard of step %s (attempt %s) cannot be read: %s", step, attempt, error)
+    if not parts:
+        return None
+    evidence = reduce(LintEvidence.merge, parts)
+    report = StepLintRead.of(step, attempt, len(parts), run_checks(evidence))
+    sums = sums_for_run(evidence)
+    # A step takes no part in the run's test if damaged log-probs overflow its sums, or if its entropies are those of π:
+    # the test is of μ.
+    counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
+    counts = counts and all(warning.name != "entropy_of_trainer" for warning in report.warnings)
+    if not counts:
+        return StepVerdict(report, 0, 0.0, 0.0, 0.0, 0.0)
+    return StepVerdict(report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest)

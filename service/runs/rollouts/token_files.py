@@ -1,0 +1,36 @@
+"""The token files of stored shards, and what they give when they are measured again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreshock.errors import RolloutsError
+from service.platform.context import ServiceContext
+from service.platform.database.tables import Shard
+from service.runs.rollouts.shards import MeasuredShard, measure_stored
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """The file of a shard's tokens in the store, and what it has to hold."""
+
+    shard: int
+    name: str
+    rollout_set_digest: str
+    tokens: int
+
+    @classmethod
+    def of(cls, shard: Shard) -> TokenFile:
+        """Return the file of a shard of the catalogue."""
+        return cls(shard.shard, shard.file, shard.rollout_set_digest, shard.tokens)
+
+
+def measure_file(context: ServiceContext, file: TokenFile) -> MeasuredShard:
+    """Measure a token file again; raises RolloutsError, naming the file, if it does not hold what was uploaded."""
+    try:
+        measured: MeasuredShard = context.decoders.run(measure_stored, context.store.path_of(file.name))
+    except RolloutsError as error:
+        raise RolloutsError(f"its token file {file.name} is damaged: {error}") from error
+    if (measured.rollout_set_digest, measured.tokens) != (file.rollout_set_digest, file.tokens):
+        raise RolloutsError(f"its token file {file.name} holds other rollouts than were uploaded")
+    return measured
