@@ -47,11 +47,11 @@ class Difference:
 
 
 class Replayer:
-    """Scores rollouts through the engines of a worker, without a service."""
+    """Scores rollouts through `engines` as a worker does, without a service. Files go through `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engines: EnginePool) -> None:
         self._folder = folder
-        self._pool = EnginePool(folder)
+        self._pool = engines
 
     def score(
         self,
@@ -85,19 +85,16 @@ class Replayer:
         """The process of each engine that is warm."""
         return self._pool.process_ids()
 
-    def close(self) -> None:
-        self._pool.close()
-
 
 @contextmanager
 def replayer() -> Iterator[Replayer]:
     """A replayer whose engines end with the block."""
     with tempfile.TemporaryDirectory(prefix="foreshock-replay-") as folder:
-        replay = Replayer(Path(folder))
+        engines = EnginePool(Path(folder))
         try:
-            yield replay
+            yield Replayer(Path(folder), engines)
         finally:
-            replay.close()
+            engines.close()
 
 
 def logged(batch: RolloutBatch, scorer: str) -> NDArray[np.float32]:

@@ -55,15 +55,23 @@ _OUTCOMES = {"retry": "failed, will be retried", "final": "failed", "skipped": "
 class Worker:
     """One worker. `scorers`: offer only these; None: all whose engine is installed.
 
+    `engines`: score in these and leave them running; None: in engines of its own, ended with each `run`.
+
     Raises ConfigurationError if a scorer is unknown or its engine is not installed.
     """
 
     def __init__(
-        self, settings: WorkerSettings, console: WorkerConsole, *, scorers: tuple[str, ...] | None = None
+        self,
+        settings: WorkerSettings,
+        console: WorkerConsole,
+        *,
+        scorers: tuple[str, ...] | None = None,
+        engines: EnginePool | None = None,
     ) -> None:
         self._settings = settings
         self._console = console
         self._scorers = _offered(scorers)
+        self._engines = engines
         self._accelerator = accelerator_name(settings.accelerator)
         self._library = WeightsLibrary(settings.weights_roots)
         self._client = self._connect()
@@ -88,7 +96,7 @@ class Worker:
         self._log_settings()
         patience = Patience(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
         with tempfile.TemporaryDirectory(prefix="foreshock-worker-") as folder:
-            pool = EnginePool(Path(folder), patience)
+            pool = self._engines or EnginePool(Path(folder), patience)
             try:
                 idle_since = time.monotonic()
                 while not self._stopping():
@@ -102,7 +110,8 @@ class Worker:
                         self._console.log(f"no job for {until_idle_seconds:g} s: exiting")
                         break
             finally:
-                pool.close()
+                if self._engines is None:
+                    pool.close()
                 self._client.close()
         if self._stop_reason is not None:
             self._console.log(f"stopped ({self._stop_reason})")

@@ -6,13 +6,31 @@ With FORESHOCK_INSTRUCTION_SET (see CONTRIBUTING.md) all tests run as on a CPU t
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from probes.engines.environment import hold_this_process
 
 # Before any test imports torch.
 hold_this_process()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order files by how long they take: those that start vLLM, those with other slow tests, the rest.
+
+    Processes are given whole files (`--dist loadfile`); a long file that begins last is waited for by the other one.
+    """
+
+    def rank(item: pytest.Item) -> int:
+        return 0 if item.get_closest_marker("vllm") else 1 if item.get_closest_marker("slow") else 2
+
+    of_file: dict[Path, int] = {}
+    for item in items:
+        of_file[item.path] = min(rank(item), of_file.get(item.path, 2))
+    items.sort(key=lambda item: of_file[item.path])
+
 
 # No deadlines: the result must not depend on the load. In CI a property test that fails must fail again.
 settings.register_profile("development", deadline=None, suppress_health_check=[HealthCheck.too_slow])

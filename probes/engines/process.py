@@ -105,6 +105,8 @@ class EngineProcess:
         finally:
             os.close(requests_read)
             os.close(replies_write)
+        self.model_pid = self._process.pid
+        """The process that holds the model; another than `pid` where an engine needs a new process for new weights."""
         self._open = True
         self._listens = False
 
@@ -133,6 +135,7 @@ class EngineProcess:
         except OSError as error:
             raise self._crashed() from error
         scored = self._wait_for(Scored, self._patience.silence_seconds, report, abandoned)
+        self.model_pid = scored.pid
         return scored.seconds
 
     def close(self) -> None:

@@ -56,11 +56,12 @@ class Progress(Message):
 
 
 class Scored(Message):
-    """From the engine: the scores of the command are written."""
+    """From the engine: the scores of the command are written; `pid` is the process that holds the model."""
 
     kind: Literal["scored"] = "scored"
     number: int
     seconds: float
+    pid: int
 
 
 class Failed(Message):

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from benchmarks.recorded_runs import shipped_run
+from benchmarks.replay import Replayer
 from benchmarks.running_service import running_service
+from probes.engines.pool import EnginePool
 from tests.probes.held import HeldProcess, held
 from tests.probes.tiny import save_checkpoint
 
@@ -32,6 +34,20 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_checkpoint(root / "first", seed=1)
     save_checkpoint(root / "second", seed=2)
     return root
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
+    """Engines that stay warm from test to test: starting one takes seconds. Not for tests of their start or end."""
+    pool = EnginePool(tmp_path_factory.mktemp("engines"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def replay(tmp_path_factory: pytest.TempPathFactory, engines: EnginePool) -> Replayer:
+    """Scores through `engines` without a service."""
+    return Replayer(tmp_path_factory.mktemp("replay"), engines)
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,8 @@ def what_a_score_would_tell() -> Fingerprint:
 @contextmanager
 def held(environment: EngineEnvironment) -> Iterator[HeldProcess]:
     """Keep a process that is held to `environment`; it starts with the first call."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=hold_this_process, initargs=(environment,)) as executor:
+    # Forked from a process that has imported torch and used none of it, so that each can still choose its kernels.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    with ProcessPoolExecutor(1, context, initializer=hold_this_process, initargs=(environment,)) as executor:
         yield HeldProcess(environment, executor)

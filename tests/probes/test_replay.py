@@ -9,26 +9,17 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from benchmarks.recorded_runs import RecordedRun, recorded_runs
-from benchmarks.replay import BAR_K3, BAR_MAXIMUM, SCORERS, Replayer, Row, replayer, rows_of
+from benchmarks.replay import BAR_K3, BAR_MAXIMUM, SCORERS, Replayer, Row, rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 RUNS = recorded_runs()
 if not RUNS:
     pytest.skip("no recorded run with checkpoints is there", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def replay() -> Iterator[Replayer]:
-    """Warm engines for all tests of this file."""
-    with replayer() as engines:
-        yield engines
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: run.name)
@@ -66,7 +57,8 @@ def test_float32_is_the_same_through_vllm_and_through_torch(replay: Replayer) ->
     run = RUNS[0]
     step = run.steps()[-1]
     batch, weights = run.rollouts(step), run.checkpoint(step)
-    by_torch, _ = replay.score(batch, weights, "torch.float32")
-    by_vllm, fingerprint = replay.score(batch, weights, "vllm.prefill", dtype="float32")
+    environment = RUNS[-1].environment.nearest()  # in which the engines are warm
+    by_torch, _ = replay.score(batch, weights, "torch.float32", environment=environment)
+    by_vllm, fingerprint = replay.score(batch, weights, "vllm.prefill", environment=environment, dtype="float32")
     np.testing.assert_allclose(by_vllm, by_torch, atol=1e-4)
     assert (fingerprint.engine, fingerprint.dtype) == ("vllm", "float32")

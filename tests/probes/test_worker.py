@@ -22,6 +22,7 @@ import pytest
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from probes.console import WorkerConsole
+from probes.engines.pool import EnginePool
 from probes.settings import WorkerSettings
 from probes.worker import Worker
 from tests.probes.conftest import LEASE_SECONDS, RunningService
@@ -87,11 +88,11 @@ def settings(service: RunningService, root: Path, **fields: Any) -> WorkerSettin
     return WorkerSettings(**(values | fields))
 
 
-def work(service: RunningService, root: Path, jobs: int = 1, **fields: Any) -> str:
-    """Do so many jobs; what the worker said."""
+def work(service: RunningService, root: Path, engines: EnginePool | None, jobs: int = 1, **fields: Any) -> str:
+    """Do `jobs` jobs in `engines`, None: in the worker's own. Return what the worker said."""
     said = StringIO()
     for _ in range(jobs):
-        worker = Worker(settings(service, root, **fields), WorkerConsole(said), scorers=TORCH)
+        worker = Worker(settings(service, root, **fields), WorkerConsole(said), scorers=TORCH, engines=engines)
         worker.run(once=True, until_idle_seconds=60.0)
     return said.getvalue()
 
@@ -99,7 +100,7 @@ def work(service: RunningService, root: Path, jobs: int = 1, **fields: Any) -> s
 def test_a_probe_is_scored_and_its_links_appear(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
     run.announce(weights_digest(checkpoints / "first"))
     probe = run.probe("torch.trainer", "torch.float32", options={"torch.trainer": {"batch_size": 4}})
-    said = work(service, checkpoints)
+    said = work(service, checkpoints, engines=None)
     found = run.read(probe)
     assert found["state"] == "done", said
     links = service.http.get(
@@ -109,11 +110,13 @@ def test_a_probe_is_scored_and_its_links_appear(service: RunningService, run: Pr
     assert links.status_code == 200
 
 
-def test_a_variant_is_scored_as_the_noise_floor(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
+def test_a_variant_is_scored_as_the_noise_floor(
+    service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
+) -> None:
     run.announce(weights_digest(checkpoints / "first"))
     scorers = [{"scorer": "torch.bfloat16", "variant": ""}, {"scorer": "torch.bfloat16", "variant": "rebatched"}]
     answer = service.http.post(f"/v1/runs/{run.run}/probes", json={"step": 1, "scorers": scorers})
-    work(service, checkpoints)
+    work(service, checkpoints, engines)
     assert run.read(answer.raise_for_status().json()["id"])["state"] == "done"
 
 
@@ -127,7 +130,13 @@ def test_a_variant_is_scored_as_the_noise_floor(service: RunningService, run: Pr
     ],
 )
 def test_weights_that_cannot_be_used_end_the_probe_with_a_reason_and_the_worker_goes_on(
-    service: RunningService, run: ProbedRun, tmp_path: Path, announced: dict[str, str], state: str, reason: str
+    service: RunningService,
+    run: ProbedRun,
+    tmp_path: Path,
+    engines: EnginePool,
+    announced: dict[str, str],
+    state: str,
+    reason: str,
 ) -> None:
     root = tmp_path / "root"
     save_checkpoint(root / "first", seed=1)
@@ -140,7 +149,7 @@ def test_weights_that_cannot_be_used_end_the_probe_with_a_reason_and_the_worker_
     other.announce(weights_digest(root / "first"))
     good = other.probe("torch.float32")
     said = StringIO()
-    worker = Worker(settings(service, root), WorkerConsole(said), scorers=TORCH)
+    worker = Worker(settings(service, root), WorkerConsole(said), scorers=TORCH, engines=engines)
     worker.run(until_idle_seconds=2.0)
     found = run.read(bad)
     assert found["state"] == state, said.getvalue()
@@ -149,20 +158,22 @@ def test_weights_that_cannot_be_used_end_the_probe_with_a_reason_and_the_worker_
 
 
 def test_an_unknown_root_is_tried_again_and_then_given_up_with_its_reason(
-    service: RunningService, run: ProbedRun, checkpoints: Path
+    service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
 ) -> None:
     run.announce(weights_digest(checkpoints / "first"), root="elsewhere")
     probe = run.probe("torch.float32")
-    work(service, checkpoints, jobs=3)
+    work(service, checkpoints, engines, jobs=3)
     found = run.read(probe)
     assert found["state"] == "failed"
     assert "no weights root 'elsewhere'" in found["reason"]
 
 
-def test_an_option_that_makes_no_sense_is_a_reason(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
+def test_an_option_that_makes_no_sense_is_a_reason(
+    service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
+) -> None:
     run.announce(weights_digest(checkpoints / "first"))
     probe = run.probe("torch.trainer", options={"torch.trainer": {"autocast": "float8"}})
-    work(service, checkpoints)
+    work(service, checkpoints, engines)
     found = run.read(probe)
     assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)
     assert "autocast" in found["reason"]
@@ -190,14 +201,14 @@ def test_a_deleted_run_makes_the_worker_drop_its_job_quietly(service: RunningSer
 
 
 def test_a_worker_that_was_frozen_drops_the_job_that_another_one_did(
-    service: RunningService, checkpoints: Path, tmp_path: Path
+    service: RunningService, checkpoints: Path, tmp_path: Path, engines: EnginePool
 ) -> None:
     started, probe = long_job(service, checkpoints)
     with worker_process(service, checkpoints, tmp_path) as (frozen, log):
         first = started.wait_for(probe, {"running"})["jobs"][0]["worker"]
         frozen.send_signal(signal.SIGSTOP)
         time.sleep(LEASE_SECONDS + 1)
-        said = work(service, checkpoints, worker_name="the-second")
+        said = work(service, checkpoints, engines, worker_name="the-second")
         done = started.read(probe)
         frozen.send_signal(signal.SIGCONT)
         ends = time.monotonic() + 120

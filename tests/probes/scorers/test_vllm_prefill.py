@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.replay import Replayer, replayer
+from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from probes.engines.process import EngineError
 from tests.probes.tiny import VOCABULARY, make_rollouts
@@ -16,12 +15,6 @@ from tests.probes.tiny import VOCABULARY, make_rollouts
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 FLOAT32 = {"dtype": "float32"}
-
-
-@pytest.fixture(scope="module")
-def replay() -> Iterator[Replayer]:
-    with replayer() as engines:
-        yield engines
 
 
 def test_it_follows_the_distribution_of_the_model_at_any_temperature(replay: Replayer, checkpoints: Path) -> None:

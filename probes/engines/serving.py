@@ -1,0 +1,104 @@
+"""Serve commands in this process: read them from a pipe, score, reply.
+
+When the pipe of the commands ends, the process leaves; if it is busy at that time, it ends itself and all it started,
+because nobody waits for the scores any more.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from foreshock.errors import ForeshockError
+from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_scores
+from probes.engines.protocol import Failed, Message, Progress, ScoreCommand, Scored
+from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from probes.scorers.table import scorer_named
+
+__all__ = ["SECONDS_TO_LEAVE", "send", "serve"]
+
+SECONDS_TO_LEAVE = 10.0
+
+
+def serve(engine: str, requests: int, replies: int) -> None:
+    """Serve commands from the file descriptor `requests` until it ends; replies go to `replies`."""
+    commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests, commands), daemon=True).start()
+    warm = WarmModel()
+    while (line := commands.get()) is not None:
+        _serve(ScoreCommand.model_validate_json(line), engine, warm, replies)
+
+
+def _read(descriptor: int, commands: queue.SimpleQueue[bytes | None]) -> None:
+    with os.fdopen(descriptor, "rb") as pipe:
+        for line in pipe:
+            commands.put(line)
+    commands.put(None)
+    time.sleep(SECONDS_TO_LEAVE)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: int) -> None:
+    """Do one command and reply, whatever happens."""
+    start = time.monotonic()
+    print(f"--- {command.scorer} {command.variant} of {command.weights_folder}", flush=True)
+    try:
+        _score(command, engine, warm, lambda tokens: send(replies, Progress(number=command.number, tokens=tokens)))
+    except UnsupportedScoreError as error:
+        send(replies, Failed(number=command.number, reason=str(error), failure="final"))
+    except ForeshockError as error:
+        reason = f"{command.scorer}: {type(error).__name__}: {error}"
+        send(replies, Failed(number=command.number, reason=reason, failure="final"))
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{command.scorer} failed with {type(error).__name__}: {str(error).strip()[:2000]}"
+        send(replies, Failed(number=command.number, reason=reason, failure="retry"))
+    else:
+        send(replies, Scored(number=command.number, seconds=time.monotonic() - start, pid=os.getpid()))
+    gc.collect()
+
+
+def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) -> None:
+    """Read the rollouts, score them, write the scores (under a temporary name first, so that half a file is none)."""
+    scorer = scorer_named(command.scorer)
+    if scorer.engine != engine:
+        raise UnsupportedScoreError(f"{scorer.name} runs in {scorer.engine}, and this is the process of {engine}")
+    with Path(command.rollouts).open("rb") as file:
+        rollouts = decode_rollouts(file)
+    request = ScoreRequest(
+        scorer=scorer.name,
+        variant=command.variant,
+        rollouts=rollouts,
+        weights_folder=Path(command.weights_folder),
+        weights_digest=command.weights_digest,
+        weights_version=command.weights_version,
+        options=command.options,
+        accelerator=command.accelerator,
+    )
+    scored = scorer.load()(request, warm, report)
+    if scored.log_probs.shape != (rollouts.num_tokens,):
+        raise AssertionError(f"{scorer.name} gave {scored.log_probs.shape} log-probs for {rollouts.num_tokens} tokens")
+    scores = ScoreBatch(
+        sample_ids=rollouts.sample_ids,
+        log_probs=scored.log_probs,
+        offsets=rollouts.response_offsets,
+        fingerprint=scored.fingerprint,
+    )
+    temporary = Path(command.scores + ".part")
+    temporary.write_bytes(encode_scores(scores))
+    temporary.replace(command.scores)
+
+
+def send(descriptor: int, message: Message) -> None:
+    """Write the whole `message`."""
+    data = message.line()
+    while data:
+        data = data[os.write(descriptor, data) :]
