@@ -20,8 +20,11 @@ __all__ = ["Diagnosis", "gather", "to_json"]
 
 MISMATCH_MEASURES = (
     "k3_kl",
-    "k3_kl_low",
-    "k3_kl_high",
+    "k3_kl_bootstrap_low",
+    "k3_kl_bootstrap_high",
+    "prompt_groups",
+    "effective_groups",
+    "k3_kl_interval_reliable",
     "rollout_probs_diff_mean",
     "token_mult_prob_error",
     "tail_2",
@@ -34,6 +37,7 @@ MISMATCH_MEASURES = (
     "max_d",
     "tail_asymmetry_ln2",
     "pareto_k",
+    "pareto_k_inverse",
     "ess_seq_predicted",
     "advantage_d_cov",
     "advantage_skew",

@@ -9,6 +9,7 @@ from foreshock.commands.diagnosis import RECENT_STEPS, Diagnosis, recent, spread
 from foreshock.commands.records import AttributionRecord, Curve, LinkRecord
 from foreshock.commands.text import STYLES, WIDTH, Paint, Style, bar, count, moment, number, sparkline, table, wrap
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.model_kind import MODEL_KIND_NAMES, UNDECLARED_NOTE
 from foreshock.ranges import Verdict, required_range, verdict_of
 
@@ -104,12 +105,15 @@ def _mismatch_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     if diagnosis.step in curve.steps:
         chosen.add(curve.steps.index(diagnosis.step))
     header = ["step", "k3_kl", "95 % interval", "mean |Δp|", "E[exp |d|]", "F(2)", "ESS", "max |d|", "tokens", ""]
-    rows = []
+    rows, warnings = [], []
     for index in sorted(chosen):
         at = {name: curve.of(name)[index] for name in curve.values}
         missing = math.nan
-        low, high = at.get("k3_kl_low", missing), at.get("k3_kl_high", missing)
+        low, high = at.get("k3_kl_bootstrap_low", missing), at.get("k3_kl_bootstrap_high", missing)
         interval = f"{number(low, 2)} … {number(high, 2)}" if math.isfinite(low) and math.isfinite(high) else "–"
+        if warning := interval_warning(at):
+            interval += "!"
+            warnings.append(f"step {curve.steps[index]}: {warning}")
         rows.append([
             str(curve.steps[index]),
             number(k3[index]),
@@ -122,7 +126,15 @@ def _mismatch_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
             count(int(tokens)) if math.isfinite(tokens := at.get("tokens", missing)) else "–",
             verdict_of("k3_kl", k3[index], diagnosis.model_kind),
         ])  # fmt: skip
-    return _paint_words(table(header, rows, left=(9,)), paint, column_of=9, rows=rows)
+    lines = _paint_words(table(header, rows, left=(9,)), paint, column_of=9, rows=rows)
+    newest = {name: values[-1] for name, values in curve.values.items()}
+    words = "intervals: bootstrap-t over prompt groups"
+    if (groups := effective_of_all(newest)) != "–":
+        words += f"; effective prompt groups of step {curve.steps[-1]}: {groups}"
+    lines += _note(words, paint)
+    for warning in warnings[-1:]:
+        lines += wrap(warning, "    ", "  ! ")
+    return lines
 
 
 def _shape(curve: Curve) -> list[str]:

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP
-from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
+from foreshock.measures.statistics.tails import (
+    LARGEST_TAIL_SHAPE,
+    LARGEST_VALUES,
+    TAIL_ASYMMETRY_LEVELS,
+    TAIL_THRESHOLDS,
+)
 
 __all__ = [
     "BOOTSTRAPPED",
@@ -187,10 +192,21 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
         Measure(
             f"{name}_bootstrap_{end}", f"95 % bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
             "token mean, prompt groups resampled; needs one row per rollout", "comparison",
-            "Hall (1992); preferred if few tokens dominate the mean",
+            "Hall (1992), upper end at least Cox's; preferred to Student's t",
         )
         for name in BOOTSTRAPPED
         for end in ("low", "high")
+    ),
+    Measure(
+        "effective_groups", "(Σ S)²/Σ S², S = Σ k3 of a prompt group", "groups",
+        "`prompt_groups` if all contribute the same; near 1 if one prompt carries k3",
+        "over prompt groups", "comparison", "Kish (1965); Carter, Schnepel and Steigerwald (2017)",
+    ),
+    Measure(
+        "k3_kl_interval_reliable",
+        f"1 if there is a bootstrap interval and both k̂ ≤ {LARGEST_TAIL_SHAPE:g}, else 0", "1",
+        "0: the 95 % interval of k3 may cover less than 90 %", "over prompt groups", "comparison",
+        "Foreshock, benchmarks/uneven_groups.py",
     ),
 )  # fmt: skip
 
@@ -247,6 +263,7 @@ _OF_ADVANTAGES: tuple[Measure, ...] = (
 _COMPARISON_COUNTS: tuple[Measure, ...] = (
     _count("tokens", "model-generated tokens with two finite log-probs"),
     _count("rollouts", "rollouts compared"),
+    _count("prompt_groups", "prompt groups compared; a rollout without a group is one by itself"),
     _count("incomplete_rollouts", "rollouts with a token without a finite log-prob on one side"),
     _count("nonfinite_target", "model-generated tokens whose target log-prob is NaN or ±inf"),
     _count("nonfinite_behaviour", "model-generated tokens whose behaviour log-prob is NaN or ±inf"),

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from foreshock.errors import StatisticsError
-from foreshock.measures.estimators.bootstrap import bootstrap_intervals
+from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval, clustered_interval
 from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -153,10 +153,9 @@ class RolloutSummaries:
         clusters = self.clusters()
         order = np.lexsort((self._ranks("sample_id"), clusters))
         sums = np.stack([self.column(_SUM_OF[name])[order] for name in BOOTSTRAPPED], axis=1)
-        intervals = bootstrap_intervals(sums, self.column("n_tokens")[order], clusters[order])
+        intervals = nonnegative_intervals(sums, self.column("n_tokens")[order], clusters[order])
         measures = {}
-        for name, found in zip(BOOTSTRAPPED, intervals, strict=True):
-            interval = found.of_measure(name)
+        for name, interval in zip(BOOTSTRAPPED, intervals, strict=True):
             measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
         return measures
 

@@ -9,6 +9,8 @@ import math
 
 from foreshock.measures.estimators.intervals import token_mean_interval
 from foreshock.measures.estimators.pareto import pareto_shape
+from foreshock.measures.estimators.reliability import interval_is_reliable
+from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
@@ -30,6 +32,8 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         **_perplexities(statistics),
         **_advantages(statistics),
         **_intervals(statistics),
+        **(shapes := _tail_shapes(statistics)),
+        **_reliability(statistics, shapes),
         **_with_entropies(statistics),
         "tokens": statistics.tokens,
         "rollouts": statistics.rollouts,
@@ -101,7 +105,7 @@ def _moment(statistics: ComparisonSums, within: str, between: str, first: str, s
 
 
 def _distribution(statistics: ComparisonSums) -> dict[str, float]:
-    """Return extremes, quantiles and tail shapes of d."""
+    """Return extremes and quantiles of d."""
     tokens = statistics.tokens
     counts = statistics.histogram.sum(axis=0)
     counts[0] += statistics.count("zero_tokens")
@@ -117,8 +121,14 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
         "max_abs_d": largest,
         "min_d": -minus_lowest,
         "max_d": highest,
-        "pareto_k": pareto_shape(statistics.largest_d, tokens),
-        "pareto_k_inverse": pareto_shape(statistics.largest_minus_d, tokens),
+    }
+
+
+def _tail_shapes(statistics: ComparisonSums) -> dict[str, float]:
+    """Return k̂ of ρ and of 1/ρ."""
+    return {
+        "pareto_k": pareto_shape(statistics.largest_d, statistics.tokens),
+        "pareto_k_inverse": pareto_shape(statistics.largest_minus_d, statistics.tokens),
     }
 
 
@@ -215,6 +225,17 @@ def _intervals(statistics: ComparisonSums) -> dict[str, float]:
         interval = token_mean_interval(statistics, name)
         measures[f"{name}_low"], measures[f"{name}_high"] = interval.low, interval.high
     return measures
+
+
+def _reliability(statistics: ComparisonSums, shapes: dict[str, float]) -> dict[str, float]:
+    """Return the number of clusters, the effective number for k3, and 1 or 0 for a reliable interval of k3."""
+    clusters = statistics.clusters
+    reliable = interval_is_reliable(clusters.count, shapes["pareto_k"], shapes["pareto_k_inverse"])
+    return {
+        "prompt_groups": clusters.count,
+        "effective_groups": effective_number(statistics.sum("k3_kl"), clusters.squared_residuals("k3_kl", 0.0)),
+        "k3_kl_interval_reliable": float(reliable) if statistics.tokens else math.nan,
+    }
 
 
 def _with_entropies(statistics: ComparisonSums) -> dict[str, float]:

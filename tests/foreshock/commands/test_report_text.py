@@ -197,3 +197,16 @@ def test_known_shape_measures_are_shown() -> None:
     harmless = text_of(mismatch=Curve("trainer/rollout", STEPS, {**values, "max_d": (0.1,) * 40}))
     assert "cannot be trusted" not in harmless
     assert "no ratio reaches e" in harmless
+
+
+def test_intervals_are_named_and_an_unreliable_one_is_marked() -> None:
+    values = {
+        "k3_kl": (1e-4,) * 40, "k3_kl_bootstrap_low": (6e-5,) * 40, "k3_kl_bootstrap_high": (2e-4,) * 40,
+        "prompt_groups": (8.0,) * 40, "effective_groups": (5.23,) * 40, "pareto_k": (0.1,) * 39 + (0.42,),
+        "pareto_k_inverse": (0.1,) * 40,
+    }  # fmt: skip
+    text = text_of(mismatch=Curve("trainer/rollout", STEPS, values))
+    assert "intervals: bootstrap-t over prompt groups; effective prompt groups of step 40: 5.2 of 8" in text
+    assert "6.0e-5 … 2.0e-4" in text
+    assert text.count("2.0e-4!") == 1
+    assert "step 40: The tail of d has the shape k̂ = 0.42" in text

@@ -89,7 +89,8 @@ def test_invalid_tokens_do_not_change_other_tokens(seed: int, rollouts: int, lar
 def test_batch_of_no_tokens_and_a_batch_of_no_rollouts_have_no_measures() -> None:
     for offsets in ([0], [0, 0, 0]):
         statistics = ComparisonStatistics.of([], [], offsets, token_ids=[], lag=[], entropy=[], turn=[], advantage=[])
-        counts = {"tokens", "rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"}
+        counts = {"tokens", "rollouts", "prompt_groups", "incomplete_rollouts"}
+        counts |= {"nonfinite_target", "nonfinite_behaviour"}
         measures = statistics.measures()
         assert {name: measures[name] for name in counts} == dict.fromkeys(counts, 0) | {"rollouts": len(offsets) - 1}
         assert all(math.isnan(value) for name, value in measures.items() if name not in counts)

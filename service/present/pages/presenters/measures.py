@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.measures.registry import measure_named
 from foreshock.model_kind import ModelKind
 from service.present.pages.formatting import count, judged_value, number
@@ -25,8 +26,9 @@ GROUPS = (
     _Group(
         "",
         (
-            "k3_kl", "kl", "mean_ratio", "mean_abs_d", "max_abs_d", "chi2_token", "reverse_chi2_token", "tv_token",
-            "tail(2)", "tail_asymmetry(ln2)", "pareto_k", "ess_token", "ess_seq", "ess_seq_predicted",
+            "k3_kl", "effective_groups", "kl", "mean_ratio", "mean_abs_d", "max_abs_d", "chi2_token",
+            "reverse_chi2_token", "tv_token", "tail(2)", "tail_asymmetry(ln2)", "pareto_k", "ess_token", "ess_seq",
+            "ess_seq_predicted",
             "rollout_probs_diff_mean", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
         ),
     ),
@@ -96,14 +98,17 @@ def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> 
 
 
 def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
-    """Return the value with the bootstrap's interval, or with Student's if there is none."""
+    """Return the value with its bootstrap-t interval; Student's t, named, if there is only that."""
     value = measure_value(column, values.get(column), model_kind)
+    if column == "effective_groups":
+        return replace(value, text=effective_of_all(values))
     if column in _PARETO_REACH and not _ratios_reach_e(values.get(_PARETO_REACH[column])):
         value = replace(value, tone="")
-    for kind in ("_bootstrap", ""):
+    for kind, name in (("_bootstrap", ""), ("", " (Student's t)")):
         low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
         if low is not None and high is not None:
-            return replace(value, interval=f"{number(low)} to {number(high)}")
+            unreliable = " (unreliable)" if column == "k3_kl" and interval_warning(values) else ""
+            return replace(value, interval=f"{number(low)} to {number(high)}{name}{unreliable}")
     return value
 
 

@@ -34,12 +34,23 @@ def test_every_measure_is_registered_and_shown_once() -> None:
     assert all(measure_named(name).name == name for name in names)
 
 
-def test_the_interval_is_the_bootstraps_where_there_is_one() -> None:
+def test_interval_is_the_bootstraps_or_names_students_t() -> None:
     students = {"k3_kl": 1e-4, "k3_kl_low": 5e-5, "k3_kl_high": 1.5e-4}
-    assert value_of("k3_kl", students).interval == "5e-5 to 1.5e-4"
+    assert value_of("k3_kl", students).interval == "5e-5 to 1.5e-4 (Student's t)"
     both = {**students, "k3_kl_bootstrap_low": 6e-5, "k3_kl_bootstrap_high": 2e-4}
     assert value_of("k3_kl", both).interval == "6e-5 to 2e-4"
     assert value_of("k3_kl", {"k3_kl": 1e-4}).interval is None
+
+
+def test_unreliable_interval_is_marked_and_effective_groups_are_shown() -> None:
+    values = {
+        "k3_kl": 1e-4, "k3_kl_bootstrap_low": 6e-5, "k3_kl_bootstrap_high": 2e-4, "prompt_groups": 8.0,
+        "effective_groups": 5.23, "pareto_k": 0.1, "pareto_k_inverse": 0.1,
+    }  # fmt: skip
+    assert value_of("k3_kl", values).interval == "6e-5 to 2e-4"
+    assert value_of("effective_groups", values).text == "5.2 of 8"
+    assert value_of("k3_kl", {**values, "pareto_k": 0.4}).interval == "6e-5 to 2e-4 (unreliable)"
+    assert value_of("effective_groups", {}).text == "–"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""When the interval of k3 is called unreliable, and the sentences that say so."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
+from foreshock.measures.estimators.reliability import (
+    effective_of_all,
+    interval_is_reliable,
+    interval_warning,
+)
+from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
+
+
+@pytest.mark.parametrize(
+    ("groups", "shapes", "reliable"),
+    [
+        (8, (0.1, -0.2), True),
+        (8, (LARGEST_TAIL_SHAPE, LARGEST_TAIL_SHAPE), True),
+        (8, (0.1, 0.31), False),
+        (8, (0.31, math.nan), False),
+        (8, (math.nan, math.nan), True),
+        (LEAST_CLUSTERS - 1, (0.1, 0.1), False),
+    ],
+)
+def test_interval_is_reliable_with_enough_groups_and_light_tails(
+    groups: int, shapes: tuple[float, float], reliable: bool
+) -> None:
+    assert interval_is_reliable(groups, *shapes) is reliable
+
+
+def test_warning_names_the_number_and_the_threshold() -> None:
+    heavy = {"prompt_groups": 8, "effective_groups": 5.2, "pareto_k": 0.1, "pareto_k_inverse": 0.42}
+    assert (interval_warning(heavy) or "").startswith(
+        "The tail of d has the shape k̂ = 0.42: the 95 % interval of k3 is unreliable above 0.3"
+    )
+    assert "4 prompt groups: an interval of k3 needs 5" in (interval_warning({**heavy, "prompt_groups": 4}) or "")
+    assert interval_warning({**heavy, "pareto_k_inverse": None}) is None
+    assert interval_warning({}) is None
+
+
+def test_words_name_effective_groups_of_all() -> None:
+    assert effective_of_all({"effective_groups": 5.23, "prompt_groups": 8}) == "5.2 of 8"
+    assert effective_of_all({"effective_groups": None, "prompt_groups": 8}) == "–"
+
+
+def statistics_of(scales: np.ndarray, degrees: int) -> ComparisonStatistics:
+    """Return the statistics of one rollout of 4,000 tokens per group, with d = scale · Student's t."""
+    random = np.random.default_rng(11)
+    d = 0.01 * np.repeat(scales, 4000) * random.standard_t(degrees, scales.size * 4000)
+    behaviour = np.full(d.size, -5.0)
+    offsets = np.arange(scales.size + 1) * 4000
+    return ComparisonStatistics.of(behaviour + d, behaviour, offsets, group_ids=range(scales.size))
+
+
+def test_measures_of_even_and_of_uneven_groups() -> None:
+    even = statistics_of(np.ones(8), 30).measures()
+    assert even["prompt_groups"] == 8
+    assert 7.5 < even["effective_groups"] <= 8.0
+    assert even["k3_kl_interval_reliable"] == 1.0
+    uneven = statistics_of(np.array([10.0] + [1.0] * 7), 30).measures()
+    assert 1.0 < uneven["effective_groups"] < 1.4
+    heavy = statistics_of(np.ones(8), 2).measures()
+    assert heavy["k3_kl_interval_reliable"] == 0.0
+
+
+def test_effective_groups_do_not_depend_on_shards() -> None:
+    scales = np.array([1.0, 2.0, 0.5, 1.5, 1.0, 3.0])
+    whole = statistics_of(scales, 5)
+    merged = statistics_of(scales, 5).merge(statistics_of(scales, 5))
+    assert merged.measures()["effective_groups"] == pytest.approx(whole.measures()["effective_groups"])
+    assert merged.measures()["prompt_groups"] == 6
