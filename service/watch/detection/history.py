@@ -21,7 +21,10 @@ _COLUMNS = frozenset(measure.column for measure in MEASURES)
 def closed_steps_after(
     session: Session, run_id: str, attempts: Sequence[Attempt], after: int, keys: Sequence[str]
 ) -> list[tuple[ClosedStep, int]]:
-    """Return each active closed step beyond `after` with its values of `keys` (`comparison:measure`), and attempt."""
+    """Return the active closed steps beyond `after`, each with its values of `keys` and its attempt.
+
+    A key is `comparison:measure` or `scalars:name`; a value that a step does not have is absent.
+    """
     steps = repository.closed_steps(session, run_id, attempts, after)
     if not steps:
         return []

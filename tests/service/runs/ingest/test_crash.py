@@ -1,4 +1,4 @@
-"""A crash between a shard's file and its row loses nothing that was promised and leaves at most an orphan."""
+"""A service that is killed in the middle of an upload loses nothing that it acknowledged and leaves no open end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,6 +18,7 @@ from foreshock.rollouts import encode_rollouts
 from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
+from service.runs.steps.closing import close_waiting_steps
 from tests.ports import free_port
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
@@ -24,8 +27,9 @@ from tests.service.stored import count_rows, list_files
 _ROOT = Path(__file__).parents[4]
 
 
-@pytest.mark.slow
-def test_killed_between_the_file_and_the_row_then_sent_again(settings: Settings, decoders: DecoderPool) -> None:
+@contextmanager
+def service_that_dies_in(function: str, settings: Settings) -> Iterator[httpx.Client]:
+    """Yield a client of a service in another process; check at the end that the service was killed."""
     port = free_port()
     environment = os.environ | {
         "FORESHOCK_DATABASE_URL": settings.database_url,
@@ -33,16 +37,28 @@ def test_killed_between_the_file_and_the_row_then_sent_again(settings: Settings,
         "PYTHONPATH": str(_ROOT),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.service.runs.ingest.crash_between_file_and_row", str(port)],
+        [sys.executable, "-m", "tests.service.runs.ingest.crashing_service", str(port), function],
         env=environment, cwd=_ROOT,
     )  # fmt: skip
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+            _wait_until_alive(http)
+            yield http
+        assert process.wait(timeout=120) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_upload_killed_before_its_row_is_an_orphan_file_and_can_be_sent_again(
+    settings: Settings, decoders: DecoderPool
+) -> None:
     body = encode_rollouts(make_batch(40))
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-        _wait_until_alive(http)
+    with service_that_dies_in("commit_shard", settings) as http:
         sender = start_run(http)
         with pytest.raises(httpx.TransportError):
             sender.put_shard(0, body)
-    assert process.wait(timeout=120) == -signal.SIGKILL
 
     assert "shards" not in count_rows(settings)
     orphans = [name for name in list_files(settings) if name.endswith(".parquet")]
@@ -55,6 +71,31 @@ def test_killed_between_the_file_and_the_row_then_sent_again(settings: Settings,
         assert (answer.status_code, answer.json()["status"]) == (201, "stored")
         assert sender.get("steps/0/tokens").status_code == 200
     assert count_rows(settings)["shards"] == 1
+
+
+@pytest.mark.slow
+def test_step_killed_between_its_last_shard_and_its_fold_is_closed_by_the_next_sweep(
+    settings: Settings, decoders: DecoderPool
+) -> None:
+    with service_that_dies_in("try_to_close", settings) as http:
+        sender = start_run(http)
+        assert sender.put_shard(0, make_batch(seed=1), 0, 2).json()["step_closed"] is False
+        with pytest.raises(httpx.TransportError):
+            sender.put_shard(0, make_batch(seed=2), 1, 2)
+
+    assert count_rows(settings)["shards"] == 2
+    app = create_app(settings, decoders)
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        sender = Sender(http, sender.run)
+        assert sender.get("measurements").json()["columns"]["step"] == []
+        # The grace time is an hour.
+        assert close_waiting_steps(app.state.context) == 1
+        assert close_waiting_steps(app.state.context) == 0
+        (step,) = sender.get("steps").json()["items"]
+        assert (step["shards"], step["closed"]) == (2, True)
+        assert sender.get("steps/0/lint").json()["shards"] == 2
+        again = sender.put_shard(0, make_batch(seed=2), 1, 2)
+        assert (again.json()["status"], again.json()["step_closed"]) == ("duplicate", True)
 
 
 def _wait_until_alive(http: httpx.Client) -> None:

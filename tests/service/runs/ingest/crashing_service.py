@@ -1,0 +1,35 @@
+"""A service that dies by SIGKILL in the middle of an upload. Run by test_crash.py in a process of its own.
+
+    python -m tests.service.runs.ingest.crashing_service PORT FUNCTION
+
+FUNCTION is where it dies: `commit_shard` (the token file is in place, its row is not) or `try_to_close` (the shard is
+committed and its step is not closed).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import uvicorn
+
+from service.app import create_app
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import load_settings
+from service.runs.ingest import service
+from service.runs.rollouts.shards import PRELOAD
+
+
+def die(*_: Any) -> None:
+    """End this process as a power cut does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    settings = load_settings()
+    port, function = sys.argv[1:]
+    assert function in ("commit_shard", "try_to_close")
+    setattr(service, function, die)
+    uvicorn.run(create_app(settings, DecoderPool(settings, PRELOAD)), port=int(port), log_level="warning")

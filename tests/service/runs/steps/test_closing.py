@@ -1,0 +1,232 @@
+"""Closing a step: one short transaction with a fold that was prepared outside it, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
+from service.platform.database.session import Database
+from service.platform.database.tables import DetectorSnapshot, Shard, Step
+from service.runs.lint.judging import judge_step
+from service.runs.measurements.folding import fold_step
+from service.runs.rollouts.shards import decode_shard
+from service.runs.step_key import StepKey
+from service.runs.steps import closing
+from service.runs.steps.closing import close_waiting_steps
+from tests.service.sending import Sender, make_batch, start_run
+
+TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
+
+
+def tokens_of(sender: Sender) -> list[float]:
+    """The measured tokens of each closed step."""
+    found: list[float] = sender.get("measurements", **TOKENS).json()["columns"]["tokens"]
+    return found
+
+
+def count_of(app: FastAPI, table: type[Any]) -> int:
+    """How many rows a table has."""
+    with app.state.context.database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def step_of(app: FastAPI, sender: Sender, step: int) -> Step:
+    """The row of a step."""
+    with app.state.context.database.read() as session:
+        found = session.get(Step, (sender.run, sender.attempt, step))
+    assert found is not None
+    return found
+
+
+def close_overdue(app: FastAPI) -> int:
+    """Sweep as if the grace time were over for every step."""
+    context = app.state.context
+    settings = context.settings.model_copy(update={"step_grace_seconds": 1e-6})
+    return close_waiting_steps(context.replacing(settings=settings))
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The transactions that the service runs, one entry each."""
+    seen: list[str] = []
+    write = Database.write
+
+    def counted(self: Database, work: Callable[[Session], Any]) -> Any:
+        seen.append("write")
+        return write(self, work)
+
+    monkeypatch.setattr(Database, "write", counted)
+    return seen
+
+
+@pytest.fixture
+def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[StepKey]]:
+    """Run an action once, after the next fold is prepared and before it is stored; the folds are listed."""
+
+    def install(action: Callable[[], object]) -> list[StepKey]:
+        prepare, prepared = closing._prepare, []
+
+        def wrapped(session: Session, key: StepKey) -> Any:
+            found = prepare(session, key)
+            prepared.append(key)
+            if len(prepared) == 1:
+                action()
+            return found
+
+        monkeypatch.setattr(closing, "_prepare", wrapped)
+        return prepared
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        make_batch(40, seed=1),
+        make_batch(1, seed=2),
+        make_batch(9, seed=3, trainer_log_probs=None),
+        make_batch(30, seed=4, group_ids=None, reward=None, finish_reasons=None),
+        make_batch(6, seed=5, rollout_log_probs=np.full(make_batch(6, seed=5).num_tokens, np.nan, np.float32)),
+    ],
+    ids=["usual", "one rollout", "one score", "no optional columns", "nothing measured"],
+)
+def test_fold_of_the_decoder_equals_the_fold_of_stored_statistics(tmp_path: Path, batch: RolloutBatch) -> None:
+    (tmp_path / "body").write_bytes(encode_rollouts(batch))
+    decoded = decode_shard(tmp_path / "body", tmp_path / "stored", DecodeLimits(), StepKey("run", 2, 7))
+    assert decoded.step is not None
+    stored = fold_step(decoded.measured.parts)
+    for own, again in zip(decoded.step.measurements, stored, strict=True):
+        assert (own.comparison, own.statistics, own.summaries) == (again.comparison, again.statistics, again.summaries)
+        assert own.measures.keys() == again.measures.keys()
+        np.testing.assert_array_equal(list(own.measures.values()), list(again.measures.values()))
+    assert decoded.step.verdict == judge_step(7, 2, [decoded.measured.lint])
+    apart = decode_shard(tmp_path / "body", tmp_path / "stored", DecodeLimits(), None)
+    assert (apart.measured, apart.step) == (decoded.measured, None)
+
+
+def test_step_of_one_shard_is_stored_and_closed_in_one_transaction(http: httpx.Client, writes: list[str]) -> None:
+    sender = start_run(http)
+    writes.clear()
+    assert sender.put_shard(0, make_batch(seed=1)).json()["step_closed"] is True
+    assert len(writes) == 1
+    assert sender.get("steps/0/lint").json()["shards"] == 1
+    assert len(writes) == 1
+
+
+def test_last_of_several_shards_is_stored_and_closes_its_step_in_two_transactions(
+    http: httpx.Client, writes: list[str]
+) -> None:
+    sender = start_run(http)
+    writes.clear()
+    for shard in range(3):
+        sender.put_shard(0, make_batch(seed=shard), shard, 3).raise_for_status()
+    assert len(writes) == 4
+
+
+def test_scalars_cost_one_transaction_before_and_after_their_step_closes(http: httpx.Client, writes: list[str]) -> None:
+    sender = start_run(http)
+    writes.clear()
+    assert sender.put_scalars(0, {"grad_norm": 1.0}).status_code == 204
+    assert len(writes) == 1
+    sender.put_shard(0, make_batch()).raise_for_status()
+    assert sender.put_scalars(0, {"grad_norm": 2.0}).status_code == 204
+    assert len(writes) == 3
+
+
+def test_shard_that_arrives_during_the_fold_repeats_it(
+    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+) -> None:
+    sender = start_run(http)
+    parts = [make_batch(seed=seed) for seed in range(4)]
+    sender.put_shard(0, parts[0], 0, 4).raise_for_status()
+    assert close_overdue(app) == 1
+    answers: list[httpx.Response] = []
+    late = Thread(target=lambda: answers.append(sender.put_shard(0, parts[2], 2, 4)))
+
+    def arrive() -> None:
+        late.start()
+        deadline = time.monotonic() + 60
+        while count_of(app, Shard) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    folds = during_the_fold(arrive)
+    assert sender.put_shard(0, parts[1], 1, 4).json()["step_closed"] is True
+    late.join()
+    assert answers[0].json()["step_closed"] is True
+    # The late shard finds the step folded with it.
+    assert folds == [(sender.run, 1, 0)] * 2
+    assert tokens_of(sender) == [sum(part.num_tokens for part in parts[:3])]
+    step = step_of(app, sender, 0)
+    assert (step.received_shards, step.folded_shards) == (3, 3)
+
+
+def test_late_shards_at_once_are_all_folded(http: httpx.Client, app: FastAPI) -> None:
+    sender = start_run(http)
+    parts = [make_batch(seed=seed) for seed in range(8)]
+    sender.put_shard(0, parts[0], 0, 9).raise_for_status()
+    assert close_overdue(app) == 1
+    with ThreadPoolExecutor(7) as threads:
+        answers = list(threads.map(lambda shard: sender.put_shard(0, parts[shard], shard, 9), range(1, 8)))
+    assert all(answer.json()["step_closed"] for answer in answers)
+    assert tokens_of(sender) == [sum(part.num_tokens for part in parts)]
+    assert close_waiting_steps(app.state.context) == 0
+
+
+def test_run_deleted_during_the_fold_stays_without_measurements(
+    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+) -> None:
+    sender = start_run(http)
+    sender.put_shard(0, make_batch(seed=0), 0, 2).raise_for_status()
+    folds = during_the_fold(lambda: http.delete(f"/v1/runs/{sender.run}").raise_for_status())
+    answer = sender.put_shard(0, make_batch(seed=1), 1, 2)
+    assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
+    assert len(folds) == 1
+    assert step_of(app, sender, 0).closed_at_us is None
+    assert close_waiting_steps(app.state.context) == 0
+
+
+def test_step_superseded_during_the_fold_closes_and_is_not_observed(
+    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+) -> None:
+    sender = start_run(http)
+    sender.put_shard(4, make_batch(seed=0), 0, 2).raise_for_status()
+    during_the_fold(lambda: sender.new_attempt("resumed", 3))
+    assert sender.put_shard(4, make_batch(seed=1), 1, 2).json()["step_closed"] is True
+    assert count_of(app, DetectorSnapshot) == 0
+    assert sender.get("steps").json()["items"] == []
+    assert sender.get("steps", attempt=1).json()["items"][0]["closed"] is True
+
+
+def test_step_that_cannot_be_folded_is_left_to_the_sweeper_and_to_the_same_upload_again(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = start_run(http)
+
+    def fail(*_: object) -> None:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(closing, "fold_step", fail)
+        for step in (0, 1):
+            sender.put_shard(step, make_batch(seed=0), 0, 2).raise_for_status()
+            answer = sender.put_shard(step, make_batch(seed=1), 1, 2)
+            assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
+        assert close_waiting_steps(app.state.context) == 0
+    assert "cannot be closed" in caplog.text
+    again = sender.put_shard(0, make_batch(seed=1), 1, 2)
+    assert (again.status_code, again.json()["status"], again.json()["step_closed"]) == (200, "duplicate", True)
+    assert close_waiting_steps(app.state.context) == 1
+    assert len(tokens_of(sender)) == 2
