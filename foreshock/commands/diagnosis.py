@@ -1,4 +1,4 @@
-"""The diagnosis of a run: everything that `foreshock report` says, gathered before a line of it is written."""
+"""The diagnosis of a run: the data of `foreshock report`, collected before its text is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import Verdict, verdict_of, worst
 
-__all__ = ["Diagnosis", "gather", "to_json"]
+__all__ = ["Diagnosis", "diagnose", "to_json"]
 
 MISMATCH_MEASURES = (
     "k3_kl",
@@ -42,7 +42,7 @@ MISMATCH_MEASURES = (
     "advantage_d_cov",
     "advantage_skew",
 )
-# Measures with a healthy range whose verdicts make the run's.
+# The worst of the verdicts on these measures is the verdict on the run.
 JUDGED_MEASURES = ("k3_kl", "rollout_probs_diff_mean", "token_mult_prob_error", "tail_2")
 STEP_MEASURES = (
     "response_length_mean",
@@ -57,14 +57,14 @@ STEP_MEASURES = (
     "lag_mean",
 )
 RECENT_STEPS = 10
-"""The verdict is on the median of the newest steps: one step's k3 jumps tenfold on a small batch."""
+"""Verdicts are on the median of the newest steps: with small batches the k3 of single steps varies tenfold."""
 
-_MOST_ATTRIBUTIONS = 4
+_MAX_ATTRIBUTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureVerdict:
-    """A measure with a published range: its median over the newest steps, and what that means."""
+    """A measure with a healthy range: its median over the newest steps, and the verdict."""
 
     measure: str
     recent: float
@@ -73,8 +73,8 @@ class MeasureVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A run's state. `step` is the one that buckets are shown of, or `buckets_missing` says in a sentence why there are
-    none; `attributions` are of probed steps."""
+    """The state of a run. `buckets` are those of `step`, or empty with the reason in `buckets_missing`; `attributions`
+    are those of probed steps."""
 
     run: RunRecord
     url: str
@@ -93,20 +93,23 @@ class Diagnosis:
 
     @property
     def verdict(self) -> Verdict:
-        """The gravest of the measures' verdicts."""
+        """The worst of the measures' verdicts."""
         return worst([item.verdict for item in self.verdicts])
 
 
-def gather(
+def diagnose(
     queries: RunQueries, run: RunRecord, url: str, *, step: int | None, model_kind: ModelKind | None = None
 ) -> Diagnosis:
-    """Read all there is about `run`. `step` picks the step of attribution and buckets; None: what was probed, and the
-    newest of that (or of all). `model_kind` None: the run's. Raises ServiceError."""
+    """Collect the diagnosis of `run`. Raises ServiceError.
+
+    `step` is the step of attribution and buckets; None: all probed steps, and the newest of them (else of all steps).
+    `model_kind` None: that of the run.
+    """
     model_kind = run.model_kind if model_kind is None else model_kind
     mismatch = queries.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
     probed = queries.probed_steps()
-    wanted = (step,) if step is not None else spread(probed, _MOST_ATTRIBUTIONS)
-    attributions = tuple(found for each in wanted if (found := queries.attribution(each)) is not None)
+    selected = (step,) if step is not None else evenly_spaced(probed, _MAX_ATTRIBUTIONS)
+    attributions = tuple(found for each in selected if (found := queries.attribution(each)) is not None)
     if step is None:
         step = next(iter([*[found.step for found in attributions[-1:]], *mismatch.steps[-1:]]), None)
     buckets = queries.buckets(step, TRAINER_ROLLOUT) if step is not None else ()
@@ -128,21 +131,21 @@ def gather(
     )
 
 
-def spread(steps: Sequence[int], most: int) -> tuple[int, ...]:
-    """At most `most` of the steps, evenly spread, the first and the last among them."""
+def evenly_spaced(steps: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return at most `most` of the steps, evenly spaced, with the first and the last."""
     if len(steps) <= most:
         return tuple(steps)
     return tuple(steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most))
 
 
-def recent(values: Sequence[float]) -> float:
-    """The median of the newest finite values; NaN where there is none."""
+def recent_median(values: Sequence[float]) -> float:
+    """Return the median of the newest finite values; NaN if there is none."""
     finite = [value for value in values if math.isfinite(value)]
     return statistics.median(finite[-RECENT_STEPS:]) if finite else math.nan
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The diagnosis as JSON values; what is not finite is null."""
+    """Return the diagnosis as JSON values; NaN and ±inf become null."""
     value: dict[str, Any] = json_value(dataclasses.asdict(diagnosis))
     value["verdict"] = diagnosis.verdict
     return value
@@ -150,6 +153,6 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _verdicts(mismatch: Curve, model_kind: ModelKind | None) -> list[MeasureVerdict]:
     return [
-        MeasureVerdict(measure, value := recent(mismatch.of(measure)), verdict_of(measure, value, model_kind))
+        MeasureVerdict(measure, value := recent_median(mismatch.of(measure)), verdict_of(measure, value, model_kind))
         for measure in JUDGED_MEASURES
     ]

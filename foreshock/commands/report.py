@@ -1,4 +1,4 @@
-"""`foreshock report`: what is known about a run, as text or JSON."""
+"""`foreshock report`: the diagnosis of a run, as text or JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["command"]
 
 
 class ReportCommand:
-    """The diagnosis: mismatch per step, where it comes from, which tokens, lengths, alerts, advice."""
+    """Prints the diagnosis: mismatch by step, its cause, buckets of tokens, lengths, alerts, advice."""
 
-    help = "diagnose a run: mismatch, its origin, probability buckets, lengths, alerts, learning-rate advice"
+    help = "diagnose a run: mismatch, its cause, probability buckets, lengths, alerts, learning-rate advice"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
@@ -34,7 +34,7 @@ class ReportCommand:
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run)
             queries = RunQueries(connection, run.id)
-            found = diagnosis.gather(
+            found = diagnosis.diagnose(
                 queries, run, run_url(connection, run.id), step=arguments.step, model_kind=arguments.model_kind
             )
         if arguments.json:

@@ -1,4 +1,4 @@
-"""Plain text for terminals: tables, sparklines, bars, numbers and times, all within 100 columns."""
+"""Plain text for terminals: tables, sparklines, bars, titles, numbers and times, within 100 columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,21 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-__all__ = ["STYLES", "WIDTH", "Paint", "bar", "count", "moment", "number", "sparkline", "table", "wrap"]
+__all__ = [
+    "STYLES",
+    "WIDTH",
+    "Paint",
+    "bar",
+    "count",
+    "moment",
+    "note",
+    "number",
+    "paint_verdicts",
+    "section_title",
+    "sparkline",
+    "table",
+    "wrap",
+]
 
 Style = Literal["bold", "dim", "good", "warning", "critical"]
 
@@ -124,3 +138,24 @@ def wrap(text: str, indent: str, first: str | None = None) -> list[str]:
     """Wrap `text` into lines of at most WIDTH, with `indent` (the first line with `first`)."""
     first = indent if first is None else first
     return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent) or [""]
+
+
+def section_title(text: str, paint: Paint, aside: str = "", style: Style | None = None) -> str:
+    """Return a section's title with a horizontal rule, and `aside` at its right end."""
+    rule = "─" * max(3, WIDTH - len(text) - len(aside) - (2 if aside else 1))
+    return f"{paint(text, 'bold')} {paint(rule, 'dim')}" + (f" {paint(aside, style)}" if aside else "")
+
+
+def note(text: str, paint: Paint) -> list[str]:
+    """Return a dimmed remark, wrapped and indented."""
+    return [paint(line, "dim") for line in wrap(text, "    ", "    ")]
+
+
+def paint_verdicts(lines: list[str], paint: Paint, *, column_of: int, rows: Sequence[Sequence[str]]) -> list[str]:
+    """Colour the verdicts in a column of a table's lines."""
+    painted = lines[:1]
+    for line, row in zip(lines[1:], rows, strict=True):
+        word: str = row[column_of]
+        before, found, after = line.rpartition(word) if row[column_of] == row[-1] else line.partition(f" {word} ")
+        painted.append(before + paint(found, STYLES.get(word)) + after if word and found else line)
+    return painted

@@ -1,4 +1,4 @@
-"""`foreshock watch`: a line for each step as it closes, and each alert as it fires."""
+"""`foreshock watch`: print a line per closed step, and each new alert."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entro
 
 @dataclass(slots=True)
 class _Watch:
-    """What has been printed already."""
+    """The state of watching: the next step and the alerts already printed."""
 
     queries: RunQueries
     paint: Paint
@@ -33,14 +33,14 @@ class _Watch:
     next_step: int
     alerts: set[str] = field(default_factory=set)
 
-    def print_news(self) -> None:
-        """Print the steps and alerts that are new. Raises ServiceError."""
+    def print_new(self) -> None:
+        """Print new steps and alerts. Raises ServiceError."""
         rollouts = self.queries.curve(STEP_ROW, _ROLLOUTS, from_step=self.next_step)
         mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=self.next_step)
-        of_mismatch = dict(zip(mismatch.steps, range(len(mismatch.steps)), strict=True))
+        mismatch_index = dict(zip(mismatch.steps, range(len(mismatch.steps)), strict=True))
         for index, step in enumerate(rollouts.steps):
             k3, error = (
-                mismatch.of(name)[of_mismatch[step]] if step in of_mismatch else math.nan for name in _MISMATCH
+                mismatch.of(name)[mismatch_index[step]] if step in mismatch_index else math.nan for name in _MISMATCH
             )
             length, truncated, reward, entropy = (rollouts.of(name)[index] for name in _ROLLOUTS)
             verdict = verdict_of("k3_kl", k3, self.model_kind)
@@ -59,7 +59,7 @@ class _Watch:
 
 
 class WatchCommand:
-    """Follows a run."""
+    """Prints the steps and alerts of a run until it ends."""
 
     help = "follow a run: a line per new step, and its alerts"
 
@@ -67,15 +67,15 @@ class WatchCommand:
         """Add the arguments."""
         parser.add_argument("run", nargs="?", help="a run's id, key or name (default: the newest run)")
         parser.add_argument("--from-step", type=int, metavar="N", help="start at step N (default: the last 10 steps)")
-        parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (default: 2)")
-        parser.add_argument("--once", action="store_true", help="print what there is and exit")
+        parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between polls (default: 2)")
+        parser.add_argument("--once", action="store_true", help="print the present state and exit")
         parser.add_argument(
             "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
         )
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print until the run is over, or Ctrl-C."""
+        """Print until the run has ended, or Ctrl-C."""
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run)
             from_step = arguments.from_step
@@ -86,18 +86,18 @@ class WatchCommand:
             print(f"{run.title} ({run.id}), {run.state}")
             if model_kind is None:
                 print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))
-            away = False
+            unavailable = False
             while True:
                 try:
                     state = find_run(connection, run.id).state
-                    watch.print_news()
-                    away = False
+                    watch.print_new()
+                    unavailable = False
                 except ServiceUnavailable as error:
                     if arguments.once:
                         raise
-                    if not away:
-                        print(f"{error}; still trying", file=sys.stderr)
-                    away = True
+                    if not unavailable:
+                        print(f"{error}; retrying", file=sys.stderr)
+                    unavailable = True
                 else:
                     if state != "running" or arguments.once:
                         print(f"the run is {state}")

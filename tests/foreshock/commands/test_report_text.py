@@ -1,4 +1,4 @@
-"""The report's words: what a chain, an alert and a schedule are said to be, in lines that fit."""
+"""Tests of the report's text: mismatch, chain, alerts and advice, in lines that fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, spread
+from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, evenly_spaced
 from foreshock.commands.records import (
     AdviceRecord,
     AlertRecord,
@@ -28,7 +28,7 @@ STEPS = tuple(range(1, 41))
 
 
 def plain(value: Any) -> Any:
-    """A record of the measures as the JSON of the service."""
+    """Return a record of the measures as JSON values of the service."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
 
 
 def chain(**differences: float) -> Any:
-    """The attribution of random scores whose neighbours differ by noise of the sizes given."""
+    """Return the attribution of random scores; adjacent scores differ by noise of the given sizes."""
     generator = np.random.default_rng(0)
     offsets = np.arange(0, 321, 20)
     score = -generator.exponential(1.0, 320) - 2.0
@@ -123,7 +123,7 @@ def test_stale_attribution_is_marked() -> None:
 
 def test_equal_scores_are_reported_as_equal() -> None:
     found = chain(vllm__prefill=0.0, trainer=0.0)
-    assert "no difference at all" in text_of(attributions=(found,), probed_steps=(7,))
+    assert "the two ends of the chain do not differ" in text_of(attributions=(found,), probed_steps=(7,))
 
 
 def test_copied_log_probs_are_reported() -> None:
@@ -160,7 +160,7 @@ def test_advice_shows_the_next_decay_steps(mode: str) -> None:
     text = text_of(advice=AdviceRecord(advice, 0.5, 396))
     assert "falls at 396 (to 0.25), 594 (to 0.125), 792 (to 0.1)" in text
     assert "surge at step 110: × 0.5 every 198 steps, not below 0.1" in text
-    assert ("the trainer is told 1.0" in text) == (mode == "shadow")
+    assert ("the trainer gets 1.0" in text) == (mode == "shadow")
 
 
 def test_bucket_edges_are_readable() -> None:
@@ -178,8 +178,8 @@ def test_unfinished_probe_shows_its_reason() -> None:
 
 
 def test_spread_keeps_both_ends() -> None:
-    assert spread((1, 2, 3), 4) == (1, 2, 3)
-    assert spread(range(1, 101), 4) == (1, 34, 67, 100)
+    assert evenly_spaced((1, 2, 3), 4) == (1, 2, 3)
+    assert evenly_spaced(range(1, 101), 4) == (1, 34, 67, 100)
 
 
 def test_missing_buckets_show_their_reason() -> None:
@@ -196,7 +196,7 @@ def test_known_shape_measures_are_shown() -> None:
     assert "cov(advantage, d)" not in text
     harmless = text_of(mismatch=Curve("trainer/rollout", STEPS, {**values, "max_d": (0.1,) * 40}))
     assert "cannot be trusted" not in harmless
-    assert "no ratio reaches e" in harmless
+    assert "no ratio exceeds e" in harmless
 
 
 def test_intervals_are_named_and_an_unreliable_one_is_marked() -> None:

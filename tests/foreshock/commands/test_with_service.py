@@ -119,7 +119,7 @@ def test_report_is_readable_in_100_columns(imported: RunningService, capsys: pyt
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= WIDTH
     assert "\x1b" not in text
-    for title in ("Foreshock · imported", "Mismatch, trainer/rollout", "Where it comes from", "Which tokens",
+    for title in ("Foreshock · imported", "Mismatch, trainer/rollout", "Attribution", "Which tokens",
                   "Lengths", "Alerts", "Learning-rate advice"):  # fmt: skip
         assert f"\n{title}" in text
     (worst,) = [line for line in text.splitlines() if line.startswith("    17 ")]

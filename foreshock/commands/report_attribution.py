@@ -1,0 +1,97 @@
+"""Section of the report about the cause of the mismatch: the links of the chain of scores."""
+
+from __future__ import annotations
+
+import math
+
+from foreshock.commands.diagnosis import Diagnosis
+from foreshock.commands.records import AttributionRecord, LinkRecord
+from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
+
+__all__ = ["attribution_section"]
+
+
+def attribution_section(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+    """Return the lines on the attribution of probed steps and on unfinished probes."""
+    lines = [section_title("Attribution: the links of the mismatch", paint)]
+    for attribution in diagnosis.attributions:
+        lines += [*([""] if len(lines) > 1 else []), *_chain(attribution, paint)]
+    if not diagnosis.attributions:
+        lines += wrap(
+            "No probed step. Announce checkpoints (`log_checkpoint`), start `foreshock worker`, then: "
+            f"foreshock probe {diagnosis.run.id} STEP", "  ", "  ")  # fmt: skip
+    more = len(diagnosis.probed_steps) - len(diagnosis.attributions)
+    if more > 0:
+        lines += note(f"{more} more probed steps; see one with --step N", paint)
+    for step, state, reason in diagnosis.unfinished_probes[:5]:
+        lines += wrap(f"probe of step {step}: {state}{': ' + reason if reason else ''}", "    ", "  ! ")
+    return lines
+
+
+def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
+    lines = [
+        f"  step {attribution.step}: {' → '.join(attribution.chain)}   "
+        + paint(f"({count(attribution.rollouts)} rollouts, {count(attribution.tokens)} tokens)", "dim")
+    ]
+    rows = [_link_row(link) for link in attribution.links]
+    whole = attribution.whole
+    rows.append([whole.name + " (all)", *_moments(whole), _share(1.0 if math.isfinite(whole.share) else math.nan),
+                 "", ""])  # fmt: skip
+    header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "95 %", ""]
+    lines += table(header, rows, left=(0, 7), indent="    ")
+    main = max(attribution.links, key=lambda link: link.share if math.isfinite(link.share) else -math.inf)
+    if math.isfinite(main.share) and main.share > 0:
+        lines += wrap(f"the largest share, {_percent(main.share)}, is {main.cause}", "      ", "    → ")
+    elif whole.rms_d == 0:
+        lines += wrap("the two ends of the chain do not differ", "      ", "    → ")
+    if any(_share(link.share).startswith("-") for link in attribution.links):
+        lines += wrap("a negative share cancels part of the others", "      ", "    → ")
+    if attribution.floors:
+        lines += _floors(attribution)
+    if attribution.reference_links:
+        lines += _reference(attribution)
+    checks = f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
+    checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
+    if attribution.stale:
+        lines += wrap("scores or rollouts have arrived since; a new attribution is being computed", "      ", "    → ")
+    return [*lines, *note(checks, paint)]
+
+
+def _floors(attribution: AttributionRecord) -> list[str]:
+    """Return the noise floors: the part of a link that is due to batch composition."""
+    floors = ", ".join(
+        f"{floor.scorer} k3 {number(floor.k3_kl)}, max |d| {number(floor.max_abs_d, 2)}" for floor in attribution.floors
+    )
+    words = f"noise floor, the same scorer in other batches: {floors}; half of that k3 is in each of its links"
+    return wrap(words, "      ", "    → ")
+
+
+def _reference(attribution: AttributionRecord) -> list[str]:
+    """Return the distances of engine and trainer from float32."""
+    distances = ", ".join(f"{link.name.partition('/')[2]} {number(link.k3_kl)}" for link in attribution.reference_links)
+    words = f"k3 of the same weights at float32 against {distances}"
+    if attribution.nearer == "equal":
+        words += ": engine and trainer are equally near to it"
+    elif attribution.nearer is not None:
+        words += f": nearer to it is {attribution.nearer}"
+    return wrap(words, "      ", "    → ")
+
+
+def _link_row(link: LinkRecord) -> list[str]:
+    interval = ""
+    if math.isfinite(link.share_low) and math.isfinite(link.share_high):
+        interval = f"{_share(link.share_low)} … {_share(link.share_high)}"
+    return [link.name, *_moments(link), _share(link.share), interval, bar(link.share, 10).rstrip()]
+
+
+def _share(share: float) -> str:
+    """Format a share with two decimals, without a negative zero."""
+    return f"{round(share, 2) + 0.0:.2f}" if math.isfinite(share) else "–"
+
+
+def _moments(link: LinkRecord) -> list[str]:
+    return [number(link.k3_kl), number(link.mean_d, 2), number(link.rms_d, 2), number(link.max_abs_d, 2)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
