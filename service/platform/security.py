@@ -5,8 +5,6 @@ Where no key was ever made the service binds loopback only and every request is 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,11 +12,11 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from foreshock.clock import now_us
 from service.platform.context import Context, ServiceContext
 from service.platform.database.tables import ApiKey
 from service.platform.keys.service import Scope, find_key, find_key_by_secret, keys_exist
 from service.platform.problem import ProblemError
+from service.platform.signing import verify_session
 
 SESSION_COOKIE = "foreshock_session"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -95,7 +93,7 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
         return principal_of_secret(context, bearer)
     cookie = request.cookies.get(SESSION_COOKIE)
     if cookie is not None:
-        key_id = verify_session(context.session_secret, cookie)
+        key_id = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
         if key_id is not None:
             _refuse_foreign_form(request)
             return _principal_of_key(context, key_id)
@@ -116,26 +114,6 @@ def principal_of_secret(context: ServiceContext, secret: str) -> Principal:
     return _principal(key)
 
 
-def sign_session(secret: bytes, key_id: str, lifetime_seconds: float) -> str:
-    """A session cookie's value: key id, end in microseconds, and their HMAC-SHA256."""
-    claim = f"{key_id}.{now_us() + int(lifetime_seconds * 1e6)}"
-    return f"{claim}.{_mac(secret, 'session', claim)}"
-
-
-def verify_session(secret: bytes, cookie: str) -> str | None:
-    """The key id in a session cookie; None where it was not signed here or has ended."""
-    claim, _, mac = cookie.rpartition(".")
-    if not hmac.compare_digest(mac.encode(), _mac(secret, "session", claim).encode()):
-        return None
-    key_id, _, ends_at = claim.partition(".")
-    return key_id if now_us() < int(ends_at) else None
-
-
-def form_token(secret: bytes, cookie: str) -> str:
-    """The CSRF token of forms shown in a session; compare with `hmac.compare_digest`."""
-    return _mac(secret, "form", cookie)
-
-
 def _principal_of_key(context: ServiceContext, key_id: str) -> Principal:
     with context.database.read() as session:
         key = find_key(session, key_id)
@@ -154,7 +132,3 @@ def _refuse_foreign_form(request: Request) -> None:
         return
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise CrossSiteRefused("a session is good for this site's own pages only")
-
-
-def _mac(secret: bytes, purpose: str, text: str) -> str:
-    return hmac.new(secret, f"{purpose}|{text}".encode(), hashlib.sha256).hexdigest()

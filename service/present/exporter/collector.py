@@ -12,7 +12,6 @@ from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW
-from foreshock.early_warning.advice_state import Decision, fold
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.bucket_sums import BucketTable
 from service.platform.context import ServiceContext
@@ -22,6 +21,7 @@ from service.present.exporter import families, repository
 from service.present.exporter.families import Family, Samples
 from service.present.exporter.repository import ActiveRun, ComparisonKey
 from service.replay.workers.service import count_live_workers
+from service.watch.advice.service import states_of_runs
 
 # Buckets are exported of the comparison that every run has; of others there are pages and dashboards over SQL.
 BUCKETS_OF = "trainer/rollout"
@@ -166,10 +166,10 @@ def _attributions(scrape: _Scrape, attributions: Iterable[Attribution]) -> None:
 
 def _advice(session: Session, scrape: _Scrape, runs: list[ActiveRun]) -> None:
     run_ids = [each.run.id for each in runs]
-    logs = repository.advice_logs(session, run_ids)
+    states = states_of_runs(session, run_ids)
     acknowledged = repository.newest_acknowledgements(session, run_ids)
     for run in (each.run for each in runs):
-        state = fold([Decision.from_json(decision) for decision in logs.get(run.id, [])])
+        state = states[run.id]
         for mode in ("shadow", "apply"):
             scrape.add(families.ADVICE_MODE, (run.id, mode), 1 if run.advice_mode == mode else 0)
         scrape.add(families.ADVICE_REVISION, (run.id,), state.revision)

@@ -14,7 +14,6 @@ from foreshock.comparisons import STEP_ROW
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.tables import (
     AdviceAcknowledgement,
-    AdviceDecision,
     Alert,
     Attempt,
     MeasurementStatistics,
@@ -162,15 +161,6 @@ def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[st
     of_alert = (Alert.run_id, Alert.rule, Alert.severity)
     query = select(*of_alert, func.count()).where(Alert.run_id.in_(run_ids), Alert.state == "open")
     return session.execute(query.group_by(*of_alert)).all()
-
-
-def advice_logs(session: Session, run_ids: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-    """The decisions of each run that has any, in order of revision."""
-    query = select(AdviceDecision.run_id, AdviceDecision.decision).where(AdviceDecision.run_id.in_(run_ids))
-    logs: dict[str, list[dict[str, Any]]] = {}
-    for run_id, decision in session.execute(query.order_by(AdviceDecision.run_id, AdviceDecision.revision)):
-        logs.setdefault(run_id, []).append(decision)
-    return logs
 
 
 def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, AdviceAcknowledgement]:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
-from service.platform.context import Context, ServiceContext
+from service.platform.context import Context
 from service.platform.pagination import Cursor
 from service.platform.schemas import RunIdentifier, StepPath
 from service.platform.security import AuthenticationRequired, ScopeMissing
 from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, digest_of, media_type_of
-from service.present.pages.policy import PAGE_HEADERS
 from service.present.pages.presenters.corrections import corrections_part
 from service.present.pages.presenters.figures import run_plot, step_plot
 from service.present.pages.presenters.run import run_page
 from service.present.pages.presenters.run_list import runs_page
 from service.present.pages.presenters.step import step_page, worst_tokens
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.rendering import figure_response, page_response
+from service.present.pages.presenters.viewing import open_viewing
+from service.present.pages.rendering import PAGE_HEADERS, figure_response, page_response
 from service.present.pages.sessions import (
     LONGEST_KEY,
     AlertAnswerers,
-    Guest,
     Guests,
     Operators,
     PageRoute,
@@ -50,34 +46,27 @@ static = APIRouter(include_in_schema=False)
 ROUTERS = (static, parts, pages)
 
 
-@contextmanager
-def viewing(context: ServiceContext, guest: Guest) -> Iterator[Viewing]:
-    """One look at the database for this guest."""
-    with context.database.read() as session:
-        yield Viewing(context, session, guest.principal)
-
-
 @pages.get("/")
 def show_runs(request: Request, context: Context, guest: Guests, cursor: Cursor = None) -> Response:
     """The page of runs."""
-    with viewing(context, guest) as look:
-        page = runs_page(look, cursor)
+    with open_viewing(context, guest.principal) as viewing:
+        page = runs_page(viewing, cursor)
     return page_response(request, "runs.html", page, guest.visitor)
 
 
 @pages.get("/runs/{run}")
 def show_run(run: RunIdentifier, request: Request, context: Context, guest: Guests) -> Response:
     """The page of a run."""
-    with viewing(context, guest) as look:
-        page = run_page(look, run)
+    with open_viewing(context, guest.principal) as viewing:
+        page = run_page(viewing, run)
     return page_response(request, "run.html", page, guest.visitor)
 
 
 @pages.get("/runs/{run}/steps/{step}")
 def show_step(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
     """The page of a step."""
-    with viewing(context, guest) as look:
-        page = step_page(look, run, step)
+    with open_viewing(context, guest.principal) as viewing:
+        page = step_page(viewing, run, step)
     return page_response(request, "step.html", page, guest.visitor)
 
 
@@ -121,8 +110,8 @@ def see_other(address: str) -> Response:
 def run_figure(run: RunIdentifier, name: str, request: Request, context: Context, guest: Guests) -> Response:
     """A figure of a run, as `static/figures.js` draws it."""
     plot = run_plot(name)
-    with viewing(context, guest) as look:
-        figure = plot.make(look, get_run(look.session, look.principal, run))
+    with open_viewing(context, guest.principal) as viewing:
+        figure = plot.make(viewing, get_run(viewing.session, viewing.principal, run))
     return figure_response(request, figure)
 
 
@@ -132,24 +121,24 @@ def step_figure(
 ) -> Response:
     """A figure of a step."""
     plot = step_plot(name)
-    with viewing(context, guest) as look:
-        figure = plot.make(look, get_run(look.session, look.principal, run), step, None)
+    with open_viewing(context, guest.principal) as viewing:
+        figure = plot.make(viewing, get_run(viewing.session, viewing.principal, run), step, None)
     return figure_response(request, figure)
 
 
 @parts.get("/runs/{run}/steps/{step}/tokens")
 def step_tokens(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
     """The worst tokens of a step, as a piece of HTML."""
-    with viewing(context, guest) as look:
-        part = worst_tokens(look, run, step)
+    with open_viewing(context, guest.principal) as viewing:
+        part = worst_tokens(viewing, run, step)
     return page_response(request, "tokens.html", part, guest.visitor)
 
 
 @parts.get("/runs/{run}/steps/{step}/corrections")
 def step_corrections(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
     """What corrections would do to a step, and its theory, as a piece of HTML."""
-    with viewing(context, guest) as look:
-        part = corrections_part(look, run, step)
+    with open_viewing(context, guest.principal) as viewing:
+        part = corrections_part(viewing, run, step)
     return page_response(request, "corrections.html", part, guest.visitor)
 
 

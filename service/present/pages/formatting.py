@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from datetime import UTC, datetime
 
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import Verdict, verdict_of
+from foreshock.severity import severity_rank
 from service.present.pages.figures.attribution import percent
 from service.present.pages.figures.specification import scientific
 from service.present.pages.view_models import Label, Moment, Tone, Value
@@ -95,9 +97,9 @@ def judged_value(measure: str, value: float | None, model_kind: ModelKind | None
     return Value(number(value), VERDICT_TONES[verdict_of(measure, value, model_kind)])
 
 
-def alerts_label(severities: list[str]) -> Label:
-    """How many alerts are open, in the tone of the worst."""
-    if not severities:
+def alerts_label(open_alerts: Counter[str]) -> Label:
+    """Return the number of open alerts, in the tone of the most severe. `open_alerts`: their number by severity."""
+    if not open_alerts:
         return Label("none", "good")
-    tone: Tone = "critical" if "critical" in severities else "warning" if "warning" in severities else ""
-    return Label(f"{len(severities)} open", tone)
+    worst = min(open_alerts, key=severity_rank)
+    return Label(f"{open_alerts.total()} open", TONES.get(worst, ""))

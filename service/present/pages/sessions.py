@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -23,12 +22,10 @@ from service.platform.security import (
     Principal,
     ScopeMissing,
     authenticate,
-    form_token,
     principal_of_secret,
-    sign_session,
 )
-from service.present.pages.policy import PAGE_HEADERS
-from service.present.pages.rendering import page_response
+from service.platform.signing import form_token, is_form_token, sign_session
+from service.present.pages.rendering import PAGE_HEADERS, page_response
 from service.present.pages.view_models import ProblemPage, Visitor
 
 LONGEST_KEY = 200
@@ -90,7 +87,7 @@ def csrf_token(context: ServiceContext, request: Request) -> str:
 
 def require_form_token(context: ServiceContext, request: Request, token: str) -> None:
     """Raise CrossSiteRefused unless the form came from one of this visitor's own pages."""
-    if not hmac.compare_digest(csrf_token(context, request).encode(), token.encode()):
+    if not is_form_token(context.session_secret, request.cookies.get(SESSION_COOKIE, ""), token):
         raise CrossSiteRefused("this form is not from this session: go back, reload the page and try again")
 
 
@@ -101,11 +98,10 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
         raise ScopeMissing("this key lacks the scope `read`")
     response = RedirectResponse(local_path(next_path), status_code=303, headers=PAGE_HEADERS)
     if principal.key_id is not None:
-        lifetime = context.settings.session_hours * 3600
         response.set_cookie(
             SESSION_COOKIE,
-            sign_session(context.session_secret, principal.key_id, lifetime),
-            max_age=int(lifetime),
+            sign_session(context.session_secret, principal.key_id),
+            max_age=int(context.settings.session_hours * 3600),
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, and_, bindparam, func, select
+from sqlalchemy.orm import Session, aliased
 
 from service.platform.database.dialect import upsert
-from service.platform.database.tables import MeasurementStatistics, measurements
+from service.platform.database.tables import Attempt, MeasurementStatistics, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.attempts.active_attempts import ActiveRange
 from service.runs.measurements.curves import Curves
 from service.runs.step_key import StepKey
+
+_BEYOND_EVERY_STEP = 2**62
 
 
 def put(session: Session, rows: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]]) -> None:
@@ -75,6 +77,36 @@ def _values_in_range(columns: tuple[str, ...]) -> Select[Any]:
         table.step < bindparam("end"),
         table.comparison.in_(bindparam("comparisons", expanding=True)),
     )
+
+
+def newest_values(session: Session, run_ids: Collection[str], comparison: str, column: str) -> dict[str, float | None]:
+    """Return one column of the newest active step of each run that has the comparison, in one query."""
+    table, later = measurements.c, aliased(Attempt)
+    end = select(func.min(later.resume_step)).where(later.run_id == Attempt.run_id, later.attempt > Attempt.attempt)
+    newest = (
+        select(table.step)
+        .where(
+            table.run_id == Attempt.run_id,
+            table.attempt == Attempt.attempt,
+            table.comparison == comparison,
+            # Steps from the resume step of a later attempt on are superseded.
+            table.step < func.coalesce(end.correlate(Attempt).scalar_subquery(), _BEYOND_EVERY_STEP),
+        )
+        .order_by(table.step.desc())
+        .limit(1)
+        .correlate(Attempt)
+        .scalar_subquery()
+    )
+    row = measurements.alias()
+    of_step = and_(
+        row.c.run_id == Attempt.run_id,
+        row.c.attempt == Attempt.attempt,
+        row.c.step == newest,
+        row.c.comparison == comparison,
+    )
+    query = select(Attempt.run_id, row.c[column]).join(row, of_step).where(Attempt.run_id.in_(run_ids))
+    # A later attempt comes later and overwrites.
+    return dict(session.execute(query.order_by(Attempt.attempt)).all())
 
 
 def curves(

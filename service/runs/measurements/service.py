@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -104,6 +104,11 @@ def measures_of_active_steps(
                 if value is not None:
                     values[step][comparison, column] = value
     return values
+
+
+def newest_values(session: Session, run_ids: Collection[str], comparison: str, measure: str) -> dict[str, float | None]:
+    """Return a measure (by column) of the newest active step of each run that has the comparison, in one query."""
+    return repository.newest_values(session, run_ids, comparison, measure)
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:

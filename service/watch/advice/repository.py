@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import bindparam, func, insert, select
 from sqlalchemy.orm import Session
 
@@ -26,6 +28,15 @@ _ACKNOWLEDGED_STEP = select(func.max(AdviceAcknowledgement.step)).where(
 def log_of(session: Session, run_id: str) -> list[Decision]:
     """The run's decisions in order of revision."""
     return [Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
+
+
+def logs_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[Decision]]:
+    """Return the decisions of each run that has any, in order of revision."""
+    query = select(AdviceDecision.run_id, AdviceDecision.decision).where(AdviceDecision.run_id.in_(run_ids))
+    logs: dict[str, list[Decision]] = {}
+    for run_id, decision in session.execute(query.order_by(AdviceDecision.run_id, AdviceDecision.revision)):
+        logs.setdefault(run_id, []).append(Decision.from_json(decision))
+    return logs
 
 
 def append(session: Session, run_id: str, decision: Decision) -> None:

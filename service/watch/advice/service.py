@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
@@ -62,6 +63,12 @@ def read_advice(session: Session, principal: Principal, run_id: str, step: int |
         etag=etag_of(state.attempt, state.revision, alerts.version(session, run_id)),
         advice=_advice(run, state, detectors, opened, step),
     )
+
+
+def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, AdviceState]:
+    """Return the state of the advice of each run, in one query."""
+    logs = repository.logs_of_runs(session, run_ids)
+    return {run_id: fold(logs.get(run_id, [])) for run_id in run_ids}
 
 
 def read_etag(session: Session, principal: Principal, run_id: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import bindparam, func, select, tuple_, union_all
 from sqlalchemy.orm import Session
@@ -89,11 +89,11 @@ def version(session: Session, run_id: str) -> int:
     return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0
 
 
-def counts_by_severity(session: Session, run_ids: Sequence[str]) -> dict[tuple[str, str], int]:
-    """(run, severity) → open alerts."""
+def open_by_severity(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, int]]:
+    """Return (run, severity, number of open alerts) of each run and severity that has any."""
     query = (
         select(Alert.run_id, Alert.severity, func.count())
         .where(Alert.run_id.in_(run_ids), Alert.state == "open")
         .group_by(Alert.run_id, Alert.severity)
     )
-    return {(run_id, severity): count for run_id, severity, count in session.execute(query)}
+    return session.execute(query).all()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from sqlalchemy.orm import Session
@@ -43,6 +44,14 @@ def list_alerts(
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
     """The run's open alerts, newest step first."""
     return repository.in_state(session, run_id, "open")
+
+
+def open_counts(session: Session, run_ids: Collection[str]) -> dict[str, Counter[str]]:
+    """Return the number of open alerts of each run by severity, in one query."""
+    counts: dict[str, Counter[str]] = {run_id: Counter() for run_id in run_ids}
+    for run_id, severity, count in repository.open_by_severity(session, run_ids):
+        counts[run_id][severity] = count
+    return counts
 
 
 def version(session: Session, run_id: str) -> int:

@@ -5,10 +5,10 @@ They run whenever a step closes. The statements are built once: building one tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import insert_rows, table_of
@@ -85,6 +85,13 @@ def newest_snapshot(
 def newest_snapshot_of_run(session: Session, run_id: str) -> DetectorSnapshot | None:
     """Return the newest snapshot; those of superseded steps are dropped when an attempt starts."""
     return session.scalar(_NEWEST_SNAPSHOT_OF_RUN, {"run_id": run_id})
+
+
+def newest_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
+    """Return the step of the newest snapshot of each run that has one."""
+    query = select(DetectorSnapshot.run_id, func.max(DetectorSnapshot.step))
+    query = query.where(DetectorSnapshot.run_id.in_(run_ids)).group_by(DetectorSnapshot.run_id)
+    return dict(session.execute(query).all())
 
 
 def drop_snapshots(session: Session, run_id: str, from_step: int) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import WarningState
 from service.watch.detection import repository
+
+
+def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
+    """Return the newest step that the detectors have seen of each run; runs without one are absent."""
+    return repository.newest_steps(session, run_ids)
 
 
 def newest_state(session: Session, run_id: str) -> WarningState:

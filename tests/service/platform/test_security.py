@@ -15,11 +15,9 @@ from service.platform.database.tables import ApiKey
 from service.platform.keys.service import Scope, create_key, hash_secret, new_secret, revoke_key
 from service.platform.security import (
     SESSION_COOKIE,
-    form_token,
-    sign_session,
-    verify_session,
 )
 from service.platform.settings import Settings, is_loopback, load_settings
+from service.platform.signing import form_token, is_form_token, sign_session, verify_session
 from service.serving import check_processes, prepare_keys
 
 MakeKey = Callable[..., str]
@@ -97,15 +95,27 @@ def test_only_the_hash_of_a_key_is_stored(database: Database, make_key: MakeKey)
 
 def test_a_session_is_good_until_it_ends_and_only_as_signed() -> None:
     secret = b"s" * 32
-    cookie = sign_session(secret, "key_1", 60)
-    assert verify_session(secret, cookie) == "key_1"
-    assert verify_session(b"t" * 32, cookie) is None
-    assert verify_session(secret, cookie.replace("key_1", "key_2")) is None
-    assert verify_session(secret, "") is None
-    short = sign_session(secret, "key_1", 0.001)
-    time.sleep(0.01)
-    assert verify_session(secret, short) is None
-    assert form_token(secret, cookie) != form_token(secret, short)
+    cookie, other = sign_session(secret, "key_1"), sign_session(secret, "key_2")
+    assert verify_session(secret, cookie, 60) == "key_1"
+    assert verify_session(b"t" * 32, cookie, 60) is None
+    assert verify_session(secret, other.split(".")[0] + cookie[cookie.index(".") :], 60) is None
+    assert verify_session(secret, cookie[:-1], 60) is None
+    assert verify_session(secret, "", 60) is None
+    time.sleep(1.1)
+    assert verify_session(secret, cookie, 0) is None
+    assert verify_session(secret, cookie, 60) == "key_1"
+
+
+def test_a_form_token_belongs_to_one_session() -> None:
+    secret = b"s" * 32
+    cookie, other = sign_session(secret, "key_1"), sign_session(secret, "key_2")
+    assert is_form_token(secret, cookie, form_token(secret, cookie))
+    assert not is_form_token(secret, other, form_token(secret, cookie))
+    assert not is_form_token(b"t" * 32, cookie, form_token(secret, cookie))
+    # A session's own signature is no form token.
+    assert not is_form_token(secret, cookie, cookie.rpartition(".")[2])
+    assert not is_form_token(secret, cookie, "")
+    assert not is_form_token(secret, cookie, "not ascii: μ")
 
 
 def test_a_session_cookie_stands_for_its_key_on_the_services_own_pages(
@@ -114,8 +124,8 @@ def test_a_session_cookie_stands_for_its_key_on_the_services_own_pages(
     make_key(Scope.ADMIN)
     with database.read() as session:
         key_id = session.query(ApiKey).one().id
-    forged = {"Cookie": f"{SESSION_COOKIE}={sign_session(b'another', key_id, 60)}"}
-    signed = {"Cookie": f"{SESSION_COOKIE}={sign_session(app.state.context.session_secret, key_id, 60)}"}
+    forged = {"Cookie": f"{SESSION_COOKIE}={sign_session(b'another', key_id)}"}
+    signed = {"Cookie": f"{SESSION_COOKIE}={sign_session(app.state.context.session_secret, key_id)}"}
     assert http.get("/v1/runs", headers=forged).status_code == 401
     assert http.get("/v1/runs", headers=signed).status_code == 200
     assert http.post("/v1/runs", json={"key": "a"}, headers=signed).status_code == 201

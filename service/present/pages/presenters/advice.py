@@ -103,14 +103,6 @@ def surge_step(viewing: Viewing, run_id: str) -> int | None:
     return schedule.surge_step if schedule is not None else None
 
 
-def advice_in_words(advice: AdviceRead) -> str | None:
-    """One cell of the list of runs."""
-    if advice.observed_step is None:
-        return None
-    shadow = ", shadow" if advice.mode == "shadow" else ""
-    return f"× {number(advice.advised_scale)}{shadow}"
-
-
 def _headline(advice: AdviceRead) -> str:
     advised = scale_in_words(advice.advised_scale)
     if advice.mode == "shadow" and advice.advised_scale < 1:

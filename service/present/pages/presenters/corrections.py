@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import Evaluation, Threshold
 from foreshock.theory import GradientNoise, StepNoise
 from service.present.pages.formatting import DASH, number
-from service.present.pages.presenters.figures import WHOLE
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import CorrectionRow, CorrectionsPart, TheoryRow
 from service.runs.corrections.service import CorrectionQuestion, evaluate_corrections
@@ -22,11 +22,11 @@ from service.runs.theory.service import FoundTheory, TheoryQuestion, theory_of_p
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
     """Corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
-        question = CorrectionQuestion(run_id, step, None, WHOLE)
+        question = CorrectionQuestion(run_id, step, None, TRAINER_ROLLOUT)
         evaluated = evaluate_corrections(viewing.session, viewing.principal, question)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
-        return CorrectionsPart(WHOLE, (), False, False, (), (), (), f"{error.detail}.")
-    of_theory = TheoryQuestion(run_id, step, None, WHOLE)
+        return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
+    of_theory = TheoryQuestion(run_id, step, None, TRAINER_ROLLOUT)
     theory = theory_of_pair(viewing.session, viewing.principal, of_theory, evaluated.pair)
     # Of each correction the first threshold in use: the API has the others, and any that is named.
     evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
@@ -34,7 +34,7 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
     reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
     missing = [f"{_titles(evaluations, reason)}: {reason}." for reason in reasons]
     return CorrectionsPart(
-        WHOLE,
+        TRAINER_ROLLOUT,
         [_row(found) for found in evaluations if not found.not_estimable],
         any(math.isfinite(found.advantage_distortion) for found in evaluations),
         any(math.isfinite(found.affected.untouched.turns) for found in evaluations),

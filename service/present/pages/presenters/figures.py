@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from foreshock.comparisons import STEP_ROW
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.ranges import HealthyRange, required_range
 from service.platform.database.tables import Run
@@ -20,7 +20,6 @@ from service.present.pages.presenters.measures import PARETO_FAR
 from service.present.pages.presenters.viewing import Viewing
 from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_statistics
 
-WHOLE = "trainer/rollout"
 SIGNALS_TITLE = "Training signals"
 TAILS_TITLE = "Tails and effective sample size"
 
@@ -102,7 +101,7 @@ def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """How heavy the tail of the ratios is, and what it leaves of the sample, for trainer/rollout."""
     names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token", "max_d")
-    found = curves_of(viewing, run.id, names, (WHOLE,)).get(WHOLE, {})
+    found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {})
     tail, asymmetry, shape, difference, ess, largest = (found.get(name, Curve((), ())) for name in names)
     tail_range, shape_range = required_range("tail_2"), required_range("pareto_k")
     difference_range = required_range("rollout_probs_diff_mean")
@@ -116,11 +115,11 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
         Panel("effective sample size of the token weights", ess),
     )
     caption = (
-        f"{WHOLE}. F(2): {tail_range.text}. Mean |Δ probability|: {difference_range.text}. "
+        f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Mean |Δ probability|: {difference_range.text}. "
         f"{'Ratios of this run reach e' if matters else 'No ratio of this run reaches e, so k̂ harms no mean'}; if they "
         f"do and k̂ is above {shape_range.critical}, means of ratios and effective sizes cannot be trusted."
     )
-    missing = f"No step has {WHOLE} yet: log trainer_log_probs beside rollout_log_probs."
+    missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."
     return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)
 
 
@@ -133,7 +132,7 @@ def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
 
 def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Probability buckets of the newest closed step."""
-    newest = curves_of(viewing, run.id, ("k3_kl",), (WHOLE,)).get(WHOLE, {}).get("k3_kl")
+    newest = curves_of(viewing, run.id, ("k3_kl",), (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {}).get("k3_kl")
     last = newest.last() if newest else None
     if last is None:
         return buckets.bucket_figure(None)
@@ -147,7 +146,7 @@ def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int, attempt: int
         return Missing(buckets.BY[by].title, statistics)
     table = statistics.condition_table(by)
     columns = buckets.BucketColumns(
-        comparison=WHOLE,
+        comparison=TRAINER_ROLLOUT,
         step=step,
         edges=table.edges.tolist(),
         tokens=table.tokens.tolist(),
@@ -165,7 +164,7 @@ def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None
         return Missing(buckets.TOKEN_ID_TITLE, statistics)
     table = statistics.token_id_table(buckets.MOST_TOKEN_IDS)
     columns = buckets.TokenIdColumns(
-        comparison=WHOLE,
+        comparison=TRAINER_ROLLOUT,
         step=step,
         token_ids=table.token_ids.tolist(),
         tokens=table.tokens.tolist(),
@@ -178,7 +177,7 @@ def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None
 def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> ComparisonStatistics | str:
     """The statistics of trainer/rollout at a step, or why there are none, in a sentence."""
     try:
-        return read_statistics(viewing.session, viewing.principal, run.id, step, attempt, WHOLE)
+        return read_statistics(viewing.session, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
         return f"{error.detail}."
 

@@ -1,36 +1,44 @@
-"""The page of runs."""
+"""The page of runs. Its number of queries does not depend on the number of runs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from urllib.parse import urlencode
 
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.early_warning.advice_state import AdviceState
 from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
-from service.present.pages.presenters.advice import advice_in_words, advice_of
-from service.present.pages.presenters.curves import curves_of
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import RunRow, RunsPage
+from service.runs.measurements.service import newest_values
 from service.runs.runs.schemas import RunRead
 from service.runs.runs.service import list_runs
-from service.watch.alerts.service import open_alerts
+from service.watch.advice.service import states_of_runs
+from service.watch.alerts.service import open_counts
+from service.watch.detection.service import observed_steps
 
 RUNS_ON_A_PAGE = 25
-WHOLE = "trainer/rollout"
-# The newest step may still be open: its mismatch is that of the newest closed one.
-STEPS_BACK = 20
 
 
 def runs_page(viewing: Viewing, cursor: str | None) -> RunsPage:
-    """One page of the runs that this guest may see, newest first; raises InvalidCursor."""
+    """Return one page of the runs that the visitor may see, newest first. Raises InvalidCursor."""
     found = list_runs(viewing.session, viewing.principal, None, cursor, RUNS_ON_A_PAGE)
-    older = f"/?{urlencode({'cursor': found.next_cursor})}" if found.next_cursor else None
+    run_ids = [run.id for run in found.items]
+    mismatch = newest_values(viewing.session, run_ids, TRAINER_ROLLOUT, "k3_kl")
+    observed = observed_steps(viewing.session, run_ids)
+    states = states_of_runs(viewing.session, run_ids)
+    alerts = open_counts(viewing.session, run_ids)
     return RunsPage(
-        runs=[_row(viewing, run) for run in found.items],
-        next_address=older,
+        runs=[
+            _row(run, mismatch.get(run.id), _advice(run, states[run.id], observed.get(run.id)), alerts[run.id])
+            for run in found.items
+        ],
+        next_address=f"/?{urlencode({'cursor': found.next_cursor})}" if found.next_cursor else None,
         live=cursor is None,
     )
 
 
-def _row(viewing: Viewing, run: RunRead) -> RunRow:
+def _row(run: RunRead, mismatch: float | None, advice: str | None, alerts: Counter[str]) -> RunRow:
     return RunRow(
         name=run.name or run.key,
         address=f"/runs/{run.id}",
@@ -40,16 +48,16 @@ def _row(viewing: Viewing, run: RunRead) -> RunRow:
         trainer=run.trainer,
         engine=run.engine,
         last_step=run.last_step,
-        mismatch=_newest_mismatch(viewing, run),
-        advice=advice_in_words(advice_of(viewing, run.id)),
-        alerts=alerts_label([alert.severity for alert in open_alerts(viewing.session, run.id)]),
+        mismatch=None if mismatch is None else number(mismatch),
+        advice=advice,
+        alerts=alerts_label(alerts),
         started=moment(run.created_at_us),
     )
 
 
-def _newest_mismatch(viewing: Viewing, run: RunRead) -> str | None:
-    if run.last_step is None:
+def _advice(run: RunRead, state: AdviceState, observed_step: int | None) -> str | None:
+    """Return the scale that the advice has for the next step; None before the first closed step."""
+    if observed_step is None:
         return None
-    found = curves_of(viewing, run.id, ("k3_kl",), (WHOLE,), from_step=max(run.last_step - STEPS_BACK, 0))
-    last = found[WHOLE]["k3_kl"].last() if WHOLE in found else None
-    return None if last is None else number(last[1])
+    shadow = ", shadow" if run.advice_mode == "shadow" else ""
+    return f"× {number(state.scale(observed_step + 1))}{shadow}"

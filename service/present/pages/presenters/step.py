@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foreshock.comparisons import STEP_ROW
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import STEP_MEASURES
 from foreshock.ranges import ranges_note
 from service.present.pages.figures.mismatch import known_first, shown_comparisons
 from service.present.pages.formatting import OUT_OF_DATE, count, number
 from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of
-from service.present.pages.presenters.figures import STEP_PLOTS, WHOLE, StepPlot
+from service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
 from service.present.pages.presenters.lint import lint_of_step
 from service.present.pages.presenters.measures import measure_groups, measure_value
 from service.present.pages.presenters.step_list import neighbourhood
@@ -71,11 +71,11 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
 
 def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
     """The tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
-    question = TokenQuestion(run_id, step, None, WHOLE, WORST_TOKENS, None)
+    question = TokenQuestion(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
     try:
         found = read_tokens(viewing.context, viewing.principal, question)
     except MeasurementNotFound as error:
-        return TokensPart(WHOLE, (), (), f"{error.detail}.")
+        return TokensPart(TRAINER_ROLLOUT, (), (), f"{error.detail}.")
     rows = [
         TokenRow(
             item.sample_id,
@@ -86,7 +86,7 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
         )
         for item in found.items
     ]
-    return TokensPart(WHOLE, found.scorers, rows, "The step has no token with two finite log-probs.")
+    return TokensPart(TRAINER_ROLLOUT, found.scorers, rows, "The step has no token with two finite log-probs.")
 
 
 def _plot(parts: str, name: str, plot: StepPlot) -> Plot:
