@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint types imports pytest format bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint screenshot clean
+.PHONY: help demo test setup lint types imports pytest format bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint bench-held-processes screenshot clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -40,7 +40,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint: bench-%: setup
+bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint bench-held-processes: bench-%: setup
 	@$(BIN)/python -m benchmarks.$(subst -,_,$*)
 
 screenshot: setup

@@ -2,8 +2,8 @@
 
     python -m examples.tiny_rl.verify examples/tiny_rl/recorded
 
-log μ is scored again by vLLM prefill, log π by the trainer's forward pass. On the kind of processor that the
-record's manifest names, both agree within 1e-5.
+log μ is scored again by vLLM prefill, log π by the trainer's forward pass, held to the instruction set that the
+record's manifest names. Where the CPU has it, both agree within 1e-5.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from examples.tiny_rl.model import load_model
 from examples.tiny_rl.policy import next_token_log_probs, pad
 from examples.tiny_rl.record import RECORDED, RunRecord
 from examples.tiny_rl.sampler import Sampler
+from foreshock.fingerprint import Fingerprint
+from probes.engines.environment import EngineEnvironment, hold_this_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +74,8 @@ def _largest(replayed: Sequence[float] | NDArray[np.float32], logged: NDArray[np
 
 if __name__ == "__main__":
     transformers_logging.disable_progress_bar()
-    for replay in verify(RunRecord(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED)):
+    chosen = RunRecord(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED)
+    made_by = Fingerprint.from_dict(chosen.manifest().engine_fingerprint)
+    hold_this_process(EngineEnvironment.of_fingerprint(made_by).nearest())
+    for replay in verify(chosen):
         print(f"step {replay.step}: max |d| of vLLM prefill {replay.rollout:.3g}, of the trainer {replay.trainer:.3g}")

@@ -10,7 +10,7 @@ logged, bit for bit, under the instruction set that logged it. A CPU that has mo
   `hold_this_process` hides from it what `FORESHOCK_INSTRUCTION_SET` excludes.
 
 On Intel CPUs a held process computes, bit for bit, what a CPU without the further instructions computes
-(`python -m benchmarks.held_processes` compares the two). MKL also chooses by the CPU's maker: see `MklKernels`.
+(`make bench-held-processes` compares the two). MKL also chooses by the CPU's maker: see `MklKernels`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that is held to an instruction set is one of a CPU that has no more, by all that its fingerprint tells."""
+"""A process held to an instruction set has the fingerprint of a CPU that has no more."""
 
 from __future__ import annotations
 
