@@ -13,8 +13,8 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import ServiceContext
-from service.platform.guards import PARQUET_MEDIA_TYPE
 from service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
 
 _BLOCK_BYTES = 1 << 20

@@ -14,8 +14,8 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import Context
-from service.platform.guards import PARQUET_MEDIA_TYPE
 from service.platform.security import Worker
 from service.replay.leases import service
 from service.replay.leases.schemas import FailBody, HeartbeatRead, LeaseRead, LeaseRequest, TokenBody

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import Context
-from service.platform.guards import PARQUET_MEDIA_TYPE
 from service.platform.pagination import Page
 from service.platform.schemas import (
     LARGEST_STEP,

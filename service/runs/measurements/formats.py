@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from fastapi import Response
 
 from foreshock.json_values import finite_or_none
-from service.platform.guards import PARQUET_MEDIA_TYPE
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.problem import NotAcceptable
 from service.runs.measurements.curves import Curves
 

@@ -13,8 +13,8 @@ import pytest
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from service.app import create_app
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.decoding.pool import DecoderPool
-from service.platform.guards import PARQUET_MEDIA_TYPE
 from service.platform.settings import Settings
 from tests.service.sending import Sender
 from tests.service.server import RunningServer

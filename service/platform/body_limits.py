@@ -1,0 +1,60 @@
+"""Limits on request bodies: the declared length, the bytes that are received, and draining a refused body.
+
+The body is counted as it is received and never stored here.
+"""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message, Receive
+
+from service.platform.problem import LimitExceeded, UnsupportedMediaType
+from service.platform.settings import Settings
+
+PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
+
+
+def body_limit(request: Request, settings: Settings) -> int:
+    """Return the most bytes that the request's body may have.
+
+    Raises UnsupportedMediaType for a Content-Encoding and LimitExceeded if Content-Length is above the limit.
+    """
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnsupportedMediaType("send the body without Content-Encoding; Parquet is compressed inside")
+    is_table = request.headers.get("content-type", "").partition(";")[0].strip() == PARQUET_MEDIA_TYPE
+    limit = settings.max_body_bytes if is_table else settings.max_json_bytes
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit:
+        raise LimitExceeded(
+            f"the body has {int(declared):,} bytes, more than the {limit:,} allowed: send more, smaller shards"
+        )
+    return limit
+
+
+async def drain(receive: Receive, most_bytes: int) -> None:
+    """Read and discard up to about `most_bytes` of a refused body.
+
+    If the connection were closed while the client still writes, it would see a reset instead of the answer.
+    """
+    while most_bytes > 0:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return
+        most_bytes -= len(message.get("body", b""))
+
+
+def count_body(receive: Receive, limit: int) -> Receive:
+    """Return a `receive` that raises HTTPException (413) once the body has more than `limit` bytes."""
+    received = 0
+
+    async def receive_counted() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            # FastAPI passes an HTTPException through while it reads a body; any other exception becomes a 400.
+            raise HTTPException(413, f"the body has more than the {limit:,} bytes allowed: send more, smaller shards")
+        return message
+
+    return receive_counted
