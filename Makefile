@@ -7,8 +7,11 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 export VENV PYTHON
 
+BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
+	bench-held-processes bench-steps
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint types imports pytest format bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint bench-held-processes screenshot clean
+.PHONY: help demo test setup lint types imports pytest format $(BENCHES) screenshot clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -40,7 +43,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint bench-held-processes: bench-%: setup
+$(BENCHES): bench-%: setup
 	@$(BIN)/python -m benchmarks.$(subst -,_,$*)
 
 screenshot: setup

@@ -54,8 +54,7 @@ class Fingerprint:
     library_versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for name, hint in hints.items():
+        for name, hint in _field_types().items():
             object.__setattr__(self, name, _checked(name, hint, getattr(self, name)))
         if not self.engine:
             raise ConfigurationError("a fingerprint needs an `engine`, such as 'vllm' or 'torch'")
@@ -105,6 +104,11 @@ class Fingerprint:
     def digest(self) -> str:
         """Return the digest `sha256:…` of the canonical JSON."""
         return digest_of_bytes(self.to_json().encode())
+
+
+@functools.cache
+def _field_types() -> dict[str, Any]:
+    return typing.get_type_hints(Fingerprint)
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:

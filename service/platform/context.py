@@ -50,8 +50,9 @@ class ServiceContext:
         return replace(self, **parts)
 
 
-def context_of(request: Request) -> ServiceContext:
-    """The context of the application that serves this request."""
+async def context_of(request: Request) -> ServiceContext:
+    """Return the context of the application that serves this request."""
+    # A coroutine, since FastAPI runs plain functions in a thread.
     return cast(ServiceContext, request.app.state.context)
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own, started from the machine's programs in a temporary folder."""
+"""A PostgreSQL cluster for tests and benchmarks, started from the machine's programs in a temporary folder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ _INSTALL = "PostgreSQL's programs (initdb, postgres) are missing: apt-get instal
 
 
 class PostgresCluster:
-    """A running cluster; `new_database()` gives the URL of a fresh database."""
+    """A running cluster; `new_database()` gives the URL of a fresh database.
 
-    def __init__(self, folder: Path) -> None:
+    It does not sync to the disk, unless it is `durable` as one in production: a benchmark needs that, a test does not.
+    """
+
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self._folder = folder
         self._account = _unprivileged_account()
         self._numbers = itertools.count(1)
@@ -34,7 +37,9 @@ class PostgresCluster:
         data = folder / "data"
         choices = ["-U", "foreshock", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         self._run([programs / "initdb", "-D", data, *choices])
-        options = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200"]
+        options = ["max_connections=200"]
+        if not durable:
+            options += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
         command = [programs / "postgres", "-D", data, "-k", folder, "-h", ""]
         for option in options:
             command += ["-c", option]
