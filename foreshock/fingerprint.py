@@ -7,6 +7,7 @@ fields in which two fingerprints differ.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import ServiceContext
 from service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
+from service.platform.store.tokens import TokenStore
 
 _BLOCK_BYTES = 1 << 20
 
@@ -52,23 +53,45 @@ async def received_upload(request: Request, context: ServiceContext) -> AsyncIte
     media_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if media_type != PARQUET_MEDIA_TYPE:
         raise UnsupportedMediaType(f"send {PARQUET_MEDIA_TYPE}, not {media_type[:100] or 'a body without a type'}")
-    path = await run_in_threadpool(context.store.temporary_file)
+    receiver = _Receiver(context.store)
     try:
-        with path.open("wb") as file:
-            digest, size = await _receive(request, file, context.settings.max_body_bytes)
-        yield Upload(path, digest, size)
+        await _receive(request, receiver, context.settings.max_body_bytes)
+        yield receiver.upload()
     finally:
-        path.unlink(missing_ok=True)
+        receiver.remove()
 
 
-async def _receive(request: Request, file: BinaryIO, limit: int) -> tuple[str, int]:
-    digest, size, block = hashlib.sha256(), 0, bytearray()
+class _Receiver:
+    """Writes a body to a temporary file and hashes it. A small body takes one call: each call changes threads."""
 
-    def flush() -> None:
-        digest.update(block)
-        file.write(block)
-        block.clear()
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
+        self._path: Path | None = None
+        self._digest = hashlib.sha256()
+        self._size = 0
 
+    def write(self, block: bytes) -> None:
+        """Append to the file, which the first call creates."""
+        if self._path is None:
+            self._path = self._store.temporary_file()
+        with self._path.open("ab") as file:
+            file.write(block)
+        self._digest.update(block)
+        self._size += len(block)
+
+    def upload(self) -> Upload:
+        """Return what was received."""
+        assert self._path is not None, "write comes first"
+        return Upload(self._path, "sha256:" + self._digest.hexdigest(), self._size)
+
+    def remove(self) -> None:
+        """Delete the file, if there is one."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+async def _receive(request: Request, receiver: _Receiver, limit: int) -> None:
+    size, block = 0, bytearray()
     try:
         async for chunk in request.stream():
             size += len(chunk)
@@ -76,8 +99,8 @@ async def _receive(request: Request, file: BinaryIO, limit: int) -> tuple[str, i
                 raise LimitExceeded(f"the body has more than the {limit:,} bytes of one shard: send smaller shards")
             block += chunk
             if len(block) >= _BLOCK_BYTES:
-                await run_in_threadpool(flush)
+                await run_in_threadpool(receiver.write, bytes(block))
+                block.clear()
     except ClientDisconnect as error:
         raise UploadIncomplete("the connection ended before the body did") from error
-    await run_in_threadpool(flush)
-    return "sha256:" + digest.hexdigest(), size
+    await run_in_threadpool(receiver.write, bytes(block))

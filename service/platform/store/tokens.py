@@ -40,9 +40,10 @@ class TokenStore:
         return Path(name)
 
     def publish(self, temporary: Path, name: str) -> None:
-        """Give a temporary file its name; it and its folders survive a power cut afterwards."""
+        """Sync a temporary file, give it its name, and sync its folders, so that a power cut loses none of it."""
         final = self.path_of(name)
         created = _make_folders(final.parent)
+        # Synced before it is renamed: the name may be that of an equal file that a row names already.
         _sync(temporary)
         temporary.replace(final)
         for folder in {final.parent, *(folder.parent for folder in created)}:
