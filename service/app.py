@@ -1,6 +1,6 @@
 """The application: its long-lived parts, its routers, and the shape of its errors.
 
-`create_app(settings)` opens the database and the token store but migrates nothing: `foreshock serve` (or a test) does.
+`create_app(settings)` opens the database and the token store but migrates nothing; `foreshock serve` does.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ ROUTERS = (
 
 
 def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
-    """The application for these settings; `decoders` lets several applications of one process share a pool."""
-    # Its documentation page brings its own script: clusters often reach no CDN.
+    """Return the application for these settings; `decoders` lets several applications of one process share a pool."""
+    # Its documentation page serves its own script, because clusters often reach no CDN.
     app = FastAPIOffline(
         redoc_url=None,
         title="Foreshock",
@@ -128,7 +128,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         decoders=decoders or DecoderPool(settings, PRELOAD),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
-        # Who adds what was replayed to the tokens that are shown.
+        # Adds replayed scores to the tokens that are shown.
         score_readers=(read_replayed_scores,),
     )
 
@@ -154,7 +154,7 @@ def subscribe_handlers(events: EventBus) -> EventBus:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServiceContext = app.state.context
-    # What runs every `sweep_interval_seconds`.
+    # Tasks that run every `sweep_interval_seconds`.
     sweeper = Sweeper(
         context.settings.sweep_interval_seconds,
         [
@@ -165,7 +165,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ],
     )
     if not context.decoders.is_warm:
-        # /readyz says when they have started: to compile takes a while, and an upload that comes first waits.
+        # Compiling takes a while: /readyz reports when they have started, and an upload before that waits.
         context.decoders.warm_up_in_background()
     sweeper.start()
     try:

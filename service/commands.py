@@ -19,13 +19,13 @@ class ServeCommand:
         parser.add_argument("--processes", type=int, help="uvicorn processes; more than one needs PostgreSQL")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Serve until interrupted; raises ConfigurationError where the settings make no sense."""
+        """Serve until interrupted; raises ConfigurationError for invalid settings."""
         from service.serving import serve
 
         for name in ("host", "port", "processes"):
             value = getattr(arguments, name)
             if value is not None:
-                # By the environment, so that every process of the service sees the same.
+                # Passed in the environment, so that every process of the service has the same settings.
                 os.environ[f"FORESHOCK_{name.upper()}"] = str(value)
         os.environ.setdefault("FORESHOCK_SESSION_SECRET", secrets.token_urlsafe(32))
         serve()
@@ -54,7 +54,7 @@ class KeysCommand:
         revoke.add_argument("key", help="its id, as `list` shows it")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do what was asked; raises ConfigurationError where the key or the database is not there."""
+        """Run the action; raises ConfigurationError if the key or the database does not exist."""
         from service.platform.keys import console
 
         if arguments.action == "create":
@@ -72,7 +72,7 @@ class RemeasureCommand:
     help = "measure stored rollouts again, after an upgrade that changed what is measured"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options; where the data is, is set by the FORESHOCK_* variables of the service."""
+        """Add the options; the FORESHOCK_* variables of the service locate the data."""
         parser.add_argument("run", nargs="?", help="a run's id, key or name (default: every run)")
         parser.add_argument("--step", type=int, metavar="N", help="this step only")
         parser.add_argument("--attempt", type=int, metavar="N", help="this attempt only")
@@ -80,7 +80,7 @@ class RemeasureCommand:
         parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Measure again; 1 where something had to be left as it was. May run beside the service, and again."""
+        """Measure again; return 1 if something was left unchanged. May run beside the service, and repeatedly."""
         from service.maintenance.remeasure.console import Request, remeasure
 
         return remeasure(

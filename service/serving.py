@@ -1,4 +1,4 @@
-"""Start the service: print the settings, refuse what is unsafe, migrate, then hand over to uvicorn."""
+"""Start the service: print and check the settings, migrate the database, then run uvicorn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHUTDOWN_SECONDS = 30
 
 
 def serve() -> None:
-    """Serve until interrupted; raises ConfigurationError for settings that make no sense together."""
+    """Serve until interrupted; raises ConfigurationError for settings that contradict each other."""
     settings = load_settings()
     for name, value in settings.printable().items():
         print(f"{name}={value}")
@@ -40,12 +40,12 @@ def serve() -> None:
 
 
 def application() -> FastAPI:
-    """The application for the settings in the environment: what each uvicorn process makes."""
+    """Return the application for the environment's settings; each uvicorn process makes one."""
     return create_app(load_settings())
 
 
 def check_processes(settings: Settings) -> None:
-    """Raise ConfigurationError where several processes would write to one SQLite file."""
+    """Raise ConfigurationError if several processes would write to one SQLite file."""
     if settings.processes > 1 and parse_database_url(settings.database_url).get_backend_name() == "sqlite":
         raise ConfigurationError(
             f"FORESHOCK_PROCESSES={settings.processes} needs PostgreSQL (FORESHOCK_DATABASE_URL=postgresql://…): "

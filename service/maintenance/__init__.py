@@ -1,1 +1,1 @@
-"""Work that an operator starts by a command, over everything that is stored."""
+"""Maintenance commands, which work on everything that is stored."""

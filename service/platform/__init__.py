@@ -1,1 +1,1 @@
-"""What every part of the service stands on: database, settings, security, HTTP helpers, store, decoder processes."""
+"""Foundations of the service: database, settings, security, HTTP helpers, store, decoder processes."""

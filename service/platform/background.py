@@ -1,4 +1,4 @@
-"""Tasks that the service does by itself every few seconds, such as closing steps whose shards stay away."""
+"""Periodic tasks of the service, such as closing steps whose shards are overdue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """A thread that runs every task every `interval_seconds`; a task that raises is logged and runs again."""
+    """Thread that runs every task each `interval_seconds`; a task that raises is logged and runs again."""
 
     def __init__(self, interval_seconds: float, tasks: Sequence[Callable[[], object]]) -> None:
         self._interval = interval_seconds
@@ -19,11 +19,11 @@ class Sweeper:
         self._thread = threading.Thread(target=self._loop, name="foreshock-sweeper", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first round comes after one interval."""
+        """Start the thread; the first round comes after one interval."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the round that runs, then end."""
+        """Finish the current round, then end the thread."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

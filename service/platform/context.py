@@ -21,7 +21,7 @@ from service.platform.store.tokens import TokenStore
 
 @dataclass(frozen=True, slots=True)
 class ScoredShard:
-    """A shard of rollouts whose scores are wanted: where it belongs and its rollouts."""
+    """A shard of rollouts whose scores are requested: its key and its rollouts."""
 
     run_id: str
     attempt: int
@@ -29,7 +29,7 @@ class ScoredShard:
     batch: RolloutBatch
 
 
-# What probes computed of a shard: scorer → log-probs, [T] as the batch's response tokens, NaN where it was not scored.
+# Scores of a shard from probes: scorer → log-probs, [T] as the batch's response tokens, NaN where it was not scored.
 ScoreReader = Callable[[Session, TokenStore, ScoredShard], Mapping[str, NDArray[np.float32]]]
 
 
@@ -46,7 +46,7 @@ class ServiceContext:
     score_readers: tuple[ScoreReader, ...] = ()
 
     def replacing(self, **parts: Any) -> ServiceContext:
-        """The same context with some of its parts replaced."""
+        """Return a copy of the context with some of its parts replaced."""
         return replace(self, **parts)
 
 

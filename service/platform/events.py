@@ -1,4 +1,4 @@
-"""Typed events, by which a part of the service tells higher parts what happened without importing them.
+"""Typed events: a part of the service notifies higher parts without importing them.
 
 `app.py` subscribes the handlers. A handler runs inside the transaction of the publisher, in the order of subscription;
 what it writes is committed with the publisher's work, and an error rolls both back. Work that takes long is done by a
@@ -42,7 +42,7 @@ class EventBus:
     def publish_after_commit(self, context: object, event: object) -> None:
         """Call the after-commit handlers of this event's type. Call it outside a transaction, after `Database.write`.
 
-        A crash may come between the commit and this call: handlers only hasten what a periodic task does as well.
+        A crash may come between the commit and this call: a handler may only do early what a periodic task also does.
         """
         for handler in self._after_commit.get(type(event), ()):
             handler(context, event)

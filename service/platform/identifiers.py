@@ -10,7 +10,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_identifier(kind: str) -> str:
-    """`<kind>_` and 26 base-32 letters: 48 bits of UTC milliseconds, then 80 random bits."""
+    """Return `<kind>_` and 26 base-32 letters: 48 bits of UTC milliseconds, then 80 random bits."""
     number = ((now_us() // 1000) & (2**48 - 1)) << 80 | secrets.randbits(80)
     letters = [_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5)]
     return f"{kind}_{''.join(letters)}"

@@ -1,4 +1,4 @@
-"""`/openapi.json` as the service behaves: every error of every operation is a problem document."""
+"""OpenAPI document in which every error of every operation is a problem document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opaque keyset cursors: a page continues after the last row's key, so that rows added meanwhile move nothing."""
+"""Opaque keyset cursors: a page continues after the last row's key, so that rows added meanwhile do not shift it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Cursor = Annotated[str | None, Query(max_length=1024, description="`next_cursor`
 
 
 class InvalidCursor(ProblemError):
-    """A cursor that no list of this kind has given out."""
+    """A cursor that was not made by a list of this kind."""
 
     status = 422
 
@@ -34,12 +34,12 @@ class Page(BaseModel, Generic[Item]):
 
 
 def encode_cursor(key: CursorKey) -> str:
-    """The cursor that continues after `key`."""
+    """Return the cursor that continues after `key`."""
     return base64.urlsafe_b64encode(json.dumps(list(key)).encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
-    """The key inside a cursor; raises InvalidCursor unless its parts have the types in `shape`."""
+    """Return the key inside a cursor; raises InvalidCursor unless its parts have the types in `shape`."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         parts = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
@@ -52,7 +52,7 @@ def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
 
 
 def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey]) -> Page[Item]:
-    """A page from up to `limit` + 1 rows: the extra row only tells that there is a next page."""
+    """Return a page of up to `limit` + 1 rows; the extra row only shows that there is a next page."""
     more = len(rows) > limit
     kept = list(rows[:limit])
     return Page(items=kept, next_cursor=encode_cursor(key_of(kept[-1])) if more else None)

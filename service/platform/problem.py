@@ -23,7 +23,7 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 class ProblemItem(BaseModel):
-    """One of several faults of a request: where it is and what is wrong."""
+    """One of several faults of a request: its location and a message."""
 
     location: str = Field(description="such as `query.step` or `body.key`")
     message: str
@@ -63,7 +63,7 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
     def document(self) -> ProblemDocument:
-        """The problem as it goes over the wire."""
+        """Return the problem document that is sent."""
         words = re.findall(r"[A-Z][a-z0-9]*", type(self).__name__.removesuffix("Error"))
         return ProblemDocument(
             type="urn:foreshock:problem:" + "-".join(words).lower(),
@@ -83,7 +83,7 @@ class InvalidRequest(ProblemError):
 
 
 class InvalidRollouts(ProblemError):
-    """An uploaded table that breaks the rollout schema; `row` and `column` say where."""
+    """An uploaded table that breaks the rollout schema; `row` and `column` locate the fault."""
 
     status = 422
 
@@ -95,13 +95,13 @@ class LimitExceeded(ProblemError):
 
 
 class UnsupportedMediaType(ProblemError):
-    """A body of another content type than the endpoint takes."""
+    """A body whose content type the endpoint does not accept."""
 
     status = 415
 
 
 class NotAcceptable(ProblemError):
-    """None of the media types in Accept can be given."""
+    """An Accept header without an available media type."""
 
     status = 406
 
@@ -113,7 +113,7 @@ class InternalError(ProblemError):
 
 
 def problem_response(error: ProblemError) -> JSONResponse:
-    """The error as an `application/problem+json` response."""
+    """Return the error as an `application/problem+json` response."""
     return JSONResponse(
         error.document().model_dump(exclude_none=True),
         status_code=error.status,

@@ -25,7 +25,7 @@ ToStep = Annotated[int, Query(ge=0, le=LARGEST_STEP, description="included")]
 
 
 def storable_json(value: dict[str, Any]) -> dict[str, Any]:
-    """The value, if JSONB can hold it; raises ValueError for NUL, non-finite numbers and absurd nesting."""
+    """Return the value if JSONB can hold it; raises ValueError for NUL, non-finite numbers and too deep nesting."""
     _check_json(value, _DEEPEST)
     return value
 

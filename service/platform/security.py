@@ -1,6 +1,6 @@
-"""Who may do what: API keys and signed page sessions become a Principal, and `require(scope)` guards an endpoint.
+"""Authorization: API keys and signed page sessions become a Principal, and `require(scope)` guards an endpoint.
 
-Where no key was ever made the service binds loopback only and every request is an unbound principal with all scopes.
+If no key was ever made, the service binds loopback only and every request is an unbound principal with all scopes.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class AuthenticationRequired(ProblemError):
 
 
 class ScopeMissing(ProblemError):
-    """The key is good, but not for this."""
+    """A valid key without the scope that the endpoint requires."""
 
     status = 403
 
 
 class CrossSiteRefused(ProblemError):
-    """A browser's request that did not come from the service's own pages."""
+    """A browser request that did not come from the service's own pages."""
 
     status = 403
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `project` None: bound to no project; `key_id` None: the service has no keys."""
+    """The identity of a request. `project` None: bound to no project; `key_id` None: the service has no keys."""
 
     key_id: str | None
     project: str | None
     scopes: frozenset[Scope]
 
     def may(self, scope: Scope) -> bool:
-        """Whether the scope, or `admin`, was given."""
+        """Return True if the principal has the scope or `admin`."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
     def sees(self, project: str) -> bool:
-        """Whether runs of this project exist for this principal."""
+        """Return True if this principal may see runs of the project."""
         return self.project is None or self.project == project
 
 
@@ -65,7 +65,7 @@ UNRESTRICTED = Principal(None, None, frozenset(Scope))
 
 
 def require(scope: Scope | str) -> Callable[..., Principal]:
-    """The dependency of an endpoint that needs `scope`: `principal: Annotated[Principal, Depends(require("read"))]`."""
+    """Return the dependency for a scope: `principal: Annotated[Principal, Depends(require("read"))]`."""
     needed = Scope(scope)
 
     def principal_with_scope(
@@ -88,7 +88,7 @@ Administrator = Annotated[Principal, Depends(require(Scope.ADMIN))]
 
 
 def authenticate(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
-    """The principal of a request, from its bearer key or its session cookie; raises AuthenticationRequired."""
+    """Return the principal of a request, from its bearer key or its session cookie; raises AuthenticationRequired."""
     if bearer is not None:
         return principal_of_secret(context, bearer)
     cookie = request.cookies.get(SESSION_COOKIE)
@@ -104,7 +104,7 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
 
 
 def principal_of_secret(context: ServiceContext, secret: str) -> Principal:
-    """The principal of an API key; raises AuthenticationRequired unless it is known and not revoked."""
+    """Return the principal of an API key; raises AuthenticationRequired unless it is known and not revoked."""
     with context.database.read() as session:
         key = find_key_by_secret(session, secret)
         if key is None and not keys_exist(session):
@@ -127,7 +127,7 @@ def _principal(key: ApiKey) -> Principal:
 
 
 def _refuse_foreign_form(request: Request) -> None:
-    # SameSite=Strict already keeps the cookie at home; this also holds in browsers that ignore it.
+    # SameSite=Strict already keeps other sites from sending the cookie; some browsers ignore it.
     if request.method in _SAFE_METHODS:
         return
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):

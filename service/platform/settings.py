@@ -17,7 +17,7 @@ _MASK = "********"
 
 
 class Settings(BaseSettings):
-    """Everything an operator can set. Sizes are bytes, durations seconds, unless the name says otherwise."""
+    """All settings of the service. Sizes are bytes, durations seconds, unless the name says otherwise."""
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True)
 
@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     exporter_max_runs: int = Field(default=200, gt=0, description="running runs that /metrics shows, newest data first")
 
     def printable(self) -> dict[str, str]:
-        """Name and value of every setting, with secrets and the database's password masked."""
+        """Return the name and value of every setting, with secrets and the database's password masked."""
         shown = {name: str(value) for name, value in self.model_dump().items()}
         for name in ("bootstrap_key", "session_secret"):
             shown[name] = _MASK if getattr(self, name) is not None else "(not set)"
@@ -69,7 +69,7 @@ class Settings(BaseSettings):
 
     @property
     def binds_loopback_only(self) -> bool:
-        """Whether only this machine can reach the address the service binds."""
+        """Return True if only this machine can reach the address that the service binds."""
         return is_loopback(self.host)
 
     @property
@@ -81,7 +81,7 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """The settings in the environment; raises ConfigurationError naming the variable that is wrong."""
+    """Return the settings of the environment; raises ConfigurationError with the names of invalid variables."""
     try:
         return Settings()
     except ValidationError as error:
@@ -93,7 +93,7 @@ def load_settings() -> Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is reachable from this machine only."""
+    """Return True if a host name or address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

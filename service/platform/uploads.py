@@ -1,4 +1,4 @@
-"""Upload streams: a body goes to a temporary file, counted and hashed on the way, never into memory as a whole."""
+"""Upload streams: a body is counted, hashed and written to a temporary file, never held in memory as a whole."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PARQUET_BODY: dict[str, Any] = {
 
 
 class UploadIncomplete(ProblemError):
-    """The client went away before the end of its body."""
+    """A connection that ended before the body did."""
 
     status = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A received body: where it lies until the request ends, its digest (`sha256:…`) and its size in bytes."""
+    """A received body: its temporary file, its digest (`sha256:…`) and its size in bytes."""
 
     path: Path
     digest: str
@@ -46,7 +46,7 @@ class Upload:
 
 @asynccontextmanager
 async def received_upload(request: Request, context: ServiceContext) -> AsyncIterator[Upload]:
-    """The request's Parquet body in a temporary file, which is gone afterwards.
+    """Receive the request's Parquet body into a temporary file, which is deleted afterwards.
 
     Raises UnsupportedMediaType (415), LimitExceeded (413, before the rest is read) and UploadIncomplete.
     """

@@ -48,24 +48,24 @@ class PostgresCluster:
         self._wait()
 
     def url(self, name: str) -> str:
-        """The URL of one of its databases, over the Unix socket."""
+        """Return the URL of one of its databases, over the Unix socket."""
         return f"postgresql://foreshock@/{name}?host={self._folder}"
 
     def new_database(self) -> str:
-        """The URL of a new, empty database."""
+        """Return the URL of a new, empty database."""
         name = f"foreshock_{next(self._numbers)}"
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
         return self.url(name)
 
     def empty(self, url: str, tables: Iterable[str]) -> None:
-        """Delete every row: far quicker than a new database for each test."""
+        """Delete every row; much faster than a new database for each test."""
         with psycopg.connect(url) as connection:
             for table in tables:
                 connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
 
     def stop(self) -> None:
-        """Stop it, without writing what nobody will read, and remove its files."""
+        """Stop the cluster without a checkpoint and remove its files."""
         self._server.send_signal(signal.SIGQUIT)
         self._server.wait(timeout=120)
         self._log.close()
@@ -91,7 +91,7 @@ class PostgresCluster:
 
 
 def start_postgres() -> PostgresCluster:
-    """Start a cluster; skip where its programs are not installed, fail where CI should have installed them."""
+    """Start a cluster; skip the test if PostgreSQL is not installed, fail in CI."""
     try:
         _find_programs()
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def _find_programs() -> Path:
 
 
 def _unprivileged_account() -> str | None:
-    """Whom to run it as: PostgreSQL refuses root."""
+    """Return the account to run it as: PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -1,4 +1,4 @@
-"""What tests send: small batches of rollouts, and the few requests that set a run up."""
+"""Requests of the tests: small batches of rollouts, and the calls that set up a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARQUET = "application/vnd.apache.parquet"
 
 
 def make_batch(rollouts: int = 6, seed: int = 0, prefix: str = "sample", **columns: Any) -> RolloutBatch:
-    """Rollouts of 1 to 12 tokens, two to a prompt group, with both log-probs; `columns` replace what is made."""
+    """Return rollouts of 1 to 12 tokens, two per prompt group, with both log-probs; `columns` override."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 13, rollouts)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -37,7 +37,7 @@ def make_batch(rollouts: int = 6, seed: int = 0, prefix: str = "sample", **colum
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """One attempt of one run, and how to send to it."""
+    """Client of one attempt of one run."""
 
     http: httpx.Client
     run: str
@@ -64,17 +64,17 @@ class Sender:
         )
 
     def get(self, path: str, **query: Any) -> httpx.Response:
-        """Read something below the run."""
+        """Request a path below the run."""
         return self.http.get(f"/v1/runs/{self.run}/{path}", params=query)
 
     def new_attempt(self, key: str, resume_step: int) -> Sender:
-        """The same run, resumed."""
+        """Resume the run; return its new attempt."""
         answer = self.http.post(f"/v1/runs/{self.run}/attempts", json={"key": key, "resume_step": resume_step})
         return Sender(self.http, self.run, answer.raise_for_status().json()["attempt"])
 
 
 def start_run(http: httpx.Client, key: str = "a-run", **fields: Any) -> Sender:
-    """A new run with its first attempt."""
+    """Create a run; return its first attempt."""
     run = http.post("/v1/runs", json={"key": key, **fields}).raise_for_status().json()["id"]
     http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
     return Sender(http, run)

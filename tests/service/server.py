@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 
 class RunningServer:
-    """Serves an application on a free loopback port while the `with` block runs."""
+    """Server of an application on a free loopback port, for the length of a `with` block."""
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app

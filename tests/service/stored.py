@@ -1,4 +1,4 @@
-"""What is stored after a test: rows in every table, and files in the token store."""
+"""Stored data: rows in every table, and files in the token store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.platform.settings import Settings
 
 
 def count_rows(settings: Settings) -> dict[str, int]:
-    """Rows by table, of the tables that have any."""
+    """Return the number of rows by table, without empty tables."""
     database = Database(settings.database_url)
     try:
         with database.read() as session:
@@ -26,6 +26,6 @@ def count_rows(settings: Settings) -> dict[str, int]:
 
 
 def list_files(settings: Settings) -> list[str]:
-    """Files in the token store, temporary ones included."""
+    """Return the files in the token store, temporary ones included."""
     root = Path(settings.store_url)
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""`foreshock serve`, `foreshock keys` and `foreshock remeasure` as an operator runs them, in processes of their own."""
+"""`foreshock serve`, `foreshock keys` and `foreshock remeasure` as an operator runs them, in separate processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def environment(folder: Path, **settings: str) -> dict[str, str]:
-    """The environment of a service whose data is in `folder`."""
+    """Return the environment of a service whose data is in `folder`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
     own = {
         "FORESHOCK_DATABASE_URL": f"sqlite:///{folder}/foreshock.db",
@@ -53,7 +53,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the service did not become ready")
 
 
-def test_keys_are_made_listed_and_revoked_and_guard_the_service(tmp_path: Path) -> None:
+def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: Path) -> None:
     refused = foreshock(tmp_path, "serve", "--host", "0.0.0.0")
     assert refused.returncode == 1
     assert "foreshock keys create" in refused.stderr
@@ -88,7 +88,7 @@ def test_keys_are_made_listed_and_revoked_and_guard_the_service(tmp_path: Path) 
     assert foreshock(tmp_path, "keys", "revoke", "key_nobody").returncode == 1
 
 
-def test_remeasure_makes_no_database_where_there_is_none(tmp_path: Path) -> None:
+def test_remeasure_does_not_create_a_missing_database(tmp_path: Path) -> None:
     refused = foreshock(tmp_path, "remeasure", "--dry-run")
     assert refused.returncode == 1
     assert "there is no database" in refused.stderr

@@ -1,4 +1,4 @@
-"""A worker of tests: it works over HTTP, with scores whose values the test chooses."""
+"""A worker for tests: works over HTTP, with scores that the test chooses."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class LeaseHolder:
 
     @property
     def url(self) -> str:
-        """The lease's address."""
+        """Return the URL of the lease."""
         return f"/v1/leases/{self.lease['lease']}"
 
     @property
     def token(self) -> int:
-        """Its fencing token."""
+        """Return the fencing token of the lease."""
         token: int = self.lease["token"]
         return token
 
@@ -62,7 +62,7 @@ class LeaseHolder:
         return self.http.get(f"{self.url}/rollouts", headers=self._headers)
 
     def rollouts(self) -> RolloutBatch:
-        """The job's rollouts."""
+        """Return the job's rollouts."""
         return decode_rollouts(self.get_rollouts().raise_for_status().content)
 
     def put_scores(

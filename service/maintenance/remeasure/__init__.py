@@ -1,1 +1,1 @@
-"""`foreshock remeasure`: what is stored, measured again from the token files with the formulas of this release."""
+"""`foreshock remeasure`: measure stored steps again from their token files, with the formulas of this release."""

@@ -1,4 +1,4 @@
-"""What `foreshock remeasure` does, on the database and the token store that the settings name."""
+"""`foreshock remeasure` on the database and the token store that the settings name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from service.runs.step_key import StepKey
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: a run by id, key or name (None: all), and which of its steps."""
+    """The arguments: a run by id, key or name (None: all), and a selection of its steps."""
 
     run: str | None = None
     attempt: int | None = None
@@ -41,7 +41,7 @@ class Request:
 
 
 def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
-    """Measure again what is asked for; 0 where nothing was left as it was, else 1. Raises ConfigurationError.
+    """Measure the requested steps again; return 0 if nothing was left unchanged, else 1. Raises ConfigurationError.
 
     `decoders` lets a process that has a pool share it.
     """
@@ -62,7 +62,7 @@ def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
 
 
 def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepReport]:
-    """Measure the steps again, as many at once as there are decoders; those of which something was left."""
+    """Measure the steps again, as many at once as there are decoders; return the reports of incomplete ones."""
     progress = Progress("measuring again", len(keys))
     if not context.decoders.is_warm:
         context.decoders.warm_up()
@@ -76,7 +76,7 @@ def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepR
                 if report.left is not None:
                     left.append(report)
         except BaseException:
-            # Interrupted: finish the steps that run, begin no other.
+            # Interrupted: finish the running steps, start no other.
             threads.shutdown(cancel_futures=True)
             print(f"\nended early, after {done} of {len(keys)} steps: run it again, it goes on there", file=sys.stderr)
             raise
@@ -96,7 +96,7 @@ def _chosen(context: ServiceContext, request: Request) -> list[StepKey]:
 
 
 def _run_called(session: Session, name: str) -> str:
-    """The id of the one run of this id, key or name; raises ConfigurationError."""
+    """Return the id of the only run with this id, key or name; raises ConfigurationError."""
     runs = repository.runs_called(session, name)
     if not runs:
         raise ConfigurationError(f"there is no run {name}")
@@ -121,7 +121,7 @@ def _show(left: Iterable[StepReport]) -> None:
 
 @contextmanager
 def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[ServiceContext]:
-    """What measuring needs of a service; raises ConfigurationError where its data is not there or not migrated."""
+    """Give the parts of a service that measuring needs; raises ConfigurationError if data is missing or outdated."""
     _check_there(settings)
     database = Database(settings.database_url)
     decoders = shared or DecoderPool(settings, PRELOAD)
@@ -141,7 +141,7 @@ def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[Service
 
 
 def _check_there(settings: Settings) -> None:
-    """Raise ConfigurationError rather than make an empty database or store in the wrong place."""
+    """Raise ConfigurationError if the database or the store is missing, instead of creating an empty one."""
     url = parse_database_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         raise ConfigurationError(f"there is no database {url.database}: FORESHOCK_DATABASE_URL must be the service's")

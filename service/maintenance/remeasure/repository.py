@@ -1,4 +1,4 @@
-"""Queries on what there is to measure again."""
+"""Queries on the steps to measure again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.runs.step_key import StepKey
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which steps; None: of every run, every attempt, every step. `everything`: also those that are up to date."""
+    """Selection of steps; None: every run, every attempt, every step. `everything`: also those that are up to date."""
 
     run_id: str | None = None
     attempt: int | None = None
@@ -25,20 +25,20 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much there is to read of a step."""
+    """Amount of data of a step: shards and bytes."""
 
     shards: int
     file_bytes: int
 
 
 def runs_called(session: Session, name: str) -> Sequence[Run]:
-    """The runs of this id, key or name that were not deleted."""
+    """Return the runs with this id, key or name that were not deleted."""
     called = or_(Run.id == name, Run.key == name, Run.name == name)
     return session.scalars(select(Run).where(called, Run.deleted_at_us.is_(None)).order_by(Run.created_at_us)).all()
 
 
 def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:
-    """The steps that are meant, in order."""
+    """Return the selected steps, in order."""
     query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
     query = query.where(Run.deleted_at_us.is_(None))
     for column, wanted in ((Step.run_id, choice.run_id), (Step.attempt, choice.attempt), (Step.step, choice.step)):
@@ -51,7 +51,7 @@ def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:
 
 
 def extent_of(session: Session, key: StepKey) -> Extent:
-    """How many shards a step has, and how large their files are together."""
+    """Return the number of a step's shards and the bytes of their files together."""
     query = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
     chosen = query.where(Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
     shards, file_bytes = session.execute(chosen).one()
@@ -59,7 +59,7 @@ def extent_of(session: Session, key: StepKey) -> Extent:
 
 
 def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
-    """The comparisons of a step whose measurement is of another version."""
+    """Return the comparisons of a step whose measurement is of another version."""
     table = MeasurementStatistics
     query = select(table.comparison).where(
         table.run_id == key.run_id,

@@ -38,7 +38,7 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What became of a step; `left` says why something of it stays as it was, None: nothing does."""
+    """The outcome of a step; `left` is the reason why a part was left unchanged, None if no part was."""
 
     key: StepKey
     left: str | None = None
@@ -59,7 +59,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A step as it is measured now: its shards, their folds, and what its scores give (None: nothing to do)."""
+    """A step as it is measured now: its shards, their folds, and the attribution of its scores (None: not replaced)."""
 
     stored: _Stored
     shards: tuple[MeasuredShard, ...]
@@ -68,7 +68,7 @@ class _Measured:
 
 
 def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
-    """Measure a step again and replace what is stored of it; what cannot be measured is left as it is, and said."""
+    """Measure a step again and replace its stored measures; what cannot be measured is left unchanged and reported."""
     try:
         for _ in range(_TRIES):
             with context.database.read() as session:
@@ -91,14 +91,14 @@ def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
 
 
 def check_step(context: ServiceContext, key: StepKey) -> StepReport:
-    """What `remeasure_step` would say of the step's files, without measuring anything."""
+    """Return the report of `remeasure_step` on the step's files, without measuring."""
     with context.database.read() as session:
         stored = _Stored.read(context, session, key)
     return StepReport(key, gone_files(context, stored.files) or _gone_scores(stored.scored))
 
 
 def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | None:
-    """Says in words which token files are not there; None where all are."""
+    """Describe the missing token files; None if all exist."""
     gone = [file for file in files if not context.store.path_of(file.name).exists()]
     if not gone:
         return None
@@ -106,7 +106,7 @@ def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | Non
 
 
 def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
-    """The step as it is measured now, and what of its scores is gone."""
+    """Return the step as it is measured now, and a description of missing scores."""
     measured = tuple(measure_file(context, file) for file in stored.files)
     measurements = fold_step(part for shard in measured for part in shard.parts)
     folded = FoldedStep(measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured]))
@@ -118,7 +118,7 @@ def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_M
 
 
 def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session: Session) -> bool:
-    """Replace everything in this transaction; False where the step is no longer what was measured."""
+    """Replace everything in this transaction; False if the step has changed since it was measured."""
     if lock_run_for_background(session, key.run_id) is None:
         return True
     if _Stored.read(context, session, key) != measured.stored:
@@ -140,7 +140,7 @@ def _gone_scores(scored: AttributionInputs) -> str | None:
 
 
 def _still_old(context: ServiceContext, key: StepKey) -> str | None:
-    """Says which comparisons nothing that is stored gives any more."""
+    """Describe the comparisons that can no longer be computed from stored data."""
     with context.database.read() as session:
         old = repository.old_comparisons(session, key)
     return f"its scores no longer give {', '.join(old)}" if old else None

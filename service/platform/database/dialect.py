@@ -1,4 +1,4 @@
-"""The one place that knows what SQLite and PostgreSQL say differently."""
+"""SQL that differs between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERIALIZATION_FAILURE, _DEADLOCK = "40001", "40P01"
 def insert_if_absent(session: Session, target: type[Base] | Table, row: Row) -> bool:
     """Insert a row unless one with an equal unique key exists; return whether it was inserted."""
     statement = _insert_if_absent(_dialect(session), table_of(target))
-    # Without the option psycopg's count of an INSERT is gone (-1) by the time it is asked for.
+    # Without the option psycopg reports -1 rows for an INSERT.
     result = session.execute(statement, dict(row), execution_options={"preserve_rowcount": True})
     return cast("CursorResult[Any]", result).rowcount == 1
 
@@ -39,9 +39,9 @@ def upsert(session: Session, target: type[Base] | Table, rows: Sequence[Row], ke
 
 
 def database_now_us(session: Session) -> int:
-    """The database's own time in UTC microseconds: what leases of several processes compare."""
+    """Return the database's own time in UTC µs; the leases of several processes are compared with it."""
     if _dialect(session) == "sqlite":
-        # Milliseconds are all that SQLite tells.
+        # SQLite reports milliseconds.
         query = "SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000"
     else:
         query = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
@@ -49,7 +49,7 @@ def database_now_us(session: Session) -> int:
 
 
 def is_retryable(error: Exception) -> bool:
-    """True if PostgreSQL aborted a transaction (deadlock, serialization failure) that can be run again."""
+    """Return True if PostgreSQL aborted a transaction (deadlock, serialization failure) that can be run again."""
     return isinstance(error, OperationalError) and getattr(error.orig, "sqlstate", None) in (
         _SERIALIZATION_FAILURE,
         _DEADLOCK,
@@ -57,7 +57,7 @@ def is_retryable(error: Exception) -> bool:
 
 
 def table_of(target: type[Base] | Table) -> Table:
-    """The Table of a mapped class, or the Table itself."""
+    """Return the Table of a mapped class, or the Table itself."""
     return target if isinstance(target, Table) else cast(Table, target.__table__)
 
 
@@ -65,7 +65,7 @@ def _dialect(session: Session) -> str:
     return session.get_bind().dialect.name
 
 
-# Statements are made once: to build and compile one of the hundred columns of `measurements` takes milliseconds.
+# Statements are cached: building one over the hundred columns of `measurements` takes milliseconds.
 @cache
 def _insert_if_absent(dialect: str, table: Table) -> Any:
     return _insert(dialect, table).on_conflict_do_nothing()

@@ -16,7 +16,7 @@ _BUSY_TIMEOUT_MS = 30_000
 
 
 def parse_database_url(text: str) -> URL:
-    """The URL with its driver spelled out; raises ConfigurationError for a database that is not supported."""
+    """Return the URL with its driver spelled out; raises ConfigurationError for a database that is not supported."""
     try:
         url = make_url(text)
     except ArgumentError as error:
@@ -31,7 +31,7 @@ def parse_database_url(text: str) -> URL:
 
 
 def make_engine(text: str, *, for_writing: bool = True) -> Engine:
-    """An engine for the database at a URL.
+    """Return an engine for the database at a URL.
 
     On SQLite an engine for writing takes the write lock when a transaction begins (BEGIN IMMEDIATE), so that it waits
     for other processes there and not in the middle; one for reading sees a snapshot and takes no lock.
@@ -52,7 +52,7 @@ def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
-    # An answered request must survive a power cut; group commit shares the price of the fsync.
+    # An answered request must survive a power cut; group commit shares the cost of the fsync.
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

@@ -1,4 +1,4 @@
-"""What is to happen once a transaction is durable, such as waking a long poll; dropped when it rolls back."""
+"""After-commit callbacks, such as waking a long poll; dropped if the transaction rolls back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def after_commit(session: Session, callback: Callable[[], None]) -> None:
 
 
 def run_after_commit(session: Session) -> None:
-    """Run what was registered; a callback's error is logged, because the data is already committed."""
+    """Run the registered callbacks; an error of one is logged, because the data is already committed."""
     for callback in session.info.pop(_KEY, []):
         try:
             callback()

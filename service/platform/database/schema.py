@@ -1,4 +1,4 @@
-"""The database's schema: bring it to the newest revision, and tell which one it has.
+"""The database's schema: upgrade it to the newest revision, and read the revision that it has.
 
 `python -m service.platform.database.schema draft "what changes"` writes the next migration into `migrations/versions`,
 from the difference between an empty, migrated SQLite database and the tables in `service/platform/database/tables`.
@@ -38,12 +38,12 @@ def upgrade(database_url: str) -> None:
 
 
 def current_revision(connection: Connection) -> str | None:
-    """The revision that the database has; None where it was never migrated."""
+    """Return the revision of the database; None if it was never migrated."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
 def newest_revision() -> str | None:
-    """The revision that this release wants."""
+    """Return the revision that this release requires."""
     return ScriptDirectory(str(MIGRATIONS)).get_current_head()
 
 

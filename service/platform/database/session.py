@@ -1,4 +1,4 @@
-"""Sessions: `read` gives one to look with, `write` runs a unit of work in a transaction. Nobody else commits."""
+"""Sessions: `read` gives a read-only session, `write` runs a unit of work in a transaction. No other code commits."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session to look with; at the end it is rolled back, and what it read stays readable."""
+        """Give a session for reading; it is rolled back at the end, and the loaded objects stay readable."""
         with Session(self._read_engine, expire_on_commit=False) as session:
             try:
                 yield session
             finally:
-                # A rollback would expire them.
+                # A rollback would expire the loaded objects.
                 session.expunge_all()
                 session.rollback()
 
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
 
-        `work` may run again where PostgreSQL gives up on a deadlock, so it changes nothing but the session.
+        `work` may run again if PostgreSQL aborts it for a deadlock, so it changes nothing but the session.
         Raises what `work` raises, after rolling back.
         """
         if self._writer is not None:
@@ -64,7 +64,7 @@ class Database:
             session.execute(text("SELECT 1"))
 
     def close(self) -> None:
-        """Finish what is being written and close every connection."""
+        """Finish the queued writes and close every connection."""
         if self._writer is not None:
             self._writer.close()
         self._write_engine.dispose()

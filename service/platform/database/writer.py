@@ -1,6 +1,6 @@
-"""SQLite's one writer: a thread that runs units of work, each in a savepoint, and commits what has queued up at once.
+"""The one writer of SQLite: a thread that runs queued units of work, each in a savepoint, and commits them together.
 
-A caller gets its result after the commit, so what it was told is durable; a unit that raises rolls back alone.
+A caller gets its result after the commit, so the result is durable; a unit that raises is rolled back alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Unit:
     session: Session | None = None
 
     def settle(self) -> None:
-        """Tell the caller; its after-commit hooks first, so that a listener sees what the caller will read."""
+        """Run the after-commit hooks, then return the result, or raise the error, in the caller's thread."""
         if self.error is not None:
             self.future.set_exception(self.error)
             return
@@ -40,7 +40,7 @@ class _Unit:
 
 
 class GroupCommitWriter:
-    """Owns the engine for writing; `run` may be called from any thread but its own."""
+    """Owner of the engine for writing; `run` may be called from any thread but the writer's own."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class GroupCommitWriter:
         return result
 
     def close(self) -> None:
-        """Finish what is queued, then stop."""
+        """Run the queued units of work, then stop."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -1,4 +1,4 @@
-"""How large an upload may be, as the operator set it."""
+"""Limits on the size of an upload, from the settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from service.platform.settings import Settings
 
 
 def decode_limits(settings: Settings) -> DecodeLimits:
-    """The limits that a decoder checks before it decodes."""
+    """Return the limits that a decoder checks before it decodes."""
     return DecodeLimits(
         max_body_bytes=settings.max_body_bytes, max_rollouts=settings.max_rollouts, max_tokens=settings.max_tokens
     )
 
 
 def stored_limits() -> DecodeLimits:
-    """For the store's own files: they were checked when they came in, under limits that may have been wider then."""
+    """Return the limits for stored files: these were checked on upload, perhaps under wider limits."""
     return DecodeLimits(max_body_bytes=2**40, max_rollouts=2**31, max_tokens=2**40, max_uncompressed_bytes=2**40)

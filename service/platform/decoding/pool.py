@@ -1,7 +1,7 @@
-"""The pool of decoders: spawned processes with a memory limit and an alarm, replaced when one dies or has done enough.
+"""The pool of decoders: spawned processes with limits on memory and time, replaced after a crash or a number of tasks.
 
-A body that kills its decoder (out of memory, a crash in native code) is tried once more, since the pool is shared and
-the death may have been another body's; then it is refused. The service itself goes on.
+A body whose decoder dies (out of memory, a crash in native code) is tried once more, since the pool is shared and
+another body may be the cause; then it is refused. The service itself keeps running.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _TRIES = 2
 
 
 class DecoderDied(ProblemError):
-    """The process that decoded this body was killed, twice: by the memory limit, the time limit or a crash."""
+    """Two failed tries to decode a body: its process died by the memory limit, the time limit or a crash."""
 
     status = 503
 
 
 class DecodersBusy(ProblemError):
-    """More bodies wait for a decoder than the service wants to hold."""
+    """A full queue of bodies that wait for a decoder."""
 
     status = 503
 
@@ -46,7 +46,7 @@ class _Generation:
 
 
 class DecoderPool:
-    """Runs module-level functions in other processes, which import `preload` when they start. Thread-safe."""
+    """Pool that runs module-level functions in other processes, which import `preload` when they start. Thread-safe."""
 
     def __init__(self, settings: Settings, preload: Sequence[str] = ()) -> None:
         self._preload = tuple(preload)
@@ -63,17 +63,17 @@ class DecoderPool:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the decoders have started."""
+        """Return True if the decoders have started."""
         return self._state == "ok"
 
     @property
     def state(self) -> str:
-        """`ok`, or what the decoders wait for."""
+        """State of the decoders: `ok`, or the reason why they are not ready."""
         return self._state
 
     @property
     def token_pass(self) -> str:
-        """What measures tokens: `compiled`, or numpy and why; empty until the decoders have started."""
+        """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started."""
         return self._token_pass
 
     def warm_up(self) -> None:
@@ -92,7 +92,7 @@ class DecoderPool:
             _logger.warning("tokens are measured by %s", self._token_pass)
 
     def warm_up_in_background(self) -> None:
-        """Begin `warm_up`; meanwhile `state` says that the decoders start, and what is run waits for them."""
+        """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait."""
 
         def warm_up() -> None:
             try:
@@ -106,7 +106,7 @@ class DecoderPool:
     def run(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Result:
-        """`function(*arguments)` in a decoder; raises what it raises, DecodersBusy or DecoderDied."""
+        """Return `function(*arguments)`, run in a decoder; raises its errors, DecodersBusy or DecoderDied."""
         if not self._places.acquire(blocking=False):
             raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
         try:
@@ -125,24 +125,24 @@ class DecoderPool:
         )
 
     def close(self) -> None:
-        """End the processes once they have finished what they do; those that only start are ended at once."""
+        """End the processes after their current tasks; those that are still starting are ended at once."""
         self._closing = True
         if not self.is_warm:
             self._kill_starting()
         self._generation.executor.shutdown(wait=True, cancel_futures=True)
 
     def _kill_starting(self) -> None:
-        """Nothing is lost with a process that compiles, and nobody who stops the service wants to wait for it."""
+        """End the processes that still start: they hold no task, and stopping must not wait for compilation."""
         # Executors have no public way to do so before Python 3.14.
         processes = getattr(self._generation.executor, "_processes", None) or {}
         for process in list(processes.values()):
             process.kill()
 
     def _submit(self, task: Callable[[], Result]) -> tuple[_Generation, Future[Result]]:
-        # Under the lock, so that nobody ends the generation between choosing it and submitting to it.
+        # Under the lock, so that the executor is not shut down between choosing it and submitting to it.
         with self._lock:
             if self._generation.started >= self._settings.decode_recycle_after:
-                # What it still works on is finished; native libraries' leaks end with it.
+                # Running tasks are finished; memory that native libraries leaked is freed with the processes.
                 self._renew()
             seconds = self._settings.decode_timeout_seconds
             try:

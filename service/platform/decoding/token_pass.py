@@ -1,4 +1,4 @@
-"""Which pass over the tokens a decoder process uses: the compiled one, else numpy's, which gives the same numbers.
+"""Choice of the pass over the tokens in a decoder process: compiled, else numpy's, which gives the same numbers.
 
 Compiling takes about half a minute. Numba keeps the machine code on disk, and one process at a time compiles, so that
 only the first start of a release takes that long; a later one loads it in about a second.
@@ -25,14 +25,14 @@ _found = f"{_SLOWER}: nothing was prepared"
 
 @dataclass(frozen=True, slots=True)
 class TokenPassChoice:
-    """Whether to compile, and where compiled code is kept (None: where numba does, beside the package)."""
+    """The choice to compile, and the folder of compiled code (None: numba's default, beside the package)."""
 
     compile: bool
     folder: Path | None
 
 
 def chosen_token_pass(settings: Settings) -> TokenPassChoice:
-    """What the settings say; without a folder it is beside the package, else beside the token store."""
+    """Return the choice of the settings; the default folder is beside the package, else beside the token store."""
     folder = None
     if settings.compiled_folder:
         folder = Path(settings.compiled_folder).absolute()
@@ -42,7 +42,7 @@ def chosen_token_pass(settings: Settings) -> TokenPassChoice:
 
 
 def prepare_token_pass(choice: TokenPassChoice) -> None:
-    """Compile the pass, or load what was compiled; where that is not possible numpy's stays, and `token_pass` says why.
+    """Compile the pass or load the compiled one; if that fails numpy's is used, and `token_pass` gives the reason.
 
     Must come before anything else imports numba.
     """
@@ -55,20 +55,20 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
         return
     try:
         if choice.folder is not None:
-            # Machine code is run as it is read: nobody else may write it.
+            # Machine code from this folder is executed, so no other user may write it.
             choice.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.environ["NUMBA_CACHE_DIR"] = str(choice.folder)
         with _one_at_a_time(choice.folder or _package_folder() / "__pycache__"):
-            # As many decoders as processors work side by side: one thread each.
+            # There are as many decoders as processors, so each uses one thread.
             compiled.prepare(threads=1)
         _found = COMPILED
     except Exception as error:
-        # Such as a numba that refuses this numpy: slower is better than not at all.
+        # Such as a numba that does not support this numpy; numpy's pass is slower and still correct.
         _found = f"{_SLOWER}: {type(error).__name__}: {error}"
 
 
 def token_pass() -> str:
-    """Which pass this process uses: COMPILED, or numpy's and why."""
+    """Return the pass that this process uses: COMPILED, or numpy's and the reason."""
     return _found
 
 

@@ -1,4 +1,4 @@
-"""What runs inside a decoder process: its limits, and the alarm around each task."""
+"""Code of a decoder process: its limits, and the alarm around each task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 def prepare_process(memory_bytes: int, choice: TokenPassChoice, preload: Sequence[str]) -> None:
     """Import the modules in `preload`, then allow `memory_bytes` of address space on top, and no core dump."""
-    # First of all: what follows may take a minute.
+    # First, because the rest may take a minute.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import pyarrow as pa
@@ -49,7 +49,7 @@ def run_with_alarm(seconds: float, task: Callable[[], Result]) -> Result:
 
 
 def wait_a_moment() -> str:
-    """Hold one process for long enough that the next task starts another one; which token pass it uses."""
+    """Hold one process until the next task starts another one; return the token pass that it uses."""
     time.sleep(0.05)
     return token_pass()
 

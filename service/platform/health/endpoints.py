@@ -1,4 +1,4 @@
-"""HTTP: `/livez` says the process answers; `/readyz` says it can take an upload, and if not, why."""
+"""HTTP: `/livez` for liveness; `/readyz` for readiness to take an upload, with the reason if not."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ router = APIRouter(tags=["health"])
 
 
 class Liveness(BaseModel):
-    """The process answers."""
+    """Liveness of the process."""
 
     status: str
 
 
 class Readiness(BaseModel):
-    """Each check's outcome: `ok`, or what is wrong or waited for."""
+    """The outcome of each check: `ok`, or the reason why it fails."""
 
     ready: bool
     checks: dict[str, str]
@@ -29,13 +29,13 @@ class Readiness(BaseModel):
 
 @router.get("/livez")
 def livez() -> Liveness:
-    """Whether the process answers; restart it where it does not."""
+    """Report that the process answers; restart it if it does not."""
     return Liveness(status="alive")
 
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready; the checks say why"}})
 def readyz(context: Context, response: Response) -> Readiness:
-    """Whether the database is reachable and migrated, the token store is writable and the decoders have started."""
+    """Check that the database is reachable and migrated, the token store writable and the decoders started."""
     checks = {
         "database": _outcome(context.database.ping),
         "migrations": _outcome(lambda: _check_migrated(context)),
@@ -59,6 +59,6 @@ def _outcome(check: Callable[[], None]) -> str:
     try:
         check()
     except Exception as error:
-        # The class alone: messages of drivers can hold addresses and user names.
+        # Only the class: messages of drivers can contain addresses and user names.
         return str(error) if isinstance(error, RuntimeError) else f"failed: {type(error).__name__}"
     return "ok"

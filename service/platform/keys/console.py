@@ -1,4 +1,4 @@
-"""What `foreshock keys` does, on the database that the settings name."""
+"""Actions of `foreshock keys`, on the database that the settings name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show() -> None:
 
 
 def revoke(key_id: str) -> None:
-    """Revoke a key; raises ConfigurationError where there is none of this id."""
+    """Revoke a key; raises ConfigurationError if there is none with this id."""
     with _database() as database:
         if not database.write(lambda session: revoke_key(session, key_id)):
             raise ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")

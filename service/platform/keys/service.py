@@ -21,7 +21,7 @@ KEY_PREFIX = "fsk_"
 
 
 class Scope(StrEnum):
-    """What a key may be used for; `admin` includes the others."""
+    """Permission of a key; `admin` includes the others."""
 
     INGEST = "ingest"
     READ = "read"

@@ -28,13 +28,13 @@ class TokenStore:
 
     @staticmethod
     def root_of(url: str) -> Path:
-        """The folder that FORESHOCK_STORE_URL names; raises ConfigurationError where it names none."""
+        """Return the folder that FORESHOCK_STORE_URL names; raises ConfigurationError if it names none."""
         if "://" in url and not url.startswith("file://"):
             raise ConfigurationError("FORESHOCK_STORE_URL must be a local folder, such as ./foreshock-data/tokens")
         return Path(url.removeprefix("file://")).absolute()
 
     def temporary_file(self) -> Path:
-        """A new, empty file beside the store's own, so that a rename moves no bytes."""
+        """Give a new, empty file on the store's file system, so that a rename moves no bytes."""
         descriptor, name = tempfile.mkstemp(dir=self._temporary)
         os.close(descriptor)
         return Path(name)
@@ -50,14 +50,14 @@ class TokenStore:
             _sync(folder)
 
     def path_of(self, name: str) -> Path:
-        """The file of a catalogue name; raises ValueError for one that would leave the store."""
+        """Return the path of a catalogue name; raises ValueError for a name outside the store."""
         path = (self.root / name).absolute()
         if ".." in path.parts or not path.is_relative_to(self.root):
             raise ValueError(f"{name!r} is not inside the token store")
         return path
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file if it exists."""
         self.path_of(name).unlink(missing_ok=True)
 
     def check_writable(self) -> None:
@@ -69,7 +69,7 @@ class TokenStore:
             probe.unlink(missing_ok=True)
 
     def remove_stale_temporaries(self) -> int:
-        """Delete temporary files that no running request can still own; how many there were."""
+        """Delete temporary files that no running request can still own; return their number."""
         oldest = time.time() - _STALE_SECONDS
         stale = [path for path in self._temporary.iterdir() if path.stat().st_mtime < oldest]
         for path in stale:
@@ -78,13 +78,13 @@ class TokenStore:
 
 
 def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: str) -> str:
-    """A new name for a shard's tokens. Each upload has its own, so that one that loses a race removes only itself."""
+    """Return a name for a shard's tokens; unique per upload, so that the loser of a race removes only its own file."""
     digits = digest.removeprefix("sha256:")[:16]
     return f"{run_id}/{attempt:04d}/{step:09d}/{shard:05d}-{digits}-{secrets.token_hex(8)}.parquet"
 
 
 def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
-    """Where a shard of a job's scores is; equal bytes that two tries send are one file."""
+    """Return the name of a shard of a job's scores; equal bytes from two tries are one file."""
     return f"{run_id}/{attempt:04d}/{step:09d}/scores/{job_id}-{digest.removeprefix('sha256:')}.parquet"
 
 

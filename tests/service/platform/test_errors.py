@@ -1,4 +1,4 @@
-"""Every error over every route is a problem document, and the OpenAPI document says so."""
+"""Every error over every route is a problem document, and the OpenAPI document declares it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.service.sending import start_run
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
-# What no route can make sense of, for any parameter in a path.
+# Values that are invalid for every path parameter of every route.
 _BAD_VALUES = ("no-such-thing", "-1", "99999999999999999999", "%00", "run_00000000000000000000000000")
 _METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
 
 
 def api_routes(app: FastAPI) -> list[APIRoute]:
-    """The routes of the API; pages answer people, in HTML."""
+    """Return the routes of the API; pages answer in HTML."""
     return [route for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/v1")]
 
 
 def assert_problem(answer: httpx.Response, where: str) -> None:
-    """The shape that every error has."""
+    """Assert the shape that every error has."""
     assert answer.headers["content-type"] == "application/problem+json", f"{where}: {answer.text[:200]}"
     document: dict[str, Any] = answer.json()
     assert document["status"] == answer.status_code, where
@@ -71,7 +71,7 @@ def test_bad_paths_queries_and_bodies_are_problems_on_every_route(app: FastAPI, 
     assert asked > 100
 
 
-def test_bodies_that_are_json_but_wrong_are_problems(app: FastAPI, http: httpx.Client) -> None:
+def test_invalid_json_bodies_are_problems(app: FastAPI, http: httpx.Client) -> None:
     sender = start_run(http)
     wrong: tuple[Any, ...] = (
         [],
@@ -93,7 +93,7 @@ def test_bodies_that_are_json_but_wrong_are_problems(app: FastAPI, http: httpx.C
                     assert answer.status_code < 500, f"{method} {path}: {answer.text}"
 
 
-def test_paths_and_methods_that_are_not_there_are_problems(app: FastAPI, http: httpx.Client) -> None:
+def test_unknown_paths_and_methods_are_problems(app: FastAPI, http: httpx.Client) -> None:
     assert_problem(http.get("/v1/no/such/path"), "unknown path")
     for route in api_routes(app):
         for method in set(_METHODS) - {"GET"}:
@@ -120,7 +120,7 @@ def test_a_fault_of_the_service_is_a_problem_without_its_cause(settings: Setting
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_the_openapi_document_is_valid_and_tells_the_truth_about_errors(app: FastAPI, http: httpx.Client) -> None:
+def test_openapi_document_is_valid_and_declares_every_error(app: FastAPI, http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     validate(document)
     assert "HTTPValidationError" not in json.dumps(document)
@@ -131,12 +131,12 @@ def test_the_openapi_document_is_valid_and_tells_the_truth_about_errors(app: Fas
             assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
 
 
-def test_the_documentation_and_the_health_pages_are_there(http: httpx.Client) -> None:
+def test_documentation_and_health_routes_answer(http: httpx.Client) -> None:
     page = http.get("/docs")
     assert page.status_code == 200
     assets = re.findall(r"(?:src|href)=\"([^\"]+)\"", page.text)
     assert assets
-    # Nothing from elsewhere: clusters often reach no CDN.
+    # Nothing is loaded from other hosts, because clusters often reach no CDN.
     assert {http.get(asset).status_code for asset in assets if asset.startswith("/")} == {200}
     assert all(asset.startswith("/") for asset in assets), assets
     assert http.get("/livez").json() == {"status": "alive"}

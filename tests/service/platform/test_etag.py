@@ -7,7 +7,7 @@ import pytest
 from service.platform.etag import etag_of, matches
 
 
-def test_equal_versions_give_equal_tags_and_others_do_not() -> None:
+def test_tags_are_equal_only_for_equal_versions() -> None:
     assert etag_of(1, 7, 3) == '"1-7-3"' == etag_of(1, 7, 3)
     assert len({etag_of(1, 23), etag_of(12, 3), etag_of(1, 2, 3)}) == 3
 
@@ -18,5 +18,5 @@ def test_a_header_that_names_the_tag_matches(header: str) -> None:
 
 
 @pytest.mark.parametrize("header", [None, "", '"1-7-4"', "1-7-3", '"x", "y"', 'W/"x"'])
-def test_a_header_that_does_not_name_it_does_not(header: str | None) -> None:
+def test_a_header_without_the_tag_does_not_match(header: str | None) -> None:
     assert not matches(header, '"1-7-3"')

@@ -39,7 +39,7 @@ def store(session: Session, event: Happened) -> None:
 
 
 def stored(database: Database) -> list[int]:
-    """The numbers of the stored events."""
+    """Return the numbers of the stored events."""
     with database.read() as session:
         return list(session.scalars(text("SELECT number FROM events ORDER BY number")))
 

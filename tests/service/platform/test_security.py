@@ -1,4 +1,4 @@
-"""Keys: without one a service that had one answers nothing; a key does what its scopes and its project allow."""
+"""API keys: required once one was made, limited to their scopes and project."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def make_key(database: Database) -> MakeKey:
 
 
 def bearer(secret: str) -> dict[str, str]:
-    """The header that carries a key."""
+    """Return the header that carries a key."""
     return {"Authorization": f"Bearer {secret}"}
 
 
-def test_with_no_key_made_everything_is_open(http: httpx.Client) -> None:
+def test_requests_without_keys_are_allowed_before_the_first_key(http: httpx.Client) -> None:
     assert http.post("/v1/runs", json={"key": "open"}).status_code == 201
 
 
-def test_once_a_key_was_made_requests_need_one(http: httpx.Client, make_key: MakeKey) -> None:
+def test_requests_need_a_key_after_the_first_key(http: httpx.Client, make_key: MakeKey) -> None:
     secret = make_key(Scope.READ)
     answers = [http.get("/v1/runs"), http.get("/v1/runs", headers=bearer(new_secret()))]
     for answer in answers:
@@ -54,7 +54,7 @@ def test_once_a_key_was_made_requests_need_one(http: httpx.Client, make_key: Mak
     assert http.get("/v1/runs", headers=bearer(secret)).status_code == 200
 
 
-def test_a_scope_allows_its_own_and_nothing_else(http: httpx.Client, make_key: MakeKey) -> None:
+def test_scope_allows_only_its_own_routes(http: httpx.Client, make_key: MakeKey) -> None:
     reader, writer, admin = make_key(Scope.READ), make_key(Scope.INGEST), make_key(Scope.ADMIN)
     assert http.post("/v1/runs", json={"key": "r"}, headers=bearer(reader)).status_code == 403
     run = http.post("/v1/runs", json={"key": "r"}, headers=bearer(writer)).json()["id"]
@@ -63,7 +63,7 @@ def test_a_scope_allows_its_own_and_nothing_else(http: httpx.Client, make_key: M
     assert http.delete(f"/v1/runs/{run}", headers=bearer(admin)).status_code == 204
 
 
-def test_a_key_of_a_project_sees_no_other(http: httpx.Client, make_key: MakeKey) -> None:
+def test_project_key_sees_only_its_project(http: httpx.Client, make_key: MakeKey) -> None:
     ours = make_key(Scope.READ, Scope.INGEST, project="ours")
     theirs = make_key(Scope.READ, Scope.INGEST, project="theirs")
     run = http.post("/v1/runs", json={"key": "r", "project": "ours"}, headers=bearer(ours)).json()["id"]
@@ -93,7 +93,7 @@ def test_only_the_hash_of_a_key_is_stored(database: Database, make_key: MakeKey)
     assert secret not in repr(vars(stored))
 
 
-def test_a_session_is_good_until_it_ends_and_only_as_signed() -> None:
+def test_session_is_valid_until_it_expires_and_only_as_signed() -> None:
     secret = b"s" * 32
     cookie, other = sign_session(secret, "key_1"), sign_session(secret, "key_2")
     assert verify_session(secret, cookie, 60) == "key_1"
@@ -112,13 +112,13 @@ def test_a_form_token_belongs_to_one_session() -> None:
     assert is_form_token(secret, cookie, form_token(secret, cookie))
     assert not is_form_token(secret, other, form_token(secret, cookie))
     assert not is_form_token(b"t" * 32, cookie, form_token(secret, cookie))
-    # A session's own signature is no form token.
+    # The signature of a session is not accepted as a form token.
     assert not is_form_token(secret, cookie, cookie.rpartition(".")[2])
     assert not is_form_token(secret, cookie, "")
     assert not is_form_token(secret, cookie, "not ascii: μ")
 
 
-def test_a_session_cookie_stands_for_its_key_on_the_services_own_pages(
+def test_session_cookie_authenticates_its_key_on_the_services_own_pages(
     app: FastAPI, http: httpx.Client, make_key: MakeKey, database: Database
 ) -> None:
     make_key(Scope.ADMIN)
@@ -140,7 +140,7 @@ def test_a_session_cookie_stands_for_its_key_on_the_services_own_pages(
     ("host", "loopback"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("box", False)],
 )
-def test_which_addresses_are_loopback(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
@@ -153,7 +153,7 @@ def test_an_open_port_without_a_key_is_refused(settings: Settings, make_key: Mak
     prepare_keys(wide)
 
 
-def test_a_bootstrap_key_is_an_admin_key_made_once(settings: Settings, http: httpx.Client) -> None:
+def test_bootstrap_key_is_created_once_with_admin_scope(settings: Settings, http: httpx.Client) -> None:
     secret = "a bootstrap key of a container"
     wide = Settings(**(settings.model_dump() | {"host": "0.0.0.0", "bootstrap_key": secret}))
     prepare_keys(wide)
@@ -164,19 +164,19 @@ def test_a_bootstrap_key_is_an_admin_key_made_once(settings: Settings, http: htt
     assert wide.printable()["FORESHOCK_BOOTSTRAP_KEY"] == "********"
 
 
-def test_several_processes_need_postgresql() -> None:
+def test_several_processes_require_postgresql() -> None:
     check_processes(Settings(processes=4, database_url="postgresql://user:pass@host/name"))
     with pytest.raises(ConfigurationError, match="PostgreSQL"):
         check_processes(Settings(processes=4))
 
 
-def test_settings_print_without_their_secrets() -> None:
+def test_printed_settings_mask_secrets() -> None:
     shown = Settings(database_url="postgresql://user:hidden@host/name", session_secret="s" * 24).printable()
     assert "hidden" not in str(shown)
     assert "s" * 24 not in str(shown)
 
 
-def test_a_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_PORT", "ninety")
     with pytest.raises(ConfigurationError, match="FORESHOCK_PORT"):
         load_settings()

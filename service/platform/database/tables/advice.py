@@ -1,4 +1,4 @@
-"""Advice on the learning rate: the append-only log of decisions, and what trainers say they did."""
+"""Advice on the learning rate: the append-only log of decisions, and the acknowledgements of trainers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.platform.database.tables.base import Base
 
 
 class AdviceDecision(Base):
-    """One decision; rows are added, never changed. `decision` holds all of it, the columns what people search by."""
+    """One decision; rows are added, never changed. `decision` holds all of it; the columns are for queries."""
 
     __tablename__ = "advice_decisions"
 
@@ -27,7 +27,7 @@ class AdviceDecision(Base):
 
 
 class AdviceAcknowledgement(Base):
-    """The learning rate that a trainer says it used at a step, and the revision of the advice it knew."""
+    """The learning rate that a trainer reported for a step, and the revision of the advice it used."""
 
     __tablename__ = "advice_acknowledgements"
     __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
@@ -41,7 +41,7 @@ class AdviceAcknowledgement(Base):
 
 
 class TrainerProgress(Base):
-    """The newest step that a following trainer asked for: it has been told a scale for it."""
+    """The newest step for which a following trainer requested, and so received, a scale."""
 
     __tablename__ = "trainer_progress"
     __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)

@@ -1,4 +1,4 @@
-"""Alerts, and the snapshots of the detectors' state that a late step is derived again from."""
+"""Alerts, and the snapshots of the detectors' state from which a late step is derived again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from service.platform.database.tables.base import Base
 
 
 class Alert(Base):
-    """A rule that fired at a step. `version` grows over all alerts of the run with every change of any of them.
+    """A rule that fired at a step. `version` increases with every change of any alert of the run.
 
-    `changed_by` is `detector`, `operator` or `rewind`; `cleared_step` is where the rule stopped standing.
+    `changed_by` is `detector`, `operator` or `rewind`; `cleared_step` is the step at which the rule no longer fired.
     """
 
     __tablename__ = "alerts"
@@ -47,7 +47,7 @@ class Alert(Base):
 
 
 class DetectorSnapshot(Base):
-    """The detectors' state after a step of the active history; `milestone` ones are kept for good."""
+    """The detectors' state after a step of the active history; those with `milestone` are never deleted."""
 
     __tablename__ = "detector_snapshots"
     __table_args__ = (

@@ -1,4 +1,4 @@
-"""What all tables share: the registry, constraint names, and column types that both databases have."""
+"""Base of all tables: the registry, constraint names, and column types that both databases have."""
 
 from __future__ import annotations
 

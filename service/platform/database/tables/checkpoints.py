@@ -1,4 +1,4 @@
-"""Checkpoints that a run announced: where a worker finds the weights that sampled a step."""
+"""Checkpoints that a run announced: the locations of the weights that sampled a step."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from service.platform.database.tables.base import Base
 
 
 class ApiKey(Base):
-    """`project` NULL: every project. A revoked key stays, so that a service that had keys never falls back to none."""
+    """`project` NULL: every project. A revoked key is kept, so that a service that had keys stays closed."""
 
     __tablename__ = "api_keys"
     __table_args__ = (UniqueConstraint("secret_hash"),)

@@ -1,4 +1,4 @@
-"""What the semantics lint saw: the evidence of each shard, which merges, and the verdict on each closed step."""
+"""Results of the semantics lint: the mergeable evidence of each shard, and the verdict on each closed step."""
 
 from __future__ import annotations
 

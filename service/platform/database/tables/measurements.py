@@ -19,7 +19,7 @@ measurements = Table(
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("comparison", String, primary_key=True),
     *(Column(measure.column, Double) for measure in MEASURES),
-    # Whether only some of the step's rollouts took part, as in a probe of a sample.
+    # True if only some of the step's rollouts were compared, as in a probe of a sample.
     Column("from_sample", Boolean, nullable=False),
     Column("computed_at_us", BigInteger, nullable=False),
     ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),

@@ -1,4 +1,4 @@
-"""Probes, their jobs and leases, the scores that came of them, and the workers that were seen."""
+"""Probes, their jobs and leases, their scores, and the known workers."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Shard(Base):
 
 
 class ShardStatistics(Base):
-    """What a shard adds to its step: one row a comparison (`rollout` for lengths, rewards and the like)."""
+    """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like)."""
 
     __tablename__ = "shard_statistics"
     __table_args__ = (

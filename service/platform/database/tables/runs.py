@@ -12,7 +12,7 @@ from service.platform.database.tables.base import Base
 
 
 class Run(Base):
-    """One training job. `deleted_at_us` set: a tombstone, so that late uploads are told 410."""
+    """One training job. `deleted_at_us` set: a tombstone, so that late uploads are answered with 410."""
 
     __tablename__ = "runs"
     __table_args__ = (UniqueConstraint("project", "key"), Index(None, "created_at_us", "id"))
@@ -38,12 +38,12 @@ class Run(Base):
 
     @property
     def model_kind(self) -> ModelKind | None:
-        """The kind of the model: as declared, else as derived from an announced checkpoint, else None."""
+        """Return the kind of the model: as declared, else as derived from an announced checkpoint, else None."""
         return known_model_kind(self.declared_model_kind) or known_model_kind(self.derived_model_kind)
 
     @property
     def model_kind_source(self) -> Literal["declared", "checkpoint"] | None:
-        """Where `model_kind` comes from; None if it is unknown."""
+        """Return the source of `model_kind`; None if it is unknown."""
         if self.model_kind is None:
             return None
         return "checkpoint" if known_model_kind(self.declared_model_kind) is None else "declared"

@@ -22,7 +22,7 @@ def beside(settings: Settings) -> Iterator[Database]:
 
 @pytest.fixture
 def command(settings: Settings, decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> Callable[[Request], int]:
-    """`foreshock remeasure` where an operator's environment names the service's own data; its exit status."""
+    """A call of `foreshock remeasure` on the service's own data; returns its exit status."""
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", settings.database_url)
     monkeypatch.setenv("FORESHOCK_STORE_URL", settings.store_url)
     return lambda request: remeasure(request, decoders)

@@ -1,6 +1,6 @@
-"""A database as another release left it: statistics of version 1, made by the release that had it, in `version_1.json`.
+"""A database of another release: statistics of version 1, recorded with that release in `version_1.json`.
 
-They are of two shards of one step, `shards()`. Put those with the service of today, then call `make_old`.
+They are of two shards of one step, `shards()`. Upload those to the current service, then call `make_old`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION = 1
 
 
 def shards() -> list[RolloutBatch]:
-    """The rollouts that the recorded statistics are of."""
+    """Return the rollouts of the recorded statistics."""
     return [make_batch(_RECORDED["rollouts_a_shard"], seed=seed) for seed in _RECORDED["seeds"]]
 
 
@@ -36,7 +36,7 @@ def put_step(sender: Sender, step: int, numbers: Sequence[int] = (0, 1)) -> None
 
 
 def make_old(database: Database, sender: Sender, step: int, numbers: Sequence[int] = (0, 1)) -> None:
-    """Put the recorded statistics in the place of the step's own: of these shards, and of the fold where there is one.
+    """Replace the step's statistics by the recorded ones: of these shards, and of the fold if there is one.
 
     A measure that the other release did not have is NULL, here `rms_d`; nor had it a lint.
     """
@@ -71,7 +71,7 @@ def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_bytes(database: Database) -> dict[tuple[Any, ...], tuple[int, bytes, bytes | None]]:
-    """All statistics that are stored: key → version, statistics, summaries."""
+    """Return all stored statistics: key → version, statistics, summaries."""
     found = {}
     with database.read() as session:
         for part in session.scalars(select(ShardStatistics)):

@@ -1,4 +1,4 @@
-"""A database with statistics of another release: the service goes on, says what it cannot show, closes its steps."""
+"""A database with statistics of another release: the service runs, reports missing data and closes its steps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.service.server import RunningServer
 
 
 def close_now(context: ServiceContext) -> int:
-    """Close what is open, as the sweeper does once the grace time is over."""
+    """Close the open steps, as the sweeper does after the grace time."""
     return close_waiting_steps(
         context.replacing(settings=context.settings.model_copy(update={"step_grace_seconds": -1.0}))
     )
 
 
 def columns(sender: Sender) -> dict[str, list[object]]:
-    """The measurements of the run."""
+    """Return the measurements of the run."""
     found: dict[str, list[object]] = sender.get("measurements").json()["columns"]
     return found
 
@@ -64,7 +64,7 @@ def test_the_sweeper_closes_a_step_of_another_release(http: httpx.Client, app: F
     assert columns(sender) == columns(twin)
 
 
-def test_a_step_whose_old_tokens_are_gone_closes_with_the_rest_and_says_so(
+def test_step_without_its_old_tokens_closes_with_the_rest_and_reports_it(
     http: httpx.Client, app: FastAPI, beside: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender, twin = start_run(http), start_run(http, "twin")
@@ -82,9 +82,7 @@ def test_a_step_whose_old_tokens_are_gone_closes_with_the_rest_and_says_so(
     assert "foreshock remeasure" in caplog.text
 
 
-def test_a_step_of_which_nothing_can_be_measured_closes_all_the_same(
-    http: httpx.Client, app: FastAPI, beside: Database
-) -> None:
+def test_step_that_cannot_be_measured_is_closed(http: httpx.Client, app: FastAPI, beside: Database) -> None:
     sender = start_run(http)
     put_step(sender, 3, [0])
     make_old(beside, sender, 3, [0])
@@ -95,7 +93,9 @@ def test_a_step_of_which_nothing_can_be_measured_closes_all_the_same(
     assert sender.get("steps/3/buckets").status_code == 404
 
 
-def test_what_was_folded_of_all_is_not_replaced_by_a_part(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+def test_fold_of_all_shards_is_not_replaced_by_a_partial_fold(
+    http: httpx.Client, app: FastAPI, beside: Database
+) -> None:
     sender = start_run(http)
     put_step(sender, 3, [0])
     assert close_now(app.state.context) == 1
@@ -106,7 +106,7 @@ def test_what_was_folded_of_all_is_not_replaced_by_a_part(http: httpx.Client, ap
     assert columns(sender)["num_rollouts"] == before["num_rollouts"]
 
 
-def test_what_needs_the_statistics_says_what_to_run_and_the_curves_stay(
+def test_views_of_old_statistics_name_the_command_to_run_and_curves_stay(
     http: httpx.Client, app: FastAPI, beside: Database
 ) -> None:
     sender = start_run(http)
@@ -135,7 +135,7 @@ def test_what_needs_the_statistics_says_what_to_run_and_the_curves_stay(
     assert "foreshock_bucket_tokens{" in http.get("/metrics").text
 
 
-def test_the_report_says_so_and_shows_the_rest(
+def test_report_names_old_statistics_and_shows_the_rest(
     http: httpx.Client, server: RunningServer, beside: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender = start_run(http)

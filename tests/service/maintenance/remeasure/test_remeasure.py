@@ -1,4 +1,4 @@
-"""`foreshock remeasure` makes of another release's database what this release would have stored, and nothing else."""
+"""`foreshock remeasure` turns another release's database into what this release stores, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ Command = Callable[[Request], int]
 
 
 def values(sender: Sender) -> Any:
-    """Every measurement of the run, by column."""
+    """Return every measurement of the run, by column."""
     return sender.get("measurements").raise_for_status().json()["columns"]
 
 
 def file_of(database: Database, settings: Settings, step: int, shard: int = 0) -> Path:
-    """The token file of a shard."""
+    """Return the token file of a shard."""
     with database.read() as session:
         name = session.scalars(select(Shard.file).where(Shard.step == step, Shard.shard == shard)).one()
     return Path(settings.store_url) / name
 
 
 class Meanwhile:
-    """Decoders beside which something else happens, once, while they measure."""
+    """Decoders that run a callback once while they measure."""
 
     def __init__(self, context: ServiceContext, event: Callable[[], object]) -> None:
         self._decoders = context.decoders
         self._event: Callable[[], object] | None = event
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run it, then let the other thing happen."""
+        """Run the task, then the callback."""
         result = self._decoders.run(function, *arguments)
         if function is measure_stored and self._event is not None:
             event, self._event = self._event, None
@@ -108,7 +108,7 @@ def test_scored_comparisons_and_their_attribution_are_measured_again(
     assert again == attribution
 
 
-def test_what_is_gone_is_said_and_left(
+def test_missing_files_are_reported_and_their_data_left_unchanged(
     http: httpx.Client, beside: Database, settings: Settings, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender = start_run(http)
@@ -127,14 +127,14 @@ def test_what_is_gone_is_said_and_left(
             (Path(settings.store_url) / name).unlink()
 
     assert command(Request(dry_run=True)) == 1
-    said = capsys.readouterr()
-    assert "1 of 3 steps would be measured again" in said.out
+    printed = capsys.readouterr()
+    assert "1 of 3 steps would be measured again" in printed.out
     assert command(Request(run="a-run")) == 1
-    said = capsys.readouterr()
-    assert "1 of 3 steps were measured again" in said.out
-    assert f"left: run {sender.run}, attempt 1, step 4: 1 of its 2 token files are gone" in said.err
-    assert "step 5: " in said.err
-    assert "replayed scores are gone" in said.err
+    printed = capsys.readouterr()
+    assert "1 of 3 steps were measured again" in printed.out
+    assert f"left: run {sender.run}, attempt 1, step 4: 1 of its 2 token files are gone" in printed.err
+    assert "step 5: " in printed.err
+    assert "replayed scores are gone" in printed.err
     now = stored_bytes(beside)
     assert {key: blob for key, blob in now.items() if key[2] == 4} == {
         key: blob for key, blob in old.items() if key[2] == 4
@@ -145,7 +145,7 @@ def test_what_is_gone_is_said_and_left(
     }
 
 
-def test_a_file_that_does_not_hold_what_was_uploaded_is_named_and_left(
+def test_file_with_other_content_is_named_and_left_unchanged(
     http: httpx.Client, beside: Database, settings: Settings, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender = start_run(http)
@@ -154,22 +154,22 @@ def test_a_file_that_does_not_hold_what_was_uploaded_is_named_and_left(
         make_old(beside, sender, step)
     old = stored_bytes(beside)
     another, damaged, empty = (file_of(beside, settings, step, shard=1) for step in (3, 4, 5))
-    # A backup that was put back in the wrong place, a disk that lost the end of a file, and one that lost all of it.
+    # A backup restored to the wrong place, a truncated file, and an empty one.
     another.write_bytes(file_of(beside, settings, 3, shard=0).read_bytes())
     damaged.write_bytes(damaged.read_bytes()[:-100])
     empty.write_bytes(b"")
     assert command(Request()) == 1
-    said = capsys.readouterr()
-    assert "1 of 4 steps were measured again" in said.out
+    printed = capsys.readouterr()
+    assert "1 of 4 steps were measured again" in printed.out
     for step, file, why in ((3, another, "holds other"), (4, damaged, "is damaged"), (5, empty, "is damaged")):
-        (line,) = [line for line in said.err.splitlines() if f"step {step}:" in line]
+        (line,) = [line for line in printed.err.splitlines() if f"step {step}:" in line]
         assert str(file.relative_to(settings.store_url)) in line
         assert why in line
     now = stored_bytes(beside)
     assert {key for key in old if old[key] != now[key]} <= {key for key in old if key[2] == 6}
 
 
-def test_a_shard_that_arrives_meanwhile_is_not_lost(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+def test_shard_that_arrives_during_the_command_is_kept(http: httpx.Client, app: FastAPI, beside: Database) -> None:
     sender, twin = start_run(http), start_run(http, "twin")
     put_step(sender, 3, [0])
     make_old(beside, sender, 3, [0])
@@ -180,7 +180,7 @@ def test_a_shard_that_arrives_meanwhile_is_not_lost(http: httpx.Client, app: Fas
     assert values(sender) == values(twin)
 
 
-def test_a_run_that_is_deleted_meanwhile_is_let_be(http: httpx.Client, app: FastAPI, beside: Database) -> None:
+def test_run_deleted_during_the_command_is_left_unchanged(http: httpx.Client, app: FastAPI, beside: Database) -> None:
     sender = start_run(http)
     put_step(sender, 3)
     make_old(beside, sender, 3)
@@ -211,7 +211,7 @@ def test_uploads_go_on_while_steps_are_measured_again(http: httpx.Client, beside
     assert sender.get("measurements", to_step=5).json()["columns"] == measured
 
 
-def test_an_interrupted_one_goes_on_where_it_was(
+def test_interrupted_command_resumes_with_the_remaining_steps(
     http: httpx.Client, app: FastAPI, beside: Database, command: Command, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -237,7 +237,7 @@ def test_an_interrupted_one_goes_on_where_it_was(
     assert stored_bytes(beside) == stored
 
 
-def test_only_what_was_asked_for_is_measured_again(
+def test_only_selected_steps_are_measured_again(
     http: httpx.Client, beside: Database, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = start_run(http, "first"), start_run(http, "second", name="The second")
@@ -254,7 +254,7 @@ def test_only_what_was_asked_for_is_measured_again(
         command(Request(step=5))
 
 
-def test_data_that_is_not_there_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_database_or_store_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", f"sqlite:///{tmp_path}/no.db")
     monkeypatch.setenv("FORESHOCK_STORE_URL", f"{tmp_path}/no-tokens")
     with pytest.raises(ConfigurationError, match="there is no database"):

@@ -27,7 +27,7 @@ _BEFORE = "0003"
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database that nothing has migrated yet."""
+    """The URL of a database that is not migrated yet."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'old.db'}"
     url: str = request.getfixturevalue("postgres").new_database()
@@ -74,13 +74,13 @@ def migrate(url: str, revision: str, *, down: bool = False) -> None:
 
 
 def rows_of(url: str, table: str) -> list[dict[str, object]]:
-    """Everything in a table."""
+    """Return every row of a table."""
     with connected(url) as connection:
         return [dict(row) for row in connection.execute(sa.text(f"SELECT * FROM {table}")).mappings()]
 
 
 def fill_old(url: str) -> None:
-    """A run with a measured step, as the release before left it."""
+    """Store a run with a measured step, as the release before stored it."""
     with connected(url) as connection:
         for table, row in OLD_ROWS.items():
             columns, values = ", ".join(row), ", ".join(f":{name}" for name in row)
@@ -104,12 +104,12 @@ def test_migrating_again_changes_nothing(database_url: str) -> None:
     database.close()
 
 
-def test_a_database_in_a_folder_that_does_not_exist_is_made(tmp_path: Path) -> None:
+def test_missing_folder_of_the_database_is_created(tmp_path: Path) -> None:
     upgrade(f"sqlite:///{tmp_path}/not/there/foreshock.db")
     assert (tmp_path / "not/there/foreshock.db").exists()
 
 
-def test_what_the_release_before_stored_is_kept_and_new_measures_are_null(empty_database: str) -> None:
+def test_upgrade_keeps_stored_values_and_new_measures_are_null(empty_database: str) -> None:
     migrate(empty_database, _BEFORE)
     fill_old(empty_database)
     before = {table: rows_of(empty_database, table) for table in OLD_ROWS}
@@ -127,7 +127,7 @@ def test_what_the_release_before_stored_is_kept_and_new_measures_are_null(empty_
     assert set(new) == set(measurements.c.keys())
 
 
-def test_going_back_leaves_what_the_release_before_had(empty_database: str) -> None:
+def test_downgrade_restores_the_rows_of_the_release_before(empty_database: str) -> None:
     migrate(empty_database, _BEFORE)
     fill_old(empty_database)
     before = {table: rows_of(empty_database, table) for table in OLD_ROWS}
@@ -173,7 +173,7 @@ OLD_SEVERITIES: dict[str, list[dict[str, object]]] = {
 
 
 def fill_old_severities(url: str) -> None:
-    """Alerts and lint verdicts of a run, as the release before left them."""
+    """Store alerts and lint verdicts of a run, as the release before stored them."""
     fill_old(url)
     with connected(url) as connection:
         for table, rows in OLD_SEVERITIES.items():
@@ -219,7 +219,7 @@ def test_downgrade_restores_the_severities_of_the_release_before(empty_database:
 
 
 def _parsed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """SQLite gives JSON columns as text, which Alembic may write with other spaces."""
+    """Parse JSON: SQLite returns JSON columns as text, which Alembic may write with other spaces."""
     columns = ("warnings", "report", "evidence")
     return [
         {

@@ -1,4 +1,4 @@
-"""Units of work: their result is durable when it is returned, one that fails rolls back alone, many run at once."""
+"""Units of work: a returned result is durable, a failing unit rolls back alone, many run at once."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def add_key(session: Session, name: str, *, fail: bool = False) -> str:
 
 
 def names(database: Database) -> set[str]:
-    """The names of all keys."""
+    """Return the names of all keys."""
     with database.read() as session:
         return set(session.scalars(select(ApiKey.name)))
 
 
-def test_what_write_returned_can_be_read(database: Database) -> None:
+def test_written_row_can_be_read_after_write_returns(database: Database) -> None:
     assert database.write(lambda session: add_key(session, "one")) == "one"
     assert names(database) == {"one"}
 
@@ -66,7 +66,7 @@ def test_an_error_of_the_database_rolls_back_alone(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_units_that_wait_for_the_writer_share_one_commit(database: Database) -> None:
+def test_queued_units_share_one_commit(database: Database) -> None:
     commits = 0
 
     def count(_: object) -> None:
@@ -111,12 +111,12 @@ def test_hooks_run_after_the_commit_and_not_after_a_rollback(database: Database)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_unit_inside_a_unit_is_refused_rather_than_waited_for(database: Database) -> None:
+def test_nested_unit_is_refused_without_a_deadlock(database: Database) -> None:
     with pytest.raises(RuntimeError, match="must not start another"):
         database.write(lambda _: database.write(lambda session: add_key(session, "inner")))
 
 
-def test_upsert_overwrites_what_has_the_same_key(database: Database) -> None:
+def test_upsert_overwrites_rows_with_the_same_key(database: Database) -> None:
     rows = [
         {"id": f"key_{n}", "name": "old", "project": None, "scopes": [], "secret_hash": str(n), "created_at_us": n}
         for n in range(3)
@@ -129,6 +129,6 @@ def test_upsert_overwrites_what_has_the_same_key(database: Database) -> None:
     assert found == {"key_0": "old", "key_1": "new", "key_2": "new"}
 
 
-def test_the_databases_time_is_this_machines_time_here(database: Database) -> None:
+def test_database_time_equals_local_time(database: Database) -> None:
     with database.read() as session:
         assert abs(database_now_us(session) - now_us()) < 5_000_000

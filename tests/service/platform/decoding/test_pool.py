@@ -1,4 +1,4 @@
-"""The pool of decoders survives what kills a decoder, and says what happened."""
+"""The pool of decoders survives the death of a decoder and reports it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MEBIBYTE = 1 << 20
 
 
 def own_process() -> int:
-    """Which process runs this."""
+    """Return the id of the process that runs this."""
     return os.getpid()
 
 
 def die() -> None:
-    """As the out-of-memory killer does it."""
+    """Kill this process, as the out-of-memory killer does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -40,13 +40,13 @@ def complain() -> None:
 
 
 def wait_for_file(path: Path) -> None:
-    """Go on once the file is there."""
+    """Wait until the file exists."""
     while not path.exists():
         time.sleep(0.01)
 
 
 def hang(seconds: float) -> None:
-    """Never come back in time."""
+    """Run past the time limit."""
     time.sleep(seconds)
 
 
@@ -74,21 +74,21 @@ def test_an_error_keeps_its_fields(pool: DecoderPool) -> None:
     assert (caught.value.row, caught.value.column) == (3, "reward")
 
 
-def test_a_killed_decoder_is_a_problem_and_the_pool_goes_on(pool: DecoderPool) -> None:
+def test_killed_decoder_raises_a_problem_and_the_pool_recovers(pool: DecoderPool) -> None:
     with pytest.raises(DecoderDied) as caught:
         pool.run(die)
     assert caught.value.status == 503
     assert pool.run(own_process) != os.getpid()
 
 
-def test_others_are_not_harmed_by_the_body_that_kills(pool: DecoderPool) -> None:
+def test_other_bodies_are_decoded_or_refused_when_a_body_kills_a_decoder(pool: DecoderPool) -> None:
     with ThreadPoolExecutor(3) as threads:
         killer = threads.submit(pool.run, die)
         others = [threads.submit(pool.run, allocate, 1000) for _ in range(2)]
         with pytest.raises(DecoderDied):
             killer.result()
         answers = [other.exception() for other in others]
-    # One that was in the same pool at both deaths is told to try again; none is lost without a word.
+    # A task that was in the pool at both deaths gets an error that asks for a retry; no task is dropped silently.
     assert all(answer is None or isinstance(answer, DecoderDied) for answer in answers)
 
 
@@ -99,7 +99,7 @@ def test_memory_beyond_the_limit_is_refused_inside_the_decoder(pool: DecoderPool
 
 
 @pytest.mark.slow
-def test_a_task_that_hangs_is_ended(pool: DecoderPool) -> None:
+def test_hanging_task_is_killed_at_the_time_limit(pool: DecoderPool) -> None:
     started = time.monotonic()
     with pytest.raises(DecoderDied):
         pool.run(hang, 600.0)
@@ -107,7 +107,7 @@ def test_a_task_that_hangs_is_ended(pool: DecoderPool) -> None:
     assert pool.run(own_process) != os.getpid()
 
 
-def test_more_than_the_queue_holds_is_told_to_come_back(tmp_path: Path) -> None:
+def test_full_queue_is_answered_with_retry_after(tmp_path: Path) -> None:
     pool = DecoderPool(Settings(decode_processes=1, decode_queue=4, token_pass="numpy"), PRELOAD)
     may_end = tmp_path / "may end"
 
@@ -115,7 +115,7 @@ def test_more_than_the_queue_holds_is_told_to_come_back(tmp_path: Path) -> None:
         try:
             pool.run(wait_for_file, may_end)
         except DecodersBusy as error:
-            # All others have their places by now, and keep them until this one was told.
+            # All other tasks are queued by now, and stay queued until this one was refused.
             may_end.touch()
             return f"busy, retry after {error.headers['Retry-After']}"
         return "done"
@@ -130,7 +130,7 @@ def test_more_than_the_queue_holds_is_told_to_come_back(tmp_path: Path) -> None:
     assert outcomes == ["busy, retry after 1"] + ["done"] * 5
 
 
-def test_decoders_are_replaced_after_so_many_tasks() -> None:
+def test_decoders_are_replaced_after_a_number_of_tasks() -> None:
     pool = DecoderPool(Settings(decode_processes=1, decode_recycle_after=2, token_pass="numpy"), PRELOAD)
     try:
         processes = [pool.run(own_process) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Decoders compile the pass over tokens before the service is ready; where that cannot be, numpy does it."""
+"""Decoders compile the pass over tokens before the service is ready, and fall back to numpy."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ from tests.service.sending import make_batch
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a decoder sets for itself does not stay in the process of the tests."""
+    """Restore the environment that a decoder changes for its own process."""
     monkeypatch.setattr(token_pass, "_found", "")
     monkeypatch.setenv("NUMBA_CACHE_DIR", "")
 
 
-def test_compiled_code_is_kept_where_the_operator_says(tmp_path: Path) -> None:
+def test_compiled_code_is_kept_in_the_configured_folder(tmp_path: Path) -> None:
     choice = chosen_token_pass(Settings(compiled_folder=str(tmp_path / "here")))
     assert choice == TokenPassChoice(True, tmp_path / "here")
 
 
-def test_else_beside_the_package_or_beside_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cache_folder_is_beside_the_package_or_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = Settings(store_url=str(tmp_path / "tokens"))
     assert chosen_token_pass(settings).folder is None
-    # As in a container whose packages belong to somebody else.
+    # As in a container whose packages belong to another user.
     monkeypatch.setattr(token_pass, "_package_folder", lambda: tmp_path / "not-there")
     assert chosen_token_pass(settings).folder == tmp_path / "compiled"
 
 
-def test_numba_is_told_of_a_folder_that_only_the_service_may_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = []
-    monkeypatch.setattr(compiled, "prepare", lambda threads: told.append((os.environ["NUMBA_CACHE_DIR"], threads)))
+def test_numba_cache_folder_is_writable_only_by_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(compiled, "prepare", lambda threads: calls.append((os.environ["NUMBA_CACHE_DIR"], threads)))
     folder = tmp_path / "data" / "compiled"
     prepare_token_pass(TokenPassChoice(True, folder))
     assert token_pass.token_pass() == COMPILED
-    assert told == [(str(folder), 1)]
+    assert calls == [(str(folder), 1)]
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_numba_numpy_does_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_numpy_is_used_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     prepare_token_pass(TokenPassChoice(True, None))
     assert token_pass.token_pass().startswith("numpy, several times slower: numba is not installed")
     assert "foreshock[fast]" in token_pass.token_pass()
 
 
-def test_a_numba_that_refuses_this_numpy_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_that_rejects_this_numpy_falls_back_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(threads: int) -> None:
         raise ImportError("Numba needs NumPy 2.3 or less")
 
@@ -74,11 +74,11 @@ def test_a_numba_that_refuses_this_numpy_stops_nothing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_the_service_is_ready_once_its_decoders_are_and_says_what_it_waits_for(settings: Settings) -> None:
+def test_readyz_reports_starting_decoders_until_they_are_ready(settings: Settings) -> None:
     pool = DecoderPool(settings.model_copy(update={"decode_processes": 1, "token_pass": "numpy"}), PRELOAD)
     slow = DecoderPool(settings.model_copy(update={"decode_processes": 1}), PRELOAD)
     try:
-        # Without the application's lifespan, nobody has started the decoders yet.
+        # Without the application's lifespan, the decoders have not been started yet.
         waiting = TestClient(create_app(settings, slow), base_url="http://127.0.0.1").get("/readyz")
         assert waiting.status_code == 503
         assert "compiles the pass over tokens" in waiting.json()["checks"]["decoders"]
@@ -98,7 +98,7 @@ def test_the_service_is_ready_once_its_decoders_are_and_says_what_it_waits_for(s
 def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What it is compared with is numpy's, whatever other tests have prepared here.
+    # The reference is numpy's, even if other tests prepared the compiled pass here.
     monkeypatch.setattr(compiled, "_prepared", False)
     pool = DecoderPool(Settings(decode_processes=1, decode_memory_bytes=512 << 20), PRELOAD)
     try:
@@ -119,9 +119,9 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_a_service_that_is_stopped_before_it_is_ready_does_not_wait(tmp_path: Path, started: bool) -> None:
+def test_stop_before_ready_does_not_wait_for_compilation(tmp_path: Path, started: bool) -> None:
     others = set(multiprocessing.active_children())
-    # A folder without compiled code: to be ready would take a minute.
+    # A folder without compiled code: becoming ready would take a minute.
     pool = DecoderPool(Settings(decode_processes=1, compiled_folder=str(tmp_path)), PRELOAD)
     pool.warm_up_in_background()
     while started and not set(multiprocessing.active_children()) - others:

@@ -49,17 +49,17 @@ def test_only_stale_temporary_files_are_swept(store: TokenStore) -> None:
     assert not stale.exists()
 
 
-def test_removing_what_is_not_there_is_no_error(store: TokenStore) -> None:
+def test_removing_a_missing_file_is_no_error(store: TokenStore) -> None:
     store.remove("run_1/0001/gone.parquet")
 
 
-def test_a_store_that_cannot_be_written_says_so(store: TokenStore) -> None:
+def test_read_only_store_is_reported(store: TokenStore) -> None:
     store.check_writable()
     (store.root / "temporary").rmdir()
     with pytest.raises(OSError, match="No such file"):
         store.check_writable()
 
 
-def test_a_place_that_is_no_folder_is_refused() -> None:
+def test_store_url_that_is_not_a_folder_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="FORESHOCK_STORE_URL"):
         TokenStore("s3://bucket/prefix")
