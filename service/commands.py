@@ -77,7 +77,7 @@ class RemeasureCommand:
         parser.add_argument("--step", type=int, metavar="N", help="this step only")
         parser.add_argument("--attempt", type=int, metavar="N", help="this attempt only")
         parser.add_argument("--everything", action="store_true", help="also what this release has measured already")
-        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+        parser.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Measure again; return 1 if something was left unchanged. May run beside the service, and repeatedly."""

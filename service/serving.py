@@ -66,6 +66,6 @@ def prepare_keys(settings: Settings) -> None:
         database.close()
     if not guarded and not settings.binds_loopback_only:
         raise ConfigurationError(
-            f"FORESHOCK_HOST={settings.host} would let anyone in: make a key first (`foreshock keys create NAME`), "
-            "or set FORESHOCK_BOOTSTRAP_KEY, or bind 127.0.0.1"
+            f"FORESHOCK_HOST={settings.host} is open to other machines and there is no API key: "
+            "make a key first (`foreshock keys create NAME`), or set FORESHOCK_BOOTSTRAP_KEY, or bind 127.0.0.1"
         )

@@ -67,7 +67,7 @@ class RequestGuard:
             if started:
                 raise
             _logger.exception("unexpected error in %s %s", request.method, request.url.path)
-            error = InternalError("the service failed; its log says why")
+            error = InternalError("the service failed: see its log")
             await problem_response(error)(request.scope, receive, send)
 
     def _check_origin(self, request: Request) -> None:

@@ -44,10 +44,10 @@ def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
         padded = cursor + "=" * (-len(cursor) % 4)
         parts = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, RecursionError) as error:
-        raise InvalidCursor("the cursor is not one that this list has given out") from error
+        raise InvalidCursor("the cursor is not from this list: start without a cursor") from error
     fits = isinstance(parts, list) and [type(part) for part in parts] == list(shape)
     if not fits or any(isinstance(part, int) and abs(part) >= 2**63 for part in parts):
-        raise InvalidCursor("the cursor is not one that this list has given out")
+        raise InvalidCursor("the cursor is not from this list: start without a cursor")
     return tuple(parts)
 
 

@@ -131,4 +131,4 @@ def _refuse_foreign_form(request: Request) -> None:
     if request.method in _SAFE_METHODS:
         return
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise CrossSiteRefused("a session is good for this site's own pages only")
+        raise CrossSiteRefused("a session is valid only for this site's own pages")

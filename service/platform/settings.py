@@ -41,7 +41,7 @@ class Settings(BaseSettings):
     decode_memory_bytes: int = Field(default=4096 * _MEBIBYTE, gt=0, description="address space above the idle size")
     decode_timeout_seconds: float = Field(default=300.0, gt=0)
     decode_recycle_after: int = Field(default=500, gt=0, description="shards after which decoders are replaced")
-    decode_queue: int = Field(default=64, gt=0, description="shards that may wait before clients are told 503")
+    decode_queue: int = Field(default=64, gt=0, description="shards that may wait before clients get a 503")
 
     token_pass: Literal["compiled", "numpy"] = Field(
         default="compiled", description="what measures tokens; numpy is slower, and has nothing to compile at a start"
@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     compiled_folder: str = Field(
         default="",
         description="where compiled code is kept; empty: beside the package, or beside the token store where the "
-        "package cannot be written. Nobody else may write to it",
+        "package cannot be written. No other user may write to it",
     )
 
     step_grace_seconds: float = Field(default=600.0, gt=0)

@@ -78,7 +78,7 @@ def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepR
         except BaseException:
             # Interrupted: finish the running steps, start no other.
             threads.shutdown(cancel_futures=True)
-            print(f"\nended early, after {done} of {len(keys)} steps: run it again, it goes on there", file=sys.stderr)
+            print(f"\nended early, after {done} of {len(keys)} steps: run it again to continue", file=sys.stderr)
             raise
     _show(left)
     return left
@@ -130,7 +130,7 @@ def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[Service
             has = current_revision(session.connection())
         if has != newest_revision():
             raise ConfigurationError(
-                f"the database has revision {has} and this release wants {newest_revision()}: "
+                f"the database has revision {has} and this release requires {newest_revision()}: "
                 "start `foreshock serve` of this release, which migrates it, then measure again"
             )
         yield ServiceContext(settings, database, TokenStore(settings.store_url), decoders, b"")

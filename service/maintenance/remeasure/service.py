@@ -87,7 +87,7 @@ def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
     except (ForeshockError, ProblemError) as error:
         return StepReport(key, str(error))
     except OperationalError as error:
-        return StepReport(key, f"the database did not take it: {error.orig}; run it again")
+        return StepReport(key, f"the database refused the transaction: {error.orig}; run it again")
 
 
 def check_step(context: ServiceContext, key: StepKey) -> StepReport:
@@ -136,7 +136,9 @@ def _gone_scores(scored: AttributionInputs) -> str | None:
     gone: list[Path] = [path for score in scored.scores for path in score.files if not path.exists()]
     if not gone:
         return None
-    return f"{len(gone)} files of its replayed scores are gone, such as {gone[0].name}: what was replayed is left"
+    return (
+        f"{len(gone)} files of its replayed scores are gone, such as {gone[0].name}; their measures are left unchanged"
+    )
 
 
 def _still_old(context: ServiceContext, key: StepKey) -> str | None:

@@ -48,7 +48,7 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
     """
     global _found
     if not choice.compile:
-        _found = "numpy, as FORESHOCK_TOKEN_PASS says"
+        _found = "numpy, as set by FORESHOCK_TOKEN_PASS"
         return
     if not compiled.available():
         _found = f"{_SLOWER}: numba is not installed (pip install 'foreshock[fast]')"

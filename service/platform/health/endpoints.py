@@ -33,7 +33,7 @@ def livez() -> Liveness:
     return Liveness(status="alive")
 
 
-@router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready; the checks say why"}})
+@router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready; the checks give the reason"}})
 def readyz(context: Context, response: Response) -> Readiness:
     """Check that the database is reachable and migrated, the token store writable and the decoders started."""
     checks = {
@@ -52,7 +52,7 @@ def _check_migrated(context: ServiceContext) -> None:
     with context.database.read() as session:
         has = current_revision(session.connection())
     if has != newest_revision():
-        raise RuntimeError(f"the database has revision {has}, this release wants {newest_revision()}")
+        raise RuntimeError(f"the database has revision {has}, this release requires {newest_revision()}")
 
 
 def _outcome(check: Callable[[], None]) -> str:

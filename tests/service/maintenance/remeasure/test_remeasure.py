@@ -231,7 +231,7 @@ def test_interrupted_command_resumes_with_the_remaining_steps(
         patch.setattr("service.maintenance.remeasure.console.remeasure_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             command(Request())
-    assert "of 4 steps: run it again, it goes on there" in capsys.readouterr().err
+    assert "of 4 steps: run it again to continue" in capsys.readouterr().err
     assert command(Request()) == 0
     assert "4 of 4" not in capsys.readouterr().out
     assert stored_bytes(beside) == stored

@@ -88,7 +88,7 @@ def test_readyz_reports_starting_decoders_until_they_are_ready(settings: Setting
         ready = client.get("/readyz")
         assert ready.status_code == 200
         assert ready.json()["checks"]["decoders"] == "ok"
-        assert ready.json()["details"] == {"token_pass": "numpy, as FORESHOCK_TOKEN_PASS says"}
+        assert ready.json()["details"] == {"token_pass": "numpy, as set by FORESHOCK_TOKEN_PASS"}
     finally:
         pool.close()
         slow.close()

@@ -142,7 +142,7 @@ def test_the_first_and_the_last_step_have_one_neighbour(site: Site) -> None:
     [
         ("/runs/run_nowhere", 404, "there is no run run_nowhere"),
         ("/runs/{run}/steps/99", 404, "the run has no rollouts of step 99"),
-        ("/?cursor=nonsense", 422, "the cursor is not one that this list has given out"),
+        ("/?cursor=nonsense", 422, "the cursor is not from this list: start without a cursor"),
     ],
 )
 def test_an_error_of_a_page_is_a_page(site: Site, path: str, status: int, words: str) -> None:
