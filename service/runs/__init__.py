@@ -1,1 +1,1 @@
-"""What trainers log and what is measured of it: runs, attempts, steps, rollouts, scalars, measurements, lint."""
+"""Runs: logged data and its measurements: runs, attempts, steps, rollouts, scalars, measurements, lint."""

@@ -1,4 +1,4 @@
-"""What happens to a run that other parts react to. Each is published with the run locked."""
+"""Events of a run that other parts handle. Each is published with the run locked."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepClosed(StepEvent):
-    """A step has closed, or a late shard was folded into a closed step."""
+    """Step that has closed, or into which a late shard was folded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarsChanged(StepEvent):
-    """A closed step received scalars. Scalars that come before the step closes publish nothing."""
+    """Closed step that received scalars. Scalars that arrive before the step closes publish nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementsChanged(StepEvent):
-    """A closed step received measurements of replayed scores."""
+    """Closed step that received measurements of replayed scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """A run resumed at `resume_step`; the steps of older attempts from there on are superseded."""
+    """Resume of a run at `resume_step`; the steps of older attempts from there on are superseded."""
 
     run_id: str
     attempt: int
@@ -48,7 +48,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class ModelKindChanged:
-    """Another kind of model holds for a run: it was declared, or derived from a checkpoint; None: unknown."""
+    """Change of a run's model kind, declared or derived from a checkpoint; None: unknown."""
 
     run_id: str
     model_kind: ModelKind | None
@@ -56,7 +56,7 @@ class ModelKindChanged:
 
 @dataclass(frozen=True, slots=True)
 class AdviceModeChanged:
-    """A run changed between `shadow` and `apply`."""
+    """Change of a run's advice mode between `shadow` and `apply`."""
 
     run_id: str
     mode: str

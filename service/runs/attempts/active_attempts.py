@@ -1,4 +1,4 @@
-"""The active steps of a run: a step is active in the newest attempt whose `resume_step` ≤ step.
+"""Active steps of a run: a step is active in the newest attempt whose `resume_step` ≤ step.
 
 Steps of older attempts from there on are superseded; they are kept and not shown by default.
 """
@@ -18,7 +18,7 @@ _NO_END = 2**62
 
 @dataclass(frozen=True, slots=True)
 class ActiveRange:
-    """The steps `first` ≤ step < `end`, which are active in `attempt`; `end` None: no upper bound."""
+    """Range of steps `first` ≤ step < `end`, active in `attempt`; no upper bound if `end` is None."""
 
     attempt: int
     first: int
@@ -53,7 +53,7 @@ def active_attempt_of(attempts: Iterable[Attempt], step: int) -> int | None:
 def is_active(
     attempts: Sequence[Attempt], attempt: Any, step: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
-    """Return the SQL condition that the row with these two columns is of an active step, `first` ≤ step ≤ `last`.
+    """Return the SQL condition for rows of active steps with `first` ≤ step ≤ `last`, given the row's two columns.
 
     Bounds that lie within one attempt give a plain range of the primary key, which is read without a sort.
     """

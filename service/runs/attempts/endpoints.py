@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 def create_attempt(
     run: RunIdentifier, body: AttemptCreate, context: Context, principal: Ingester, response: Response
 ) -> AttemptRead:
-    """Get or create the attempt of this key: 201 where it is new. A step is active in the newest one that holds it."""
+    """Get or create the attempt of this key: 201 if it is new. A step is active in the newest attempt that holds it."""
     attempt, created = context.database.write(
         lambda session: service.get_or_create_attempt(session, context.events, principal, run, body)
     )
@@ -31,6 +31,6 @@ def create_attempt(
 
 @router.get("")
 def list_attempts(run: RunIdentifier, context: Context, principal: Reader) -> Page[AttemptRead]:
-    """Every attempt of a run, in order."""
+    """List every attempt of a run, in order."""
     with context.database.read() as session:
         return Page(items=service.list_attempts(session, principal, run))

@@ -13,21 +13,21 @@ _OF_RUN = select(Attempt).where(Attempt.run_id == bindparam("run_id")).order_by(
 
 
 def find(session: Session, run_id: str, attempt: int) -> Attempt | None:
-    """The attempt with this number."""
+    """Return the attempt with this number."""
     return session.get(Attempt, (run_id, attempt))
 
 
 def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
-    """The attempt with this client key."""
+    """Return the attempt with this client key."""
     return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.key == key))
 
 
 def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
-    """Every attempt of a run, in order."""
+    """Return every attempt of a run, in order."""
     return session.scalars(_OF_RUN, {"run_id": run_id}).all()
 
 
 def next_number(session: Session, run_id: str) -> int:
-    """The number that the run's next attempt gets."""
+    """Return the number of the run's next attempt."""
     newest = session.scalar(select(func.max(Attempt.attempt)).where(Attempt.run_id == run_id))
     return 1 + (newest or 0)

@@ -1,4 +1,4 @@
-"""What attempts look like over HTTP."""
+"""Schemas of attempts."""
 
 from __future__ import annotations
 

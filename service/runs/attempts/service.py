@@ -27,7 +27,7 @@ class AttemptNotFound(ProblemError):
 
 
 class AttemptConflict(ProblemError):
-    """An attempt of that key exists and begins at another step."""
+    """Conflict: an attempt of that key exists and begins at another step."""
 
     status = 409
 
@@ -35,7 +35,7 @@ class AttemptConflict(ProblemError):
 def get_or_create_attempt(
     session: Session, events: EventBus, principal: Principal, run_id: str, body: AttemptCreate
 ) -> tuple[Attempt, bool]:
-    """The attempt of this key, and whether it is new; raises AttemptConflict where `resume_step` differs."""
+    """Return the attempt of this key, and True if it is new; raise AttemptConflict if `resume_step` differs."""
     lock_run(session, principal, run_id)
     row = {
         "run_id": run_id,
@@ -67,13 +67,13 @@ def attempts_of_run(session: Session, run_id: str) -> Sequence[Attempt]:
 
 
 def list_attempts(session: Session, principal: Principal, run_id: str) -> list[AttemptRead]:
-    """Every attempt of a run, in order."""
+    """List every attempt of a run, in order."""
     get_run(session, principal, run_id)
     return [AttemptRead.model_validate(attempt) for attempt in repository.of_run(session, run_id)]
 
 
 def require_attempt(session: Session, run_id: str, attempt: int) -> Attempt:
-    """The attempt; raises AttemptNotFound."""
+    """Return the attempt; raise AttemptNotFound if there is none."""
     found = repository.find(session, run_id, attempt)
     if found is None:
         raise AttemptNotFound(f"the run has no attempt {attempt}: create it with POST /v1/runs/{run_id}/attempts")

@@ -1,1 +1,1 @@
-"""Checkpoints that a run announced: where workers find weights."""
+"""Checkpoints that a run announced: the locations from which workers load weights."""

@@ -44,6 +44,6 @@ def put_checkpoint(
 def list_checkpoints(
     run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
 ) -> Page[CheckpointRead]:
-    """Announced checkpoints, by step."""
+    """List announced checkpoints, by step."""
     with context.database.read() as session:
         return service.list_checkpoints(session, principal, run, cursor, limit)

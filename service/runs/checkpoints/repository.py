@@ -15,12 +15,12 @@ _KEY = ("run_id", "attempt", "step")
 
 
 def find(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
-    """The checkpoint of a step in an attempt."""
+    """Return the checkpoint of a step in an attempt."""
     return session.get(Checkpoint, (run_id, attempt, step))
 
 
 def put(session: Session, row: dict[str, Any]) -> bool:
-    """Insert or overwrite; whether it is new."""
+    """Insert or overwrite a checkpoint; return True if it is new."""
     if insert_if_absent(session, Checkpoint, row):
         return True
     upsert(session, Checkpoint, [row], _KEY)
@@ -28,7 +28,7 @@ def put(session: Session, row: dict[str, Any]) -> bool:
 
 
 def page_of_run(session: Session, run_id: str, after: tuple[int, int], limit: int) -> Sequence[Checkpoint]:
-    """Up to `limit` checkpoints beyond `after` (step, attempt), in order."""
+    """Return up to `limit` checkpoints beyond `after` (step, attempt), in order."""
     position = tuple_(Checkpoint.step, Checkpoint.attempt)
     query = select(Checkpoint).where(Checkpoint.run_id == run_id, position > after)
     return session.scalars(query.order_by(Checkpoint.step, Checkpoint.attempt).limit(limit)).all()

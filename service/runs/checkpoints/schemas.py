@@ -1,4 +1,4 @@
-"""What checkpoints look like over HTTP."""
+"""Schemas of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
 
 
 def inside_its_root(path: str) -> str:
-    """The path, if it is relative and stays below its root; raises ValueError."""
+    """Return the path if it is relative and stays below its root; raise ValueError otherwise."""
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts or "\\" in path or not parts:
         raise ValueError("must be relative to its root, with `/`, and without `..`")
@@ -21,7 +21,7 @@ def inside_its_root(path: str) -> str:
 
 
 class CheckpointPut(BaseModel):
-    """Weights that exist: below a root that workers know by name from their own configuration."""
+    """Location of existing weights, below a root that workers configure by name."""
 
     root: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
     path: Annotated[

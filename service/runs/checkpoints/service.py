@@ -24,9 +24,9 @@ def announce_checkpoint(
     key: StepKey,
     body: CheckpointPut,
 ) -> tuple[CheckpointRead, bool]:
-    """Store where the weights of a step are, overwriting an older announcement; also return True if it is the first.
+    """Store the location of a step's weights, overwriting an older announcement; also return True if it is the first.
 
-    The kind of model that the announcement tells holds for the run unless the run declares another one.
+    The model kind in the announcement applies to the run unless the run declares another one.
     """
     run = lock_run(session, principal, key.run_id)
     require_attempt(session, key.run_id, key.attempt)
@@ -39,7 +39,7 @@ def announce_checkpoint(
 def list_checkpoints(
     session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
 ) -> Page[CheckpointRead]:
-    """One page of a run's checkpoints, by step."""
+    """Return one page of a run's checkpoints, by step."""
     get_run(session, principal, run_id)
     after = cast("tuple[int, int]", decode_cursor(cursor, (int, int))) if cursor is not None else (-1, -1)
     rows = repository.page_of_run(session, run_id, after, limit + 1)

@@ -1,1 +1,1 @@
-"""Corrections: what each would do to the rollouts of a step. Evaluated, never applied."""
+"""Corrections: their effect on the rollouts of a step, evaluated and never applied."""

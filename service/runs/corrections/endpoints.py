@@ -33,7 +33,7 @@ def read_corrections(
     ] = None,
     attempt: ActiveOrAttempt = None,
 ) -> CorrectionsRead:
-    """What corrections of the mismatch would do to this step: what they keep, lose and distort. Nothing is applied."""
+    """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
     question = service.CorrectionQuestion(run, step, attempt, comparison, correction or (), threshold or ())
     with context.database.read() as session:
         evaluated = service.evaluate_corrections(session, principal, question)

@@ -1,4 +1,4 @@
-"""What evaluated corrections look like over HTTP."""
+"""Schemas of evaluated corrections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOO_LARGE = "a value too large for a float64 is null"
 
 
 class PopulationRead(BaseModel):
-    """Some sequences, and the means of what was logged of them."""
+    """Population of sequences, with the means of their logged values."""
 
     sequences: int
     reward_mean: float | None
@@ -26,7 +26,7 @@ class PopulationRead(BaseModel):
 
     @classmethod
     def of(cls, population: Population) -> PopulationRead:
-        """From the library's."""
+        """Convert the library's object."""
         return cls(
             sequences=population.sequences,
             reward_mean=finite_or_none(population.reward),
@@ -38,17 +38,19 @@ class PopulationRead(BaseModel):
 
 
 class AffectedSequencesRead(BaseModel):
-    """The sequences that would be dropped or truncated, and the others."""
+    """Sequences that would be dropped or truncated, and the others."""
 
-    touched: PopulationRead = Field(description="sequences that the threshold touches: of tokens, at least one")
+    touched: PopulationRead = Field(
+        description="sequences that the threshold affects; at token level, with at least one such token"
+    )
     untouched: PopulationRead
     groups: int = Field(description="prompt groups of two or more sequences")
-    groups_touched: float | None = Field(description="the share of groups that a sequence is touched of")
-    groups_emptied: float | None = Field(description="the share of groups that every sequence is touched of")
+    groups_touched: float | None = Field(description="fraction of groups with at least one touched sequence")
+    groups_emptied: float | None = Field(description="fraction of groups in which every sequence is touched")
 
     @classmethod
     def of(cls, affected: AffectedSequences) -> AffectedSequencesRead:
-        """From the library's."""
+        """Convert the library's object."""
         return cls(
             touched=PopulationRead.of(affected.touched),
             untouched=PopulationRead.of(affected.untouched),
@@ -59,17 +61,17 @@ class AffectedSequencesRead(BaseModel):
 
 
 class CorrectionRead(BaseModel):
-    """What one correction would do at one threshold; null where it is not estimable."""
+    """Effect of one correction at one threshold; null if not estimable."""
 
     correction: str
     title: str
-    formula: str = Field(description="the weight w that it gives")
-    level: Literal["token", "sequence"] = Field(description="what w belongs to, and what means are over")
-    effect: Literal["none", "truncated", "dropped"] = Field(description="what happens beyond the threshold")
+    formula: str = Field(description="formula of the weight w")
+    level: Literal["token", "sequence"] = Field(description="unit that w applies to and that means are taken over")
+    effect: Literal["none", "truncated", "dropped"] = Field(description="effect beyond the threshold")
     source: str
-    threshold: str | None = Field(description="as asked for, completed: `2`, or `lower_upper`")
-    threshold_used: str | None = Field(description="that the figures are for: the nearest that was counted")
-    exact: bool = Field(description="whether the two are the same")
+    threshold: str | None = Field(description="requested threshold, completed: `2`, or `lower_upper`")
+    threshold_used: str | None = Field(description="threshold of these figures: the nearest one with stored counts")
+    exact: bool = Field(description="true if threshold and threshold_used are equal")
     kept_tokens: float | None = Field(description="fraction")
     kept_sequences: float | None = Field(description="fraction; a sequence is kept if none of its tokens is dropped")
     touched_tokens: float | None = Field(description="fraction whose weight the threshold changes")
@@ -77,16 +79,16 @@ class CorrectionRead(BaseModel):
     weight_variance: float | None = Field(description="a dropped token or sequence counts as 0")
     ess: float | None = Field(description="(Σw)²/(N Σw²), a fraction of all, unclamped")
     distortion: float | None = Field(description="E|w − ρ| at the correction's level")
-    uncorrected_distortion: float | None = Field(description="E|1 − ρ| there")
+    uncorrected_distortion: float | None = Field(description="E|1 − ρ| at the same level")
     token_distortion: float | None = Field(description="E|w − ρ| over tokens; null for weights of whole sequences")
     advantage_distortion: float | None = Field(description="E[(w − ρ)·A]")
     affected: AffectedSequencesRead
-    not_estimable: str | None = Field(description="why there are no figures")
+    not_estimable: str | None = Field(description="reason why the figures are not available")
     notes: list[str]
 
     @classmethod
     def of(cls, found: Evaluation) -> CorrectionRead:
-        """From the library's."""
+        """Convert the library's object."""
         figures = {
             "kept_tokens": found.kept_tokens,
             "kept_sequences": found.kept_sequences,
@@ -118,18 +120,18 @@ class CorrectionRead(BaseModel):
 
 
 class CorrectionsRead(BaseModel):
-    """What corrections would do to a step, by correction and threshold."""
+    """Effects of corrections on a step, by correction and threshold."""
 
     comparison: str
     step: int
     attempt: int
     tokens: int = Field(description="model-generated tokens with two finite log-probs")
-    rollouts: int = Field(description="of the step, those without such a token included")
+    rollouts: int = Field(description="rollouts of the step, including those without such a token")
     items: list[CorrectionRead]
 
     @classmethod
     def of(cls, evaluated: EvaluatedCorrections) -> CorrectionsRead:
-        """From what was evaluated."""
+        """Convert the evaluated corrections."""
         pair = evaluated.pair
         return cls(
             comparison=pair.comparison,

@@ -18,7 +18,7 @@ from service.runs.measurements.service import stored_statistics
 
 @dataclass(frozen=True, slots=True)
 class CorrectionQuestion:
-    """Which corrections, at which thresholds: none named means all, at the thresholds in use."""
+    """Request for corrections and thresholds; none named: all corrections, at the thresholds in use."""
 
     run_id: str
     step: int
@@ -30,7 +30,7 @@ class CorrectionQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """What is stored of one comparison of a step."""
+    """Stored statistics and summaries of one comparison of a step."""
 
     comparison: str
     step: int
@@ -41,7 +41,7 @@ class MeasuredPair:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedCorrections:
-    """The evaluations, and what they are of."""
+    """Evaluations of corrections, and the pair that they were computed from."""
 
     pair: MeasuredPair
     evaluations: tuple[Evaluation, ...]
@@ -50,7 +50,7 @@ class EvaluatedCorrections:
 def read_pair(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> MeasuredPair:
-    """Statistics and summaries of a comparison at a step; raises MeasurementNotFound, StatisticsOutOfDate."""
+    """Return statistics and summaries of a comparison at a step; raise MeasurementNotFound, StatisticsOutOfDate."""
     found = stored_statistics(session, principal, run_id, step, attempt, comparison)
     assert found.summaries is not None, "every comparison of two scores has summaries"
     return MeasuredPair(
@@ -63,7 +63,7 @@ def read_pair(
 
 
 def evaluate_corrections(session: Session, principal: Principal, question: CorrectionQuestion) -> EvaluatedCorrections:
-    """What the corrections would do; raises InvalidRequest naming what makes no sense, and as `read_pair`."""
+    """Evaluate the corrections; raise InvalidRequest naming the invalid value, and the errors of `read_pair`."""
     try:
         asked = list(_asked(question))
     except InvalidArgumentError as error:
@@ -74,7 +74,7 @@ def evaluate_corrections(session: Session, principal: Principal, question: Corre
 
 
 def _asked(question: CorrectionQuestion) -> Iterator[tuple[str, Threshold | None]]:
-    """Names and thresholds to evaluate; a correction without one in use comes once, to say why it cannot be."""
+    """Return the names and thresholds to evaluate; a correction without a threshold in use is listed once."""
     if question.thresholds and len(question.corrections) != 1:
         raise InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
     for name in question.corrections or CORRECTIONS:

@@ -1,1 +1,1 @@
-"""The semantics lint of what was uploaded: are these log-probs what they are taken for?"""
+"""Semantics lint of uploaded rollouts: checks that the log-probs are the quantity that they are declared to be."""

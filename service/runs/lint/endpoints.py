@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
 def read_run_lint(
     run: RunIdentifier, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
 ) -> RunLintRead:
-    """Which warnings the run's closed steps have, with the first and the newest step of each."""
+    """Return the warnings of the run's closed steps, with the first and the newest step of each."""
     with context.database.read() as session:
         return service.read_run(session, principal, run, attempt)
 
@@ -26,6 +26,6 @@ def read_run_lint(
 def read_step_lint(
     run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
 ) -> StepLintRead:
-    """Are this step's log-probs what they are taken for? Named warnings with evidence, and what was not checked."""
+    """Return the lint of this step's log-probs: named warnings with evidence, and the checks that were not made."""
     with context.database.read() as session:
         return service.read_step(session, principal, run, step, attempt)

@@ -1,4 +1,4 @@
-"""Collect the lint's evidence of a shard and judge a step by that of its shards. Knows batches, not databases."""
+"""Collect the lint's evidence of a shard and judge a step by that of its shards. Independent of the database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Evidence(Protocol):
-    """What a shard adds to the lint of its step: a row of the database, or what a decoder has just collected."""
+    """Contribution of a shard to the lint of its step: a database row, or the result of a decoder."""
 
     @property
     def evidence(self) -> bytes:
@@ -32,7 +32,7 @@ class Evidence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LintPart:
-    """The evidence that a shard adds to the lint of its step: mergeable bytes, and examples by check."""
+    """Evidence that a shard adds to the lint of its step: mergeable bytes, and examples by check."""
 
     evidence: bytes
     examples: dict[str, Any]
@@ -40,7 +40,7 @@ class LintPart:
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """The lint's verdict on a step, and the sums of its surprisal test, which add up over the steps of a run."""
+    """Verdict of the lint on a step, and the sums of its surprisal test, which add up over the steps of a run."""
 
     report: StepLintRead
     surprisal_tokens: int

@@ -21,7 +21,7 @@ SHARD_KEY = (*STEP_KEY, "shard")
 
 @dataclass(frozen=True, slots=True)
 class WarnedStep:
-    """A step that the lint warned of: the severity of each warning by its name."""
+    """Step with lint warnings: the severity of each warning by its name."""
 
     step: int
     warnings: dict[str, str]
@@ -29,7 +29,7 @@ class WarnedStep:
 
 @dataclass(frozen=True, slots=True)
 class RunSums:
-    """What adds up over the checked steps of a run. `square_excess` is Σ (surprisal − entropy)² over steps."""
+    """Sums over the checked steps of a run. `square_excess` is Σ (surprisal − entropy)² over steps."""
 
     steps: int
     clean_steps: int
@@ -71,7 +71,7 @@ def verdict_of(session: Session, key: StepKey) -> StepLint | None:
 
 
 def warned_steps(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> list[WarnedStep]:
-    """The steps with warnings, in order: the active ones, or those of one attempt."""
+    """Return the steps with warnings, in order: the active ones, or those of one attempt."""
     query = (
         select(StepLint.step, StepLint.warnings)
         .where(StepLint.run_id == run_id, StepLint.severity.is_not(None), _chosen(attempts, attempt))
@@ -81,7 +81,7 @@ def warned_steps(session: Session, run_id: str, attempts: Sequence[Attempt], att
 
 
 def run_sums(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> RunSums:
-    """The sums over the active steps, or over those of one attempt."""
+    """Return the sums over the active steps, or over those of one attempt."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
         func.count(),

@@ -1,4 +1,4 @@
-"""What the lint looks like over HTTP; the same documents are what is stored of a step and shown on pages."""
+"""Schemas of the lint. The same documents are stored for a step and shown on pages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Severity = Literal["critical", "warning"]
 
 
 class ExampleRead(BaseModel):
-    """One place where a warning was seen."""
+    """Example of a warning: one place where it was seen."""
 
     sample_id: str
-    token: int | None = Field(description="its place in the response, from 0; null: the rollout as a whole")
+    token: int | None = Field(description="index in the response, from 0; null: the whole rollout")
     text: str
 
     @classmethod
     def of(cls, example: Example) -> Self:
-        """The example as it is shown."""
+        """Convert the library's example."""
         return cls(sample_id=example.sample_id, token=example.token if example.token >= 0 else None, text=example.text)
 
 
 class WarningRead(BaseModel):
-    """A named warning with its evidence."""
+    """Named warning with its evidence."""
 
     name: str
     severity: Severity = Field(description="`critical`: measures are wrong; `warning`: they may mislead")
@@ -33,12 +33,12 @@ class WarningRead(BaseModel):
     seen: str
     evidence: dict[str, float]
     where: list[ExampleRead]
-    effect: str = Field(description="what it does to the measures")
-    remedy: str = Field(description="what to do")
+    effect: str = Field(description="effect on the measures")
+    remedy: str = Field(description="recommended action")
 
     @classmethod
     def of(cls, warning: LintWarning) -> Self:
-        """The warning as it is shown."""
+        """Convert the library's warning."""
         return cls(
             name=warning.name,
             severity=warning.severity,
@@ -52,7 +52,7 @@ class WarningRead(BaseModel):
 
 
 class CheckRead(BaseModel):
-    """One check: whether it was made, and whether it warned."""
+    """One check: its state (made or not) and its result."""
 
     name: str
     title: str
@@ -61,24 +61,24 @@ class CheckRead(BaseModel):
 
     @classmethod
     def of(cls, check: CheckResult) -> Self:
-        """The check as it is shown."""
+        """Convert the library's check."""
         return cls(name=check.name, title=check.title, state=check.state, why=check.why)
 
 
 class StepLintRead(BaseModel):
-    """The verdict on a step: over all of its shards whose evidence is there."""
+    """Verdict on a step, over all of its shards with stored evidence."""
 
     step: int
     attempt: int
-    shards: int = Field(description="shards that were looked at")
+    shards: int = Field(description="number of checked shards")
     rollouts: int
     tokens: int = Field(description="model-generated tokens")
-    warnings: list[WarningRead] = Field(description="critical ones first; empty where the step is clean")
+    warnings: list[WarningRead] = Field(description="critical ones first; empty if the step is clean")
     checks: list[CheckRead]
 
     @classmethod
     def of(cls, step: int, attempt: int, shards: int, report: LintReport) -> Self:
-        """The report as it is shown."""
+        """Convert the library's report."""
         return cls(
             step=step,
             attempt=attempt,
@@ -90,28 +90,28 @@ class StepLintRead(BaseModel):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What is stored."""
+        """Return the JSON document to store."""
         return self.model_dump(mode="json")
 
 
 class RunWarningRead(BaseModel):
-    """A warning that steps of the run have in common."""
+    """Warning that one or more steps of the run have."""
 
     name: str
     severity: Severity
     title: str
-    steps: int = Field(description="how many steps have it")
+    steps: int = Field(description="number of steps with this warning")
     first_step: int
     newest_step: int
 
 
 class RunLintRead(BaseModel):
-    """The lint of a run: which warnings its closed steps have, and what only all steps together show."""
+    """Lint of a run: the warnings of its closed steps, and the test over all steps together."""
 
     checked_steps: int
     clean_steps: int
     warnings: list[RunWarningRead] = Field(description="critical ones first, then by their newest step")
     whole_run: WarningRead | None = Field(
-        description="the surprisal test over all steps together, where these have something to say that no step has"
+        description="warning of the surprisal test over all steps together, if no single step has it"
     )
-    whole_run_check: CheckRead | None = Field(description="what became of that test; null where no step was checked")
+    whole_run_check: CheckRead | None = Field(description="result of that test; null if no step was checked")

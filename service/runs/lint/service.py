@@ -1,4 +1,4 @@
-"""The lint of what is stored: evidence comes with each shard, a verdict with each closed step; steps make a run's."""
+"""Lint of stored rollouts: evidence for each shard, a verdict for each closed step, a summary for each run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SURPRISAL = "raw_log_probs"
 
 
 class LintNotFound(ProblemError):
-    """The step was not checked: it has no shard, or only shards from before there was a lint."""
+    """Missing lint: the step has no shard, or only shards of a release without the lint."""
 
     status = 404
 
@@ -67,7 +67,7 @@ def store_verdict(session: Session, key: StepKey, verdict: StepVerdict) -> None:
 
 
 def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepLintRead:
-    """The verdict on a step; of one that has not closed, on the shards that are there. Raises LintNotFound."""
+    """Return the verdict on a step; if it is open, on the shards that have arrived. Raise LintNotFound."""
     get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     stored = repository.verdict_of(session, key)
@@ -82,7 +82,7 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
 
 
 def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRead:
-    """The lint of a run: of the active steps, or of one attempt."""
+    """Return the lint of a run, over the active steps or over one attempt."""
     get_run(session, principal, run_id)
     if attempt is not None:
         require_attempt(session, run_id, attempt)
@@ -111,7 +111,7 @@ def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:
 
 
 def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
-    """The warnings of all steps by name, each as severe as at its worst step."""
+    """Return the warnings of all steps by name, each with the severity of its worst step."""
     found: dict[str, list[WarnedStep]] = {}
     for step in steps:
         for name in step.warnings:
@@ -131,7 +131,7 @@ def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
 
 
 def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:
-    """The surprisal test over all steps, which are independent parts of one martingale."""
+    """Return the surprisal test over all steps, which are independent parts of one martingale."""
     if not sums.steps:
         return None, None
     excess = sums.surprisal - sums.entropy

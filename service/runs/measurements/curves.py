@@ -1,4 +1,4 @@
-"""Curves over steps: the rows of the wide table that were asked for, by column."""
+"""Curves over steps: the requested rows of the wide table, by column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Curves:
     """Rows of the wide table: (step, attempt, comparison) of each, and the chosen measures, None where absent.
 
-    `from_sample` says of each row whether only some of the step's rollouts took part.
+    `from_sample` is true for rows that include only some of the step's rollouts.
     """
 
     measures: tuple[str, ...]
@@ -19,7 +19,7 @@ class Curves:
     from_sample: list[bool]
 
     def rows(self, chosen: Sequence[int]) -> Curves:
-        """These rows only, in this order."""
+        """Return these rows only, in this order."""
         return Curves(
             self.measures,
             [self.keys[row] for row in chosen],

@@ -1,4 +1,4 @@
-"""Fewer points that still show every spike: each stretch of steps keeps the rows of its extremes."""
+"""Down-sampling of curves: each stretch of steps keeps the rows of its extremes, so that spikes stay visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.runs.measurements.curves import Curves
 
 
 def keep_extremes(curves: Curves, max_points: int) -> Curves:
-    """At most about `max_points` rows a comparison, as they were measured and never averaged.
+    """Keep at most about `max_points` rows per comparison, as they were measured and never averaged.
 
     The first and the last row stay; between them each of equally long stretches keeps, for each measure, the row of its
     smallest and of its largest value. With many measures there are at least two rows a measure, whatever `max_points`.
@@ -31,7 +31,7 @@ def _of_one_comparison(curves: Curves, rows: Sequence[int], max_points: int) -> 
     for start in range(0, len(rows), length):
         stretch = rows[start : start + length]
         for measure in range(len(curves.measures)):
-            # What overflowed is shown as missing: it must not stand for the largest value that can be shown.
+            # An overflowed value is shown as missing, so it must not be selected as the largest one.
             values = ((curves.values[row][measure], row) for row in stretch)
             present = [(value, row) for value, row in values if value is not None and math.isfinite(value)]
             if present:

@@ -43,7 +43,7 @@ _OTHER_FORMATS: dict[int | str, dict[str, Any]] = {
 
 @router.get("/measures")
 def list_measures(_: Reader) -> Page[MeasureRead]:
-    """Every measure there is."""
+    """List all registered measures."""
     return Page(items=[MeasureRead.model_validate(measure) for measure in MEASURES])
 
 
@@ -59,10 +59,10 @@ def read_measurements(
     to_step: ToStep = LARGEST_STEP,
     attempt: ActiveOrAttempt = None,
     max_points: Annotated[
-        int | None, Query(ge=2, le=1_000_000, description="rows a comparison, keeping the extremes of each measure")
+        int | None, Query(ge=2, le=1_000_000, description="rows per comparison, keeping the extremes of each measure")
     ] = None,
 ) -> Response:
-    """Curves over steps, by column: JSON, CSV or Parquet, by Accept."""
+    """Return curves over steps, by column: JSON, CSV or Parquet, by Accept."""
     media_type = choose_format(request.headers.get("accept", "*/*"))
     query = service.CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
     with context.database.read() as session:
@@ -77,13 +77,13 @@ def read_buckets(
     context: Context,
     principal: Reader,
     comparison: Comparison = "trainer/rollout",
-    by: Annotated[By, Query(description="what the mismatch may depend on")] = "probability",
-    limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="token ids, at most")] = KEPT_TOKEN_IDS,
+    by: Annotated[By, Query(description="condition that defines the buckets")] = "probability",
+    limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="maximum number of token ids")] = KEPT_TOKEN_IDS,
     attempt: ActiveOrAttempt = None,
 ) -> BucketsRead | TokenIdsRead:
-    """Where the mismatch sits: by the token's probability under the behaviour score, or by another condition.
+    """Return the mismatch in buckets of the token's probability under the behaviour score, or of another condition.
 
-    Buckets without tokens are there too; where all are empty, the rollouts do not say what was asked for.
+    Buckets without tokens are included; if all are empty, the rollouts do not contain the condition.
     """
     with context.database.read() as session:
         statistics = service.read_statistics(session, principal, run, step, attempt, comparison)

@@ -1,4 +1,4 @@
-"""Fold the statistics of a step's shards into measurements. Knows no database: decoder processes import it.
+"""Fold the statistics of a step's shards into measurements. Independent of the database: decoder processes import it.
 
 Shards are folded in the order of their numbers, so that the result does not depend on the order of arrival.
 """
@@ -23,7 +23,7 @@ from foreshock.measures.step_statistics import StepStatistics
 class FoldedStatistics:
     """One comparison of a whole step: its measures by column, and the statistics and summaries they came from.
 
-    `from_sample`: only some of the step's rollouts took part.
+    `from_sample`: only some of the step's rollouts are included.
     """
 
     comparison: str
@@ -35,15 +35,15 @@ class FoldedStatistics:
 
 
 class Part(Protocol):
-    """What a shard adds to one comparison: a row of the database, or what a decoder has just measured."""
+    """Contribution of a shard to one comparison: a database row, or the result of a decoder."""
 
     @property
     def comparison(self) -> str:
-        """`target/behaviour`, or STEP_ROW for what belongs to no comparison."""
+        """`target/behaviour`, or STEP_ROW for measures that belong to no comparison."""
 
     @property
     def statistics_version(self) -> int:
-        """The version of both blobs."""
+        """Version of both blobs."""
 
     @property
     def statistics(self) -> bytes:
@@ -51,7 +51,7 @@ class Part(Protocol):
 
     @property
     def summaries(self) -> bytes | None:
-        """A row a rollout; None where it is no comparison of two scores."""
+        """One row per rollout; None if this is not a comparison of two scores."""
 
 
 def fold_step(parts: Iterable[Part]) -> tuple[FoldedStatistics, ...]:

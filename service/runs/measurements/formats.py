@@ -1,4 +1,4 @@
-"""Measurements as JSON, CSV or Parquet, whichever the client accepts best."""
+"""Measurements as JSON, CSV or Parquet, by content negotiation."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _KEYS = ("step", "attempt", "comparison")
 
 
 def choose_format(accept: str) -> str:
-    """The offered media type that an Accept header likes best, JSON among equals; raises NotAcceptable."""
+    """Return the offered media type with the highest q in an Accept header, JSON on ties; raise NotAcceptable."""
     best, best_quality = "", 0.0
     for offered in _OFFERED:
         quality = _quality(accept, offered)
         if quality > best_quality:
             best, best_quality = offered, quality
     if not best:
-        raise NotAcceptable(f"this can be had as {', '.join(_OFFERED)}")
+        raise NotAcceptable(f"the Accept header matches no available media type; available: {', '.join(_OFFERED)}")
     return best
 
 
 def render(curves: Curves, media_type: str) -> Response:
-    """The curves by column; a value that is not estimable is null, in CSV empty."""
+    """Render the curves by column; a value that is not estimable is null, in CSV empty."""
     columns = _columns(curves)
     if media_type == JSON_MEDIA_TYPE:
         return Response(json.dumps({"columns": columns}, allow_nan=False), media_type=JSON_MEDIA_TYPE)
@@ -71,7 +71,7 @@ def _parquet(columns: dict[str, list[Any]]) -> bytes:
 
 
 def _quality(accept: str, media_type: str) -> float:
-    """How much the header wants the type: the q of its most specific range, 0 where none fits."""
+    """Return the q of the most specific range that matches the type, 0 if none does."""
     found = (0, 0.0)
     for part in accept.split(",") if accept.strip() else ["*/*"]:
         name, *parameters = [piece.strip().lower() for piece in part.split(";")]

@@ -68,7 +68,7 @@ def values_in_range(
 
 @cache
 def _values_in_range(columns: tuple[str, ...]) -> Select[Any]:
-    # Read whenever a step closes: built once.
+    # This query runs whenever a step closes, so it is built once.
     table = measurements.c
     return select(table.step, table.comparison, *(table[name] for name in columns)).where(
         table.run_id == bindparam("run_id"),
@@ -105,7 +105,7 @@ def newest_values(session: Session, run_ids: Collection[str], comparison: str, c
         row.c.comparison == comparison,
     )
     query = select(Attempt.run_id, row.c[column]).join(row, of_step).where(Attempt.run_id.in_(run_ids))
-    # A later attempt comes later and overwrites.
+    # Rows of a later attempt come later and overwrite earlier ones.
     return dict(session.execute(query.order_by(Attempt.attempt)).all())
 
 
@@ -117,7 +117,7 @@ def curves(
     measures: Sequence[str],
     steps: tuple[int, int],
 ) -> Curves:
-    """The chosen measures over `steps[0]` ≤ step ≤ `steps[1]`, by comparison and step; no comparisons: all of them."""
+    """Return the chosen measures over `steps[0]` ≤ step ≤ `steps[1]`, by comparison and step; no comparisons: all."""
     table = measurements.c
     query = select(
         table.step, table.attempt, table.comparison, table.from_sample, *(table[name] for name in measures)

@@ -1,4 +1,4 @@
-"""What measurements look like over HTTP."""
+"""Schemas of measurements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class MeasureRead(BaseModel):
-    """A registered measure: what it means and where it comes from."""
+    """Registered measure: its meaning and its source."""
 
     model_config = ConfigDict(from_attributes=True)
 
     name: str
-    column: str = Field(description="its name in JSON, CSV, Parquet and SQL")
+    column: str = Field(description="column name in JSON, CSV, Parquet and SQL")
     kind: str
     formula: str
     unit: str
@@ -23,14 +23,14 @@ class MeasureRead(BaseModel):
 
 
 class MeasurementColumns(BaseModel):
-    """Equally long lists; beside those named here one list a measure (null where not estimable)."""
+    """Columns of equal length; in addition to these, one list per measure (null: not estimable)."""
 
     model_config = ConfigDict(extra="allow")
 
     step: list[int]
     attempt: list[int]
     comparison: list[str]
-    from_sample: list[bool] = Field(description="whether only some of the step's rollouts took part")
+    from_sample: list[bool] = Field(description="true: only some of the step's rollouts are included")
 
 
 class MeasurementsRead(BaseModel):
@@ -40,7 +40,7 @@ class MeasurementsRead(BaseModel):
 
 
 class BucketColumns(BaseModel):
-    """One entry a bucket; null where a bucket holds no tokens."""
+    """Columns with one entry per bucket; null if the bucket has no tokens."""
 
     tokens: list[int]
     mean_abs_d: list[float | None]
@@ -53,15 +53,15 @@ class BucketColumns(BaseModel):
 class BucketsRead(BaseModel):
     """Tokens in buckets: bucket i holds edges[i] ≤ value < edges[i + 1], the first all below and the last all above."""
 
-    by: str = Field(description="what the buckets are of")
+    by: str = Field(description="condition that defines the buckets")
     meaning: str
     unit: str
-    edges: list[float | None] = Field(description="null at an end that has no bound")
+    edges: list[float | None] = Field(description="bucket edges; null: unbounded end")
     columns: BucketColumns
 
 
 class TokenIdColumns(BaseModel):
-    """One entry a token id, the largest Σ k3 first."""
+    """Columns with one entry per token id, largest Σ k3 first."""
 
     token_id: list[int]
     tokens: list[int]
@@ -69,14 +69,16 @@ class TokenIdColumns(BaseModel):
     mean_d: list[float | None]
     k3_kl: list[float | None]
     k3_sum: list[float | None] = Field(description="Σ k3 of the id's tokens")
-    k3_sum_missing: list[float | None] = Field(description="what Σ k3 may have beyond that; null: not bounded")
+    k3_sum_missing: list[float | None] = Field(
+        description="upper bound of the part of Σ k3 that was omitted; null: no bound"
+    )
 
 
 class TokenIdsRead(BaseModel):
-    """Tokens by their id; of each shard the ids that matter most are kept, and what that leaves out is bounded."""
+    """Tokens by id. Each shard keeps the ids with the largest Σ k3; the omitted part is bounded."""
 
     by: Literal["token_id"] = "token_id"
     meaning: str = "the token's id in the vocabulary"
     unit: str = "1"
-    k3_sum_unnamed: float | None = Field(description="the most that an id that is not named can have; null: no bound")
+    k3_sum_unnamed: float | None = Field(description="upper bound of Σ k3 of an id that is not listed; null: no bound")
     columns: TokenIdColumns

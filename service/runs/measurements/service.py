@@ -31,26 +31,26 @@ _COLUMNS = tuple(measure.column for measure in MEASURES)
 
 
 class UnknownMeasure(ProblemError):
-    """A measure that is not registered."""
+    """Unknown measure: the name is not registered."""
 
     status = 422
 
 
 class MeasurementNotFound(ProblemError):
-    """The step has no such comparison, or has not closed yet."""
+    """Missing measurement: the step lacks the comparison, or has not closed yet."""
 
     status = 404
 
 
 class StatisticsOutOfDate(ProblemError):
-    """What is stored of the comparison was measured by a release whose statistics this one cannot read."""
+    """Outdated statistics: measured by another release, and unreadable by this one."""
 
     status = 409
 
 
 @dataclass(frozen=True, slots=True)
 class CurveQuery:
-    """Which curves: no comparisons or measures means all; `attempt` None means the active steps."""
+    """Request for curves; no comparisons or measures: all; `attempt` None: the active steps."""
 
     comparisons: Sequence[str] = ()
     measures: Sequence[str] = ()
@@ -112,7 +112,7 @@ def newest_values(session: Session, run_ids: Collection[str], comparison: str, m
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:
-    """The curves of a run; raises UnknownMeasure naming what is not registered."""
+    """Return the curves of a run; raise UnknownMeasure naming each measure that is not registered."""
     get_run(session, principal, run_id)
     measures = _columns_of(query.measures)
     if query.from_step > query.to_step:
@@ -129,9 +129,9 @@ def read_curves(session: Session, principal: Principal, run_id: str, query: Curv
 def read_statistics(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> ComparisonStatistics:
-    """The folded statistics of a comparison at a step.
+    """Return the folded statistics of a comparison at a step.
 
-    Raises MeasurementNotFound naming what there is, StatisticsOutOfDate where another release measured it.
+    Raises MeasurementNotFound naming the available comparisons, StatisticsOutOfDate if another release measured it.
     """
     found = stored_statistics(session, principal, run_id, step, attempt, comparison)
     return ComparisonStatistics.from_bytes(found.statistics)
@@ -140,7 +140,7 @@ def read_statistics(
 def stored_statistics(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> MeasurementStatistics:
-    """The row that holds both, of this release's version; raises as `read_statistics`."""
+    """Return the row with statistics and summaries of this release's version; raises as `read_statistics`."""
     if comparison == STEP_ROW:
         raise InvalidRequest("query.comparison: must be two scores, such as trainer/rollout")
     get_run(session, principal, run_id)

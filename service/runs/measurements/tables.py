@@ -1,4 +1,4 @@
-"""Tables of a mismatch by a condition, or by token id, as they go over HTTP."""
+"""Tables of a mismatch by a condition, or by token id, in the schemas of the API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.runs.measurements.schemas import BucketColumns, BucketsRead, TokenI
 
 
 def buckets_read(condition: Condition, table: BucketTable) -> BucketsRead:
-    """The table by a condition."""
+    """Convert the table by a condition."""
     return BucketsRead(
         by=condition.name,
         meaning=condition.meaning,
@@ -21,7 +21,7 @@ def buckets_read(condition: Condition, table: BucketTable) -> BucketsRead:
 
 
 def token_ids_read(table: TokenIdTable) -> TokenIdsRead:
-    """The table by token id."""
+    """Convert the table by token id."""
     floats = ("mean_abs_d", "mean_d", "k3_kl", "k3_sum", "k3_sum_missing")
     return TokenIdsRead(
         k3_sum_unnamed=finite_or_none(table.k3_sum_unnamed),

@@ -23,8 +23,10 @@ def read_tokens(
     context: Context,
     principal: Reader,
     comparison: Comparison = "trainer/rollout",
-    worst: Annotated[int, Query(ge=1, le=1000, description="how many tokens, by |d|")] = 20,
-    sample_id: Annotated[str | None, Query(max_length=1024, description="instead: all tokens of this rollout")] = None,
+    worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest |d| first")] = 20,
+    sample_id: Annotated[
+        str | None, Query(max_length=1024, description="return all tokens of this rollout instead")
+    ] = None,
     attempt: ActiveOrAttempt = None,
 ) -> TokensRead:
     """Return the worst tokens of a step, or one rollout token by token, with each scorer's log-prob."""

@@ -6,13 +6,13 @@ from pydantic import BaseModel, Field
 
 
 class TokenRow(BaseModel):
-    """One response token with each scorer's log-prob; null where a scorer gave no finite one."""
+    """Response token with each scorer's log-prob; null if it is missing or not finite."""
 
     sample_id: str
     shard: int
-    position: int = Field(description="in the response, from 0")
+    position: int = Field(description="index in the response, from 0")
     token_id: int
-    generated: bool = Field(description="sampled by the model; false: tool output, in no measure")
+    generated: bool = Field(description="true: sampled by the model; false: tool output, excluded from all measures")
     d: float | None = Field(description="log target − log behaviour")
     log_probs: dict[str, float | None]
 
@@ -24,6 +24,6 @@ class TokensRead(BaseModel):
     step: int
     attempt: int
     sample_id: str | None = None
-    prompt_token_ids: list[int] | None = Field(default=None, description="of the one rollout asked for")
+    prompt_token_ids: list[int] | None = Field(default=None, description="prompt of the requested rollout")
     scorers: list[str]
     items: list[TokenRow]

@@ -1,4 +1,4 @@
-"""The stored shards of rollouts: their catalogue rows, statistics and evidence of the lint."""
+"""Stored shards of rollouts: their catalogue rows, statistics and evidence of the lint."""
 
 from __future__ import annotations
 

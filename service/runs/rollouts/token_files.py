@@ -1,4 +1,4 @@
-"""The token files of stored shards, and what they give when they are measured again."""
+"""Token files of stored shards, and their re-measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.runs.rollouts.shards import MeasuredShard, measure_stored
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """The file of a shard's tokens in the store, and what it has to hold."""
+    """Token file of a shard in the store, and its expected contents."""
 
     shard: int
     name: str
@@ -26,7 +26,7 @@ class TokenFile:
 
 
 def measure_file(context: ServiceContext, file: TokenFile) -> MeasuredShard:
-    """Measure a token file again; raises RolloutsError, naming the file, if it does not hold what was uploaded."""
+    """Measure a token file again; raises RolloutsError, naming the file, if its contents differ from the upload."""
     try:
         measured: MeasuredShard = context.decoders.run(measure_stored, context.store.path_of(file.name))
     except RolloutsError as error:

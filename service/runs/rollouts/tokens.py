@@ -1,4 +1,4 @@
-"""Single tokens, from the store: the worst of a step, or one rollout from its first token to its last."""
+"""Single tokens from the store: the worst of a step, or all tokens of one rollout."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Scores = Mapping[str, NDArray[np.float32]]
 
 
 class RolloutNotFound(ProblemError):
-    """The step holds no rollout of that sample id."""
+    """Missing rollout: the step has none with that sample id."""
 
     status = 404
 
 
 @dataclass(frozen=True, slots=True)
 class TokenQuestion:
-    """Which tokens: the `worst` of a step by |d|, or, where `sample_id` is given, all of that rollout."""
+    """Request for tokens: the `worst` of a step by |d|, or all of one rollout if `sample_id` is given."""
 
     run_id: str
     step: int
@@ -45,7 +45,7 @@ class TokenQuestion:
 
 
 def read_tokens(context: ServiceContext, principal: Principal, question: TokenQuestion) -> TokensRead:
-    """The tokens asked for; raises RolloutNotFound, and MeasurementNotFound where nothing gave one of the scores."""
+    """Return the requested tokens; raise RolloutNotFound, and MeasurementNotFound if one of the scores is missing."""
     target, _, behaviour = question.comparison.partition("/")
     if not target or not behaviour:
         raise InvalidRequest("query.comparison: must be target/behaviour, such as trainer/rollout")
@@ -72,7 +72,7 @@ def read_tokens(context: ServiceContext, principal: Principal, question: TokenQu
 
 
 class _Findings:
-    """What was found in the shards looked at so far."""
+    """Tokens found in the shards read so far."""
 
     def __init__(self, target: str, behaviour: str) -> None:
         self._target, self._behaviour = target, behaviour
@@ -83,7 +83,7 @@ class _Findings:
         self.prompt: list[int] | None = None
 
     def take(self, shard: int, batch: RolloutBatch, scores: Scores, question: TokenQuestion) -> None:
-        """Look at one shard."""
+        """Add the tokens of one shard."""
         self.scorers |= scores.keys()
         d = self._difference(scores, batch.num_tokens)
         if question.sample_id is not None:
@@ -98,11 +98,11 @@ class _Findings:
             row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
             token = _token(shard, batch, scores, d, row, position)
             self._worst.append((float(sizes[position]), token))
-        # A stable sort: among equals the earlier shard and position stay first.
+        # Stable sort: of equal values, the earlier shard and position come first.
         self._worst = sorted(self._worst, key=lambda each: -each[0])[: question.worst]
 
     def rows(self) -> list[TokenRow]:
-        """The tokens to show, in order of response or of falling |d|."""
+        """Return the tokens to show, in order of position or of decreasing |d|."""
         if self.rollout is not None:
             return self.rollout
         return [token for _, token in self._worst]
@@ -118,7 +118,7 @@ class _Findings:
 def _read_shards(
     context: ServiceContext, session: Session, shards: Sequence[Shard], sample_id: str | None
 ) -> Iterator[tuple[int, RolloutBatch, Scores]]:
-    """The shards with all their scores, one at a time; only the one that holds `sample_id`, where that is given."""
+    """Yield the shards with all their scores; only the one that holds `sample_id`, if it is given."""
     for shard in shards:
         path = context.store.path_of(shard.file)
         if sample_id is not None:
@@ -140,9 +140,9 @@ def _read_shards(
 
 
 def _largest(sizes: NDArray[np.float64], most: int) -> list[int]:
-    """Where the `most` largest sizes that are not negative are, the largest first, the earlier first among equals."""
+    """Return the indices of the `most` largest non-negative sizes, largest first; ties in order of index."""
     at_least = np.partition(sizes, -most)[-most] if most < sizes.size else 0.0
-    # Many equal to the smallest that counts may be here; a stable sort keeps the first of them.
+    # Several sizes may equal the smallest one kept; the stable sort keeps the first of them.
     candidates = np.flatnonzero(sizes >= max(at_least, 0.0))
     order = np.argsort(-sizes[candidates], kind="stable")[:most]
     return [int(position) for position in candidates[order]]

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 @router.post("", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRead, "description": "It existed"}})
 def create_run(body: RunCreate, context: Context, principal: Ingester, response: Response) -> RunRead:
-    """Get or create the run of (project, key): 201 where it is new, 200 with the run as it is otherwise."""
+    """Get or create the run of (project, key): 201 if it is new, 200 with the unchanged run otherwise."""
     run, created = context.database.write(
         lambda session: service.get_or_create_run(session, context.events, principal, body)
     )
@@ -35,14 +35,14 @@ def list_runs(
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Page[RunRead]:
-    """Runs, newest first."""
+    """List runs, newest first."""
     with context.database.read() as session:
         return service.list_runs(session, principal, project, cursor, limit)
 
 
 @router.get("/{run}")
 def read_run(run: RunIdentifier, context: Context, principal: Reader) -> RunRead:
-    """One run."""
+    """Return one run."""
     with context.database.read() as session:
         return RunRead.model_validate(service.get_run(session, principal, run))
 
@@ -56,5 +56,5 @@ def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal:
 
 @router.delete("/{run}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_run(run: RunIdentifier, context: Context, principal: Administrator) -> None:
-    """Delete a run; later calls that name it, late uploads included, are told 410."""
+    """Delete a run; later calls that name it, late uploads included, return 410."""
     context.database.write(lambda session: service.delete_run(session, principal, run))

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Run
 
-# Run for every change of a run: built once.
+# This query runs for every change of a run, so it is built once.
 _LOCK = (
     select(Run)
     .where(Run.id == bindparam("run_id"))
@@ -19,22 +19,22 @@ _LOCK = (
 
 
 def find(session: Session, run_id: str) -> Run | None:
-    """The run with this id, deleted ones included."""
+    """Return the run with this id, deleted ones included."""
     return session.get(Run, run_id)
 
 
 def find_and_lock(session: Session, run_id: str) -> Run | None:
-    """The run as it is now; other transactions that lock it wait until this one ends."""
+    """Return the current run and lock it until this transaction ends."""
     return session.scalar(_LOCK, {"run_id": run_id})
 
 
 def find_by_key(session: Session, project: str, key: str) -> Run | None:
-    """The run with this project and client key, deleted ones included."""
+    """Return the run with this project and client key, deleted ones included."""
     return session.scalar(select(Run).where(Run.project == project, Run.key == key))
 
 
 def newest_first(session: Session, project: str | None, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
-    """Up to `limit` runs that are not deleted, newest first, older than `after` (created_at_us, id)."""
+    """Return up to `limit` runs that are not deleted, newest first, older than `after` (created_at_us, id)."""
     query = select(Run).where(Run.deleted_at_us.is_(None))
     if project is not None:
         query = query.where(Run.project == project)

@@ -1,4 +1,4 @@
-"""What runs look like over HTTP."""
+"""Schemas of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AdviceMode = Literal["shadow", "apply"]
 
 
 class RunCreate(BaseModel):
-    """A run to get or create: (project, key) is its identity, the rest describes it when it is new."""
+    """Run to get or create: (project, key) identifies it; the other fields are used only if it is new."""
 
     key: Name = Field(description="the client's own name for the run, unique in the project")
     project: Name = "default"
@@ -32,7 +32,7 @@ class RunCreate(BaseModel):
 
 
 class RunUpdate(BaseModel):
-    """What may change later; absent fields stay as they are."""
+    """Changes of a run; absent fields stay unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,7 +40,7 @@ class RunUpdate(BaseModel):
     name: Name | None = None
     advice_mode: AdviceMode | None = None
     model_kind: ModelKind | None = Field(
-        default=None, description="null: no longer declared, so that the checkpoint's kind holds"
+        default=None, description="null: remove the declaration, so that the checkpoint's kind is used"
     )
 
 
@@ -59,10 +59,10 @@ class RunRead(BaseModel):
     hardware: str | None
     initial_learning_rate: float | None
     length_cap: int | None
-    model_kind: ModelKind | None = Field(description="null: unknown, and judged as dense")
+    model_kind: ModelKind | None = Field(description="null: unknown, treated as dense")
     model_kind_source: Literal["declared", "checkpoint"] | None
     advice_mode: AdviceMode
     state: RunState
-    last_step: int | None = Field(description="the newest step of which rollouts came")
+    last_step: int | None = Field(description="newest step that has rollouts")
     created_at_us: int
     updated_at_us: int

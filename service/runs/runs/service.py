@@ -21,26 +21,26 @@ from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
 
 
 class RunNotFound(ProblemError):
-    """No run with this id is visible to this key."""
+    """Missing run: none with this id is visible to this key."""
 
     status = 404
 
 
 class RunDeleted(ProblemError):
-    """The run was deleted; nothing more can be sent to it or read from it."""
+    """Deleted run: it accepts no data and returns none."""
 
     status = 410
 
 
 def get_run(session: Session, principal: Principal, run_id: str) -> Run:
-    """The run, if the principal may see it; raises RunNotFound or RunDeleted."""
+    """Return the run if the principal may see it; raise RunNotFound or RunDeleted."""
     return _visible(repository.find(session, run_id), principal, run_id)
 
 
 def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
-    """As `get_run`, and every other change of this run waits until this transaction ends.
+    """Return the run as `get_run` does, and lock it until this transaction ends.
 
-    Steps of a run close one after the other, so that what observes them sees one order.
+    Steps of a run close one after the other, so that observers see them in one order.
     """
     return _visible(repository.find_and_lock(session, run_id), principal, run_id)
 
@@ -54,7 +54,7 @@ def lock_run_for_background(session: Session, run_id: str) -> Run | None:
 def get_or_create_run(session: Session, events: EventBus, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
     """Return the run of (project, key), and True if it is new. Raises RunDeleted if that key was deleted before.
 
-    Of a run that exists only a missing declaration of its model kind is added.
+    An existing run is changed only by adding a model kind if it has none.
     """
     if not principal.sees(body.project):
         raise ScopeMissing(f"this key is bound to another project than {body.project!r}")
@@ -84,7 +84,7 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
 def list_runs(
     session: Session, principal: Principal, project: str | None, cursor: str | None, limit: int
 ) -> Page[RunRead]:
-    """One page of the runs that the principal may see, newest first."""
+    """Return one page of the runs that the principal may see, newest first."""
     if principal.project is not None:
         if project is not None and project != principal.project:
             return Page(items=[])
@@ -95,7 +95,7 @@ def list_runs(
 
 
 def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
-    """Change what `changes` names."""
+    """Change the fields that `changes` sets."""
     run = lock_run(session, principal, run_id)
     mode_before = run.advice_mode
     for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind"}).items():
@@ -116,13 +116,13 @@ def model_kind_of(session: Session, run_id: str) -> ModelKind | None:
 
 
 def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_kind: ModelKind | None) -> None:
-    """Note the kind that an announced checkpoint tells; None tells nothing. The run is locked."""
+    """Store the model kind of an announced checkpoint; None changes nothing. The run is locked."""
     if model_kind is not None:
         _set_model_kind(session, events, run, "derived_model_kind", model_kind)
 
 
 def delete_run(session: Session, principal: Principal, run_id: str) -> None:
-    """Put a tombstone on the run: later calls are told 410."""
+    """Put a tombstone on the run: later calls return 410."""
     run = lock_run(session, principal, run_id)
     run.deleted_at_us = run.updated_at_us = now_us()
 
@@ -134,7 +134,7 @@ def _set_model_kind(
     column: Literal["declared_model_kind", "derived_model_kind"],
     model_kind: ModelKind | None,
 ) -> None:
-    """Set a column and publish ModelKindChanged if the kind that holds is another one. The run is locked."""
+    """Set a column and publish ModelKindChanged if the run's effective kind changes. The run is locked."""
     before = run.model_kind
     setattr(run, column, model_kind)
     run.updated_at_us = now_us()

@@ -33,7 +33,7 @@ def put_scalars(
     principal: Ingester,
     attempt: AttemptQuery = 1,
 ) -> None:
-    """Store a source's values for a step; the same again changes nothing."""
+    """Store a source's values for a step. The request is idempotent."""
     context.database.write(
         lambda session: service.put_scalars(session, context.events, principal, run, attempt, step, body)
     )
@@ -50,6 +50,6 @@ def read_scalars(
     from_step: FromStep = 0,
     to_step: ToStep = LARGEST_STEP,
 ) -> ScalarsRead:
-    """Scalars by column, ordered by name, source and step."""
+    """Return scalars by column, ordered by name, source and step."""
     with context.database.read() as session:
         return service.read_scalars(session, principal, run, source or [], name or [], attempt, (from_step, to_step))

@@ -15,7 +15,7 @@ from service.runs.step_key import StepKey
 
 _KEY = ("run_id", "attempt", "step", "source", "name")
 
-# Read whenever a step closes: built once.
+# This query runs whenever a step closes, so it is built once.
 _NAMED_IN_RANGE = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
     Scalar.run_id == bindparam("run_id"),
     Scalar.attempt == bindparam("attempt"),
@@ -26,7 +26,7 @@ _NAMED_IN_RANGE = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).
 
 
 class ReportedValue(NamedTuple):
-    """What a source reported of a step; None if it was not a finite number."""
+    """Value that a source reported for a step; None if it was not a finite number."""
 
     step: int
     source: str
@@ -61,7 +61,7 @@ def select_range(
     names: Sequence[str],
     steps: tuple[int, int],
 ) -> Sequence[Scalar]:
-    """The scalars of the chosen attempts with `steps[0]` ≤ step ≤ `steps[1]`; no sources or names means all of them."""
+    """Select the scalars of the chosen attempts with `steps[0]` ≤ step ≤ `steps[1]`; no sources or names: all."""
     query = select(Scalar).where(Scalar.run_id == run_id, chosen, Scalar.step.between(*steps))
     if sources:
         query = query.where(Scalar.source.in_(sources))

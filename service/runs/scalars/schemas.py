@@ -1,4 +1,4 @@
-"""What scalars look like over HTTP."""
+"""Schemas of scalars."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from service.platform.schemas import Name
 
 
 class ScalarsPut(BaseModel):
-    """Values of one source for one step; sent again, they overwrite; other names of that source stay."""
+    """Values of one source for one step. Existing names are overwritten; other names of the source stay."""
 
     source: Name = "trainer"
     values: dict[Name, float | None] = Field(
-        min_length=1, max_length=1000, description="null: the source computed it, and it was no finite number"
+        min_length=1, max_length=1000, description="null: the source computed a value that is not finite"
     )
 
 
 class ScalarColumns(BaseModel):
-    """Equally long lists."""
+    """Columns of scalars: lists of equal length."""
 
     step: list[int] = Field(default_factory=list)
     attempt: list[int] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Scalars: stored per source; a step that has closed already is observed again with them."""
+"""Scalars, stored per source. Scalars that arrive after their step closed publish ScalarsChanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.runs.step_key import StepKey
 from service.runs.steps.service import is_closed
 
 FIRST_SOURCE = "trainer"
-"""The source that counts if several report a name; otherwise the first source by name counts."""
+"""The preferred source if several report a name; without it, the first source by name is used."""
 
 
 def put_scalars(
@@ -35,7 +35,7 @@ def put_scalars(
     step: int,
     body: ScalarsPut,
 ) -> None:
-    """Store what a source reports for a step; before or after the step closes comes to the same."""
+    """Store the scalars of a source for a step, before or after the step closes."""
     lock_run(session, principal, run_id)
     require_attempt(session, run_id, attempt)
     now = now_us()
@@ -58,14 +58,14 @@ def put_scalars(
 
 
 def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
-    """Return the finite values of a step by name, each of the source that counts."""
+    """Return the finite values of a step by name, each from its preferred source."""
     return _values_by_step(repository.of_step(session, key)).get(key.step, {})
 
 
 def scalars_of_active_steps(
     session: Session, run_id: str, attempts: Sequence[Attempt], names: Sequence[str], steps: tuple[int, int]
 ) -> dict[int, dict[str, float]]:
-    """Return step → name → finite value, of the source that counts, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
+    """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
     ranges = active_ranges(attempts, *steps)
     return _values_by_step([row for each in ranges for row in repository.named_in_range(session, run_id, each, names)])
 
@@ -79,7 +79,7 @@ def read_scalars(
     attempt: int | None,
     steps: tuple[int, int],
 ) -> ScalarsRead:
-    """The scalars of the active steps, or of one attempt."""
+    """Return the scalars of the active steps, or of one attempt."""
     get_run(session, principal, run_id)
     if attempt is not None:
         require_attempt(session, run_id, attempt)

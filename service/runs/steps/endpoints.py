@@ -23,6 +23,6 @@ def list_steps(
     cursor: Cursor = None,
     limit: Limit = 200,
 ) -> Page[StepRead]:
-    """Steps in order."""
+    """List the steps of a run, in order."""
     with context.database.read() as session:
         return service.list_steps(session, principal, run, attempt, cursor, limit)

@@ -37,7 +37,7 @@ def waiting(session: Session, overdue_before_us: int, limit: int) -> list[StepKe
 def page_of_run(
     session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None, after: int, limit: int
 ) -> Sequence[Step]:
-    """Up to `limit` steps beyond `after`, in order: those of one attempt, or the active ones."""
+    """Return up to `limit` steps beyond `after`, in order: those of one attempt, or the active ones."""
     chosen = Step.attempt == attempt if attempt is not None else is_active(attempts, Step.attempt, Step.step)
     query = select(Step).where(Step.run_id == run_id, Step.step > after, chosen)
     return session.scalars(query.order_by(Step.step).limit(limit)).all()

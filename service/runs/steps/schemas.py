@@ -1,4 +1,4 @@
-"""What steps look like over HTTP."""
+"""Schemas of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class StepRead(BaseModel):
 
     step: int
     attempt: int
-    shards: int = Field(description="shards that are there")
+    shards: int = Field(description="number of stored shards")
     expected_shards: int
     closed: bool
     rollouts: int

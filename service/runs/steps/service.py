@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ShardCountConflict(ProblemError):
-    """Two uploads disagree about how many shards the step has."""
+    """Conflict: two uploads give different numbers of shards for the step."""
 
     status = 409
 
@@ -78,7 +78,7 @@ def is_closed(session: Session, key: StepKey) -> bool:
 def list_steps(
     session: Session, principal: Principal, run_id: str, attempt: int | None, cursor: str | None, limit: int
 ) -> Page[StepRead]:
-    """One page of a run's steps in order: the active ones, or those of one attempt."""
+    """Return one page of a run's steps in order: the active ones, or those of one attempt."""
     get_run(session, principal, run_id)
     if attempt is not None:
         require_attempt(session, run_id, attempt)

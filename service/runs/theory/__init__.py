@@ -1,1 +1,1 @@
-"""Theory: what the bounds of the papers come to at a step, and which of them say nothing there."""
+"""Theory: the values of the papers' bounds at a step, and which of them are vacuous there."""

@@ -27,15 +27,15 @@ def read_theory(
         float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
     ] = None,
     gradient_bound: Annotated[
-        float | None, Query(ge=0.0, allow_inf_nan=False, description="B: a bound of the norm of ∇log π of one token")
+        float | None, Query(ge=0.0, allow_inf_nan=False, description="B: an upper bound of ‖∇log π‖ of one token")
     ] = None,
     attempt: ActiveOrAttempt = None,
 ) -> TheoryRead:
-    """Bounds on the bias of this step's gradient, and what its noise costs at η and at η/2.
+    """Return bounds on the bias of this step's gradient, and the cost of its noise at η and at η/2.
 
-    The noise needs the step's scalars `grad_norm_micro_batch` (the root mean square of the norms of micro-batches of
+    The noise requires the step's scalars `grad_norm_micro_batch` (the root mean square of the norms of micro-batches of
     `micro_batch_prompts` prompts), `grad_norm_batch` (that of all `batch_prompts`), both before clipping. η is the
-    scalar `learning_rate` or `lr`, else what the trainer acknowledged to have applied at this step or last before it,
+    scalar `learning_rate` or `lr`, else the newest rate that the trainer acknowledged up to this step,
     else the run's initial learning rate.
     """
     question = service.TheoryQuestion(run, step, attempt, comparison, delta_max, gradient_bound)

@@ -1,4 +1,4 @@
-"""Queries on what theory needs beside measurements."""
+"""Queries for inputs of the theory that are not measurements."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.platform.database.tables import AdviceAcknowledgement
 
 @dataclass(frozen=True, slots=True)
 class AppliedLearningRate:
-    """The learning rate that a trainer acknowledged at a step."""
+    """Learning rate that a trainer acknowledged at a step."""
 
     step: int
     learning_rate: float | None
 
 
 def applied_learning_rate(session: Session, run_id: str, attempt: int, step: int) -> AppliedLearningRate | None:
-    """Return what the attempt's trainer acknowledged at this step, or last before it; None if it never did."""
+    """Return the newest rate that the attempt's trainer acknowledged up to this step; None if there is none."""
     query = select(AdviceAcknowledgement.step, AdviceAcknowledgement.applied_learning_rate).where(
         AdviceAcknowledgement.run_id == run_id,
         AdviceAcknowledgement.attempt == attempt,

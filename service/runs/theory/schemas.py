@@ -1,4 +1,4 @@
-"""What theory looks like over HTTP; null where it is not estimable or too large for a float64."""
+"""Schemas of the theory; null: not estimable, or too large for a float64."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from service.runs.theory.service import FoundTheory
 
 
 class BiasRead(BaseModel):
-    """‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
+    """Bound ‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
 
-    per_unit: float | None = Field(description="of B; null where no rollout has a reward")
-    low: float | None = Field(description="of the 95 % interval, clustered by prompt group")
-    high: float | None = Field(description="its other end")
-    trivial: float | None = Field(
-        description="2·T·max|R| with the mean length T, which no two policies with sequences that long exceed"
-    )
-    sequences: int = Field(description="with a reward")
+    per_unit: float | None = Field(description="per unit of B; null if no rollout has a reward")
+    low: float | None = Field(description="lower end of the 95 % interval, clustered by prompt group")
+    high: float | None = Field(description="upper end of the interval")
+    trivial: float | None = Field(description="2·T·max|R| for the mean length T: upper bound for any two policies")
+    sequences: int = Field(description="number of sequences with a reward")
     mean_length: float | None = Field(description="measured tokens")
     longest: int = Field(description="measured tokens")
     largest_reward: float | None = Field(description="max|R|")
@@ -29,7 +27,7 @@ class BiasRead(BaseModel):
 
     @classmethod
     def of(cls, bound: BiasBound) -> BiasRead:
-        """From the library's."""
+        """Convert the library's object."""
         return cls(
             per_unit=finite_or_none(bound.per_unit),
             low=finite_or_none(bound.low),
@@ -44,7 +42,7 @@ class BiasRead(BaseModel):
 
 
 class HorizonRead(BaseModel):
-    """2·Δmax·T², for B = 1 and |R| ≤ 1, T the longest sequence: with exact Δmax only."""
+    """Horizon bound 2·Δmax·T², for B = 1 and |R| ≤ 1, T the longest sequence: with exact Δmax only."""
 
     value: float | None
     trivial: float = Field(description="2·T")
@@ -54,7 +52,7 @@ class HorizonRead(BaseModel):
 
     @classmethod
     def of(cls, bound: HorizonBound, delta_max: float | None) -> HorizonRead:
-        """From the library's."""
+        """Convert the library's object."""
         return cls(
             value=finite_or_none(bound.value),
             trivial=bound.trivial,
@@ -65,25 +63,25 @@ class HorizonRead(BaseModel):
 
 
 class PinskerRead(BaseModel):
-    """D_TV ≤ ½√χ², of the token mean of χ²(π‖μ): where the logged μ is the distribution that sampled and covers π."""
+    """Bound D_TV ≤ ½√χ², of the token mean of χ²(π‖μ); valid if μ is the sampling distribution and covers π."""
 
     bound: float | None
-    tv_token: float | None = Field(description="the estimate of D_TV itself, which needs no such cover")
-    notes: list[str] = Field(description="where the estimate exceeds the bound: why")
+    tv_token: float | None = Field(description="direct estimate of D_TV, which does not require that μ covers π")
+    notes: list[str] = Field(description="reason, if the estimate exceeds the bound")
 
 
 class SequenceChi2Read(BaseModel):
-    """(1 + χ²)^T: what E ρ_seq² would be if tokens were independent and all as the mean. An extrapolation, no bound."""
+    """Extrapolation (1 + χ²)^T of E ρ_seq², for independent tokens that all have the mean χ². Not a bound."""
 
-    value: float | None = Field(description="null where it is too large for a float64: then read log10")
+    value: float | None = Field(description="null if too large for a float64; then use log10")
     log10: float | None
     chi2_token: float | None
-    length: float = Field(description="mean, in tokens")
+    length: float = Field(description="mean length in tokens")
     kind: str = "independent-token extrapolation"
 
     @classmethod
     def of(cls, found: SequenceChi2) -> SequenceChi2Read:
-        """From the library's."""
+        """Convert the library's object."""
         return cls(
             value=finite_or_none(found.value),
             log10=finite_or_none(found.log10),
@@ -93,9 +91,9 @@ class SequenceChi2Read(BaseModel):
 
 
 class GradientRead(BaseModel):
-    """V̂ = (‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); estimates may be negative by chance and are not clamped."""
+    """Variance V̂ = (‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); estimates may be negative by chance and are not clamped."""
 
-    variance: float | None = Field(description="of the gradient of one prompt")
+    variance: float | None = Field(description="variance of the gradient of one prompt")
     of_batch: float | None = Field(description="V̂/B")
     signal: float | None = Field(description="‖E g‖²")
     batch_prompts_for_parity: float | None = Field(description="V̂/signal, the simple noise scale")
@@ -103,7 +101,7 @@ class GradientRead(BaseModel):
 
     @classmethod
     def of(cls, noise: GradientNoise) -> GradientRead:
-        """From the library's."""
+        """Convert the library's object."""
         return cls(
             variance=finite_or_none(noise.variance),
             of_batch=finite_or_none(noise.of_batch),
@@ -114,15 +112,15 @@ class GradientRead(BaseModel):
 
 
 class StepNoiseRead(BaseModel):
-    """(η²/2)·[Var + ‖Bias‖²] of the SGA lemma, for L = 1: halving η quarters it."""
+    """Noise (η²/2)·[Var + ‖Bias‖²] of the SGA lemma, for L = 1: halving η quarters it."""
 
     at_learning_rate: float | None = Field(description="at η")
     at_half: float | None = Field(description="at η/2")
-    bias_norm: float | None = Field(description="‖Bias‖ as it was counted; 0: the part of the variance alone")
+    bias_norm: float | None = Field(description="‖Bias‖ in the sum; 0: variance only")
 
     @classmethod
     def of(cls, noise: StepNoise) -> StepNoiseRead:
-        """From the library's."""
+        """Convert the library's object."""
         return cls(
             at_learning_rate=finite_or_none(noise.at_learning_rate),
             at_half=finite_or_none(noise.at_half),
@@ -131,7 +129,7 @@ class StepNoiseRead(BaseModel):
 
 
 class TheoryRead(BaseModel):
-    """What the bounds of the papers come to at this step."""
+    """Values of the papers' bounds at this step."""
 
     comparison: str
     step: int
@@ -141,17 +139,17 @@ class TheoryRead(BaseModel):
     pinsker: PinskerRead
     sequence_chi2: SequenceChi2Read | None
     gradient: GradientRead | None
-    gradient_missing: str | None = Field(description="why there is no gradient noise")
+    gradient_missing: str | None = Field(description="reason why gradient noise is not available")
     learning_rate: float | None = Field(description="η")
     learning_rate_source: str | None
     step_noise: StepNoiseRead | None
     step_noise_with_bias: StepNoiseRead | None = Field(
-        description="where `gradient_bound` was named and the bias is estimable"
+        description="present if `gradient_bound` was given and the bias is estimable"
     )
 
     @classmethod
     def of(cls, found: FoundTheory) -> TheoryRead:
-        """From what was found."""
+        """Convert the theory that the service found."""
         theory = found.theory
         return cls(
             comparison=found.pair.comparison,

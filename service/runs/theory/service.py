@@ -1,4 +1,4 @@
-"""Theory of a step: its stored statistics and summaries, and the scalars that its trainer logged of gradients."""
+"""Theory of a step, from its stored statistics and summaries and the gradient scalars that its trainer logged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from service.runs.scalars.service import scalars_of_step
 from service.runs.step_key import StepKey
 from service.runs.theory import repository
 
-# The scalars that the gradient's variance is made of, in the order of GradientNorms; norms are before clipping.
+# Scalars from which the gradient's variance is computed, in the order of GradientNorms; norms before clipping.
 GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_prompts", "batch_prompts")
 LEARNING_RATE_SCALARS = ("learning_rate", "lr")
 
 
 @dataclass(frozen=True, slots=True)
 class TheoryQuestion:
-    """Of which comparison; `delta_max` and `gradient_bound` are what only the caller can know."""
+    """Request for the theory of a comparison; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
 
     run_id: str
     step: int
@@ -36,7 +36,7 @@ class TheoryQuestion:
 
 @dataclass(frozen=True, slots=True)
 class FoundTheory:
-    """The theory, what it is of, where η came from, and why there is no gradient noise where there is none."""
+    """Evaluated theory, the source of η, and the reason if there is no gradient noise."""
 
     pair: MeasuredPair
     theory: Theory
@@ -48,13 +48,13 @@ class FoundTheory:
 
 
 def find_theory(session: Session, principal: Principal, question: TheoryQuestion) -> FoundTheory:
-    """What theory says of the step; raises MeasurementNotFound, StatisticsOutOfDate."""
+    """Evaluate the theory of the step; raise MeasurementNotFound, StatisticsOutOfDate."""
     pair = read_pair(session, principal, question.run_id, question.step, question.attempt, question.comparison)
     return theory_of_pair(session, principal, question, pair)
 
 
 def theory_of_pair(session: Session, principal: Principal, question: TheoryQuestion, pair: MeasuredPair) -> FoundTheory:
-    """The same, of what was read already."""
+    """Evaluate the theory of a pair that was read already."""
     run = get_run(session, principal, question.run_id)
     scalars = scalars_of_step(session, StepKey(question.run_id, pair.attempt, question.step))
     rate, source = _learning_rate(session, run, pair, scalars)
@@ -73,7 +73,7 @@ def theory_of_pair(session: Session, principal: Principal, question: TheoryQuest
 def _learning_rate(
     session: Session, run: Run, pair: MeasuredPair, scalars: Mapping[str, float]
 ) -> tuple[float | None, str | None]:
-    """η of the step and where it is from: what the trainer says it used goes before what the run began with."""
+    """Return η of the step and its source: a rate that the trainer reported precedes the run's initial rate."""
     for name in LEARNING_RATE_SCALARS:
         if scalars.get(name, -1.0) >= 0.0:
             return scalars[name], f"the step's scalar {name}"
@@ -81,11 +81,11 @@ def _learning_rate(
     if applied is not None:
         return applied.learning_rate, f"what the trainer applied at step {applied.step}"
     initial = run.initial_learning_rate
-    return initial, None if initial is None else "the run's initial learning rate, for want of the step's own"
+    return initial, None if initial is None else "the run's initial learning rate, because the step has none of its own"
 
 
 def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | None]:
-    """The norms of gradients, or why they cannot be used: what a trainer logged wrongly is no fault of the request."""
+    """Return the gradient norms, or the reason why they are unusable: invalid scalars do not fail the request."""
     absent = [name for name in GRADIENT_SCALARS if name not in scalars]
     if absent:
         return None, f"this step logs no scalar {', '.join(absent)}"
@@ -94,5 +94,5 @@ def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | No
         gradient_noise(norms)
     except InvalidArgumentError as error:
         named = dict(zip((field.name for field in fields(GradientNorms)), GRADIENT_SCALARS, strict=True))
-        return None, f"the scalar {named[error.argument]} makes no sense: {error.message}"
+        return None, f"the scalar {named[error.argument]} is invalid: {error.message}"
     return norms, None

@@ -61,7 +61,7 @@ def test_logged_norms_fill_the_noise_in(http: httpx.Client, own_run: SentRun) ->
     http.put(f"/v1/runs/{own_run.id}/steps/1/scalars", json={"values": values}).raise_for_status()
     part = part_of(http, own_run, 1)
     assert "3.43" in part
-    assert "η = 1e-4 (the run's initial learning rate, for want of the step's own)" in part
+    assert "η = 1e-4 (the run's initial learning rate, because the step has none of its own)" in part
 
 
 def test_a_step_that_nothing_can_be_said_of_says_so(http: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""Attempts, and the rule of which attempt a step is active in."""
+"""Attempts, and the rule that selects the active attempt of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.service.sending import make_batch, start_run
 
 
 def attempts_from(resume_steps: list[int]) -> list[Attempt]:
-    """Attempts 1, 2, … that resume at these steps."""
+    """Return attempts 1, 2, … that resume at these steps."""
     return [Attempt(attempt=number, resume_step=step) for number, step in enumerate(resume_steps, start=1)]
 
 
@@ -38,7 +38,7 @@ def test_bounded_ranges_hold_the_active_steps_within_the_bounds(
         assert holding == ([active] if inside and (active := active_attempt_of(attempts, step)) is not None else [])
 
 
-def test_the_same_key_is_the_same_attempt_and_numbers_count_up(http: httpx.Client) -> None:
+def test_same_key_returns_same_attempt_and_new_keys_count_up(http: httpx.Client) -> None:
     sender = start_run(http)
     path = f"/v1/runs/{sender.run}/attempts"
     second = http.post(path, json={"key": "second", "resume_step": 10, "fingerprint": {"cards": ["H100"]}})
@@ -53,13 +53,13 @@ def test_the_same_key_is_the_same_attempt_and_numbers_count_up(http: httpx.Clien
 @pytest.mark.parametrize(
     "fingerprint", [{"a": "\x00"}, {"a": 2**70}, "text", {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}]
 )
-def test_a_fingerprint_that_cannot_be_stored_is_refused(http: httpx.Client, fingerprint: object) -> None:
+def test_invalid_fingerprint_is_refused(http: httpx.Client, fingerprint: object) -> None:
     run = http.post("/v1/runs", json={"key": "k"}).json()["id"]
     answer = http.post(f"/v1/runs/{run}/attempts", json={"key": "a", "fingerprint": fingerprint})
     assert answer.status_code == 422
 
 
-def test_a_resume_supersedes_the_older_tail_and_deletes_nothing(http: httpx.Client) -> None:
+def test_resume_supersedes_later_steps_and_deletes_nothing(http: httpx.Client) -> None:
     first = start_run(http)
     for step in range(4):
         first.put_shard(step, make_batch(seed=step)).raise_for_status()

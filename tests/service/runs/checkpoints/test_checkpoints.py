@@ -1,4 +1,4 @@
-"""Checkpoints: announced, announced again, and never a way out of their root."""
+"""Checkpoints: announced, announced again, and restricted to their root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.service.sending import start_run
 GOOD = {"root": "weights", "path": "run/step_20", "digest": "sha256:" + "0" * 64}
 
 
-def test_a_checkpoint_is_announced_and_the_newer_words_hold(http: httpx.Client) -> None:
+def test_new_announcement_overwrites_checkpoint(http: httpx.Client) -> None:
     run = start_run(http).run
     first = http.put(f"/v1/runs/{run}/checkpoints/20", json=GOOD)
     assert first.status_code == 201
@@ -44,9 +44,7 @@ def test_a_checkpoint_is_announced_and_the_newer_words_hold(http: httpx.Client) 
         {"expires_at_us": 2**64},
     ],
 )
-def test_a_checkpoint_outside_its_root_or_without_a_digest_is_refused(
-    http: httpx.Client, change: dict[str, object]
-) -> None:
+def test_checkpoint_outside_root_or_without_digest_is_refused(http: httpx.Client, change: dict[str, object]) -> None:
     run = start_run(http).run
     assert http.put(f"/v1/runs/{run}/checkpoints/20", json=GOOD | change).status_code == 422
     assert http.get(f"/v1/runs/{run}/checkpoints").json()["items"] == []

@@ -1,4 +1,4 @@
-"""Corrections of a step over HTTP: the same figures as the library's, and problems that name what is wrong."""
+"""Corrections of a step over HTTP: figures equal to the library's, and problems that name the invalid value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.service.sending import Sender, make_batch, start_run
 
 
 def mismatched(seed: int) -> RolloutBatch:
-    """A batch with advantages, and tokens beyond every usual threshold."""
+    """Return a batch with advantages, and tokens beyond every usual threshold."""
     generator = np.random.default_rng(seed)
     batch = make_batch(16, seed)
     assert batch.rollout_log_probs is not None
@@ -27,25 +27,25 @@ def mismatched(seed: int) -> RolloutBatch:
 
 
 def read(value: float | None) -> float:
-    """A number of a JSON body."""
+    """Return a number of a JSON body."""
     return math.nan if value is None else value
 
 
 def approximately(value: float) -> Any:
-    """That number, or NaN for NaN."""
+    """Return an approximate match for the number; NaN matches NaN."""
     return pytest.approx(value, nan_ok=True)
 
 
 @pytest.fixture
 def sender(http: httpx.Client) -> Sender:
-    """A run with one closed step of two shards."""
+    """Start a run with one closed step of two shards."""
     sender = start_run(http)
     for shard in range(2):
         sender.put_shard(0, mismatched(shard), shard, 2).raise_for_status()
     return sender
 
 
-def test_the_figures_are_those_of_the_whole_step(sender: Sender) -> None:
+def test_figures_equal_library_on_whole_step(sender: Sender) -> None:
     answer = sender.get("steps/0/corrections").raise_for_status().json()
     whole = RolloutBatch.concat([mismatched(0), mismatched(1)])
     assert whole.trainer_log_probs is not None
@@ -74,7 +74,7 @@ def test_the_figures_are_those_of_the_whole_step(sender: Sender) -> None:
     assert any(item["kept_sequences"] < 1 for item in dropping)
 
 
-def test_a_caller_names_correction_and_thresholds(sender: Sender) -> None:
+def test_query_selects_correction_and_thresholds(sender: Sender) -> None:
     batch = mismatched(0)
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
@@ -108,14 +108,14 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_question_that_makes_no_sense_is_a_problem(sender: Sender) -> None:
+def test_invalid_query_is_refused(sender: Sender) -> None:
     for query, word in NONSENSE:
         refused = sender.get("steps/0/corrections", **query)
         assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
         assert word in refused.json()["detail"]
 
 
-def test_what_was_not_measured_is_not_found(sender: Sender) -> None:
+def test_unmeasured_step_is_not_found(sender: Sender) -> None:
     missing = sender.get("steps/0/corrections", comparison="torch.trainer/trainer")
     assert missing.status_code == 404
     assert "trainer/rollout" in missing.json()["detail"]
@@ -124,7 +124,7 @@ def test_what_was_not_measured_is_not_found(sender: Sender) -> None:
     assert sender.http.get("/v1/runs/nobody/steps/0/corrections").status_code == 404
 
 
-def test_values_beyond_float64_are_null_and_said(http: httpx.Client) -> None:
+def test_values_beyond_float64_are_null_with_note(http: httpx.Client) -> None:
     sender = start_run(http)
     log_probs = np.full(60, -20.0, np.float32)
     batch = make_batch(

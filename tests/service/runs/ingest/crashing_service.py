@@ -2,8 +2,8 @@
 
     python -m tests.service.runs.ingest.crashing_service PORT FUNCTION
 
-FUNCTION is where it dies: `commit_shard` (the token file is in place, its row is not) or `try_to_close` (the shard is
-committed and its step is not closed).
+FUNCTION is the call at which it dies: `commit_shard` (the token file is in place, its row is not) or `try_to_close`
+(the shard is committed and its step is not closed).
 """
 
 from __future__ import annotations

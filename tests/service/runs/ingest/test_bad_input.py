@@ -1,4 +1,4 @@
-"""A shard that is not right gets a problem that names where, and nothing of it is stored."""
+"""Invalid shards: refused with a problem that names row and column; nothing is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.stored import count_rows, list_files
 
 
 def table_of_lists(**changed: Any) -> dict[str, Any]:
-    """Three good rollouts as plain lists; `changed` columns replace theirs, None removes one."""
+    """Return three valid rollouts as plain lists; `changed` columns replace theirs, None removes one."""
     columns: dict[str, Any] = {
         "sample_id": pa.array(["a", "b", "c"]),
         "prompt_token_ids": pa.array([[1], [1], [2]], pa.list_(pa.int32())),
@@ -30,7 +30,7 @@ def table_of_lists(**changed: Any) -> dict[str, Any]:
 
 
 def parquet(columns: dict[str, Any]) -> bytes:
-    """The columns as a Parquet file."""
+    """Return the columns as a Parquet file."""
     sink = io.BytesIO()
     pq.write_table(pa.table(columns), sink)
     return sink.getvalue()
@@ -58,12 +58,12 @@ BAD: dict[str, tuple[Callable[[], bytes], int | None, str | None]] = {
 
 @pytest.fixture
 def sender(http: httpx.Client) -> Sender:
-    """A run with an attempt and nothing else."""
+    """Start a run with one attempt and no steps."""
     return start_run(http)
 
 
 def assert_refused(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """The problem document of a refusal."""
+    """Assert a refusal and return its problem document."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()
@@ -75,9 +75,7 @@ def assert_refused(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_bad_shard_is_refused_by_row_and_column_and_leaves_nothing(
-    fault: str, sender: Sender, settings: Settings
-) -> None:
+def test_invalid_shard_is_refused_by_row_and_column(fault: str, sender: Sender, settings: Settings) -> None:
     make, row, column = BAD[fault]
     before = count_rows(settings)
     document = assert_refused(sender.put_shard(0, make()), 422)
@@ -94,7 +92,7 @@ def test_ten_times_the_body_cap_is_refused_before_it_is_read(sender: Sender, set
     assert list_files(settings) == []
 
 
-def test_a_body_without_a_length_is_cut_at_the_cap(sender: Sender, settings: Settings) -> None:
+def test_body_without_length_is_refused_at_cap(sender: Sender, settings: Settings) -> None:
     def chunks() -> Any:
         for _ in range(3 * settings.max_body_bytes // 65_536):
             yield bytes(65_536)

@@ -1,4 +1,4 @@
-"""A service that is killed in the middle of an upload loses nothing that it acknowledged and leaves no open end."""
+"""Crashes in the middle of an upload: acknowledged data is kept, and unfinished work is resumed or can be retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An uploaded shard is stored once, whoever sends it how often, and its step closes with its last shard."""
+"""Upload of shards: each is stored once, and its step closes with its last shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
 
 
-def test_a_new_shard_is_stored_and_the_same_bytes_again_are_a_duplicate(http: httpx.Client, settings: Settings) -> None:
+def test_same_bytes_again_are_a_duplicate(http: httpx.Client, settings: Settings) -> None:
     sender = start_run(http)
     batch = make_batch()
     body = encode_rollouts(batch)
@@ -38,7 +38,7 @@ def test_a_new_shard_is_stored_and_the_same_bytes_again_are_a_duplicate(http: ht
     assert sender.http.get(f"/v1/runs/{sender.run}").json()["last_step"] == 3
 
 
-def test_other_bytes_under_the_same_name_are_refused(http: httpx.Client, settings: Settings) -> None:
+def test_different_bytes_for_stored_shard_are_refused(http: httpx.Client, settings: Settings) -> None:
     sender = start_run(http)
     sender.put_shard(0, make_batch(seed=1)).raise_for_status()
     before = count_rows(settings), list_files(settings)
@@ -48,7 +48,7 @@ def test_other_bytes_under_the_same_name_are_refused(http: httpx.Client, setting
     assert (count_rows(settings), list_files(settings)) == before
 
 
-def test_the_same_shard_from_eight_threads_is_stored_once(http: httpx.Client, settings: Settings) -> None:
+def test_same_shard_from_eight_threads_is_stored_once(http: httpx.Client, settings: Settings) -> None:
     sender = start_run(http)
     body = encode_rollouts(make_batch(200))
     with ThreadPoolExecutor(8) as threads:
@@ -60,7 +60,7 @@ def test_the_same_shard_from_eight_threads_is_stored_once(http: httpx.Client, se
     assert [(step["shards"], step["rollouts"]) for step in steps] == [(1, 200)]
 
 
-def test_different_shards_at_once_close_the_step_once_and_in_any_order(http: httpx.Client) -> None:
+def test_concurrent_shards_close_step_once_in_any_order(http: httpx.Client) -> None:
     whole, split = start_run(http, "whole"), start_run(http, "split")
     parts = [make_batch(seed=seed) for seed in range(6)]
     for shard, part in enumerate(parts):
@@ -73,7 +73,7 @@ def test_different_shards_at_once_close_the_step_once_and_in_any_order(http: htt
     assert first["tokens"][1] == sum(part.num_tokens for part in parts)
 
 
-def test_shards_that_disagree_about_their_number_are_refused(http: httpx.Client, settings: Settings) -> None:
+def test_conflicting_shard_counts_are_refused(http: httpx.Client, settings: Settings) -> None:
     sender = start_run(http)
     sender.put_shard(0, make_batch(seed=1), 0, 2).raise_for_status()
     before = list_files(settings)
@@ -84,7 +84,7 @@ def test_shards_that_disagree_about_their_number_are_refused(http: httpx.Client,
     assert list_files(settings) == before
 
 
-def test_a_run_that_was_deleted_takes_no_more(http: httpx.Client, settings: Settings) -> None:
+def test_deleted_run_refuses_shards(http: httpx.Client, settings: Settings) -> None:
     sender = start_run(http)
     assert http.delete(f"/v1/runs/{sender.run}").status_code == 204
     for answer in (sender.put_shard(0, make_batch()), sender.put_scalars(0, {"loss": 1.0}), sender.get("steps")):
@@ -94,7 +94,7 @@ def test_a_run_that_was_deleted_takes_no_more(http: httpx.Client, settings: Sett
     assert http.get("/v1/runs").json()["items"] == []
 
 
-def test_an_attempt_that_does_not_exist_is_named(http: httpx.Client) -> None:
+def test_missing_attempt_is_refused_by_name(http: httpx.Client) -> None:
     run = http.post("/v1/runs", json={"key": "bare"}).json()["id"]
     answer = http.put(
         f"/v1/runs/{run}/steps/0/rollouts/0",
@@ -105,7 +105,7 @@ def test_an_attempt_that_does_not_exist_is_named(http: httpx.Client) -> None:
     assert "no attempt 1" in answer.json()["detail"]
 
 
-def test_stored_tokens_are_the_ones_that_were_sent(http: httpx.Client, settings: Settings) -> None:
+def test_stored_tokens_equal_uploaded_ones(http: httpx.Client, settings: Settings) -> None:
     sender = start_run(http)
     batch = make_batch(100)
     sender.put_shard(0, batch).raise_for_status()
@@ -119,7 +119,7 @@ def test_stored_tokens_are_the_ones_that_were_sent(http: httpx.Client, settings:
 
 
 @pytest.mark.parametrize("log_prob", [np.nan, -np.inf, np.inf])
-def test_log_probs_that_are_not_finite_are_stored_counted_and_in_no_mean(http: httpx.Client, log_prob: float) -> None:
+def test_non_finite_log_probs_are_stored_counted_and_excluded_from_means(http: httpx.Client, log_prob: float) -> None:
     clean, holed = start_run(http, "clean"), start_run(http, "holed")
     batch = make_batch(8, seed=5)
     assert batch.rollout_log_probs is not None
@@ -137,7 +137,7 @@ def test_log_probs_that_are_not_finite_are_stored_counted_and_in_no_mean(http: h
     assert columns["kl"] == expected["kl"]
 
 
-def test_absurd_log_probs_overflow_a_measure_and_nothing_else(http: httpx.Client) -> None:
+def test_huge_log_probs_overflow_only_affected_measures(http: httpx.Client) -> None:
     sender = start_run(http)
     batch = make_batch(8, seed=5)
     assert batch.rollout_log_probs is not None
@@ -151,7 +151,7 @@ def test_absurd_log_probs_overflow_a_measure_and_nothing_else(http: httpx.Client
     assert columns["max_d"][0] > 9e8
 
 
-def test_a_step_whose_shards_stay_away_closes_after_the_grace_time_and_folds_again(
+def test_incomplete_step_closes_after_grace_time_and_late_shard_refolds_it(
     settings: Settings, decoders: DecoderPool
 ) -> None:
     impatient = settings.model_copy(update={"step_grace_seconds": 1e-6})

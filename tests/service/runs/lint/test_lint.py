@@ -1,4 +1,4 @@
-"""The lint of what is stored: with each shard, for each step, for the run; over HTTP and on the pages."""
+"""Lint of stored shards, of steps and of the run; over HTTP and on the pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service.sending import Sender, start_run
 
 
 def copied(batch: RolloutBatch) -> RolloutBatch:
-    """The batch of a trainer that bypasses."""
+    """Return the batch of a trainer in bypass mode."""
     assert batch.rollout_log_probs is not None
     return replace(batch, trainer_log_probs=batch.rollout_log_probs.copy())
 
@@ -34,7 +34,7 @@ def send(sender: Sender, step: int, *shards: RolloutBatch) -> None:
         sender.put_shard(step, shard, number, len(shards)).raise_for_status()
 
 
-def test_a_clean_step_has_no_warning_and_says_what_was_not_checked(http: httpx.Client) -> None:
+def test_clean_step_has_no_warning_and_lists_unmade_checks(http: httpx.Client) -> None:
     run = start_run(http)
     send(run, 1, healthy_batch(1, groups=3))
     lint = run.get("steps/1/lint").raise_for_status().json()
@@ -49,7 +49,7 @@ def test_a_clean_step_has_no_warning_and_says_what_was_not_checked(http: httpx.C
     assert "mean ratio: the error of mean ρ needs 4 prompt groups" in page
 
 
-def test_a_warning_is_merged_over_shards_and_judged_when_the_step_closes(http: httpx.Client) -> None:
+def test_warning_is_merged_over_shards_when_step_closes(http: httpx.Client) -> None:
     run = start_run(http)
     one, two = copied(healthy_batch(1)), copied(healthy_batch(2))
     run.put_shard(4, one, 0, 2).raise_for_status()
@@ -65,7 +65,7 @@ def test_a_warning_is_merged_over_shards_and_judged_when_the_step_closes(http: h
     assert lint["tokens"] == one.num_tokens + two.num_tokens
 
 
-def test_the_run_names_the_first_and_the_newest_step_of_each_warning(http: httpx.Client) -> None:
+def test_run_lint_names_first_and_newest_step_of_each_warning(http: httpx.Client) -> None:
     run = start_run(http)
     for step in range(1, 6):
         batch = healthy_batch(step)
@@ -87,7 +87,7 @@ def test_the_run_names_the_first_and_the_newest_step_of_each_warning(http: httpx
     assert f'href="/runs/{run.run}/steps/4"' in page
 
 
-def test_a_superseded_step_no_longer_counts(http: httpx.Client) -> None:
+def test_superseded_step_is_excluded_from_run_lint(http: httpx.Client) -> None:
     run = start_run(http)
     send(run, 1, healthy_batch(1))
     send(run, 2, copied(healthy_batch(2)))
@@ -100,12 +100,12 @@ def test_a_superseded_step_no_longer_counts(http: httpx.Client) -> None:
     assert names(run.get("steps/2/lint", attempt=1).json()) == ["identical_log_probs"]
 
 
-def test_what_no_step_shows_the_whole_run_may(http: httpx.Client) -> None:
+def test_whole_run_test_warns_when_no_step_does(http: httpx.Client) -> None:
     run = start_run(http)
     for step in range(1, 16):
         batch = healthy_batch(step, Policy(sharpness=1.5), groups=4, per_group=8, longest=8)
         assert batch.entropy is not None
-        # The entropy of a broader distribution than the one that sampled, nearly a third above.
+        # Entropy of a broader distribution than the sampling one, nearly a third larger.
         send(run, step, replace(batch, entropy=batch.entropy * np.float32(1.3), attributes=BatchAttributes()))
     lint = run.get("lint").raise_for_status().json()
     assert lint["warnings"] == []
@@ -115,7 +115,7 @@ def test_what_no_step_shows_the_whole_run_may(http: httpx.Client) -> None:
     assert "over 15 steps" in http.get(f"/runs/{run.run}").text
 
 
-def test_nothing_is_claimed_of_what_was_never_checked(http: httpx.Client, database: Database) -> None:
+def test_unchecked_step_has_no_lint(http: httpx.Client, database: Database) -> None:
     run = start_run(http)
     send(run, 1, healthy_batch(1))
     database.write(lambda session: [session.delete(row) for row in session.query(StepLint)])
@@ -128,7 +128,7 @@ def test_nothing_is_claimed_of_what_was_never_checked(http: httpx.Client, databa
         assert "Semantics: not checked." in http.get(path).raise_for_status().text
 
 
-def test_damaged_evidence_never_keeps_a_step_from_closing(http: httpx.Client, database: Database) -> None:
+def test_step_with_damaged_evidence_closes(http: httpx.Client, database: Database) -> None:
     run = start_run(http)
     run.put_shard(1, healthy_batch(1), 0, 2).raise_for_status()
 
@@ -143,7 +143,7 @@ def test_damaged_evidence_never_keeps_a_step_from_closing(http: httpx.Client, da
     assert names(lint) == ["identical_log_probs"]
 
 
-def test_log_probs_beyond_all_measure_never_keep_a_step_from_closing(http: httpx.Client) -> None:
+def test_step_with_overflowing_log_probs_closes(http: httpx.Client) -> None:
     run = start_run(http)
     batch = healthy_batch(1)
     assert batch.rollout_log_probs is not None
@@ -155,7 +155,7 @@ def test_log_probs_beyond_all_measure_never_keep_a_step_from_closing(http: httpx
     assert run.get("lint").raise_for_status().json()["checked_steps"] == 1
 
 
-def test_examples_are_text_and_never_markup(http: httpx.Client) -> None:
+def test_examples_are_escaped_on_pages(http: httpx.Client) -> None:
     run = start_run(http)
     batch = healthy_batch(1)
     assert batch.trainer_log_probs is not None
@@ -170,7 +170,7 @@ def test_examples_are_text_and_never_markup(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["lint", "steps/1/lint"])
-def test_a_run_that_is_not_there_is_a_problem(http: httpx.Client, path: str) -> None:
+def test_lint_of_missing_run_is_not_found(http: httpx.Client, path: str) -> None:
     answer = http.get(f"/v1/runs/run_nowhere/{path}")
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"

@@ -1,4 +1,4 @@
-"""Conditional maps over HTTP: every token in the bucket that its condition names, however the step was cut."""
+"""Conditional maps over HTTP: each token is in the bucket of its condition, for any split into shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 
 
 def full_batch(rollouts: int = 24, seed: int = 5) -> RolloutBatch:
-    """Rollouts that carry everything a condition can be made of."""
+    """Return rollouts with all columns that conditions use."""
     plain = make_batch(rollouts, seed)
     random = np.random.default_rng(seed)
     tokens = plain.num_tokens
@@ -33,7 +33,7 @@ def full_batch(rollouts: int = 24, seed: int = 5) -> RolloutBatch:
 
 
 def place_in_response(batch: RolloutBatch) -> Values:
-    """[T] how many tokens are before each token."""
+    """Return the number of tokens before each token in its response, shape [T]."""
     return np.concatenate([np.arange(length, dtype=np.float64) for length in batch.response_lengths])
 
 
@@ -48,7 +48,7 @@ CONDITIONS: dict[str, Callable[[RolloutBatch], Any]] = {
 
 
 def differences(batch: RolloutBatch) -> Values:
-    """[T] d = log π − log μ."""
+    """Return d = log π − log μ, shape [T]."""
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     return np.subtract(batch.trainer_log_probs, batch.rollout_log_probs, dtype=np.float64)
@@ -56,13 +56,13 @@ def differences(batch: RolloutBatch) -> Values:
 
 @pytest.fixture
 def batch() -> RolloutBatch:
-    """What the step holds."""
+    """Return the batch of the step."""
     return full_batch()
 
 
 @pytest.fixture
 def sender(http: httpx.Client, batch: RolloutBatch) -> Sender:
-    """A run whose step 4 was cut into three shards."""
+    """Start a run whose step 4 was cut into three shards."""
     sender = start_run(http)
     for shard, rows in enumerate(np.array_split(np.arange(batch.num_rollouts), 3)):
         sender.put_shard(4, batch.select(rows), shard, 3).raise_for_status()
@@ -93,7 +93,7 @@ def test_each_token_is_in_the_bucket_of_its_condition(sender: Sender, batch: Rol
         assert columns["k3_kl"][index] == pytest.approx(k3[inside].mean(), rel=1e-9)
 
 
-def test_token_ids_come_with_the_most_mismatch_first(sender: Sender, batch: RolloutBatch) -> None:
+def test_token_ids_are_ordered_by_mismatch(sender: Sender, batch: RolloutBatch) -> None:
     answer = sender.get("steps/4/buckets", by="token_id").raise_for_status().json()
     columns, d = answer["columns"], differences(batch)
     k3 = np.expm1(d) - d
@@ -112,7 +112,7 @@ def test_token_ids_come_with_the_most_mismatch_first(sender: Sender, batch: Roll
     assert fewer["token_id"] == columns["token_id"][:3]
 
 
-def test_what_a_cut_leaves_out_is_bounded(http: httpx.Client) -> None:
+def test_omitted_k3_sum_is_bounded(http: httpx.Client) -> None:
     sender = start_run(http)
     tokens = 6000
     random = np.random.default_rng(1)
@@ -137,7 +137,7 @@ def test_what_a_cut_leaves_out_is_bounded(http: httpx.Client) -> None:
     assert np.delete(whole, named).max() <= answer["k3_sum_unnamed"] <= min(answer["columns"]["k3_sum"]) * (1 + 1e-9)
 
 
-def test_a_condition_that_was_not_logged_has_no_tokens(http: httpx.Client) -> None:
+def test_unlogged_condition_has_empty_buckets(http: httpx.Client) -> None:
     sender = start_run(http)
     sender.put_shard(4, make_batch()).raise_for_status()
     for name in ("turn", "entropy", "lag"):
@@ -148,13 +148,13 @@ def test_a_condition_that_was_not_logged_has_no_tokens(http: httpx.Client) -> No
         assert "These rollouts" in figure["missing"]
 
 
-def test_what_nobody_knows_is_refused(sender: Sender) -> None:
+def test_unknown_condition_limit_or_step_is_refused(sender: Sender) -> None:
     assert sender.get("steps/4/buckets", by="colour").status_code == 422
     assert sender.get("steps/4/buckets", by="token_id", limit=513).status_code == 422
     assert sender.get("steps/5/buckets", by="lag").status_code == 404
 
 
-def test_a_reader_of_the_release_before_finds_what_it_knows(sender: Sender) -> None:
+def test_default_buckets_keep_shape_of_previous_release(sender: Sender) -> None:
     answer = sender.get("steps/4/buckets").json()
     assert answer == sender.get("steps/4/buckets", by="probability").json()
     assert len(answer["edges"]) == len(answer["columns"]["tokens"]) + 1

@@ -1,4 +1,4 @@
-"""What the service answers over HTTP is what the formulas give, evaluated directly, to 1e-9."""
+"""Measures over HTTP against the formulas, evaluated directly, to 1e-9 relative."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARED = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tiny
 
 
 def assert_served_exactly(sender: Sender, step: int, batch: RolloutBatch) -> None:
-    """Every measure that a formula gives directly comes back equal to 1e-9 relative."""
+    """Assert that each measure with a direct formula is returned equal to 1e-9 relative."""
     columns = sender.get("measurements", comparison="trainer/rollout", from_step=step, to_step=step).json()["columns"]
     compared = 0
     for name, expected in direct_measures(batch).items():

@@ -23,14 +23,14 @@ from tests.service.sending import Sender, make_batch, start_run
 
 @pytest.fixture
 def sender(http: httpx.Client) -> Sender:
-    """A run with three closed steps."""
+    """Start a run with three closed steps."""
     sender = start_run(http)
     for step in range(3):
         sender.put_shard(step, make_batch(seed=step)).raise_for_status()
     return sender
 
 
-def test_the_three_formats_hold_the_same(sender: Sender) -> None:
+def test_three_formats_hold_equal_values(sender: Sender) -> None:
     query = {"comparison": "trainer/rollout", "measure": ["k3_kl", "tail(2)", "surprisal_z"]}
     columns = sender.get("measurements", **query).json()["columns"]
     assert list(columns) == ["step", "attempt", "comparison", "from_sample", "k3_kl", "tail_2", "surprisal_z"]
@@ -58,24 +58,24 @@ def test_the_three_formats_hold_the_same(sender: Sender) -> None:
         ("application/*", "application/json"),
     ],
 )
-def test_what_an_accept_header_asks_for(accept: str, chosen: str) -> None:
+def test_accept_header_selects_format(accept: str, chosen: str) -> None:
     assert choose_format(accept) == chosen
 
 
-def test_an_accept_header_of_nothing_on_offer_is_refused() -> None:
+def test_unavailable_media_type_is_refused() -> None:
     for accept in ("image/png", "application/json;q=0", "text/csv;q=zero"):
         with pytest.raises(NotAcceptable):
             choose_format(accept)
 
 
-def test_an_unknown_measure_is_named(sender: Sender) -> None:
+def test_unknown_measure_is_refused_by_name(sender: Sender) -> None:
     answer = sender.get("measurements", measure=["k3_kl", "k4_kl"])
     assert answer.status_code == 422
     assert "k4_kl" in answer.json()["detail"]
     assert "k3_kl" not in answer.json()["detail"]
 
 
-def test_comparisons_and_steps_can_be_chosen(sender: Sender) -> None:
+def test_query_selects_comparisons_and_steps(sender: Sender) -> None:
     both = sender.get("measurements", measure="k3_kl").json()["columns"]
     assert both["comparison"] == ["rollout"] * 3 + ["trainer/rollout"] * 3
     some = sender.get("measurements", comparison=["trainer/rollout", "no/such"], from_step=1, to_step=1).json()
@@ -83,14 +83,14 @@ def test_comparisons_and_steps_can_be_chosen(sender: Sender) -> None:
     assert sender.get("measurements", from_step=2, to_step=1).status_code == 422
 
 
-def test_every_measure_explains_itself(sender: Sender) -> None:
+def test_measures_are_listed_with_explanations(sender: Sender) -> None:
     items = sender.http.get("/v1/measures").json()["items"]
     assert [item["name"] for item in items] == [measure.name for measure in MEASURES]
     assert set(sender.get("measurements").json()["columns"]) >= {item["column"] for item in items}
 
 
 def finite(rows: Sequence[tuple[float | None, ...]], measure: int) -> list[float]:
-    """The values of a measure that can be shown."""
+    """Return the finite values of a measure."""
     return [value for row in rows if (value := row[measure]) is not None and math.isfinite(value)]
 
 
@@ -102,7 +102,7 @@ def finite(rows: Sequence[tuple[float | None, ...]], measure: int) -> list[float
     ),
     st.integers(2, 60),
 )
-def test_fewer_points_keep_the_extremes_and_the_ends(values: list[tuple[float | None, float]], most: int) -> None:
+def test_downsampling_keeps_extremes_and_ends(values: list[tuple[float | None, float]], most: int) -> None:
     curves = Curves(("a", "b"), [(step, 1, "t/b") for step in range(len(values))], list(values), [False] * len(values))
     kept = keep_extremes(curves, most)
     assert len(kept.keys) <= max(most, 6)
@@ -114,7 +114,7 @@ def test_fewer_points_keep_the_extremes_and_the_ends(values: list[tuple[float | 
             assert (min(rest), max(rest)) == (min(whole), max(whole))
 
 
-def test_a_spike_is_seen_however_few_points_are_asked_for(http: httpx.Client) -> None:
+def test_downsampling_keeps_spike(http: httpx.Client) -> None:
     sender = start_run(http)
     for step in range(12):
         batch = make_batch(4, seed=step)

@@ -39,11 +39,11 @@ def test_equal_differences_are_shown_in_order_of_tokens(http: httpx.Client) -> N
     for worst in (1, 7, batch.num_tokens, 1000):
         items = sender.get("steps/0/tokens", worst=worst).json()["items"]
         places = [(item["sample_id"], item["position"]) for item in items]
-        assert places == all_places(batch)[:worst]
+        assert places == token_positions(batch)[:worst]
 
 
-def all_places(batch: RolloutBatch) -> list[tuple[str, int]]:
-    """Every token as (sample id, position), in order."""
+def token_positions(batch: RolloutBatch) -> list[tuple[str, int]]:
+    """Return every token as (sample id, position), in order."""
     lengths = zip(batch.sample_ids, batch.response_lengths.tolist(), strict=True)
     return [(sample_id, position) for sample_id, length in lengths for position in range(length)]
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 
-def test_the_same_key_is_the_same_run(http: httpx.Client) -> None:
+def test_same_key_returns_same_run(http: httpx.Client) -> None:
     body = {"key": "nightly", "model": "Qwen3-4B", "initial_learning_rate": 1e-6, "length_cap": 8192}
     first, again = http.post("/v1/runs", json=body), http.post("/v1/runs", json=body | {"model": "another"})
     assert (first.status_code, again.status_code) == (201, 200)
@@ -21,14 +21,14 @@ def test_the_same_key_is_the_same_run(http: httpx.Client) -> None:
     assert elsewhere.json()["id"] != first.json()["id"]
 
 
-def test_the_same_key_from_many_at_once_is_made_once(http: httpx.Client) -> None:
+def test_concurrent_requests_with_same_key_create_one_run(http: httpx.Client) -> None:
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: http.post("/v1/runs", json={"key": "k"}), range(16)))
     assert sorted(answer.status_code for answer in answers) == [200] * 15 + [201]
     assert len({answer.json()["id"] for answer in answers}) == 1
 
 
-def test_pages_go_through_all_runs_once_while_more_are_added(http: httpx.Client) -> None:
+def test_pages_list_each_run_once_while_runs_are_added(http: httpx.Client) -> None:
     made = [http.post("/v1/runs", json={"key": f"run {number}"}).json()["id"] for number in range(7)]
     seen: list[str] = []
     cursor: dict[str, str] = {}
@@ -43,13 +43,13 @@ def test_pages_go_through_all_runs_once_while_more_are_added(http: httpx.Client)
 
 
 @pytest.mark.parametrize("cursor", ["", "?", "W10", "WyJhIiwgImIiXQ", "W3RydWUsICJhIl0", "eyJhIjogMX0", "a" * 1000])
-def test_a_cursor_that_was_not_given_out_is_refused(http: httpx.Client, cursor: str) -> None:
+def test_invalid_cursor_is_refused(http: httpx.Client, cursor: str) -> None:
     answer = http.get("/v1/runs", params={"cursor": cursor})
     assert answer.status_code == 422
     assert answer.json()["type"] == "urn:foreshock:problem:invalid-cursor"
 
 
-def test_a_change_touches_only_what_it_names(http: httpx.Client) -> None:
+def test_update_changes_only_given_fields(http: httpx.Client) -> None:
     run = http.post("/v1/runs", json={"key": "k", "name": "before"}).json()
     changed = http.patch(f"/v1/runs/{run['id']}", json={"state": "finished"}).json()
     assert (changed["state"], changed["name"]) == ("finished", "before")
@@ -82,8 +82,8 @@ def test_a_deleted_run_stays_deleted(http: httpx.Client) -> None:
         {"key": "lone \ud800 surrogate"},
     ],
 )
-def test_a_run_that_cannot_be_stored_is_refused(http: httpx.Client, body: dict[str, object]) -> None:
-    # json.dumps escapes what UTF-8 cannot carry.
+def test_invalid_run_is_refused(http: httpx.Client, body: dict[str, object]) -> None:
+    # json.dumps escapes code points that UTF-8 cannot encode.
     answer = http.post("/v1/runs", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert http.get("/v1/runs").json()["items"] == []

@@ -1,4 +1,4 @@
-"""Scalars are kept per source and reach the detectors whether they come before or after it closes."""
+"""Scalars: kept per source, and passed to the detectors before and after the step closes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = ("scalars:grad_norm", "scalars:loss", "scalars:entropy", "rollout:respons
 
 @dataclass(frozen=True)
 class Seen:
-    """An event, and the values of its step that a handler reads in the same transaction."""
+    """Event, and the values of its step that a handler reads in the same transaction."""
 
     event: StepEvent
     values: Mapping[str, float]
@@ -31,13 +31,13 @@ class Seen:
 
 @pytest.fixture
 def seen() -> list[Seen]:
-    """What the handlers received, in order."""
+    """Events that the handlers received, in order."""
     return []
 
 
 @pytest.fixture
 def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Iterator[Sender]:
-    """A run in a service with one handler of each event of a step."""
+    """Start a run in a service with one handler for each step event."""
 
     def note(session: Session, event: StepEvent) -> None:
         attempts = attempts_of_run(session, event.run_id)
@@ -51,7 +51,7 @@ def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Itera
         yield start_run(http)
 
 
-def test_scalars_that_come_before_the_step_closes_are_among_its_values(sender: Sender, seen: list[Seen]) -> None:
+def test_scalars_before_step_closes_are_among_its_values(sender: Sender, seen: list[Seen]) -> None:
     assert sender.put_scalars(5, {"grad_norm": 0.5}).status_code == 204
     assert seen == []
     sender.put_shard(5, make_batch()).raise_for_status()
@@ -61,7 +61,7 @@ def test_scalars_that_come_before_the_step_closes_are_among_its_values(sender: S
     assert seen[0].values["trainer/rollout:k3_kl"] > 0
 
 
-def test_late_scalars_publish_an_event_and_join_the_values_of_the_step(sender: Sender, seen: list[Seen]) -> None:
+def test_late_scalars_publish_event_and_join_step_values(sender: Sender, seen: list[Seen]) -> None:
     sender.put_shard(5, make_batch()).raise_for_status()
     sender.put_scalars(5, {"grad_norm": 0.5}).raise_for_status()
     assert [each.event for each in seen] == [StepClosed(sender.run, 1, 5), ScalarsChanged(sender.run, 1, 5)]
@@ -69,7 +69,7 @@ def test_late_scalars_publish_an_event_and_join_the_values_of_the_step(sender: S
     assert seen[1].values == {**seen[0].values, "scalars:grad_norm": 0.5}
 
 
-def test_a_value_that_is_not_finite_is_stored_as_null_and_not_read(sender: Sender, seen: list[Seen]) -> None:
+def test_non_finite_value_is_stored_as_null_and_not_read(sender: Sender, seen: list[Seen]) -> None:
     for literal in ("null", "NaN", "Infinity", "-Infinity", "1e999"):
         answer = sender.http.put(
             f"/v1/runs/{sender.run}/steps/0/scalars",
@@ -84,7 +84,7 @@ def test_a_value_that_is_not_finite_is_stored_as_null_and_not_read(sender: Sende
     assert columns["value"].count(None) == 5
 
 
-def test_sources_are_kept_apart_and_the_trainers_value_counts(sender: Sender, seen: list[Seen]) -> None:
+def test_trainer_value_is_preferred_among_sources(sender: Sender, seen: list[Seen]) -> None:
     sender.put_scalars(0, {"loss": 1.0, "entropy": 2.0}, "engine").raise_for_status()
     sender.put_scalars(0, {"loss": 3.0}, "trainer").raise_for_status()
     sender.put_scalars(0, {"loss": 4.0}, "trainer").raise_for_status()
@@ -97,7 +97,7 @@ def test_sources_are_kept_apart_and_the_trainers_value_counts(sender: Sender, se
     assert sender.get("scalars", from_step=1).json()["columns"]["step"] == []
 
 
-def test_a_handler_that_fails_leaves_no_row_of_the_shard(settings: Settings, decoders: DecoderPool) -> None:
+def test_failing_handler_rolls_back_shard(settings: Settings, decoders: DecoderPool) -> None:
     def fail(_: Session, closed: StepClosed) -> None:
         raise ArithmeticError(f"step {closed.step}")
 

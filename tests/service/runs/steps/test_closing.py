@@ -1,4 +1,4 @@
-"""Closing a step: one short transaction with a fold that was prepared outside it, whatever happens meanwhile."""
+"""Closing a step: one short transaction with a fold prepared outside it, under concurrent changes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
 
 
 def tokens_of(sender: Sender) -> list[float]:
-    """The measured tokens of each closed step."""
+    """Return the measured tokens of each closed step."""
     found: list[float] = sender.get("measurements", **TOKENS).json()["columns"]["tokens"]
     return found
 
 
 def count_of(app: FastAPI, table: type[Any]) -> int:
-    """How many rows a table has."""
+    """Return the number of rows of a table."""
     with app.state.context.database.read() as session:
         return session.scalar(select(func.count()).select_from(table)) or 0
 
 
 def step_of(app: FastAPI, sender: Sender, step: int) -> Step:
-    """The row of a step."""
+    """Return the row of a step."""
     with app.state.context.database.read() as session:
         found = session.get(Step, (sender.run, sender.attempt, step))
     assert found is not None
@@ -59,7 +59,7 @@ def close_overdue(app: FastAPI) -> int:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The transactions that the service runs, one entry each."""
+    """Record the transactions that the service runs, one entry each."""
     seen: list[str] = []
     write = Database.write
 
@@ -166,7 +166,7 @@ def test_shard_that_arrives_during_the_fold_repeats_it(
     assert sender.put_shard(0, parts[1], 1, 4).json()["step_closed"] is True
     late.join()
     assert answers[0].json()["step_closed"] is True
-    # The late shard finds the step folded with it.
+    # When the late shard is handled, the step's fold already includes it.
     assert folds == [(sender.run, 1, 0)] * 2
     assert tokens_of(sender) == [sum(part.num_tokens for part in parts[:3])]
     step = step_of(app, sender, 0)

@@ -1,4 +1,4 @@
-"""The theory of a step over HTTP, with and without what only a trainer can log."""
+"""The theory of a step over HTTP, with and without the scalars of the trainer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GRADIENTS: dict[str, float | None] = {
 
 @pytest.fixture
 def sender(http: httpx.Client) -> Sender:
-    """A run with one closed step."""
+    """Start a run with one closed step."""
     sender = start_run(http, initial_learning_rate=1e-3)
     sender.put_shard(0, make_batch(12)).raise_for_status()
     return sender
 
 
-def test_bounds_come_from_what_every_step_has(sender: Sender) -> None:
+def test_bounds_need_no_scalars(sender: Sender) -> None:
     answer = sender.get("steps/0/theory").raise_for_status().json()
     batch = make_batch(12)
     assert batch.trainer_log_probs is not None
@@ -43,7 +43,7 @@ def test_bounds_come_from_what_every_step_has(sender: Sender) -> None:
     assert answer["learning_rate_source"].startswith("the run's initial learning rate")
 
 
-def test_gradient_norms_of_the_trainer_give_the_noise_of_a_step(sender: Sender) -> None:
+def test_gradient_norms_give_step_noise(sender: Sender) -> None:
     sender.put_scalars(0, GRADIENTS).raise_for_status()
     answer = sender.get("steps/0/theory", gradient_bound=2.0).raise_for_status().json()
     variance = 3.0 / (1 - 1 / 8)
@@ -56,7 +56,7 @@ def test_gradient_norms_of_the_trainer_give_the_noise_of_a_step(sender: Sender) 
     assert with_bias["bias_norm"] == pytest.approx(2 * answer["bias"]["per_unit"])
     assert with_bias["at_learning_rate"] > noise["at_learning_rate"]
     sender.put_scalars(0, {"lr": 5e-4}).raise_for_status()
-    # So large a bound of the bias is no float64.
+    # This bound of the bias overflows a float64.
     too_large = sender.get("steps/0/theory", gradient_bound=1e308).raise_for_status().json()
     assert too_large["step_noise_with_bias"]["at_learning_rate"] is None
     halved = sender.get("steps/0/theory").json()
@@ -65,7 +65,7 @@ def test_gradient_norms_of_the_trainer_give_the_noise_of_a_step(sender: Sender) 
     assert halved["step_noise_with_bias"] is None
 
 
-def test_the_rate_that_a_trainer_applied_goes_before_the_one_it_began_with(sender: Sender) -> None:
+def test_applied_learning_rate_precedes_initial_one(sender: Sender) -> None:
     sender.put_scalars(0, GRADIENTS).raise_for_status()
     at_first = sender.get("steps/0/theory").raise_for_status().json()["step_noise"]["at_learning_rate"]
     for step, rate in ((0, 5e-4), (1, 2.5e-4)):
@@ -79,12 +79,12 @@ def test_the_rate_that_a_trainer_applied_goes_before_the_one_it_began_with(sende
     assert (later["learning_rate"], later["learning_rate_source"]) == (2.5e-4, "what the trainer applied at step 1")
 
 
-def test_norms_that_make_no_sense_are_said_and_refuse_nothing_else(sender: Sender) -> None:
+def test_invalid_norms_are_reported_and_other_bounds_returned(sender: Sender) -> None:
     for name, value in (("batch_prompts", 1.0), ("grad_norm_micro_batch", 1e200)):
         sender.put_scalars(0, GRADIENTS | {name: value}).raise_for_status()
         answer = sender.get("steps/0/theory").raise_for_status().json()
         assert answer["gradient"] is None
-        assert answer["gradient_missing"].startswith(f"the scalar {name} makes no sense: ")
+        assert answer["gradient_missing"].startswith(f"the scalar {name} is invalid: ")
         assert answer["bias"]["per_unit"] is not None
 
 
@@ -105,12 +105,12 @@ NONSENSE = [
 ]
 
 
-def test_a_question_that_makes_no_sense_is_a_problem(sender: Sender) -> None:
+def test_invalid_query_is_refused(sender: Sender) -> None:
     for query in NONSENSE:
         refused = sender.get("steps/0/theory", **query)
         assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
 
 
-def test_what_was_not_measured_is_not_found(sender: Sender) -> None:
+def test_unmeasured_step_is_not_found(sender: Sender) -> None:
     assert sender.get("steps/3/theory").status_code == 404
     assert sender.get("steps/0/theory", comparison="no/such").status_code == 404
