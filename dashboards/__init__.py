@@ -1,3 +1,3 @@
-"""Grafana dashboards written in Python, and what Prometheus is told. `python -m dashboards.generate` writes them."""
+"""Grafana dashboards and Prometheus rules in Python; `python -m dashboards.generate` writes their files."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All runs now, read from Prometheus: who is alive, who drifts, what the advice is, and whether probes are answered."""
+"""The dashboard of all runs, read from Prometheus: newest data, mismatch, advice, alerts, probes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLUMBING = ("Time", "__name__", "job", "instance")
 
 
 def fleet_dashboard() -> Dashboard:
-    """The dashboard of all runs."""
+    """Return the dashboard of all runs."""
     return Dashboard(
         uid="foreshock-fleet",
         title="Foreshock: all runs now",
@@ -36,7 +36,7 @@ def _now() -> tuple[Panel, ...]:
             "Open alerts",
             "stat",
             (PromQuery("sum(foreshock_alerts_open) or vector(0)", "open"),),
-            "Alerts that nobody has resolved, of every run.",
+            "Open alerts of every run. The run's page gives the reason and what to do.",
             width=6,
             height=6,
             levels=OPEN_ALERT_LEVELS,
@@ -45,7 +45,7 @@ def _now() -> tuple[Panel, ...]:
             "Since the last data",
             "stat",
             (PromQuery(f"(time() - foreshock_last_ingest_timestamp_seconds) {WITH_NAME}", "{{name}}"),),
-            "How long ago rollouts of each run arrived.",
+            "Time since the newest rollouts of each run. It grows if the trainer has stopped or its client spools.",
             width=9,
             height=6,
             unit="s",
@@ -63,7 +63,7 @@ def _now() -> tuple[Panel, ...]:
             "Runs",
             "table",
             (PromQuery("foreshock_run_info", table=True),),
-            "Runs that the exporter shows.",
+            "Running runs that are exported, with their model kind.",
             width=24,
             height=7,
             hidden_columns=(*PLUMBING, "Value"),
@@ -97,7 +97,7 @@ def _mismatch() -> tuple[Panel, ...]:
                     f'foreshock_k3_kl_nats{{comparison!="trainer/rollout"}} {WITH_NAME}', "{{name}} {{comparison}}"
                 ),
             ),
-            "Links of the chain, where a probe measured them.",
+            "Links of the chain, at the newest step that a probe replayed.",
             logarithmic=True,
         ),
         Panel(
@@ -126,7 +126,7 @@ def _mismatch() -> tuple[Panel, ...]:
             "Truncated responses",
             "timeseries",
             (PromQuery(f"foreshock_truncated_ratio {WITH_NAME}", "{{name}}"),),
-            "Responses that hit the length cap.",
+            "Responses cut at the length cap. Above one half, the mean length cannot show a surge.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -143,7 +143,7 @@ def _advice() -> tuple[Panel, ...]:
                 PromQuery(f"foreshock_learning_rate_advised_scale {WITH_NAME}", "{{name}} advised"),
                 PromQuery(f"foreshock_learning_rate_applied_scale {WITH_NAME}", "{{name}} applied"),
             ),
-            "Multiplies the trainer's own schedule. In shadow a trainer applies 1.",
+            "Multiplies the trainer's own schedule. In shadow mode the trainer gets 1.0.",
             minimum=0,
             maximum=1,
         ),
@@ -151,7 +151,7 @@ def _advice() -> tuple[Panel, ...]:
             "Open alerts by rule",
             "table",
             (PromQuery("foreshock_alerts_open > 0", table=True),),
-            "The run's page says why, and what to do.",
+            "The run's page gives the reason of each and what to do.",
             hidden_columns=PLUMBING,
         ),
     )
@@ -163,7 +163,7 @@ def _probes() -> tuple[Panel, ...]:
             "Longest wait for a worker",
             "timeseries",
             (PromQuery("foreshock_probe_job_oldest_waiting_seconds", "{{accelerator}}"),),
-            "Seconds that the oldest queued job has waited.",
+            "Waiting time of the oldest queued job. If it grows, start a worker with that accelerator.",
             unit="s",
             minimum=0,
         ),

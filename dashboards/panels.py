@@ -96,7 +96,7 @@ class Panel:
     hidden_columns: Sequence[str] = ()
 
     def render(self, identifier: int, x: int, y: int) -> Json:
-        """The panel at its place of the grid."""
+        """Return the panel at its place of the grid."""
         datasources = {query.datasource["uid"] for query in self.queries}
         if len(datasources) != 1:
             raise ValueError(f"panel {self.title!r} mixes datasources")

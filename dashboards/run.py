@@ -1,4 +1,4 @@
-"""One run over its training steps, read from PostgreSQL: every curve of the service's wide table by SQL."""
+"""The dashboard of one run over its training steps, read from PostgreSQL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SURVIVES = (
 
 
 def curves(comparison: str, measures: Sequence[str]) -> SqlQuery:
-    """Some measures of one comparison over steps; `comparison` is SQL: a literal or a variable."""
+    """Return some measures of one comparison over steps; `comparison` is SQL: a literal or a variable."""
     columns = ", ".join(f'm."{measure_named(name).column}"' for name in measures)
     survives = SURVIVES.format(table="m")
     return SqlQuery(
@@ -32,7 +32,7 @@ def curves(comparison: str, measures: Sequence[str]) -> SqlQuery:
 
 
 def interval(comparison: str, measure: str) -> SqlQuery:
-    """A measure and the interval to read: the bootstrap's, Student's where there is none."""
+    """Return a measure and its interval: the bootstrap's, else Student's."""
     column = measure_named(measure).column
     ends = ", ".join(
         f'coalesce(m."{column}_bootstrap_{end}", m."{column}_{end}") AS "{column}_{end}"' for end in ("low", "high")
@@ -80,7 +80,7 @@ COMPARISON = "${comparison:sqlstring}"
 
 
 def run_dashboard() -> Dashboard:
-    """The dashboard of one run."""
+    """Return the dashboard of one run."""
     return Dashboard(
         uid="foreshock-run",
         title="Foreshock: one run over its steps",
@@ -128,15 +128,15 @@ def _mismatch() -> tuple[Panel, ...]:
             "k3 and its interval",
             "trend",
             (interval(COMPARISON, "k3_kl"),),
-            "95 % interval by prompt group: bootstrap-t, Student's t where there is none. Too short where k̂ is above "
-            "0.25. An end below 0 is not drawn on a log axis.",
+            "95 % interval by prompt group: bootstrap-t, else Student's t. Unreliable if k̂ is above 0.3. An end "
+            "below 0 is not drawn on a log axis.",
             logarithmic=True,
         ),
         Panel(
             "k3 / entropy",
             "trend",
             (curves(COMPARISON, ("k3_kl_per_entropy",)),),
-            "Healthy k3 falls with entropy as a run goes on; this ratio is far steadier.",
+            "Healthy k3 falls with entropy during a run; this ratio is steadier.",
             logarithmic=True,
         ),
         Panel(
@@ -169,30 +169,30 @@ def _tails() -> tuple[Panel, ...]:
             logarithmic=True,
         ),
         Panel(
-            "Where the tails lean",
+            "Tail asymmetry",
             "trend",
             (curves(COMPARISON, ("tail_asymmetry(ln2)", "tail_asymmetry(1)", "tail_asymmetry(3)")),),
-            "P(d < −τ) less the weight of d > τ. Above 0: the target lost what was sampled. Noise gives 0.",
+            "P(d < −τ) minus the weight of d > τ. Above 0: π ≪ μ at sampled tokens. Symmetric noise gives 0.",
         ),
         Panel(
             "Shape of the tails, k̂",
             "trend",
             (curves(COMPARISON, ("pareto_k", "pareto_k_inverse")),),
-            "Of ρ and of 1/ρ. Where ratios reach e: above 0.5 an effective sample size, above 0.7 a mean of ratios "
-            "cannot be trusted. Where they stay far from e it harms neither, however large.",
+            "Of ρ and of 1/ρ. If ratios reach e: above 0.5 an effective sample size, above 0.7 a mean of ratios cannot "
+            "be trusted. If they do not, k̂ harms neither.",
         ),
         Panel(
             "χ² both ways",
             "trend",
             (curves(COMPARISON, ("chi2_token", "reverse_chi2_token")),),
-            "Where the target lost tokens only the reverse one grows.",
+            "If π ≪ μ, only the reverse one grows.",
             logarithmic=True,
         ),
         Panel(
             "Effective sample size of whole sequences",
             "trend",
             (curves(COMPARISON, ("ess_seq", "ess_seq_predicted")),),
-            "As it is, where a sample of this size can show it, and exp(−2·KL·T).",
+            "Estimated, if the sample is large enough, and predicted: exp(−2·KL·T).",
             logarithmic=True,
         ),
         Panel(
@@ -204,13 +204,13 @@ def _tails() -> tuple[Panel, ...]:
                     ("advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative"),
                 ),
             ),
-            "cov(A, d), and the mean of A·(ρ − 1) split by the sign of A: 0 where it does not know the reward.",
+            "cov(A, d), and the mean of A·(ρ − 1) by the sign of A. 0: the mismatch is independent of the reward.",
         ),
         Panel(
             "Bad updates",
             "trend",
             (curves(COMPARISON, ("bad_update_fraction",)),),
-            "Tokens with A < 0 where μ − π ≥ 0.5 already (DPPO).",
+            "Tokens with A < 0 and μ − π ≥ 0.5 (DPPO): the update lowers π further.",
             unit="percentunit",
             minimum=0,
         ),
@@ -224,14 +224,14 @@ def _rollouts() -> tuple[Panel, ...]:
             "Response length",
             "trend",
             (curves("'rollout'", lengths),),
-            "Model-generated tokens per rollout, before any filtering. A surge here dates the schedule.",
+            "Model-generated tokens per rollout, before any filtering. The decay schedule counts from a surge.",
             minimum=0,
         ),
         Panel(
             "Truncated responses",
             "trend",
             (curves("'rollout'", ("truncated_fraction",)),),
-            "Where many responses are cut, a surge of length cannot be seen in their mean.",
+            "If many responses are cut, their mean length cannot show a surge.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -241,7 +241,7 @@ def _rollouts() -> tuple[Panel, ...]:
             "Log-probs that are not finite",
             "trend",
             (curves("'rollout'", ("nonfinite_log_probs",)),),
-            "NaN and ±inf: counted, kept out of every mean.",
+            "NaN and ±inf: counted, left out of every mean.",
             minimum=0,
         ),
     )

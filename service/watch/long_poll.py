@@ -63,7 +63,7 @@ async def wait_for_change(read_etag: Callable[[], str], run_id: str, if_none_mat
 
 @contextmanager
 def waiter(run_id: str) -> Iterator[asyncio.Event]:
-    """An event of the running loop that is set at each change of the run; enter it before reading the state."""
+    """Return an event of the running loop that is set at each change of the run; enter it before reading the state."""
     entry = (asyncio.get_running_loop(), asyncio.Event())
     with _lock:
         _waiters[run_id].add(entry)

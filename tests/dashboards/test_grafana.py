@@ -55,11 +55,11 @@ SQL = [*targets(POSTGRESQL, "rawSql"), *variables(POSTGRESQL)]
 EXPRESSIONS = targets(PROMETHEUS, "expr")
 
 
-def test_the_checked_in_json_is_current() -> None:
+def test_generated_files_are_current() -> None:
     assert stale_files() == [], "run python -m dashboards.generate"
 
 
-def test_a_file_that_is_not_current_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_stale_files_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for path in FOLDER.glob("*.json"):
         shutil.copy(path, tmp_path / path.name)
     monkeypatch.setattr("dashboards.generate.FOLDER", tmp_path)
@@ -94,7 +94,7 @@ def test_panels_have_their_own_id_and_do_not_overlap(uid: str) -> None:
 
 
 @pytest.mark.parametrize("uid", DASHBOARDS)
-def test_every_panel_says_what_it_shows_and_asks_a_provisioned_source(uid: str) -> None:
+def test_every_panel_has_a_description_and_a_provisioned_source(uid: str) -> None:
     provisioned = yaml.safe_load((PROVISIONING / "datasources" / "foreshock.yml").read_text())["datasources"]
     sources = {(source["type"], source["uid"]) for source in provisioned}
     for panel in panels_of(DASHBOARDS[uid]):
@@ -103,13 +103,13 @@ def test_every_panel_says_what_it_shows_and_asks_a_provisioned_source(uid: str) 
         assert all((t["datasource"]["type"], t["datasource"]["uid"]) in sources for t in panel["targets"])
 
 
-def test_a_panel_asks_one_source_only() -> None:
+def test_panel_with_two_sources_is_refused() -> None:
     mixed = Panel("mixed", "timeseries", (PromQuery("up"), SqlQuery("SELECT 1")), "two sources")
     with pytest.raises(ValueError, match="mixes datasources"):
         mixed.render(1, 0, 0)
 
 
-def test_the_provisioning_meets_the_compose_file() -> None:
+def test_provisioning_matches_the_compose_file() -> None:
     compose = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
     mounts = dict(volume.split(":")[:2] for volume in compose["grafana"]["volumes"])
     (provider,) = yaml.safe_load((PROVISIONING / "dashboards" / "foreshock.yml").read_text())["providers"]
@@ -227,13 +227,13 @@ def test_every_sql_query_runs_as_the_reader(reader: psycopg.Connection[tuple[Any
         assert rows, where
 
 
-def test_a_trend_shows_only_steps_that_survived(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_trend_shows_active_steps_only(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
     (sql,) = [query for where, query in SQL if where.endswith("k3 per token, every comparison")]
     rows = reader.execute(filled(sql).encode()).fetchall()
     assert [(row[0], row[1]) for row in rows] == [(1, 1e-5), (2, 2e-5), (3, 3e-5)]
 
 
-def test_the_interval_is_the_bootstraps_where_there_is_one(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_interval_is_the_bootstraps_if_there_is_one(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
     (sql,) = [query for where, query in SQL if where.endswith("k3 and its interval")]
     rows = reader.execute(filled(sql).encode()).fetchall()
     assert [(row[0], row[2]) for row in rows] == [(1, 0.5e-5), (2, 1e-5), (3, 0.75e-5)]
@@ -250,11 +250,11 @@ def test_every_trend_has_the_step_on_its_axis(reader: psycopg.Connection[tuple[A
 
 
 @pytest.mark.parametrize("table", ["api_keys", "shards", "shard_statistics", "measurement_statistics"])
-def test_the_reader_sees_no_keys_and_no_tokens(reader: psycopg.Connection[tuple[Any, ...]], table: str) -> None:
+def test_reader_role_cannot_read_keys_or_tokens(reader: psycopg.Connection[tuple[Any, ...]], table: str) -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         reader.execute(f"SELECT * FROM {table}".encode())
 
 
-def test_the_reader_writes_nothing(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
+def test_reader_role_cannot_write(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
     with pytest.raises((psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege)):
         reader.execute("DELETE FROM measurements")

@@ -1,5 +1,7 @@
-"""What one scrape shows: SQL aggregates turned into Prometheus samples. Nothing is counted in memory, so every process
-shows the same, a restart loses nothing, and a finished run drops out by itself."""
+"""The collector of one scrape: SQL aggregates as Prometheus samples.
+
+Nothing is counted in memory: every process exports the same, a restart resets nothing, and finished runs disappear.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,19 @@ from service.present.exporter.repository import ActiveRun, ComparisonKey
 from service.replay.workers.service import count_live_workers
 from service.watch.advice.service import states_of_runs
 
-# Buckets are exported of the comparison that every run has; of others there are pages and dashboards over SQL.
+# Every run has this comparison. The buckets of others are on the pages.
 BUCKETS_OF = "trainer/rollout"
 _MOST_REMEMBERED_TABLES = 2_000
 
 
 class BucketMemory:
-    """Bucket tables that earlier scrapes read; a blob is read again only when its measurement was computed again."""
+    """Bucket tables that earlier scrapes read. A blob is read again only if its measurement is newer."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[ComparisonKey, int], BucketTable] = OrderedDict()
 
     def get(self, session: Session, key: ComparisonKey, computed_at_us: int) -> BucketTable | None:
-        """The table of a measurement; None where there is none that this release can read."""
+        """Return the table of a measurement; None if there is none that this release can read."""
         known = self._tables.get((key, computed_at_us))
         if known is not None:
             return known
@@ -59,11 +61,11 @@ class ForeshockCollector:
         self._project = project
 
     def describe(self) -> Iterator[Metric]:
-        """The families without samples, so that registering asks no database."""
+        """Return the families without samples, so that registering asks no database."""
         return (family.samples() for family in families.FAMILIES)
 
     def collect(self) -> Iterator[Metric]:
-        """Read the database once and give every family that has samples."""
+        """Read the database once and return every family that has samples."""
         scrape = _Scrape()
         with self._context.database.read() as session:
             scrape.add(families.BUILD_INFO, (self._version,), 1)
@@ -134,7 +136,7 @@ class _Scrape:
         self._samples: dict[str, Samples] = {}
 
     def add(self, family: Family, labels: tuple[str, ...], value: float | None) -> None:
-        """Add a sample; what is not known or not finite has none."""
+        """Add a sample; None and values that are not finite are left out."""
         if value is None or not math.isfinite(value):
             return
         if family.name not in self._samples:
@@ -142,7 +144,7 @@ class _Scrape:
         self._samples[family.name].add_metric(labels, value)
 
     def families(self) -> list[Samples]:
-        """The families that have samples, in the order of `families.FAMILIES`."""
+        """Return the families that have samples, in the order of `families.FAMILIES`."""
         return [self._samples[family.name] for family in families.FAMILIES if family.name in self._samples]
 
 
@@ -174,10 +176,10 @@ def _advice(session: Session, scrape: _Scrape, runs: list[ActiveRun]) -> None:
             scrape.add(families.ADVICE_MODE, (run.id, mode), 1 if run.advice_mode == mode else 0)
         scrape.add(families.ADVICE_REVISION, (run.id,), state.revision)
         scrape.add(families.ADVISED_SCALE, (run.id,), state.scale((run.last_step or 0) + 1))
-        said = acknowledged.get(run.id)
-        if said is None:
+        newest = acknowledged.get(run.id)
+        if newest is None:
             continue
-        scrape.add(families.ADVICE_ACKNOWLEDGED, (run.id,), said.revision)
+        scrape.add(families.ADVICE_ACKNOWLEDGED, (run.id,), newest.revision)
         if run.initial_learning_rate:
-            scale = said.applied_learning_rate / run.initial_learning_rate
+            scale = newest.applied_learning_rate / run.initial_learning_rate
             scrape.add(families.APPLIED_SCALE, (run.id,), scale)

@@ -15,8 +15,8 @@ router = APIRouter(tags=["metrics"])
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(request: Request, context: Context, principal: Reader) -> Response:
-    """The running runs, the newest of what was measured of them, and the probes, for Prometheus."""
-    # A registry of this scrape's own: nothing of the process or of another application gets in.
+    """Return the newest measures of running runs, their advice and alerts, and the probes, for Prometheus."""
+    # A registry for this scrape: no metrics of the process or of another application.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ForeshockCollector(context, request.app.version, _bucket_memory(request), principal.project))
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
@@ -24,7 +24,7 @@ def metrics(request: Request, context: Context, principal: Reader) -> Response:
 
 
 def _bucket_memory(request: Request) -> BucketMemory:
-    """The application's memory of bucket tables."""
+    """Return the application's memory of bucket tables."""
     state = request.app.state
     if not hasattr(state, "exporter_buckets"):
         state.exporter_buckets = BucketMemory()

@@ -1,4 +1,4 @@
-"""The exporter's queries: a handful for all runs together, however many there are."""
+"""The exporter's queries: a constant number for any number of runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from service.platform.database.tables.probes import Attribution, Lease, Probe, P
 from service.replay.probes.job_transitions import FAILURES, JobState
 from service.runs.step_key import StepKey
 
-# A job that any worker may do has none; this is how it is shown.
+# Shown for jobs that any worker may do.
 ANY_ACCELERATOR = "any"
 _KEYS_AT_ONCE = 100
-# The comparisons of what a trainer logs; all others come of replayed scores.
+# The comparisons that a trainer logs. All others come from replayed scores.
 LOGGED = (STEP_ROW, "trainer/rollout")
 
 ComparisonKey = tuple[str, int, int, str]
@@ -36,7 +36,7 @@ ComparisonKey = tuple[str, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class ActiveRun:
-    """A running run, and what came of it: when last, and how much in all (None and 0: nothing yet)."""
+    """A running run, the time of its newest data, and the totals of its data (None and 0: none yet)."""
 
     run: Run
     last_ingest_us: int | None
@@ -45,13 +45,13 @@ class ActiveRun:
 
 
 def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
-    """How many runs are in each state."""
+    """Return the number of runs in each state."""
     query = select(Run.state, func.count()).where(_visible(project)).group_by(Run.state)
     return dict(session.execute(query).all())
 
 
 def active_runs(session: Session, project: str | None, limit: int) -> list[ActiveRun]:
-    """Up to `limit` running runs, those with the newest data first."""
+    """Return up to `limit` running runs, those with the newest data first."""
     arrived = (
         select(
             Step.run_id,
@@ -79,16 +79,16 @@ def active_runs(session: Session, project: str | None, limit: int) -> list[Activ
 
 
 def newest_closed_steps(session: Session, run_ids: Collection[str]) -> dict[str, StepKey]:
-    """The newest closed step of each run, in its newest attempt that has one."""
+    """Return the newest closed step of each run, in its newest attempt that has one."""
     step = select(Step.step).where(Step.closed_at_us.is_not(None))
     step = step.where(Step.run_id == Attempt.run_id, Step.attempt == Attempt.attempt)
     return {key.run_id: key for key in _newest_of_attempts(session, run_ids, step.order_by(Step.step.desc()))}
 
 
 def newest_comparisons(session: Session, run_ids: Collection[str]) -> list[ComparisonKey]:
-    """The newest step of each run and comparison, in the newest attempt that has it.
+    """Return the newest step of each run and comparison, in the newest attempt that has it.
 
-    Long runs have thousands of steps and few that were replayed: nothing here looks at all of them.
+    Long runs have thousands of steps, few of which were replayed: no query reads all of them.
     """
     table = measurements.c
     newest: dict[tuple[str, str], ComparisonKey] = {}
@@ -119,7 +119,7 @@ def newest_comparisons(session: Session, run_ids: Collection[str]) -> list[Compa
 
 
 def values_of(session: Session, keys: Sequence[ComparisonKey], columns: Sequence[str]) -> dict[ComparisonKey, Row[Any]]:
-    """Some columns of these rows of the wide table, and when they were computed (`computed_at_us`)."""
+    """Return some columns of these rows of the wide table, and when they were computed (`computed_at_us`)."""
     table = measurements.c
     key = (table.run_id, table.attempt, table.step, table.comparison)
     query = select(*key, table.computed_at_us, *(table[name] for name in columns))
@@ -133,13 +133,13 @@ def values_of(session: Session, keys: Sequence[ComparisonKey], columns: Sequence
 
 
 def statistics_of(session: Session, key: ComparisonKey) -> bytes | None:
-    """The statistics blob of a measurement; None where there is none of this release's version."""
+    """Return the statistics blob of a measurement; None if there is none of this release's version."""
     found = session.get(MeasurementStatistics, key)
     return found.statistics if found is not None and found.statistics_version == STATISTICS_VERSION else None
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, Attribution]:
-    """The newest attribution of each run that was computed."""
+    """Return the newest attribution of each run that was computed."""
     computed = Attribution.computed_at_us.is_not(None)
     newest = (
         select(Attribution.run_id, Attribution.attempt, func.max(Attribution.step).label("step"))
@@ -157,14 +157,14 @@ def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str,
 
 
 def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
-    """(run, rule, severity, how many) of open alerts."""
+    """Return (run, rule, severity, number) of the open alerts."""
     of_alert = (Alert.run_id, Alert.rule, Alert.severity)
     query = select(*of_alert, func.count()).where(Alert.run_id.in_(run_ids), Alert.state == "open")
     return session.execute(query.group_by(*of_alert)).all()
 
 
 def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, AdviceAcknowledgement]:
-    """What the trainer of each run said last of the advice."""
+    """Return the newest acknowledgement of each run's trainer."""
     newest = (
         select(
             AdviceAcknowledgement.run_id, AdviceAcknowledgement.attempt, func.max(AdviceAcknowledgement.step).label("s")
@@ -183,7 +183,7 @@ def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[
 
 
 def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
-    """(accelerator, state, how many, when the oldest was queued) of probe jobs of runs that were not deleted."""
+    """Return (accelerator, state, number, when the oldest was queued) of probe jobs; deleted runs are left out."""
     accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
     query = (
         select(accelerator, ProbeJob.state, func.count(), func.min(ProbeJob.queued_at_us))
@@ -196,7 +196,7 @@ def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, 
 
 
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
-    """How many tries failed or fell silent, by the accelerator of the worker."""
+    """Return the number of tries that failed or whose lease expired, by the accelerator of the worker."""
     query = select(Lease.accelerator, func.count()).join(ProbeJob, ProbeJob.id == Lease.job_id)
     query = query.join(Probe).join(Run, Run.id == Probe.run_id).where(Lease.outcome.in_(FAILURES))
     if project is not None:
@@ -205,12 +205,12 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
 
 
 def is_waiting(state: str) -> bool:
-    """Whether a job in this state waits for a worker."""
+    """Return whether a job in this state waits for a worker."""
     return state == JobState.QUEUED
 
 
 def _newest_of_attempts(session: Session, run_ids: Collection[str], step: Select[Any]) -> Iterator[StepKey]:
-    """For each attempt of the runs, in order, the first row of `step`, a query on that attempt's steps, if any."""
+    """Yield the first row of `step`, a query on the steps of an attempt, for each attempt of the runs, in order."""
     newest = step.correlate(Attempt).limit(1).scalar_subquery()
     query = select(Attempt.run_id, Attempt.attempt, newest).where(Attempt.run_id.in_(run_ids))
     for run_id, attempt, found in session.execute(query.order_by(Attempt.attempt)):

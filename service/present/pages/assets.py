@@ -20,7 +20,7 @@ MEDIA_TYPES = {
 
 @cache
 def assets() -> dict[str, Traversable]:
-    """Every file that /static serves, by name; a name that is not here does not exist."""
+    """Return every file that /static serves, by name."""
     own = {item.name: item for item in files("service.present.pages").joinpath("static").iterdir() if item.is_file()}
     # The script that belongs to the installed `plotly` package: no download, no content delivery network.
     return own | {PLOTLY: files("plotly").joinpath("package_data", PLOTLY)}
@@ -28,17 +28,17 @@ def assets() -> dict[str, Traversable]:
 
 @cache
 def digest_of(name: str) -> str:
-    """What the address of a file carries; Plotly's version stands for its 4 MB."""
+    """Return the version in a file's address: a digest; for Plotly, which has 4 MB, its version."""
     if name == PLOTLY:
         return version("plotly")
     return hashlib.sha256(assets()[name].read_bytes()).hexdigest()[:12]
 
 
 def address_of(name: str) -> str:
-    """The address of a static file, which changes when its content does."""
+    """Return the address of a static file, which changes when its content does."""
     return f"/static/{name}?v={digest_of(name)}"
 
 
 def media_type_of(name: str) -> str:
-    """The content type of a static file, by its ending."""
+    """Return the content type of a static file, by its ending."""
     return MEDIA_TYPES[name[name.rindex(".") :]]

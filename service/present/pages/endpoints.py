@@ -22,10 +22,10 @@ from service.present.pages.presenters.viewing import open_viewing
 from service.present.pages.rendering import PAGE_HEADERS, figure_response, page_response
 from service.present.pages.sessions import (
     LONGEST_KEY,
-    AlertAnswerers,
-    Guests,
-    Operators,
+    IngesterSession,
+    OperatorSession,
     PageRoute,
+    ReaderSession,
     local_path,
     require_form_token,
     sign_in,
@@ -39,7 +39,7 @@ from service.watch.advice.service import operate
 from service.watch.alerts.endpoints import AlertIdentifier
 from service.watch.alerts.service import acknowledge, resolve
 
-# Pages are for people: the API's own description has none of them.
+# Pages are for people, so the description of the API leaves them out.
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 parts = APIRouter(prefix="/pages", include_in_schema=False)
 static = APIRouter(include_in_schema=False)
@@ -47,104 +47,112 @@ ROUTERS = (static, parts, pages)
 
 
 @pages.get("/")
-def show_runs(request: Request, context: Context, guest: Guests, cursor: Cursor = None) -> Response:
-    """The page of runs."""
-    with open_viewing(context, guest.principal) as viewing:
+def show_runs(request: Request, context: Context, visitor: ReaderSession, cursor: Cursor = None) -> Response:
+    """Return the page of runs."""
+    with open_viewing(context, visitor.principal) as viewing:
         page = runs_page(viewing, cursor)
-    return page_response(request, "runs.html", page, guest.visitor)
+    return page_response(request, "runs.html", page, visitor.view)
 
 
 @pages.get("/runs/{run}")
-def show_run(run: RunIdentifier, request: Request, context: Context, guest: Guests) -> Response:
-    """The page of a run."""
-    with open_viewing(context, guest.principal) as viewing:
+def show_run(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
+    """Return the page of a run."""
+    with open_viewing(context, visitor.principal) as viewing:
         page = run_page(viewing, run)
-    return page_response(request, "run.html", page, guest.visitor)
+    return page_response(request, "run.html", page, visitor.view)
 
 
 @pages.get("/runs/{run}/steps/{step}")
-def show_step(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
-    """The page of a step."""
-    with open_viewing(context, guest.principal) as viewing:
+def show_step(
+    run: RunIdentifier, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+) -> Response:
+    """Return the page of a step."""
+    with open_viewing(context, visitor.principal) as viewing:
         page = step_page(viewing, run, step)
-    return page_response(request, "step.html", page, guest.visitor)
+    return page_response(request, "step.html", page, visitor.view)
 
 
 @pages.post("/runs/{run}/advice")
 def decide(
     run: RunIdentifier,
     context: Context,
-    guest: Operators,
+    visitor: OperatorSession,
     kind: Annotated[Literal["hold", "release", "raise", "halve", "apply", "shadow"], Form()],
 ) -> Response:
-    """An operator's decision on the learning rate, then back to the run."""
+    """Apply an operator's decision on the learning rate, then redirect to the run."""
     if kind == "apply" or kind == "shadow":
         change = RunUpdate(advice_mode=kind)
-        context.database.write(lambda session: update_run(session, context.events, guest.principal, run, change))
+        context.database.write(lambda session: update_run(session, context.events, visitor.principal, run, change))
     else:
-        decision = OperatorDecisionCreate(kind=kind, reason=f"An operator said {kind} on the run's page.")
-        context.database.write(lambda session: operate(session, guest.principal, run, decision))
+        decision = OperatorDecisionCreate(kind=kind, reason=f"Operator: {kind}, on the run's page.")
+        context.database.write(lambda session: operate(session, visitor.principal, run, decision))
     return see_other(f"/runs/{run}")
 
 
 @pages.post("/runs/{run}/alerts/{alert}/acknowledge")
-def acknowledge_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, guest: AlertAnswerers) -> Response:
-    """Somebody has seen the alert, then back to the run."""
-    context.database.write(lambda session: acknowledge(session, guest.principal, run, alert))
+def acknowledge_alert(
+    run: RunIdentifier, alert: AlertIdentifier, context: Context, visitor: IngesterSession
+) -> Response:
+    """Mark the alert as seen, then redirect to the run."""
+    context.database.write(lambda session: acknowledge(session, visitor.principal, run, alert))
     return see_other(f"/runs/{run}")
 
 
 @pages.post("/runs/{run}/alerts/{alert}/resolve")
-def resolve_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, guest: AlertAnswerers) -> Response:
-    """The alert is settled, then back to the run."""
-    context.database.write(lambda session: resolve(session, guest.principal, run, alert))
+def resolve_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, visitor: IngesterSession) -> Response:
+    """Resolve the alert, then redirect to the run."""
+    context.database.write(lambda session: resolve(session, visitor.principal, run, alert))
     return see_other(f"/runs/{run}")
 
 
 def see_other(address: str) -> Response:
-    """After a form: to a page that can be loaded again."""
+    """Redirect to a page that can be loaded again."""
     return RedirectResponse(address, status_code=303, headers=PAGE_HEADERS)
 
 
 @parts.get("/runs/{run}/figures/{name}.json")
-def run_figure(run: RunIdentifier, name: str, request: Request, context: Context, guest: Guests) -> Response:
-    """A figure of a run, as `static/figures.js` draws it."""
+def run_figure(run: RunIdentifier, name: str, request: Request, context: Context, visitor: ReaderSession) -> Response:
+    """Return a figure of a run, as `static/figures.js` draws it."""
     plot = run_plot(name)
-    with open_viewing(context, guest.principal) as viewing:
+    with open_viewing(context, visitor.principal) as viewing:
         figure = plot.make(viewing, get_run(viewing.session, viewing.principal, run))
     return figure_response(request, figure)
 
 
 @parts.get("/runs/{run}/steps/{step}/figures/{name}.json")
 def step_figure(
-    run: RunIdentifier, step: StepPath, name: str, request: Request, context: Context, guest: Guests
+    run: RunIdentifier, step: StepPath, name: str, request: Request, context: Context, visitor: ReaderSession
 ) -> Response:
-    """A figure of a step."""
+    """Return a figure of a step."""
     plot = step_plot(name)
-    with open_viewing(context, guest.principal) as viewing:
+    with open_viewing(context, visitor.principal) as viewing:
         figure = plot.make(viewing, get_run(viewing.session, viewing.principal, run), step, None)
     return figure_response(request, figure)
 
 
 @parts.get("/runs/{run}/steps/{step}/tokens")
-def step_tokens(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
-    """The worst tokens of a step, as a piece of HTML."""
-    with open_viewing(context, guest.principal) as viewing:
+def step_tokens(
+    run: RunIdentifier, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+) -> Response:
+    """Return the worst tokens of a step, as an HTML fragment."""
+    with open_viewing(context, visitor.principal) as viewing:
         part = worst_tokens(viewing, run, step)
-    return page_response(request, "tokens.html", part, guest.visitor)
+    return page_response(request, "tokens.html", part, visitor.view)
 
 
 @parts.get("/runs/{run}/steps/{step}/corrections")
-def step_corrections(run: RunIdentifier, step: StepPath, request: Request, context: Context, guest: Guests) -> Response:
-    """What corrections would do to a step, and its theory, as a piece of HTML."""
-    with open_viewing(context, guest.principal) as viewing:
+def step_corrections(
+    run: RunIdentifier, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+) -> Response:
+    """Return the corrections and the theory of a step, as an HTML fragment."""
+    with open_viewing(context, visitor.principal) as viewing:
         part = corrections_part(viewing, run, step)
-    return page_response(request, "corrections.html", part, guest.visitor)
+    return page_response(request, "corrections.html", part, visitor.view)
 
 
 @pages.get("/login")
 def show_login(request: Request, next_path: Annotated[str, Query(alias="next", max_length=2000)] = "/") -> Response:
-    """The form that takes an API key."""
+    """Return the form that takes an API key."""
     return page_response(request, "login.html", LoginPage(local_path(next_path)), None)
 
 
@@ -155,7 +163,7 @@ def log_in(
     api_key: Annotated[str, Form(max_length=LONGEST_KEY)],
     next_path: Annotated[str, Form(alias="next", max_length=2000)] = "/",
 ) -> Response:
-    """Exchange an API key for a session. Other sites' forms were refused before this by their Origin."""
+    """Exchange an API key for a session. Forms of other sites were refused by their Origin before."""
     try:
         return sign_in(context, request, api_key, next_path)
     except (AuthenticationRequired, ScopeMissing) as error:
@@ -172,10 +180,10 @@ def log_out(request: Request, context: Context, csrf_token: Annotated[str, Form(
 
 @static.get("/static/{name}")
 def static_file(name: str, v: str = "") -> Response:
-    """A file of the pages; kept for a year where the address carries its version."""
+    """Return a static file; browsers keep it for a year if the address has its version."""
     found = assets().get(name)
     if found is None:
-        raise HTTPException(404, "there is no such file")
+        raise HTTPException(404, "no such file")
     cache = LONG_CACHE if v == digest_of(name) else REVALIDATE
     return Response(
         found.read_bytes(),

@@ -1,4 +1,4 @@
-"""Numbers, times and states as a person reads them."""
+"""Numbers, times and states as text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from service.present.pages.view_models import Label, Moment, Tone, Value
 DASH = "–"
 
 OUT_OF_DATE = (
-    "Another release measured some of this, with statistics that this one cannot read. The curves are as they were; "
-    "what is made from statistics comes back with foreshock remeasure."
+    "Some steps were measured by another release, whose statistics this one cannot read. The curves are complete; "
+    "buckets, corrections and theory need `foreshock remeasure`."
 )
 
 RUN_STATES: dict[str, Label] = {
@@ -40,20 +40,20 @@ PHASES: dict[str, str] = {
     "held": "held by an operator",
 }
 MODES: dict[str, Label] = {
-    "shadow": Label("shadow: only shown"),
-    "apply": Label("apply: the trainer follows", "good"),
+    "shadow": Label("shadow mode: the trainer gets 1.0"),
+    "apply": Label("apply mode: the trainer gets this scale", "good"),
 }
 VERDICT_TONES: dict[Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
 
 
 def label_of(state: str, known: dict[str, Label]) -> Label:
-    """The badge of a state; a state that this page does not know is shown as it is."""
+    """Return the badge of a state; an unknown state is shown as it is."""
     return known.get(state, Label(state))
 
 
 def number(value: float | None) -> str:
-    """A measure to three digits, a dash where it is missing or not estimable, words where float64 cannot hold it."""
+    """Return a measure with three digits; a dash if it is missing or not estimable, "too large" for ±inf."""
     if value is None or math.isnan(value):
         return DASH
     if math.isinf(value):
@@ -63,13 +63,13 @@ def number(value: float | None) -> str:
 
 
 def scale_in_words(scale: float) -> str:
-    """What a scale of the learning rate means: `a quarter of the learning rate`."""
+    """Return a scale as a phrase: `a quarter of the learning rate`."""
     known = {1.0: "the full learning rate", 0.5: "half the learning rate", 0.25: "a quarter of the learning rate"}
     return known.get(scale, f"{scale:.3g} of the learning rate")
 
 
 def share_in_words(share: float | None, low: float | None, high: float | None) -> str:
-    """A share with its interval: `67 % (50 % to 80 %)`."""
+    """Return a share with its interval: `67 % (50 % to 80 %)`."""
     if share is None or not math.isfinite(share):
         return "not estimable"
     if low is None or high is None:
@@ -78,12 +78,12 @@ def share_in_words(share: float | None, low: float | None, high: float | None) -
 
 
 def count(value: int | None) -> str:
-    """Digits in groups of three, separated by a thin space."""
+    """Return an integer with its digits in groups of three."""
     return DASH if value is None else f"{value:,}".replace(",", "\u2009")
 
 
 def moment(at_us: int | None) -> Moment | None:
-    """UTC microseconds as a time; None stays None."""
+    """Return a time in UTC microseconds as text; None for None."""
     if at_us is None:
         return None
     at = datetime.fromtimestamp(at_us // 1_000_000, tz=UTC)

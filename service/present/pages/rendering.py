@@ -49,7 +49,7 @@ PAGE_HEADERS = {
 
 @cache
 def templates() -> Environment:
-    """The one template environment; every value is escaped unless a template of this package says otherwise."""
+    """Return the template environment. Every value is escaped unless a template marks it as safe."""
     environment = Environment(
         loader=PackageLoader("service.present.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -59,20 +59,20 @@ def templates() -> Environment:
 
 
 def with_code(text: str) -> Markup:
-    """The text escaped, what stands between backticks as code; a backtick without a partner stays."""
+    """Return the text escaped, with text between backticks as code; a single backtick stays."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def page_response(
     request: Request, template: str, page: object, visitor: Visitor | None, *, status: int = 200
 ) -> Response:
-    """The page as HTML; 304 where the browser already has exactly this."""
+    """Return the page as HTML; 304 if the browser already has it."""
     text = templates().get_template(template).render(page=page, visitor=visitor)
     return _tagged(request, text.encode(), "text/html; charset=utf-8", status)
 
 
 def figure_response(request: Request, figure: Figure | Missing) -> Response:
-    """A figure's specification as JSON; 304 where the browser has drawn exactly this."""
+    """Return a figure's specification as JSON; 304 if the browser has drawn it already."""
     body = json.dumps(figure.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _tagged(request, body.encode(), "application/json", 200)
 

@@ -1,4 +1,4 @@
-"""Who looks at a page: a session made from an API key at /login, or anybody on loopback while there are no keys."""
+"""Sessions of the pages: made from an API key at /login; on loopback none is needed while there are no keys."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _bearer = HTTPBearer(auto_error=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
-    """A principal that may read, and what the templates need to know of it."""
+class PageSession:
+    """A principal that may read, and its view model for the templates."""
 
     principal: Principal
-    visitor: Visitor
+    view: Visitor
 
 
-def guest_of(
+def page_session(
     request: Request,
     context: Context,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-) -> Guest:
-    """The dependency of every page; raises AuthenticationRequired (which sends a browser to /login) or ScopeMissing."""
+) -> PageSession:
+    """Return the session of a request to a page. Raises AuthenticationRequired or ScopeMissing."""
     principal = authenticate(context, request, credentials.credentials if credentials else None)
     if not principal.may(Scope.READ):
         raise ScopeMissing("this key lacks the scope `read`")
@@ -55,44 +55,47 @@ def guest_of(
         may_operate=principal.may(Scope.ADMIN),
         csrf_token=csrf_token(context, request),
     )
-    return Guest(principal, visitor)
+    return PageSession(principal, visitor)
 
 
-Guests = Annotated[Guest, Depends(guest_of)]
+ReaderSession = Annotated[PageSession, Depends(page_session)]
 
 
-def form_sender(scope: Scope) -> Callable[..., Guest]:
-    """The dependency of a form: a guest with this scope, and the token that this guest's own page gave it."""
+def form_sender(scope: Scope) -> Callable[..., PageSession]:
+    """Return the dependency of a form: it requires the scope and the form token of the same session."""
 
-    def guest_with_token(
-        request: Request, context: Context, guest: Guests, csrf_token: Annotated[str, Form(max_length=200)] = ""
-    ) -> Guest:
+    def session_with_token(
+        request: Request,
+        context: Context,
+        session: ReaderSession,
+        csrf_token: Annotated[str, Form(max_length=200)] = "",
+    ) -> PageSession:
         require_form_token(context, request, csrf_token)
-        if not guest.principal.may(scope):
+        if not session.principal.may(scope):
             raise ScopeMissing(f"this key lacks the scope `{scope}`")
-        return guest
+        return session
 
-    return guest_with_token
+    return session_with_token
 
 
-# The same scopes as the API asks for.
-AlertAnswerers = Annotated[Guest, Depends(form_sender(Scope.INGEST))]
-Operators = Annotated[Guest, Depends(form_sender(Scope.ADMIN))]
+# The same scopes as in the API.
+IngesterSession = Annotated[PageSession, Depends(form_sender(Scope.INGEST))]
+OperatorSession = Annotated[PageSession, Depends(form_sender(Scope.ADMIN))]
 
 
 def csrf_token(context: ServiceContext, request: Request) -> str:
-    """The token that a form of this visitor carries; without a session it still belongs to this service process."""
+    """Return the token of this session's forms; without a session, one of this service process."""
     return form_token(context.session_secret, request.cookies.get(SESSION_COOKIE, ""))
 
 
 def require_form_token(context: ServiceContext, request: Request, token: str) -> None:
-    """Raise CrossSiteRefused unless the form came from one of this visitor's own pages."""
+    """Raise CrossSiteRefused unless the form came from a page of the same session."""
     if not is_form_token(context.session_secret, request.cookies.get(SESSION_COOKIE, ""), token):
-        raise CrossSiteRefused("this form is not from this session: go back, reload the page and try again")
+        raise CrossSiteRefused("this form is of another session; reload the page and try again")
 
 
 def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: str) -> Response:
-    """A session for the key, then on to the page that was asked for; raises AuthenticationRequired or ScopeMissing."""
+    """Make a session of an API key and redirect to the page. Raises AuthenticationRequired or ScopeMissing."""
     principal = principal_of_secret(context, api_key.strip())
     if not principal.may(Scope.READ):
         raise ScopeMissing("this key lacks the scope `read`")
@@ -110,20 +113,20 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
 
 
 def sign_out() -> Response:
-    """To /login, without the session."""
+    """End the session and redirect to /login."""
     response = RedirectResponse("/login", status_code=303, headers=PAGE_HEADERS)
     response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
     return response
 
 
 def local_path(path: str) -> str:
-    """The path, if a browser would take it for one of this service; else the first page."""
+    """Return the path if it leads to a page of this service; else "/"."""
     plain = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
     return path if plain else "/"
 
 
 class PageRoute(APIRoute):
-    """A route whose errors are pages: whoever must sign in is sent to /login, the rest is said in words."""
+    """A route whose errors are pages; without a session it redirects to /login."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

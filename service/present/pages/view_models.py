@@ -1,6 +1,6 @@
-"""What the templates show: text that is ready to read, nothing to compute.
+"""View models: the texts that templates show, ready to read.
 
-`gather` fills these; no template sees a database row.
+The presenters make them; no template sees a database row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Tone = Literal["", "good", "warning", "critical"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A badge: a word and its tone; the word alone must be enough for who does not see the colour."""
+    """A badge: a word and its tone. The word must be enough without the colour."""
 
     text: str
     tone: Tone = ""
@@ -31,7 +31,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks: what they may do decides which forms they see."""
+    """The scopes of the person who reads the page; they decide which forms the page has."""
 
     signed_in: bool
     may_answer_alerts: bool
@@ -41,7 +41,7 @@ class Visitor:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the figures that a reader chooses from."""
+    """One of several figures for the same place."""
 
     text: str
     address: str
@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A place for a figure; the browser fetches its specification from `address`, or from that of another choice."""
+    """A place for a figure. The browser fetches its specification from `address`, or from that of another choice."""
 
     id: str
     title: str
@@ -121,7 +121,7 @@ class AlertCard:
 
 @dataclass(frozen=True, slots=True)
 class LintCard:
-    """A warning of the semantics lint; `steps` says how many steps of a run have it, the newest of which is linked."""
+    """A warning of the semantics lint. `steps`: how many steps of a run have it; the newest of them is linked."""
 
     name: str
     severity: str
@@ -137,7 +137,7 @@ class LintCard:
 
 @dataclass(frozen=True, slots=True)
 class LintPanel:
-    """What the semantics lint says; empty where everything was checked and is clean."""
+    """The result of the semantics lint; empty if every check was made and is clean."""
 
     cards: Sequence[LintCard]
     not_checked: Sequence[str]
@@ -184,7 +184,7 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number in a table, with the tone of the range it lies in, and its interval where it has one."""
+    """A number in a table, the tone of its range, and its interval if it has one."""
 
     text: str
     tone: Tone = ""
@@ -279,7 +279,7 @@ class TokensPart:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionRow:
-    """What a correction would do at one threshold."""
+    """The effect of a correction at one threshold."""
 
     title: str
     threshold: str

@@ -54,7 +54,7 @@ def record_mode(session: Session, changed: AdviceModeChanged) -> None:
 
 
 def observation_of(session: Session, run_id: str) -> Observation:
-    """How far the run is, for a decision that does not come from the detectors."""
+    """Return how far the run is, for a decision that the detectors did not make."""
     state = fold(repository.log_of(session, run_id))
     observed = newest_state(session, run_id).step
     return Observation(

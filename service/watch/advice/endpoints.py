@@ -21,7 +21,7 @@ from service.watch.long_poll import wait_for_change
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
 _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Nothing newer than If-None-Match within `wait` seconds"}
+    304: {"description": "No change of If-None-Match within `wait` seconds"}
 }
 
 
@@ -32,13 +32,13 @@ async def read_advice(
     principal: Reader,
     response: Response,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP, description="the step the trainer is about to do")] = None,
-    wait: Annotated[float, Query(ge=0, le=30, description="seconds to wait for news of If-None-Match")] = 0.0,
+    wait: Annotated[float, Query(ge=0, le=30, description="seconds to wait for a change of If-None-Match")] = 0.0,
     follow: Annotated[
-        bool, Query(description="a trainer asks, which uses the answer: later decisions leave `step` alone")
+        bool, Query(description="a trainer polls and applies the answer: later decisions do not change `step`")
     ] = False,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response | AdviceRead:
-    """The whole state of the advice. With If-None-Match: 304 if it is still the same after `wait` seconds."""
+    """Return the whole state of the advice. With If-None-Match: 304 if it is still the same after `wait` seconds."""
     if follow and step is not None and principal.may(Scope.INGEST):
         await run_in_threadpool(_note_poll, context, principal, run, step)
     if wait > 0 and if_none_match is not None:
@@ -53,20 +53,20 @@ async def read_advice(
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)
 def acknowledge(run: RunIdentifier, body: AcknowledgementCreate, context: Context, principal: Ingester) -> None:
-    """Say which learning rate was used at a step; said again, it overwrites."""
+    """Report the learning rate used at a step; a repeated report overwrites the older one."""
     context.database.write(lambda session: service.acknowledge(session, principal, run, body))
 
 
 @router.get("/decisions")
 def list_decisions(run: RunIdentifier, context: Context, principal: Reader) -> Page[DecisionRead]:
-    """The append-only log of decisions, oldest first."""
+    """Return the append-only log of decisions, oldest first."""
     with context.database.read() as session:
         return Page(items=service.list_decisions(session, principal, run))
 
 
 @router.post("/decisions", status_code=status.HTTP_201_CREATED)
 def operate(run: RunIdentifier, body: OperatorDecisionCreate, context: Context, principal: Administrator) -> AdviceRead:
-    """Hold, release, raise or halve as an operator; 409 where that would change nothing. The answer is the advice."""
+    """Hold, release, raise or halve as an operator; 409 if it changes nothing. The answer is the advice."""
     return context.database.write(lambda session: service.operate(session, principal, run, body))
 
 

@@ -1,4 +1,4 @@
-"""Queries on decisions, acknowledgements and how far trainers are."""
+"""Queries on decisions, acknowledgements and the progress of trainers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ACKNOWLEDGED_STEP = select(func.max(AdviceAcknowledgement.step)).where(
 
 
 def log_of(session: Session, run_id: str) -> list[Decision]:
-    """The run's decisions in order of revision."""
+    """Return the run's decisions in order of revision."""
     return [Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
 
 
@@ -56,37 +56,37 @@ def append(session: Session, run_id: str, decision: Decision) -> None:
 
 
 def newest_version(session: Session, run_id: str) -> tuple[int, int]:
-    """(attempt, revision) of the newest decision, as `fold` has them; (1, 0) before there is one."""
+    """Return (attempt, revision) of the newest decision, as `fold` has them; (1, 0) before any."""
     query = select(AdviceDecision.attempt, AdviceDecision.revision).where(AdviceDecision.run_id == run_id)
     row = session.execute(query.order_by(AdviceDecision.revision.desc()).limit(1)).first()
     return (1, 0) if row is None else (row[0], row[1])
 
 
 def trainer_step(session: Session, run_id: str, attempt: int) -> int:
-    """The newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
+    """Return the newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
     acknowledged = session.scalar(_ACKNOWLEDGED_STEP, {"run_id": run_id, "attempt": attempt})
     return max(polled_step(session, run_id, attempt), -1 if acknowledged is None else acknowledged)
 
 
 def polled_step(session: Session, run_id: str, attempt: int) -> int:
-    """The newest step that a following trainer asked for; −1 before any."""
+    """Return the newest step that a following trainer asked for; −1 before any."""
     polled = session.scalar(_POLLED_STEP, {"run_id": run_id, "attempt": attempt})
     return -1 if polled is None else polled
 
 
 def put_polled_step(session: Session, run_id: str, attempt: int, step: int) -> None:
-    """Note how far a following trainer is."""
+    """Store the newest step that a following trainer asked for."""
     row = {"run_id": run_id, "attempt": attempt, "polled_step": step}
     upsert(session, TrainerProgress, [row], ("run_id", "attempt"))
 
 
 def put_acknowledgement(session: Session, row: dict[str, object]) -> None:
-    """Note what learning rate was used at a step; said again, it overwrites."""
+    """Store the learning rate used at a step, overwriting an older report."""
     upsert(session, AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
 
 
 def newest_acknowledgement(session: Session, run_id: str) -> AdviceAcknowledgement | None:
-    """What the newest attempt's trainer said last."""
+    """Return the last acknowledgement of the newest attempt's trainer; None before any."""
     query = select(AdviceAcknowledgement).where(AdviceAcknowledgement.run_id == run_id)
     ordered = query.order_by(AdviceAcknowledgement.attempt.desc(), AdviceAcknowledgement.step.desc())
     return session.scalar(ordered.limit(1))

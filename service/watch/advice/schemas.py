@@ -1,4 +1,4 @@
-"""What advice looks like over HTTP."""
+"""Schemas of the advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ScheduleRead(BaseModel):
 
 
 class AdviceAlertRead(BaseModel):
-    """An open alert, as a trainer is told of it."""
+    """An open alert, as trainers get it."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -39,8 +39,8 @@ class AdviceAlertRead(BaseModel):
 class AdviceRead(BaseModel):
     """The whole state: `scale(step) = max(floor, factor^(schedule's halvings + rule_halvings up to step))`.
 
-    It is absolute, so that a lost, late or repeated answer cannot compound. `scale` multiplies the base learning rate
-    at the step asked for; in shadow it is 1.0 and `advised_scale` says what it would be.
+    It is absolute, so that a missing, late or repeated answer cannot compound. `scale` multiplies the base learning
+    rate at the step asked for; in shadow mode it is 1.0, and `advised_scale` is the advice.
     """
 
     attempt: int
@@ -61,7 +61,7 @@ class AdviceRead(BaseModel):
 
 
 class AcknowledgementCreate(BaseModel):
-    """What a trainer did: the learning rate it used at a step, and the newest revision that it knew."""
+    """The learning rate that a trainer used at a step, and the newest revision that it knew."""
 
     revision: int = Field(ge=0, lt=2**63)
     step: Step

@@ -1,4 +1,4 @@
-"""Advice: read it, wait for news of it, acknowledge it, decide as an operator."""
+"""Advice: read it, wait for a change, acknowledge it, decide as an operator."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from service.watch.detection.service import newest_state
 from service.watch.long_poll import wake_after_commit
 
 STALE_AFTER_STEPS = 10
-"""A trainer asks one or two steps ahead of what it has logged; ten are a service that hears nothing."""
+"""A trainer asks one or two steps ahead of what it has logged. At ten steps the service receives no data."""
 
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10
-"""Steps between the weights that a probe would like to have, in quiet times and while a critical alert is open."""
+"""Steps between the weights that a probe needs, normally and while a critical alert is open."""
 
 
 class AdviceConflict(ProblemError):
-    """An operator's decision that would change nothing, or an acknowledgement of advice that was never given."""
+    """An operator's decision that changes nothing, or an acknowledgement of an unknown revision."""
 
     status = 409
 
@@ -54,7 +54,7 @@ class Answer:
 
 
 def read_advice(session: Session, principal: Principal, run_id: str, step: int | None) -> Answer:
-    """The advice at `step`; without one at the step after the newest closed one."""
+    """Return the advice at `step`; without one at the step after the newest closed one."""
     run = get_run(session, principal, run_id)
     state = fold(repository.log_of(session, run_id))
     detectors = newest_state(session, run_id)
@@ -72,13 +72,13 @@ def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Advi
 
 
 def read_etag(session: Session, principal: Principal, run_id: str) -> str:
-    """The entity tag alone, for who waits; raises RunDeleted once the run is deleted."""
+    """Return the entity tag alone, for a long poll. Raises RunDeleted once the run is deleted."""
     get_run(session, principal, run_id)
     return etag_of(*repository.newest_version(session, run_id), alerts.version(session, run_id))
 
 
 def note_poll(session: Session, principal: Principal, run_id: str, step: int) -> None:
-    """Note that a following trainer is told the scale of `step`: no later decision may change it."""
+    """Note that a following trainer gets the scale of `step`: no later decision may change it."""
     lock_run(session, principal, run_id)
     attempt, _ = repository.newest_version(session, run_id)
     if find_attempt(session, run_id, attempt) is None:
@@ -89,17 +89,17 @@ def note_poll(session: Session, principal: Principal, run_id: str, step: int) ->
 
 
 def is_news(session: Session, run_id: str, step: int) -> bool:
-    """Whether a poll for `step` would move what `note_poll` notes."""
+    """Return whether a poll for `step` would move what `note_poll` notes."""
     attempt, _ = repository.newest_version(session, run_id)
     return step > repository.polled_step(session, run_id, attempt)
 
 
 def acknowledge(session: Session, principal: Principal, run_id: str, body: AcknowledgementCreate) -> None:
-    """Note what a trainer did; raises AdviceConflict for a revision that was never given."""
+    """Store what a trainer applied. Raises AdviceConflict for an unknown revision."""
     get_run(session, principal, run_id)
     newest_attempt, newest_revision = repository.newest_version(session, run_id)
     if body.revision > newest_revision:
-        raise AdviceConflict(f"revision {body.revision} was never given: the newest is {newest_revision}")
+        raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
     attempt = body.attempt if body.attempt is not None else newest_attempt
     require_attempt(session, run_id, attempt)
     row = {
@@ -114,12 +114,12 @@ def acknowledge(session: Session, principal: Principal, run_id: str, body: Ackno
 
 
 def newest_acknowledgement(session: Session, run_id: str) -> AdviceAcknowledgement | None:
-    """What the newest attempt's trainer said last; None before anything."""
+    """Return the last acknowledgement of the newest attempt's trainer; None before any."""
     return repository.newest_acknowledgement(session, run_id)
 
 
 def operate(session: Session, principal: Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
-    """Add an operator's decision; raises AdviceConflict where it would change nothing."""
+    """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
     lock_run(session, principal, run_id)
     kind: OperatorKind = body.kind
     try:
@@ -135,7 +135,7 @@ def operate(session: Session, principal: Principal, run_id: str, body: OperatorD
 
 
 def list_decisions(session: Session, principal: Principal, run_id: str) -> list[DecisionRead]:
-    """The log of decisions, oldest first."""
+    """Return the log of decisions, oldest first."""
     get_run(session, principal, run_id)
     return [
         DecisionRead(

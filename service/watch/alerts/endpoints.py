@@ -27,14 +27,14 @@ def list_alerts(
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Page[AlertRead]:
-    """A run's alerts, newest step first."""
+    """Return a run's alerts, newest step first."""
     with context.database.read() as session:
         return service.list_alerts(session, principal, run, state or (), cursor, limit)
 
 
 @router.post("/{alert}/acknowledge")
 def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRead:
-    """Say that a person has seen it; 409 where it is settled already."""
+    """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
     return context.database.write(
         lambda session: AlertRead.model_validate(service.acknowledge(session, principal, run, alert))
     )
@@ -42,7 +42,7 @@ def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, pr
 
 @router.post("/{alert}/resolve")
 def resolve(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRead:
-    """Settle it; the rule may fire again later, as a new alert."""
+    """Resolve the alert; the rule may fire again later, as a new alert."""
     return context.database.write(
         lambda session: AlertRead.model_validate(service.resolve(session, principal, run, alert))
     )

@@ -1,4 +1,4 @@
-"""Events become alerts: new ones open, cleared ones resolve, and those that a replay no longer fires are retracted."""
+"""Reconcile alerts with a replay: new ones open, cleared ones resolve, those that no longer fire are retracted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def resolve_superseded(session: Session, started: AttemptStarted) -> None:
 def _changes(
     alert: Alert | None, fired: tuple[Event, int] | None, cleared_step: int | None, from_step: int
 ) -> dict[str, Any]:
-    """The columns that change; empty where nothing does."""
+    """Return the columns that change; empty if none does."""
     if alert is None:
         assert fired is not None
         state = "open" if cleared_step is None else "resolved"
@@ -81,7 +81,7 @@ def _state(alert: Alert, cleared_step: int | None) -> str:
         return "open" if cleared_step is None else "resolved"
     if cleared_step is not None:
         return "resolved"
-    # What a person resolved stays resolved; what only the detector did opens again when it did not clear after all.
+    # An alert that a person resolved stays resolved. One that the detector resolved opens again if it did not clear.
     return "open" if alert.state == "resolved" and alert.changed_by == "detector" else alert.state
 
 

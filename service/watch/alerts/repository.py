@@ -26,14 +26,14 @@ _TOUCHED = select(Alert).from_statement(union_all(_FIRED, _CLEARED))
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
-    """The alert of this run with this id."""
+    """Return the alert of this run with this id."""
     return session.scalar(select(Alert).where(Alert.run_id == run_id, Alert.id == alert_id))
 
 
 def newest_first(
     session: Session, run_id: str, states: Sequence[str], after: tuple[int, str] | None, limit: int
 ) -> Sequence[Alert]:
-    """Up to `limit` alerts by falling (step, id), before `after`; no states: all of them."""
+    """Return up to `limit` alerts by falling (step, id), before `after`; no states: all of them."""
     query = select(Alert).where(Alert.run_id == run_id)
     if states:
         query = query.where(Alert.state.in_(states))
@@ -43,7 +43,7 @@ def newest_first(
 
 
 def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
-    """The run's alerts in this state, newest step first."""
+    """Return the run's alerts in this state, newest step first."""
     query = select(Alert).where(Alert.run_id == run_id, Alert.state == state)
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
@@ -64,7 +64,7 @@ def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], 
 
 
 def standing(session: Session, run_id: str, attempts: Sequence[Attempt], rule: str, step: int) -> Alert | None:
-    """The alert of a rule that fired at `step` of the active history."""
+    """Return the alert of a rule that fired at `step` of the active history."""
     query = select(Alert).where(
         Alert.run_id == run_id,
         Alert.attempt == active_attempt_of(attempts, step),
@@ -85,7 +85,7 @@ def superseded(session: Session, run_id: str, attempts: Sequence[Attempt]) -> Se
 
 
 def version(session: Session, run_id: str) -> int:
-    """The run's alert version: 0 before any alert, and higher with every change."""
+    """Return the run's alert version: 0 before any alert, and higher with every change."""
     return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0
 
 

@@ -1,4 +1,4 @@
-"""What alerts look like over HTTP."""
+"""Schemas of alerts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ AlertState = Literal["open", "acknowledged", "resolved", "retracted"]
 
 
 class AlertRead(BaseModel):
-    """A rule that fired: what was measured, why it matters, what to do.
+    """A rule that fired: the measured value, the reason, what to do.
 
-    `resolved`: it stands no longer, or a person settled it, or a rewind superseded its step. `retracted`: with data
-    that came late it never fired.
+    `resolved`: the value is back, or a person resolved it, or a resume superseded its step. `retracted`: with late
+    data the rule does not fire.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -32,7 +32,7 @@ class AlertRead(BaseModel):
     moves_learning_rate: bool
     evidence: dict[str, Any]
     state: AlertState
-    cleared_step: int | None = Field(description="where the rule stopped standing; null while it stands")
+    cleared_step: int | None = Field(description="the step at which the rule cleared; null while it fires")
     changed_by: Literal["detector", "operator", "rewind"]
     opened_at_us: int
     changed_at_us: int

@@ -1,4 +1,4 @@
-"""Alerts as people meet them: list, acknowledge, resolve."""
+"""Alerts: list, acknowledge, resolve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AlertNotFound(ProblemError):
 
 
 class AlertConflict(ProblemError):
-    """The alert is past the state that was asked for."""
+    """The alert's state does not allow the change."""
 
     status = 409
 
@@ -34,7 +34,7 @@ class AlertConflict(ProblemError):
 def list_alerts(
     session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
 ) -> Page[AlertRead]:
-    """One page of a run's alerts, newest step first."""
+    """Return one page of a run's alerts, newest step first."""
     get_run(session, principal, run_id)
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
     rows = repository.newest_first(session, run_id, states, after, limit + 1)
@@ -42,7 +42,7 @@ def list_alerts(
 
 
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
-    """The run's open alerts, newest step first."""
+    """Return the run's open alerts, newest step first."""
     return repository.in_state(session, run_id, "open")
 
 
@@ -60,18 +60,18 @@ def version(session: Session, run_id: str) -> int:
 
 
 def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
-    """Say that a person has seen the alert; raises AlertConflict where it is settled already."""
+    """Mark the alert as seen by a person. Raises AlertConflict if it is resolved or retracted."""
     alert = _locked(session, principal, run_id, alert_id)
     if alert.state in ("resolved", "retracted"):
-        raise AlertConflict(f"the alert is {alert.state} already")
+        raise AlertConflict(f"an alert that is {alert.state} cannot be acknowledged; only open alerts can")
     return _change(session, alert, "acknowledged")
 
 
 def resolve(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
-    """Settle the alert; raises AlertConflict where it was retracted."""
+    """Resolve the alert. Raises AlertConflict if it was retracted."""
     alert = _locked(session, principal, run_id, alert_id)
     if alert.state == "retracted":
-        raise AlertConflict("the alert was retracted: with later data it never fired")
+        raise AlertConflict("a retracted alert cannot be resolved: with late data its rule does not fire")
     return _change(session, alert, "resolved")
 
 

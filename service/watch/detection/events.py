@@ -1,4 +1,4 @@
-"""What the detectors report after each replay. Published with the run locked."""
+"""The event of a replay of the detectors. Published with the run locked."""
 
 from __future__ import annotations
 

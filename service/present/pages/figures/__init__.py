@@ -1,6 +1,6 @@
-"""The plots of the pages, one file each.
+"""The figures of the pages, one file each.
 
-Pure functions from curves to a `Figure`, or to a `Missing` that says in words why there is none.
+Pure functions from curves to a `Figure`, or to a `Missing` that gives the reason why there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the mismatch comes from: a waterfall of the chain's links, whose shares of E[d²] add up to 1."""
+"""The attribution of the mismatch: a waterfall of the chain's links, whose shares of E[d²] add up to 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.present.pages.figures.specification import INK, MUTED, Figure, Json
 
 TITLE = "Where the mismatch comes from"
 ROW_HEIGHT = 74
-# Where a cause breaks, so that it fits on a narrow screen.
+# Characters; a longer cause is wrapped, so that it fits on a narrow screen.
 LONGEST_LINE = 40
 
 
@@ -27,13 +27,13 @@ class LinkShare:
 
     @property
     def short_cause(self) -> str:
-        """The cause up to its colon: what comes after it explains."""
+        """The cause up to its colon; the rest is an explanation."""
         return self.cause.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The links of a step from `rollout` to `trainer`, in order, and what has to be said beside them."""
+    """The links of a step from `rollout` to `trainer`, in order, and notes for the caption."""
 
     step: int
     links: Sequence[LinkShare]
@@ -43,19 +43,19 @@ class Chain:
 def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
     """Return bars that begin where the one before ended; a bar to the left is a link that cancels part of another.
 
-    `chain` may be a text that says why the step has no chain, or None if nothing was replayed.
+    `chain` may be the reason why the step has no chain, or None if nothing was replayed.
     """
     if isinstance(chain, str):
         return Missing(TITLE, chain)
     if chain is None:
         return Missing(
             TITLE,
-            "Nothing has been replayed yet. Announce a checkpoint and ask for a probe; "
-            "a worker then scores the rollouts with every link of the chain.",
+            "Nothing has been replayed yet. Announce a checkpoint and request a probe; "
+            "a worker then scores the rollouts with every scorer of the chain.",
         )
     known = [link for link in chain.links if link.share is not None]
     if not known:
-        why = f"The scores of step {chain.step} agree in every token: there is no mismatch to share out."
+        why = f"The scores of step {chain.step} agree at every token: there is no mismatch to attribute."
         return Missing(TITLE, " ".join([why, *chain.notes]))
     starts, reached = [], 0.0
     for link in known:
@@ -67,7 +67,7 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
             "tickformat": ".0%",
             "range": _range(known, starts),
         },
-        # The names stand above their bars, where they fit on a narrow screen too.
+        # The names stand above their bars: they fit on a narrow screen.
         "yaxis": {"range": [len(known) - 0.6, -0.78], "visible": False},
         "showlegend": False,
         "hovermode": False,
@@ -75,8 +75,8 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
         "annotations": [_name(row, link) for row, link in enumerate(known)],
     }
     caption = (
-        f"Step {chain.step}. Token by token the links add up to the whole, so the shares add to 100 %; "
-        "a negative share cancels part of another. Whiskers: bootstrap interval over prompt groups."
+        f"Step {chain.step}. The shares of the links add up to 100 %; a negative share cancels part of another. "
+        "Whiskers: bootstrap interval over prompt groups. Fix the cause with the largest share first."
     )
     caption = " ".join([caption, *chain.notes])
     traces = [_bars(known, starts), *_intervals(known, starts)]
@@ -115,7 +115,7 @@ def _name(row: int, link: LinkShare) -> Json:
 
 
 def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
-    """Where 0 and the whole lie, and what joins each bar to the next."""
+    """Return lines at 0 and at the whole, and lines that join each bar to the next."""
     thin = {"color": MUTED, "width": 1, "dash": "dot"}
     ends = [
         {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": thin}
@@ -129,7 +129,7 @@ def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
 
 
 def percent(share: float | None) -> str:
-    """A share as a person reads it: whole percents, a real minus sign, no negative zero."""
+    """Return a share as a person reads it: whole percents, a real minus sign, no negative zero."""
     if share is None:
         return "not estimable"
     text = f"{100 * share:.0f}"

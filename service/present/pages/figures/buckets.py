@@ -1,4 +1,4 @@
-"""Where the mismatch sits: |d| by what a token is, such as its probability under the sampler, or its place."""
+"""The mismatch by a property of the token: its probability under the sampler, its position, its token id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TITLE = "Mismatch by token probability"
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """What the buckets of a figure are of: words for it, whether it is counted, and what to look for."""
+    """A property by which a figure has buckets: its texts, and True if it is a whole number."""
 
     choice: str
     axis: str
@@ -31,41 +31,41 @@ BY: dict[str, By] = {
     "probability": By(
         "token probability",
         "probability under {behaviour}",
-        "Numerical noise grows towards rare tokens; a bump among likely tokens points to something else.",
+        "Numerical noise grows towards rare tokens. A bump at likely tokens has another cause.",
         is_count=False,
     ),
     "position": By(
         "position in the response",
         "tokens before it in the response",
-        "Growth along the response points to what accumulates there, such as a quantised KV cache.",
+        "Growth along the response indicates an error that accumulates, such as a quantised KV cache.",
         is_count=True,
     ),
     "turn": By(
         "turn",
         "turn",
-        "A rise after the first turn points to how tool output is put between the turns.",
+        "A rise after the first turn indicates a difference in how tool output is inserted between turns.",
         is_count=True,
-        not_logged="These rollouts have no turns: the column turn says which one each token belongs to.",
+        not_logged="These rollouts have no turns. Log the column turn: the turn of each token.",
     ),
     "length": By(
         "response length",
         "tokens of the response that the model sampled",
-        "If long responses differ more at every token, look at position too.",
+        "If long responses differ more, compare with the position in the response.",
         is_count=True,
     ),
     "entropy": By(
         "entropy of the sampler",
         "entropy under {behaviour}, nats",
-        "Numerical noise grows with entropy; what is left where entropy is low is something else.",
+        "Numerical noise grows with entropy. A mismatch at low entropy has another cause.",
         is_count=False,
-        not_logged="These rollouts have no entropies of the behaviour score: the column entropy holds them.",
+        not_logged="These rollouts have no entropies of the behaviour score. Log the column entropy.",
     ),
     "lag": By(
         "lag of the weights",
         "trainer weights version − the version that sampled",
-        "What grows with lag is staleness; what is there at lag 0 is numerics.",
+        "The growth with lag is staleness; the mismatch at lag 0 is numerics.",
         is_count=True,
-        not_logged="These rollouts do not say which weights sampled them: the column weights_version does.",
+        not_logged="These rollouts have no version of the weights that sampled them. Log the column weights_version.",
     ),
 }
 
@@ -88,7 +88,7 @@ class BucketColumns:
 
 @dataclass(frozen=True, slots=True)
 class TokenIdColumns:
-    """One comparison at one step, the largest Σ k3 first; `k3_sum_missing`: what a Σ k3 may have beyond it."""
+    """One comparison at one step, the largest Σ k3 first; `k3_sum_missing`: how much larger a Σ k3 may be."""
 
     comparison: str
     step: int
@@ -99,7 +99,7 @@ class TokenIdColumns:
 
 
 def bucket_figure(columns: BucketColumns | None) -> Figure | Missing:
-    """Mean and largest |d| per bucket, above the number of tokens that each bucket holds."""
+    """Return the mean and the largest |d| per bucket, above the number of tokens of each bucket."""
     if columns is None:
         return Missing(TITLE, "No closed step has log-probs of two scorers yet.")
     by = BY[columns.by]
@@ -129,7 +129,7 @@ def bucket_figure(columns: BucketColumns | None) -> Figure | Missing:
 
 
 def token_id_figure(columns: TokenIdColumns) -> Figure | Missing:
-    """Σ k3 of the token ids that have the most of it, above the number of tokens of each."""
+    """Return Σ k3 of the token ids that have the most of it, above the number of tokens of each."""
     shown = [index for index, total in enumerate(columns.k3_sum) if total > 0][:MOST_TOKEN_IDS]
     if not shown:
         return Missing(TOKEN_ID_TITLE, "No token of this step differs between the two scores.")
@@ -142,9 +142,9 @@ def token_id_figure(columns: TokenIdColumns) -> Figure | Missing:
     if any(missing):
         bars["error_y"] = {"type": "data", "symmetric": False, "array": missing, "arrayminus": [0] * len(missing)}
     caption = (
-        f"{_caption(columns.comparison, columns.step)} The ids with the largest Σ k3; a whisker is what the ids that "
-        "were not kept in a shard may add. A single id far above the rest, such as an end or a padding token, "
-        "points to masking or templates, not to numerics."
+        f"{_caption(columns.comparison, columns.step)} The ids with the largest Σ k3. A whisker is the most that ids "
+        "dropped from a shard's table can add. A single id far above the rest, such as an end or a padding token, "
+        "indicates an error of masking or of the template, not of numerics."
     )
     worst = shown[0]
     summary = (
@@ -163,7 +163,7 @@ def _token_bars(names: Sequence[str], tokens: Sequence[int]) -> Json:
 
 
 def _layout(axis: str, value: str, traces: Sequence[Json]) -> Json:
-    """Values above, tokens below. More labels than a panel has room for would be printed over each other."""
+    """Return the layout: values above, tokens below, with few labels so that none overlap."""
     above = [each for trace in traces if "yaxis" not in trace for each in trace["y"]]
     below = [each for trace in traces if "yaxis" in trace for each in trace["y"]]
     return {
@@ -191,7 +191,7 @@ def _caption(comparison: str, step: int) -> str:
 
 
 def behaviour_of(comparison: str) -> str:
-    """`trainer/rollout` → `rollout`: the score whose probability dates the bucket."""
+    """Return the behaviour score of a comparison, whose probability gives the bucket: `rollout`."""
     return comparison.rpartition("/")[2]
 
 
@@ -210,7 +210,7 @@ def _bucket_name(by: By, low: float, high: float) -> str:
 
 
 def _count_name(low: float, high: float) -> str:
-    """The whole numbers in [low, high)."""
+    """Return the name of the whole numbers in [low, high)."""
     if math.isinf(low):
         return f"< {high:.0f}"
     if math.isinf(high):
@@ -227,6 +227,6 @@ def _summary(by: By, columns: BucketColumns, held: Sequence[int]) -> str:
     worst, index = max(known)
     bucket = _bucket_name(by, columns.edges[index], columns.edges[index + 1])
     return (
-        f"Mean |d| is largest, {scientific(worst)}, where the {by.choice.removeprefix('token ')} is {bucket} "
+        f"Mean |d| is largest, {scientific(worst)}, if the {by.choice.removeprefix('token ')} is {bucket} "
         f"({columns.tokens[index]} of {sum(columns.tokens)} tokens)."
     )

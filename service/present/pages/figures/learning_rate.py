@@ -1,4 +1,4 @@
-"""The learning-rate scale: what was advised so far, and what the schedule will do next if nothing else happens."""
+"""The learning-rate scale: the advice so far, and the schedule from here on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScaleCurve:
 
 
 def learning_rate_figure(curve: ScaleCurve | None) -> Figure | Missing:
-    """A step curve in [0, 1]: multiply whatever base schedule the trainer has by it."""
+    """Return a step curve in [0, 1], which multiplies the base schedule of the trainer."""
     if curve is None or not curve.stairs:
         return Missing(TITLE, "No advice yet: the first closed step starts it.")
     past = [(step, scale) for step, scale in curve.stairs if step <= curve.now]
@@ -41,7 +41,7 @@ def learning_rate_figure(curve: ScaleCurve | None) -> Figure | Missing:
             "x": [step for step, _ in curve.acknowledged], "y": [scale for _, scale in curve.acknowledged],
             "marker": {"color": SERIES[1], "symbol": "diamond", "size": 8}, "hovertemplate": "%{y:.3g}",
         })  # fmt: skip
-    # Where the staircase is not: above it, or below it while it is high.
+    # The label is above the staircase, or below it while it is high.
     row = 0.12 if past[-1][1] > 0.5 else 1.0
     shape, label = vertical_marker(curve.now, f"now, {curve.now}", MUTED, row=row, left=curve.now > 0.7 * curve.end)
     layout = {

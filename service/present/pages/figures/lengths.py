@@ -1,4 +1,4 @@
-"""Response length over steps: the mean in its quantile band, the length cap, and where the surge was."""
+"""Response length over steps: the mean in its quantile band, the length cap and the surge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LengthCurves:
 
 
 def length_figure(curves: LengthCurves) -> Figure | Missing:
-    """The length curve that the decay schedule is dated from."""
+    """Return the length curve from which the decay schedule is derived."""
     if not curves.mean:
         return Missing(TITLE, "No rollouts have been uploaded for a closed step yet.")
     traces: list[Json] = []
@@ -90,7 +90,7 @@ def _is_late(curves: LengthCurves) -> bool:
 
 
 def _cap_is_near(curves: LengthCurves) -> bool:
-    """A cap far above everything would press the curve flat."""
+    """Return whether the cap is shown: far above every length it would flatten the curve."""
     values = [value for _, value in (curves.longest or curves.mean).points()]
     return curves.length_cap is not None and max(values) >= 0.5 * curves.length_cap
 

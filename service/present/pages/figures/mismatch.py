@@ -90,7 +90,7 @@ def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = 
 
 
 def shown_comparisons(names: Sequence[str]) -> list[str]:
-    """The whole, its links and the float32 branch; only where a run has none of them, all that it has."""
+    """Return the whole, its links and the float32 branch; if a run has none of them, all that it has."""
     return [name for name in names if name in MAIN_COMPARISONS] or list(names)
 
 
@@ -114,7 +114,7 @@ def _traces(name: str, curve: Curve) -> list[Json]:
 
 
 def running_median(curve: Curve) -> Curve:
-    """The median of `MEDIAN_WINDOW` neighbouring points, centred; fewer at the ends."""
+    """Return the median of `MEDIAN_WINDOW` neighbouring points, centred; fewer at the ends."""
     points = curve.points()
     reach = MEDIAN_WINDOW // 2
     smooth = [median(value for _, value in points[max(at - reach, 0) : at + reach + 1]) for at in range(len(points))]

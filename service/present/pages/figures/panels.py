@@ -35,7 +35,7 @@ class Panel:
 
 
 def panels_figure(title: str, caption: str, panels: Sequence[Panel], *, why_missing: str) -> Figure | Missing:
-    """Panels with a shared step axis; panels without a value are left out, and said."""
+    """Return panels with a shared step axis. Panels without a value are left out and named in the caption."""
     shown = [panel for panel in panels if panel.curve]
     absent = [panel.name for panel in panels if not panel.curve]
     if not shown:
@@ -55,8 +55,8 @@ def panels_figure(title: str, caption: str, panels: Sequence[Panel], *, why_miss
         layout["shapes"].extend(_thresholds(panel, row))
         colour = SERIES[(row - 1) % len(SERIES)]
         traces.append(line(panel.curve, panel.name, colour, yaxis=_axis("y", row), hovertemplate="%{y:.4g}"))
-    said = f"{caption} Not logged by this run: {', '.join(absent)}." if absent else caption
-    return Figure(title, said, _summary(shown), traces, layout, height=90 + ROW_HEIGHT * len(shown))
+    caption = f"{caption} Not logged by this run: {', '.join(absent)}." if absent else caption
+    return Figure(title, caption, _summary(shown), traces, layout, height=90 + ROW_HEIGHT * len(shown))
 
 
 def _axis(letter: str, row: int) -> str:
@@ -89,7 +89,7 @@ def _thresholds(panel: Panel, row: int) -> list[Json]:
             "line": {"color": colour, "width": 1, "dash": "dash"},
         }
         for level, colour in levels
-        # A line far above the curve would press it flat; the caption names the level.
+        # A line far above the curve would flatten it; the caption names the level.
         if level is not None and max(values) >= level / 5
     ]  # fmt: skip
 

@@ -1,14 +1,14 @@
-"""What a figure is before a browser draws it.
+"""The specification of a figure, which the browser draws.
 
-Colours are written as roles, `var(--series-1)`: the page's style sheet gives each role a value in light and in dark,
-and `static/figures.js` puts those values in before it calls Plotly. A figure carries its caption (how to read it) and
-its summary (what it shows, for those who do not see it).
+Colours are roles such as `var(--series-1)`: the style sheet has a value of each for light and dark, which
+`static/figures.js` inserts before it calls Plotly. A figure has a caption (how to read it) and a summary (its content
+as text, for screen readers).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ class Curve:
     values: Sequence[float | None]
 
     def points(self) -> list[tuple[int, float]]:
-        """The finite points only."""
+        """Return the finite points only."""
         return [
             (step, value)
             for step, value in zip(self.steps, self.values, strict=True)
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawable figure: Plotly traces and layout, and the same in words."""
+    """A drawable figure: Plotly traces and layout, and the same as text."""
 
     title: str
     caption: str
@@ -83,7 +83,7 @@ class Missing:
 
 
 def line(curve: Curve, name: str, colour: str, **more: Any) -> Json:
-    """A line over steps; short curves get markers, since one point alone draws no line."""
+    """Return a line over steps; short curves get markers, since one point alone draws no line."""
     sparse = len(curve.points()) <= 40
     return {
         "type": "scatter",
@@ -99,7 +99,7 @@ def line(curve: Curve, name: str, colour: str, **more: Any) -> Json:
 
 
 def vertical_marker(step: float, text: str, colour: str, *, row: float = 1.0, left: bool = False) -> tuple[Json, Json]:
-    """A dashed vertical line through the whole plot at `step`, and its label, right or left of it, at height `row`."""
+    """Return a dashed vertical line at `step` and its label, right or left of it, at height `row`."""
     shape = {
         "type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1,
         "line": {"color": colour, "width": 1.5, "dash": "dash"},
@@ -117,9 +117,9 @@ def step_axis(**more: Any) -> Json:
 
 
 def scientific(value: float) -> str:
-    """Three digits for a person: `1.2e-05` is `1.2e-5`, plain digits where they are shorter.
+    """Return a number with three digits, such as `1.2e-5`; plain digits if they are shorter.
 
-    Close to 1, where many measures agree, the digits are those of the distance: three would make 1 of all of them.
+    Close to 1 there are three digits of the distance to 1: rounding to three digits would show 1.
     """
     if value == 0:
         return "0"
@@ -132,9 +132,3 @@ def scientific(value: float) -> str:
         return f"{value:.3g}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-
-
-def extent(values: Iterable[float]) -> tuple[float, float] | None:
-    """(smallest, largest), or None of nothing."""
-    found = list(values)
-    return (min(found), max(found)) if found else None

@@ -1,3 +1,3 @@
-"""From the other rooms' services to what the pages show. No query is here: values come from service functions."""
+"""Presenters: they read the services of other nouns and return view models. No query is here."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The advice as the run's page shows it: the panel, the curve of the scale, the marker of the surge."""
+"""The presenter of the advice: the panel, the curve of the scale, the step of the surge."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from service.present.pages.view_models import Action, AdvicePanel
 from service.watch.advice.schemas import AdviceRead
 from service.watch.advice.service import newest_acknowledgement, read_advice
 
-HOLD = Action("hold", "Hold", "Freeze the scale where it is until it is released")
-RELEASE = Action("release", "Release", "Let the schedule go on from here")
+HOLD = Action("hold", "Hold", "Freeze the scale until it is released")
+RELEASE = Action("release", "Release", "Continue the schedule from here")
 HALVE = Action("halve", "Halve now", "Halve the scale once, from the next step on")
 RAISE = Action("raise", "Raise once", "Take one halving back, from the next step on")
-APPLY = Action("apply", "Let the trainer follow", "Tell the trainer the advised scale")
-SHADOW = Action("shadow", "Only show it", "Tell the trainer 1.0 and only show the advice")
+APPLY = Action("apply", "Let the trainer follow", "Apply mode: the trainer gets the advised scale")
+SHADOW = Action("shadow", "Only show it", "Shadow mode: the trainer gets 1.0, the advice is only shown")
 
-# A plan without an end is drawn this far beyond now.
+# A plan without an end is drawn at least this many steps beyond now.
 SHORTEST_OUTLOOK = 20
 BOUNDARIES_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scale of any step, by the rule that trainers' clients evaluate too."""
+    """The scale of every step, by the same rule as in trainers' clients."""
 
     schedule: LengthDecaySchedule | None
     halvings: tuple[int, ...]
@@ -41,7 +41,7 @@ class Scale:
         return scale_at(self.schedule, self.halvings, step)
 
     def stairs(self, end: int) -> list[tuple[int, float]]:
-        """(step, scale from it on) up to `end`, beginning at step 0."""
+        """Return (step, scale from this step on) up to `end`, beginning at step 0."""
         boundaries = self.schedule.boundaries_until(end) if self.schedule is not None else ()
         steps = sorted({0, *self.halvings, *boundaries})
         stairs: list[tuple[int, float]] = []
@@ -52,19 +52,19 @@ class Scale:
         return stairs
 
     def outlook(self, now: int) -> int:
-        """The step up to which a plot is worth drawing."""
+        """Return the step up to which the plan is drawn."""
         if self.schedule is None or self.at(now) <= self.schedule.floor:
             return now + max(SHORTEST_OUTLOOK, now // 10)
         return now + BOUNDARIES_AHEAD * self.schedule.decay_period
 
 
 def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
-    """The advice at the step after the newest closed one."""
+    """Return the advice at the step after the newest closed one."""
     return read_advice(viewing.session, viewing.principal, run_id, None).advice
 
 
 def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
-    """The panel; None before the first closed step."""
+    """Return the panel; None before the first closed step."""
     advice = advice_of(viewing, run.id)
     if advice.observed_step is None:
         return None
@@ -84,7 +84,7 @@ def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
 
 
 def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
-    """The staircase of the scale; None before the first closed step."""
+    """Return the staircase of the scale; None before the first closed step."""
     advice = advice_of(viewing, run.id)
     if advice.observed_step is None:
         return None
@@ -98,7 +98,7 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
 
 
 def surge_step(viewing: Viewing, run_id: str) -> int | None:
-    """The step of the surge that the advice stands on."""
+    """Return the step of the surge on which the schedule is based; None without one."""
     schedule = advice_of(viewing, run_id).schedule
     return schedule.surge_step if schedule is not None else None
 
@@ -123,7 +123,7 @@ def _applied(viewing: Viewing, run_id: str) -> str | None:
 
 
 def _actions(advice: AdviceRead) -> list[Action]:
-    """What an operator can usefully do now; the service refuses what would change nothing."""
+    """Return the actions that would change something now; the service refuses the others."""
     floor = advice.schedule.floor if advice.schedule is not None else DECAY_FLOOR
     actions = [RELEASE if advice.phase == "held" else HOLD]
     if advice.advised_scale > floor:

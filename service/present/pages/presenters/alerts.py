@@ -1,4 +1,4 @@
-"""Standing alerts as cards."""
+"""The presenter of open and acknowledged alerts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_ALERTS = 50
 
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertCard]:
-    """Open and acknowledged alerts, the newest step first, the most severe first."""
+    """Return the open and acknowledged alerts: the most severe first, then the newest step first."""
     states: tuple[AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     return [_card(run_id, alert) for alert in sorted(found, key=lambda each: severity_rank(each.severity))]

@@ -1,4 +1,4 @@
-"""The attribution of a step as its figure and its table take it."""
+"""The presenter of the attribution: its figure and its table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None
 
 
 def link_rows(read: AttributionRead | None) -> list[LinkRow]:
-    """The links, then the whole, as rows of a table."""
+    """Return the links, then the whole, as rows of a table."""
     if read is None:
         return []
     return [
@@ -70,7 +70,7 @@ def link_rows(read: AttributionRead | None) -> list[LinkRow]:
 
 
 def notes_of(read: AttributionRead) -> list[str]:
-    """What a reader has to know of this attribution beside its numbers."""
+    """Return the notes that stand beside the numbers of an attribution."""
     notes = []
     if read.stale:
         notes.append("Scores or rollouts have arrived since; a new attribution is being computed.")

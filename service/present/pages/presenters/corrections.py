@@ -1,6 +1,6 @@
-"""What corrections would do to a step, and what theory says of it: a part of the step's page that comes after it.
+"""The presenter of corrections and theory: a part of the step's page that is fetched after it.
 
-The evaluations are made from the summaries of every rollout, so the page does not wait for them.
+The evaluations read the summaries of every rollout, which takes longer than the page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.runs.theory.service import FoundTheory, TheoryQuestion, theory_of_p
 
 
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
-    """Corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
+    """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
         question = CorrectionQuestion(run_id, step, None, TRAINER_ROLLOUT)
         evaluated = evaluate_corrections(viewing.session, viewing.principal, question)
@@ -28,7 +28,7 @@ def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPar
         return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
     of_theory = TheoryQuestion(run_id, step, None, TRAINER_ROLLOUT)
     theory = theory_of_pair(viewing.session, viewing.principal, of_theory, evaluated.pair)
-    # Of each correction the first threshold in use: the API has the others, and any that is named.
+    # The first threshold in use of each correction; the API has every other one.
     evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)
     reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
@@ -112,7 +112,11 @@ def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNo
         f"(‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); of the whole batch {_number(noise.of_batch)}.{notes}",
     )
     if step is None:
-        yield TheoryRow("Noise of a step", DASH, "Not estimable: neither the step nor the run says its learning rate.")
+        yield TheoryRow(
+            "Noise of a step",
+            DASH,
+            "Not estimable: neither the step nor the run has a learning rate; log the scalar `lr`.",
+        )
         return
     yield TheoryRow(
         "Noise of a step at η, and at η/2",
@@ -140,12 +144,12 @@ def _against(hit: float, rest: float) -> str:
 
 
 def _number(value: float) -> str:
-    """A number, a dash where it is not estimable, and words where it is larger than a float64 holds."""
+    """Return a number; a dash if it is not estimable, "too large" for ±inf."""
     return "too large" if math.isinf(value) else number(value)
 
 
 def _percent(share: float) -> str:
-    """A share with enough digits that only what is whole looks whole."""
+    """Return a share with enough digits: only exactly 0 and 1 are shown as 0 % and 100 %."""
     if math.isnan(share):
         return DASH
     if share in (0.0, 1.0):

@@ -1,4 +1,4 @@
-"""Curves of a run as the figures take them."""
+"""The presenter of curves: the rows of the wide table as curves over steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.runs.measurements.curves import Curves
 from service.runs.measurements.service import CurveQuery, read_curves
 from service.runs.scalars.service import read_scalars
 
-# More points than pixels say nothing; extremes are kept.
+# A plot has fewer pixels. Down-sampling keeps extremes.
 MOST_POINTS = 2000
 
 
@@ -22,13 +22,13 @@ def curves_of(
     comparisons: Sequence[str] = (),
     from_step: int = 0,
 ) -> dict[str, dict[str, Curve]]:
-    """comparison → measure column → curve, over the active steps; no comparisons: all there are."""
+    """Return comparison → measure column → curve, over the active steps; no comparisons: all."""
     query = CurveQuery(comparisons=comparisons, measures=measures, from_step=from_step, max_points=MOST_POINTS)
     return by_comparison(read_curves(viewing.session, viewing.principal, run_id, query))
 
 
 def by_comparison(table: Curves) -> dict[str, dict[str, Curve]]:
-    """The rows of a curve table, as one curve for each comparison and measure."""
+    """Return the rows of a curve table, as one curve for each comparison and measure."""
     steps: dict[str, list[int]] = {}
     values: dict[str, list[list[float | None]]] = {}
     for (step, _, comparison), row in zip(table.keys, table.values, strict=True):
@@ -45,7 +45,7 @@ def by_comparison(table: Curves) -> dict[str, dict[str, Curve]]:
 
 
 def scalar_curves(viewing: Viewing, run_id: str, names: Sequence[str]) -> dict[str, Curve]:
-    """Scalars by name over the active steps; of several sources the trainer's counts."""
+    """Return scalars by name over the active steps; the trainer's value wins over other sources."""
     columns = read_scalars(viewing.session, viewing.principal, run_id, (), names, None, (0, LARGEST_STEP)).columns
     points: dict[str, dict[int, float | None]] = {}
     for step, source, name, value in zip(columns.step, columns.source, columns.name, columns.value, strict=True):

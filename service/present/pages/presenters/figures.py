@@ -1,4 +1,4 @@
-"""The figures of a run and of a step: which there are, in the order of reading, and what each is made from."""
+"""The figures of a run and of a step: their names, order and data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.runs.measurements.service import MeasurementNotFound, StatisticsOut
 SIGNALS_TITLE = "Training signals"
 TAILS_TITLE = "Tails and effective sample size"
 
-# The names that trainers give to the same thing.
+# Names of the same scalar in different trainers.
 GRADIENT_NORMS = ("grad_norm", "actor/grad_norm", "train/grad_norm")
 ENTROPIES = ("entropy", "actor/entropy", "actor/entropy_loss")
 REWARDS = ("reward", "critic/rewards/mean", "train/reward")
@@ -52,7 +52,7 @@ class RunPlot:
 class StepPlot:
     """A figure of a step's page; `make` takes the step and its attempt.
 
-    `choices`: the figures, itself first, that a reader chooses from in its place, each with a word for it.
+    `choices`: the figures that a reader can select in its place, itself first, with a label each.
     """
 
     title: str
@@ -62,14 +62,14 @@ class StepPlot:
 
 
 def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """k3 of every comparison over steps."""
+    """Return k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",))
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
     return mismatch.mismatch_figure(k3, run.model_kind)
 
 
 def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Response lengths over steps, with the surge that the advice stands on."""
+    """Return the response lengths over steps, with the surge on which the schedule is based."""
     names = ("response_length_mean", "response_length_p50", "response_length_p90", "response_length_max")
     found = curves_of(viewing, run.id, names, (STEP_ROW,)).get(STEP_ROW, {})
     mean, median, ninetieth, longest = (found.get(name, Curve((), ())) for name in names)
@@ -78,12 +78,12 @@ def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 
 def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """The advised scale over steps, past and planned."""
+    """Return the advised scale over steps, past and planned."""
     return learning_rate.learning_rate_figure(scale_curve(viewing, run))
 
 
 def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Reward, entropy and gradient norm: measured from the rollouts where they carry them, else as the trainer says."""
+    """Return reward, entropy and gradient norm: measured from the rollouts, else as the trainer reports them."""
     measured = curves_of(viewing, run.id, ("reward_mean", "entropy_mean"), (STEP_ROW,)).get(STEP_ROW, {})
     reported = scalar_curves(viewing, run.id, (*GRADIENT_NORMS, *ENTROPIES, *REWARDS))
     panels = (
@@ -99,7 +99,7 @@ def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 
 def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """How heavy the tail of the ratios is, and what it leaves of the sample, for trainer/rollout."""
+    """Return the tail of the ratios of trainer/rollout and the effective sample size that remains."""
     names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token", "max_d")
     found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {})
     tail, asymmetry, shape, difference, ess, largest = (found.get(name, Curve((), ())) for name in names)
@@ -109,7 +109,7 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     matters = any(value >= PARETO_FAR for _, value in largest.points())
     panels = (
         _judged("F(2): tokens off by more than a factor of 2", tail, tail_range),
-        Panel("where it leans: π ≪ μ above 0, π ≫ μ below", asymmetry),
+        Panel("tail asymmetry at ln 2: π ≪ μ above 0, π ≫ μ below", asymmetry),
         _judged("k̂, the shape of the tail of π/μ", shape, shape_range if matters else None),
         _judged("mean |Δ probability|", difference, difference_range),
         Panel("effective sample size of the token weights", ess),
@@ -131,7 +131,7 @@ def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
 
 
 def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Probability buckets of the newest closed step."""
+    """Return the probability buckets of the newest closed step."""
     newest = curves_of(viewing, run.id, ("k3_kl",), (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {}).get("k3_kl")
     last = newest.last() if newest else None
     if last is None:
@@ -140,7 +140,7 @@ def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 
 def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
-    """trainer/rollout at a step, by one of the conditions."""
+    """Return trainer/rollout at a step, by one of the conditions."""
     statistics = _statistics(viewing, run, step, attempt)
     if isinstance(statistics, str):
         return Missing(buckets.BY[by].title, statistics)
@@ -158,7 +158,7 @@ def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int, attempt: int
 
 
 def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
-    """trainer/rollout at a step, by token id."""
+    """Return trainer/rollout at a step, by token id."""
     statistics = _statistics(viewing, run, step, attempt)
     if isinstance(statistics, str):
         return Missing(buckets.TOKEN_ID_TITLE, statistics)
@@ -175,7 +175,7 @@ def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None
 
 
 def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> ComparisonStatistics | str:
-    """The statistics of trainer/rollout at a step, or why there are none, in a sentence."""
+    """Return the statistics of trainer/rollout at a step, or the reason why there are none."""
     try:
         return read_statistics(viewing.session, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
@@ -183,12 +183,12 @@ def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> C
 
 
 def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Where the mismatch comes from at the newest step that was replayed."""
+    """Return the attribution of the newest step that was replayed."""
     return attribution.attribution_figure(newest_chain(viewing, run.id))
 
 
 def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
-    """Where the mismatch comes from at a step."""
+    """Return the attribution of a step."""
     return attribution.attribution_figure(chain_of_step(viewing, run.id, step, attempt))
 
 
@@ -213,7 +213,7 @@ STEP_PLOTS: Mapping[str, StepPlot] = {
         },
     ),
 }
-# What stands in the place of another figure once a reader has chosen it.
+# Figures that replace another one when a reader selects them.
 CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
     **{
         f"buckets-{name}": StepPlot(by.title, partial(buckets_of_step, name))
@@ -225,17 +225,17 @@ CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
 
 
 def run_plot(name: str) -> RunPlot:
-    """The plot of this name; raises FigureNotFound."""
+    """Return the plot of this name. Raises FigureNotFound."""
     if name not in RUN_PLOTS:
-        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(RUN_PLOTS)}")
+        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(RUN_PLOTS)}")
     return RUN_PLOTS[name]
 
 
 def step_plot(name: str) -> StepPlot:
-    """The plot of this name; raises FigureNotFound."""
+    """Return the plot of this name. Raises FigureNotFound."""
     known = {**STEP_PLOTS, **CHOSEN_STEP_PLOTS}
     if name not in known:
-        raise FigureNotFound(f"there is no figure {name!r}: there are {', '.join(known)}")
+        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(known)}")
     return known[name]
 
 

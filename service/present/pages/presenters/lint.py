@@ -1,4 +1,4 @@
-"""What the semantics lint says of a step or a run: warnings as cards, and what could not be checked."""
+"""The presenter of the semantics lint: warnings as cards, and the checks that could not be made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOT_CHECKED = "Semantics: not checked."
 
 
 def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> LintPanel:
-    """The lint of a step."""
+    """Return the lint of a step."""
     try:
         found = read_step(viewing.session, viewing.principal, run_id, step, attempt)
     except LintNotFound:
@@ -26,7 +26,7 @@ def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> Lint
 
 
 def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None) -> LintPanel:
-    """The lint of a run's steps; the steps' own pages say what they could not check."""
+    """Return the lint of a run's steps; the checks that could not be made are on the steps' pages."""
     found = read_run(viewing.session, viewing.principal, run_id, None)
     cards = [_card_of_steps(run_id, warning, found.checked_steps) for warning in found.warnings]
     if found.whole_run is not None:

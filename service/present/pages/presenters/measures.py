@@ -1,4 +1,4 @@
-"""The measures of a step as its tables show them: the ones to look at first, then groups to open."""
+"""The presenter of the measures of a step: the most important ones, then groups to open."""
 
 from __future__ import annotations
 

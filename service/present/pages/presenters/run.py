@@ -1,4 +1,4 @@
-"""The page of a run: what it is, what is advised, what fired, its figures and its probes."""
+"""The presenter of a run: its facts, advice, alerts, figures and probes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
 
 
 def run_page(viewing: Viewing, run_id: str) -> RunPage:
-    """The page of a run; raises RunNotFound or RunDeleted."""
+    """Return the page of a run. Raises RunNotFound or RunDeleted."""
     run = get_run(viewing.session, viewing.principal, run_id)
     probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
     return RunPage(

@@ -1,4 +1,4 @@
-"""The page of runs. Its number of queries does not depend on the number of runs."""
+"""The presenter of the list of runs. Its number of queries does not depend on the number of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a step: its measures by comparison, its rollouts, its neighbours, its worst tokens."""
+"""The presenter of a step: its measures by comparison, rollouts, neighbours and worst tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORST_TOKENS = 20
 
 
 def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
-    """The page of an active step; raises RunNotFound, RunDeleted, StepNotFound."""
+    """Return the page of an active step. Raises RunNotFound, RunDeleted, StepNotFound."""
     run = get_run(viewing.session, viewing.principal, run_id)
     around = neighbourhood(viewing, run_id, number_of_step)
     step = around.step
@@ -70,7 +70,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
 
 
 def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
-    """The tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
+    """Return the tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
     question = TokenQuestion(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
     try:
         found = read_tokens(viewing.context, viewing.principal, question)

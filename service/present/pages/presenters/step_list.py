@@ -1,4 +1,4 @@
-"""Steps of a run: one, and its neighbours."""
+"""A step of a run and its neighbours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.present.pages.presenters.viewing import Viewing
 from service.runs.steps.schemas import StepRead
 from service.runs.steps.service import list_steps
 
-# Where steps are sparse, the one before is looked for this far back.
+# The step before is searched this many steps back.
 FURTHEST_BACK = 500
 
 
@@ -30,7 +30,7 @@ class Neighbourhood:
 
 
 def neighbourhood(viewing: Viewing, run_id: str, step: int) -> Neighbourhood:
-    """The step and its neighbours; raises StepNotFound."""
+    """Return the step and its neighbours. Raises StepNotFound."""
     after = _steps_after(viewing, run_id, step - 1, 2)
     if not after or after[0].step != step:
         raise StepNotFound(f"the run has no rollouts of step {step}")

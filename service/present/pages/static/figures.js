@@ -47,11 +47,11 @@ function completeLayout(given, height, colour) {
   return layout;
 }
 
-function say(element, words) {
+function showText(element, text) {
   window.Plotly.purge(element);
   const paragraph = document.createElement("p");
   paragraph.className = "missing";
-  paragraph.textContent = words;
+  paragraph.textContent = text;
   element.replaceChildren(paragraph);
   element.removeAttribute("role");
   element.removeAttribute("aria-label");
@@ -63,7 +63,7 @@ async function draw(element, specification) {
   const caption = element.parentElement.querySelector("figcaption");
   if (specification.missing) {
     if (caption) caption.textContent = "";
-    say(element, specification.missing);
+    showText(element, specification.missing);
     return;
   }
   if (element.classList.contains("waiting") || element.querySelector(".missing")) {
@@ -73,7 +73,7 @@ async function draw(element, specification) {
   const colour = colours();
   const { data, layout } = withColours({ data: specification.data, layout: specification.layout }, colour);
   element.style.minHeight = `${specification.height}px`;
-  // The drawing is a picture to a screen reader; its label says what it shows.
+  // For a screen reader the drawing is an image with a label.
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", `${specification.title}. ${specification.summary}`);
   if (caption) caption.textContent = specification.caption;
@@ -82,14 +82,14 @@ async function draw(element, specification) {
   });
 }
 
-/** Fetches and draws one figure; leaves it alone when the server still has what is drawn. */
+/** Fetches and draws one figure; does nothing if the server has the same one. */
 async function refreshFigure(element) {
   const address = element.dataset.figure;
   // "no-cache": the browser asks with the entity tag that it has, and gets the body from its own cache on a 304.
   const response = await fetch(address, { cache: "no-cache", credentials: "same-origin" });
   if (!response.ok) throw new Error(`${response.status} for ${address}`);
   const specification = await response.json();
-  // Somebody has chosen another one meanwhile.
+  // Another figure was selected meanwhile.
   if (element.dataset.figure !== address) return;
   const etag = response.headers.get("ETag");
   if (etag && drawn.get(element)?.etag === etag) return;
@@ -97,21 +97,21 @@ async function refreshFigure(element) {
   await draw(element, specification);
 }
 
-/** Draws another figure in the place of this one, under its own title. */
+/** Draws another figure in this place, with its own title. */
 export async function showFigure(element, address) {
   element.dataset.figure = address;
   drawn.delete(element);
   try {
     await refreshFigure(element);
   } catch {
-    if (element.dataset.figure === address) say(element, "This figure could not be loaded. The service may be away; choose it again.");
+    if (element.dataset.figure === address) showText(element, "This figure could not be loaded. The service may be away; choose it again.");
   }
   const specification = drawn.get(element)?.specification;
   const heading = element.closest("section")?.querySelector("h2");
   if (specification && heading && element.dataset.figure === address) heading.textContent = specification.title;
 }
 
-/** Refreshes every figure of the page; a figure that fails says so and the others go on. */
+/** Refreshes every figure of the page; one that fails shows a text, and does not stop the others. */
 export async function refreshFigures() {
   const elements = [...document.querySelectorAll("[data-figure]")];
   const results = await Promise.allSettled(elements.map(refreshFigure));
@@ -119,7 +119,7 @@ export async function refreshFigures() {
   results.forEach((result, index) => {
     if (result.status !== "rejected") return;
     failures += 1;
-    if (!drawn.has(elements[index])) say(elements[index], "This figure could not be loaded. The service may be away; reload to try again.");
+    if (!drawn.has(elements[index])) showText(elements[index], "This figure could not be loaded. The service may be away; reload to try again.");
   });
   return failures;
 }

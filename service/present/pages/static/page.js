@@ -1,10 +1,10 @@
-// Draws the page's figures and, while a run is live, keeps page and figures fresh: politely, and only while somebody looks.
+// Draws the page's figures. While a run is live and the page is visible, it refreshes both, with backoff on errors.
 
 import { refreshFigures, showFigure } from "./figures.js";
 
 const SLOWEST_SECONDS = 120;
 
-/** What the reader has opened or closed stays so. */
+/** Keeps the <details> that the reader opened or closed. */
 function keepOpened(part, newer) {
   const shown = new Map([...part.querySelectorAll("details")].map((each) => [each.querySelector("summary")?.textContent, each.open]));
   for (const details of newer.querySelectorAll("details")) {
@@ -12,7 +12,7 @@ function keepOpened(part, newer) {
   }
 }
 
-/** Puts newer text into the parts marked data-part, but for one that holds the keyboard focus; whether any was newer. */
+/** Replaces the parts marked data-part, except one with the keyboard focus; returns whether any was newer. */
 function replaceParts(fresh) {
   let changed = false;
   for (const part of document.querySelectorAll("[data-part]")) {
@@ -26,7 +26,7 @@ function replaceParts(fresh) {
   return changed;
 }
 
-/** Fetches the page again (the browser asks with its entity tag); whether the run is still live. */
+/** Fetches the page again (the browser sends its entity tag); returns whether the run is still live. */
 async function refreshPage() {
   const response = await fetch(window.location.href, { cache: "no-cache", credentials: "same-origin" });
   if (!response.ok) throw new Error(String(response.status));
@@ -35,9 +35,9 @@ async function refreshPage() {
   return fresh.body.dataset.live === "yes";
 }
 
-function announce(words) {
+function announce(text) {
   const status = document.querySelector("#freshness");
-  if (status) status.textContent = words;
+  if (status) status.textContent = text;
 }
 
 async function keepFresh(seconds) {
@@ -57,7 +57,7 @@ async function keepFresh(seconds) {
   }
 }
 
-/** Fills every element with data-fragment: parts of the page that take longer to make. What is there stays if that fails. */
+/** Fills every element with data-fragment, the slow parts of the page. On an error the older content stays. */
 async function fillFragments() {
   for (const element of document.querySelectorAll("[data-fragment]")) {
     if (element.contains(document.activeElement)) continue;

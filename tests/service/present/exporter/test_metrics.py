@@ -50,7 +50,7 @@ def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
     return samples.get((metric, frozenset(labels.items())))
 
 
-def test_a_running_run_is_shown_with_what_was_measured(http: httpx.Client) -> None:
+def test_running_run_is_exported_with_its_measures(http: httpx.Client) -> None:
     run = start_run(http, "shown", name="a name", model="a model", model_kind="moe", initial_learning_rate=1e-5)
     for step in (1, 2):
         run.put_shard(step, make_batch(6, seed=step)).raise_for_status()
@@ -89,7 +89,7 @@ def test_buckets_add_up_to_the_tokens_of_the_step(http: httpx.Client) -> None:
     assert sum(each for (name, _), each in later.items() if name == "foreshock_bucket_tokens") != batch.num_tokens
 
 
-def test_finished_and_deleted_runs_drop_out(http: httpx.Client) -> None:
+def test_finished_and_deleted_runs_are_not_exported(http: httpx.Client) -> None:
     finished, deleted = start_run(http, "finished"), start_run(http, "deleted")
     for run in (finished, deleted):
         run.put_shard(1, make_batch(2)).raise_for_status()
@@ -116,7 +116,7 @@ def test_runs_beyond_the_limit_are_cut_and_counted(http: httpx.Client) -> None:
     }
 
 
-def test_probes_their_links_and_workers_are_shown(http: httpx.Client) -> None:
+def test_probes_links_and_workers_are_exported(http: httpx.Client) -> None:
     run = start_run(http)
     run.put_shard(1, make_batch(6)).raise_for_status()
     announce_checkpoint(run, 1)
@@ -139,7 +139,7 @@ def test_probes_their_links_and_workers_are_shown(http: httpx.Client) -> None:
     assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="vllm.prefill/rollout") is not None
 
 
-def test_each_comparison_is_shown_of_the_newest_step_that_has_it(http: httpx.Client) -> None:
+def test_each_comparison_is_exported_at_its_newest_step(http: httpx.Client) -> None:
     run = start_run(http)
     for step in (1, 2, 3):
         run.put_shard(step, make_batch(6, seed=step)).raise_for_status()
@@ -183,7 +183,7 @@ def test_no_scrape_reads_the_measurements_of_every_step(http: httpx.Client, data
     assert all("(run_id=? AND attempt=?" in plan for plan in of_measurements), of_measurements
 
 
-def test_values_that_are_not_finite_are_counted_and_never_shown(http: httpx.Client) -> None:
+def test_non_finite_values_are_counted_and_never_exported(http: httpx.Client) -> None:
     run = start_run(http)
     batch = make_batch(2)
     assert batch.rollout_log_probs is not None
@@ -195,7 +195,7 @@ def test_values_that_are_not_finite_are_counted_and_never_shown(http: httpx.Clie
     assert np.isfinite(list(samples.values())).all()
 
 
-def test_a_trainer_that_follows_is_told_from_one_that_does_not(http: httpx.Client) -> None:
+def test_acknowledged_revision_and_applied_scale_are_exported(http: httpx.Client) -> None:
     run = start_run(http, initial_learning_rate=1e-5)
     run.put_shard(1, make_batch(2)).raise_for_status()
     assert value(scrape(http), "foreshock_advice_acknowledged_revision", run=run.run) is None
@@ -227,13 +227,13 @@ def test_every_metric_that_a_rule_asks_for_exists() -> None:
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
-def test_both_formats_are_given(http: httpx.Client, accept: str) -> None:
+def test_both_formats_are_served(http: httpx.Client, accept: str) -> None:
     answer = http.get("/metrics", headers={"Accept": accept})
     assert answer.headers["content-type"].startswith(accept)
     assert answer.text.endswith("# EOF\n") == (accept == "application/openmetrics-text")
 
 
-def test_promtool_finds_nothing_to_complain_about(http: httpx.Client, promtool: str) -> None:
+def test_promtool_accepts_the_metrics(http: httpx.Client, promtool: str) -> None:
     run = start_run(http)
     run.put_shard(1, make_batch(4)).raise_for_status()
     text = http.get("/metrics").text
@@ -241,7 +241,7 @@ def test_promtool_finds_nothing_to_complain_about(http: httpx.Client, promtool: 
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_rules_hold_their_own_unit_tests(promtool: str) -> None:
+def test_rules_pass_their_unit_tests(promtool: str) -> None:
     done = subprocess.run(
         [promtool, "test", "rules", str(PROMETHEUS / "rules_test.yml")], capture_output=True, text=True, check=False
     )

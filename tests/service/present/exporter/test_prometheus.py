@@ -98,7 +98,7 @@ def test_prometheus_reads_what_the_service_measured(http: httpx.Client, promethe
     )
 
 
-def test_a_finished_run_leaves_prometheus_and_its_alerts_end(http: httpx.Client, prometheus_url: str) -> None:
+def test_finished_run_disappears_from_prometheus_and_its_alerts_end(http: httpx.Client, prometheus_url: str) -> None:
     run = start_run(http)
     batch = make_batch(4)
     assert batch.rollout_log_probs is not None

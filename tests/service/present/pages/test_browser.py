@@ -145,7 +145,7 @@ def test_the_curve_of_the_mismatch_has_a_point_for_every_step(visit: Visit, site
     assert page.locator('[data-figure$="/mismatch.json"]').evaluate("e => e._fullLayout.yaxis.type") == "log"
 
 
-def test_a_screen_reader_is_told_what_a_plot_shows(visit: Visit, site: Site) -> None:
+def test_plots_have_a_label_for_screen_readers(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address)
     label = page.locator('[role=img][data-figure$="/mismatch.json"]').get_attribute("aria-label")
     assert re.match(r"Mismatch per token \(k3\)\. trainer/rollout: [\d.]+e-5 at step 12, between", str(label))
@@ -156,7 +156,7 @@ def test_a_screen_reader_is_told_what_a_plot_shows(visit: Visit, site: Site) -> 
     assert page.get_by_role("navigation", name="Main").count() == 1
 
 
-def test_the_plots_take_the_colours_of_the_readers_theme(visit: Visit, site: Site, scheme: str) -> None:
+def test_plots_use_the_colours_of_the_theme(visit: Visit, site: Site, scheme: str) -> None:
     visit.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page = visit.open(site.url, site.run.address)
     wanted = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--series-1').trim()")
@@ -188,7 +188,7 @@ def test_a_step_fetches_its_worst_tokens(visit: Visit, site: Site) -> None:
     visit.assert_clean()
 
 
-def test_a_reader_chooses_what_the_buckets_are_of(visit: Visit, site: Site) -> None:
+def test_the_condition_of_the_buckets_is_selected(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, f"{site.run.address}/steps/5")
     card = page.locator("section:has(select[data-chooser])")
     card.get_by_label("Show it by").select_option("position in the response")
@@ -211,7 +211,7 @@ def test_a_hostile_name_is_inert(visit: Visit, site: Site) -> None:
     visit.assert_clean()
 
 
-def test_the_policy_stops_a_script_that_got_into_the_page(visit: Visit, site: Site) -> None:
+def test_policy_blocks_an_inline_script(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address)
     page.evaluate(
         """() => {
@@ -239,7 +239,7 @@ def test_a_live_run_refreshes_itself(visit: Visit, site: Site) -> None:
     visit.assert_clean()
 
 
-def test_what_a_reader_has_opened_stays_open_while_the_page_refreshes(visit: Visit, site: Site) -> None:
+def test_open_details_stay_open_during_a_refresh(visit: Visit, site: Site) -> None:
     run = send_run(site.http, "opened", "an opened run", steps=1)
     page = visit.open(site.url, f"{run.address}/steps/1")
     page.locator("summary", has_text="Distribution and tails of d").click()

@@ -18,19 +18,19 @@ def part_of(http: httpx.Client, run: SentRun, step: int) -> str:
     return html.unescape(http.get(f"/pages/runs/{run.id}/steps/{step}/corrections").raise_for_status().text)
 
 
-def test_a_step_says_what_every_correction_would_do(site: Site) -> None:
+def test_step_shows_the_effect_of_every_correction(site: Site) -> None:
     page = site.http.get(f"{site.run.address}/steps/5").raise_for_status().text
     assert f'data-fragment="/pages/runs/{site.run.id}/steps/5/corrections"' in page
     part = part_of(site.http, site.run, 5)
     for correction in CORRECTIONS.values():
         assert correction.title in part, correction.name
-    assert "nothing was applied" in part
+    assert "Nothing was applied" in part
     assert '<th scope="row">token TIS 2</th>' in part
     assert '<th scope="row">IcePop 0.5 to 5</th>' in part
     assert re.search(r"TRM, largest KL and TRM, mean KL: .*whole vocabulary", part)
 
 
-def test_what_the_page_shows_is_what_the_api_says(site: Site) -> None:
+def test_page_and_api_have_the_same_values(site: Site) -> None:
     part = part_of(site.http, site.run, 5)
     query = {"correction": "geo_mis", "threshold": "0.999_1.001"}
     (item,) = site.http.get(f"/v1/runs/{site.run.id}/steps/5/corrections", params=query).json()["items"]
@@ -48,7 +48,7 @@ def test_what_the_page_shows_is_what_the_api_says(site: Site) -> None:
     assert "·A]" not in part
 
 
-def test_theory_says_what_is_an_extrapolation_and_what_is_missing(site: Site) -> None:
+def test_theory_marks_extrapolations_and_missing_values(site: Site) -> None:
     part = part_of(site.http, site.run, 5)
     assert "An extrapolation, no bound" in part
     assert "supremum over states" in part
@@ -56,7 +56,7 @@ def test_theory_says_what_is_an_extrapolation_and_what_is_missing(site: Site) ->
     assert "The trivial bound 2·B·T·max|R|" in part
 
 
-def test_logged_norms_fill_the_noise_in(http: httpx.Client, own_run: SentRun) -> None:
+def test_logged_norms_give_the_gradient_noise(http: httpx.Client, own_run: SentRun) -> None:
     values = {"grad_norm_micro_batch": 2.0, "grad_norm_batch": 1.0, "micro_batch_prompts": 1.0, "batch_prompts": 8.0}
     http.put(f"/v1/runs/{own_run.id}/steps/1/scalars", json={"values": values}).raise_for_status()
     part = part_of(http, own_run, 1)
@@ -64,7 +64,7 @@ def test_logged_norms_fill_the_noise_in(http: httpx.Client, own_run: SentRun) ->
     assert "η = 1e-4 (the run's initial learning rate, because the step has none of its own)" in part
 
 
-def test_a_step_that_nothing_can_be_said_of_says_so(http: httpx.Client) -> None:
+def test_step_without_two_scores_has_a_text_instead_of_corrections(http: httpx.Client) -> None:
     sender = start_run(http)
     sender.put_shard(0, make_batch(trainer_log_probs=None)).raise_for_status()
     run = SentRun(sender.run, "one score")

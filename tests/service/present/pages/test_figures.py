@@ -40,7 +40,7 @@ def trace_named(figure: Figure, name: str) -> dict[str, Any]:
 
 
 class TestMismatch:
-    def test_nothing_measured_is_said_in_words(self) -> None:
+    def test_without_measurements_there_is_a_text(self) -> None:
         for curves in ({}, {"trainer/rollout": EMPTY}, {"trainer/rollout": Curve([1, 2], [None, math.nan])}):
             figure = mismatch_figure(curves)
             assert isinstance(figure, Missing)
@@ -78,7 +78,7 @@ class TestMismatch:
         assert "trainer/rollout is exactly 0 at 1 of 3 steps" in figure.caption
         assert "vllm.prefill/rollout is exactly 0 at 2 of 2 steps" in figure.caption
 
-    def test_a_long_curve_is_shown_as_it_is_and_as_its_running_median(self) -> None:
+    def test_long_curve_is_shown_with_its_running_median(self) -> None:
         values = [1e-5] * 100
         values[50] = 1e-3
         figure = drawn(mismatch_figure({"trainer/rollout": Curve(range(100), values)}))
@@ -119,12 +119,12 @@ class TestLengths:
         texts = [annotation["text"] for annotation in figure.layout["annotations"]]
         assert texts == ["surge at 3", "length cap 64"]
 
-    def test_a_cap_far_away_does_not_press_the_curve_flat(self) -> None:
+    def test_cap_far_above_the_curve_is_not_drawn(self) -> None:
         figure = drawn(length_figure(LengthCurves(self.CURVE, EMPTY, EMPTY, EMPTY, length_cap=32768)))
         assert figure.layout["shapes"] == []
         assert "No surge so far" in figure.caption
 
-    def test_no_rollouts_is_said_in_words(self) -> None:
+    def test_without_rollouts_there_is_a_text(self) -> None:
         assert isinstance(length_figure(LengthCurves(EMPTY, EMPTY, EMPTY, EMPTY)), Missing)
 
 
@@ -145,7 +145,7 @@ class TestLearningRate:
         figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=True)))
         assert "the trainer gets 1.0" in figure.caption
 
-    def test_no_advice_is_said_in_words(self) -> None:
+    def test_without_advice_there_is_a_text(self) -> None:
         assert isinstance(learning_rate_figure(None), Missing)
 
 
@@ -156,7 +156,7 @@ class TestPanels:
         assert [trace["name"] for trace in figure.traces] == ["reward"]
         assert figure.caption == "As logged. Not logged by this run: entropy."
 
-    def test_nothing_at_all_is_said_in_words(self) -> None:
+    def test_without_any_panel_there_is_a_text(self) -> None:
         figure = panels_figure("Signals", "", [Panel("reward", EMPTY)], why_missing="This run logs nothing.")
         assert figure == Missing("Signals", "This run logs nothing.")
 
@@ -195,14 +195,14 @@ class TestBuckets:
 
     def test_the_summary_names_the_worst_bucket(self) -> None:
         assert drawn(bucket_figure(self.COLUMNS)).summary == (
-            "Mean |d| is largest, 0.2, where the probability is 1e-8–1e-4 (3 of 503 tokens)."
+            "Mean |d| is largest, 0.2, if the probability is 1e-8–1e-4 (3 of 503 tokens)."
         )
 
     def test_the_axis_names_the_behaviour(self) -> None:
         title = drawn(bucket_figure(self.COLUMNS)).layout["xaxis"]["title"]["text"]
         assert title == "probability under rollout"
 
-    def test_no_step_is_said_in_words(self) -> None:
+    def test_without_a_step_there_is_a_text(self) -> None:
         assert isinstance(bucket_figure(None), Missing)
 
     @pytest.mark.parametrize(
@@ -234,12 +234,12 @@ class TestBuckets:
         assert figure.summary.endswith(f"is {names[2]} (3 of 6 tokens).")
 
     @pytest.mark.parametrize("by", list(BY))
-    def test_what_was_not_logged_is_said_in_words(self, by: str) -> None:
+    def test_missing_columns_are_named(self, by: str) -> None:
         figure = bucket_figure(BucketColumns("trainer/rollout", 7, [0.0, 1.0], [0], [math.nan], [math.nan], by))
         assert isinstance(figure, Missing)
         assert figure.why.endswith(".")
 
-    def test_token_ids_with_mismatch_are_drawn_with_what_may_be_missing(self) -> None:
+    def test_token_ids_are_drawn_with_their_possible_remainder(self) -> None:
         columns = TokenIdColumns("trainer/rollout", 7, [151643, 9, 4], [2, 100, 50], [3.0, 0.5, 0.0], [0.0, 0.25, 0.0])
         figure = drawn(token_id_figure(columns))
         bars = trace_named(figure, "Σ k3")
@@ -275,20 +275,20 @@ class TestAttribution:
         assert "−50 %" in figure.layout["annotations"][0]["text"]
         assert figure.layout["xaxis"]["range"][0] < -0.5
 
-    def test_the_summary_and_the_notes_say_it_in_words(self) -> None:
+    def test_summary_and_notes_are_texts(self) -> None:
         figure = drawn(attribution_figure(Chain(7, self.LINKS, ("Over 64 of 128 rollouts.",))))
         assert "engine against trainer numerics (torch.trainer/vllm.prefill): 104 %, interval 90 % to 110 %." in (
             figure.summary
         )
         assert figure.caption.endswith("Over 64 of 128 rollouts.")
 
-    def test_nothing_replayed_and_nothing_to_share_out_are_different_words(self) -> None:
+    def test_no_replay_and_no_mismatch_have_different_texts(self) -> None:
         nothing = attribution_figure(None)
         agreement = attribution_figure(Chain(7, (LinkShare("a/b", "one", None, None, None),)))
         assert isinstance(nothing, Missing)
         assert isinstance(agreement, Missing)
         assert "probe" in nothing.why
-        assert "agree in every token" in agreement.why
+        assert "agree at every token" in agreement.why
 
 
 @pytest.mark.parametrize(
@@ -305,6 +305,6 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
-def test_a_value_that_is_not_finite_never_reaches_the_browser(value: float) -> None:
+def test_non_finite_values_never_reach_the_browser(value: float) -> None:
     figure = Figure("t", "c", "s", [{"y": [value, {"z": (value,)}]}], {"range": [value]})
     json.dumps(figure.to_json(), allow_nan=False)

@@ -76,19 +76,19 @@ def test_the_tone_follows_the_kind_of_model() -> None:
     assert value_of("tail(2)", {"tail_2": 0.2}, "moe").tone == "critical"
 
 
-def test_what_float64_cannot_hold_is_not_shown_as_not_estimable() -> None:
+def test_infinite_values_are_shown_as_too_large() -> None:
     assert value_of("chi2_token", {"chi2_token": math.inf}).text == "too large"
     assert value_of("tail_asymmetry(1)", {"tail_asymmetry_1": -math.inf}).text == "−too large"
     assert value_of("k3_kl", {"k3_kl": math.inf}) == Value("too large", "critical")
     assert value_of("chi2_token", {"chi2_token": None}).text == "–"
 
 
-def test_agreement_close_to_1_is_told_from_1() -> None:
+def test_values_close_to_1_are_not_rounded_to_1() -> None:
     assert value_of("ess_token", {"ess_token": 0.999975}).text == "0.999975"
     assert value_of("mean_ratio", {"mean_ratio": 1.0}).text == "1"
 
 
-def test_a_group_of_which_nothing_was_logged_says_what_to_log() -> None:
+def test_group_without_values_tells_what_to_log() -> None:
     without = group_called("With advantages", {"k3_kl": 1e-4})
     assert (list(without.rows), without.missing.endswith(".")) == ([], True)
     assert "advantage" in without.missing

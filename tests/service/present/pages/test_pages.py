@@ -25,7 +25,7 @@ PLOTS_OF_A_RUN = {
 }
 
 
-def test_an_empty_service_says_how_a_run_begins(http: httpx.Client) -> None:
+def test_empty_service_tells_how_to_start_a_run(http: httpx.Client) -> None:
     page = http.get("/").raise_for_status().text
     assert "No run yet" in page
     assert "foreshock.Client" in page
@@ -39,7 +39,7 @@ def test_the_list_shows_runs_with_their_mismatch_and_their_advice(site: Site) ->
     assert "× 1, shadow" in page
 
 
-def test_the_list_goes_on_where_it_ended(http: httpx.Client) -> None:
+def test_list_of_runs_is_paged(http: httpx.Client) -> None:
     for number in range(27):
         http.post("/v1/runs", json={"key": f"run {number:02}"}).raise_for_status()
     first = http.get("/").text
@@ -53,11 +53,18 @@ def test_the_list_goes_on_where_it_ended(http: httpx.Client) -> None:
 
 def test_a_run_shows_its_facts_its_advice_and_a_place_for_every_plot(site: Site) -> None:
     page = site.http.get(site.run.address).raise_for_status().text
-    for text in (site.run.name, "a trainer", "1e-4", "running", "Seen up to step", "shadow: only shown"):
+    for text in (
+        site.run.name,
+        "a trainer",
+        "1e-4",
+        "running",
+        "Newest closed step",
+        "shadow mode: the trainer gets 1.0",
+    ):
         assert text in page, text
     addresses = re.findall(r'data-figure="([^"]+)"', page)
     assert addresses == [f"/pages/runs/{site.run.id}/figures/{name}.json" for name in RUN_PLOTS]
-    assert "No probe was asked for" in page
+    assert "No probe yet" in page
 
 
 @pytest.mark.parametrize(("name", "caption"), PLOTS_OF_A_RUN.items())
@@ -80,7 +87,7 @@ def test_the_plotted_mismatch_is_the_measured_one(site: Site) -> None:
     assert list(zip(trace["x"], trace["y"], strict=True)) == whole
 
 
-def test_what_was_not_replayed_is_said_in_words(site: Site) -> None:
+def test_step_without_a_replay_has_a_text(site: Site) -> None:
     figure = site.http.get(f"/pages/runs/{site.run.id}/figures/attribution.json").json()
     assert "Nothing has been replayed yet" in figure["missing"]
     assert "data" not in figure
@@ -105,7 +112,7 @@ def test_probes_are_listed_with_their_state_their_scorers_and_their_worker(site:
     assert '<td data-column="Worker">w1</td>' in page
 
 
-def test_a_run_without_a_step_says_so_everywhere(http: httpx.Client) -> None:
+def test_run_without_a_step_has_texts_instead_of_plots(http: httpx.Client) -> None:
     run = http.post("/v1/runs", json={"key": "new"}).json()["id"]
     page = http.get(f"/runs/{run}").raise_for_status().text
     assert "none yet" in page
@@ -123,7 +130,7 @@ def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
     assert f'href="{site.run.address}/steps/4" rel="prev"' in page
     assert f'href="{site.run.address}/steps/6" rel="next"' in page
     assert re.findall(r'data-figure="[^"]+/([a-z-]+)\.json"', page) == list(STEP_PLOTS)
-    assert "Nothing was replayed of this step" in page
+    assert "This step was not replayed" in page
     assert 'id="tokens-title"' in page
     corrections, tokens_address = re.findall(r'data-fragment="([^"]+)"', page)
     assert corrections.endswith("/corrections")
@@ -160,7 +167,7 @@ def test_an_error_of_a_figure_is_a_problem(site: Site) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_heavy_shape_is_marked_bad_only_in_a_run_whose_ratios_reach_e(http: httpx.Client) -> None:
+def test_heavy_tail_is_critical_only_if_ratios_reach_e(http: httpx.Client) -> None:
     near, far = (send_run(http, f"noise {noise}", steps=1, noise=noise) for noise in (0.01, 2.0))
     figures = [http.get(f"/pages{run.address}/figures/tails.json").json() for run in (near, far)]
     colours = [[shape["line"]["color"] for shape in figure["layout"]["shapes"]] for figure in figures]
@@ -169,16 +176,14 @@ def test_a_heavy_shape_is_marked_bad_only_in_a_run_whose_ratios_reach_e(http: ht
     assert colours[1].count("var(--critical)") > colours[0].count("var(--critical)")
 
 
-def test_words_between_backticks_are_code_and_markup_in_them_is_inert() -> None:
+def test_text_between_backticks_is_code_and_markup_is_escaped() -> None:
     assert with_code("look whether `entropy` is") == "look whether <code>entropy</code> is"
     assert with_code("a ` alone") == "a ` alone"
     assert with_code("`<script>` & <b>") == "<code>&lt;script&gt;</code> &amp; &lt;b&gt;"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_where_a_mismatch_comes_from_is_of_the_newest_replayed_step_that_survives(
-    http: httpx.Client, own_run: SentRun
-) -> None:
+def test_attribution_is_of_the_newest_active_replayed_step(http: httpx.Client, own_run: SentRun) -> None:
     figure = f"/pages{own_run.address}/figures/attribution.json"
     replay(http, own_run, 1)
     replay(http, own_run, 2)
@@ -187,7 +192,7 @@ def test_where_a_mismatch_comes_from_is_of_the_newest_replayed_step_that_survive
     assert http.get(figure).json()["caption"].startswith("Step 1.")
 
 
-def test_a_deleted_run_says_that_it_was_deleted(http: httpx.Client, own_run: SentRun) -> None:
+def test_deleted_run_is_410(http: httpx.Client, own_run: SentRun) -> None:
     http.delete(f"/v1/runs/{own_run.id}").raise_for_status()
     answer = http.get(own_run.address)
     assert answer.status_code == 410
@@ -195,7 +200,7 @@ def test_a_deleted_run_says_that_it_was_deleted(http: httpx.Client, own_run: Sen
     assert own_run.name not in http.get("/").text
 
 
-def test_a_browser_that_has_the_page_is_told_so(site: Site) -> None:
+def test_unchanged_page_is_304(site: Site) -> None:
     for path in ("/", site.run.address, f"/pages/runs/{site.run.id}/figures/mismatch.json"):
         first = site.http.get(path).raise_for_status()
         again = site.http.get(path, headers={"If-None-Match": first.headers["etag"]})
@@ -262,7 +267,7 @@ class TestStaticFiles:
         assert answer.headers["content-type"].startswith("text/javascript")
         assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
 
-    def test_an_address_without_its_version_is_asked_for_again(self, site: Site) -> None:
+    def test_address_without_its_version_is_revalidated(self, site: Site) -> None:
         http = site.http
         assert http.get("/static/figures.js").headers["cache-control"] == "no-cache"
         assert http.get("/static/figures.js?v=old").headers["cache-control"] == "no-cache"
@@ -277,7 +282,7 @@ def token_of(page: str) -> str:
 
 
 class TestForms:
-    def test_somebody_answers_an_alert(self, http: httpx.Client) -> None:
+    def test_alert_is_acknowledged_and_resolved_by_form(self, http: httpx.Client) -> None:
         run = send_run(http, "bad", steps=20, noise=0.4)
         page = http.get(run.address).text
         assert "What to do:" in page
@@ -301,9 +306,9 @@ class TestForms:
         token = token_of(http.get(own_run.address).text)
         http.post(f"{own_run.address}/advice", data={"kind": "apply", "csrf_token": token})
         assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
-        assert "apply: the trainer follows" in http.get(own_run.address).text
+        assert "apply mode: the trainer gets this scale" in http.get(own_run.address).text
 
-    def test_what_changes_nothing_is_refused_in_words(self, http: httpx.Client, own_run: SentRun) -> None:
+    def test_decision_that_changes_nothing_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
         answer = http.post(f"{own_run.address}/advice", data={"kind": "release", "csrf_token": token})
         assert answer.status_code == 409
@@ -333,7 +338,7 @@ class TestSessions:
     def sign_in(self, http: httpx.Client, secret: str, next_path: str = "/") -> httpx.Response:
         return http.post("/login", data={"api_key": secret, "next": next_path})
 
-    def test_a_page_sends_who_has_no_session_to_the_login_and_back(
+    def test_page_without_a_session_redirects_to_login_and_back(
         self, http: httpx.Client, secrets: dict[Scope, str]
     ) -> None:
         answer = http.get("/runs/run_1?x=1")
@@ -383,7 +388,7 @@ class TestSessions:
     @pytest.mark.parametrize(
         "path", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/\tx"]
     )
-    def test_the_login_leads_nowhere_else(self, http: httpx.Client, secrets: dict[Scope, str], path: str) -> None:
+    def test_login_redirects_to_own_pages_only(self, http: httpx.Client, secrets: dict[Scope, str], path: str) -> None:
         assert self.sign_in(http, secrets[Scope.READ], path).headers["location"] == "/"
 
     def test_signing_out_needs_the_sessions_own_token(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:

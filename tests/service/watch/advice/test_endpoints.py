@@ -44,7 +44,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.05)
 
 
-def test_a_new_run_is_warming_and_told_1(http: httpx.Client) -> None:
+def test_new_run_is_warming_and_gets_scale_1(http: httpx.Client) -> None:
     answer = start_run(http).get("lr-advice", step=7).raise_for_status()
     advice = answer.json()
     assert answer.headers["ETag"] == '"1-0-0"'
@@ -54,7 +54,7 @@ def test_a_new_run_is_warming_and_told_1(http: httpx.Client) -> None:
     assert advice["alerts"] == []
 
 
-def test_the_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) -> None:
+def test_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) -> None:
     advice = http.get(address(surged), params={"step": 119}).raise_for_status().json()
     assert advice["schedule"] == {
         "surge_step": 111,
@@ -71,7 +71,7 @@ def test_the_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) 
     assert told == [1.0, 0.5, 0.25, 0.125, 0.1]
 
 
-def test_the_client_computes_the_same_scale_for_every_step(http: httpx.Client, surged: RecordedRun) -> None:
+def test_client_computes_the_same_scale_for_every_step(http: httpx.Client, surged: RecordedRun) -> None:
     operate(http, surged, "halve")
     answers = {step: http.get(address(surged), params={"step": step}).json() for step in (119, 198, 199, 400, 2000)}
     advice = Advice.from_json(answers[119])
@@ -79,7 +79,7 @@ def test_the_client_computes_the_same_scale_for_every_step(http: httpx.Client, s
     assert answers[199]["scale"] == 0.25
 
 
-def test_in_shadow_the_trainer_is_told_1_and_sees_what_is_advised(http: httpx.Client, surged: RecordedRun) -> None:
+def test_shadow_mode_gives_scale_1_and_shows_the_advice(http: httpx.Client, surged: RecordedRun) -> None:
     before = http.get(address(surged), params={"step": 250})
     http.patch(f"/v1/runs/{surged.run}", json={"advice_mode": "shadow"}).raise_for_status()
     shadow = http.get(address(surged), params={"step": 250})
@@ -90,7 +90,7 @@ def test_in_shadow_the_trainer_is_told_1_and_sees_what_is_advised(http: httpx.Cl
     assert http.get(address(surged), params={"step": 250}).json()["scale"] == 0.5
 
 
-def test_the_entity_tag_depends_on_attempt_revision_and_alerts_only(http: httpx.Client, surged: RecordedRun) -> None:
+def test_entity_tag_depends_on_attempt_revision_and_alerts_only(http: httpx.Client, surged: RecordedRun) -> None:
     etag = http.get(address(surged), params={"step": 119}).headers["ETag"]
     surged.close(119, {LENGTH: 260.0})
     same = http.get(address(surged), params={"step": 500}, headers={"If-None-Match": etag})
@@ -103,7 +103,7 @@ def test_the_entity_tag_depends_on_attempt_revision_and_alerts_only(http: httpx.
     assert http.get(address(surged)).headers["ETag"] not in (etag, newer.headers["ETag"])
 
 
-def test_a_long_poll_ends_empty_handed_after_its_wait(http: httpx.Client, surged: RecordedRun) -> None:
+def test_long_poll_ends_with_304_after_its_wait(http: httpx.Client, surged: RecordedRun) -> None:
     etag = http.get(address(surged)).headers["ETag"]
     started = time.monotonic()
     answer = http.get(address(surged), params={"wait": 0.5}, headers={"If-None-Match": etag})
@@ -112,7 +112,7 @@ def test_a_long_poll_ends_empty_handed_after_its_wait(http: httpx.Client, surged
 
 
 @pytest.mark.parametrize("news", ["operator", "mode", "alert", "step"])
-def test_a_long_poll_is_woken_by_news(http: httpx.Client, surged: RecordedRun, news: str) -> None:
+def test_long_poll_ends_at_a_change(http: httpx.Client, surged: RecordedRun, news: str) -> None:
     etag = http.get(address(surged)).headers["ETag"]
     answers: list[httpx.Response] = []
 
@@ -137,7 +137,7 @@ def test_a_long_poll_is_woken_by_news(http: httpx.Client, surged: RecordedRun, n
     assert time.monotonic() - started < 25
 
 
-def test_waiting_polls_hold_neither_threads_nor_connections(http: httpx.Client, surged: RecordedRun) -> None:
+def test_long_polls_hold_neither_threads_nor_connections(http: httpx.Client, surged: RecordedRun) -> None:
     etag = http.get(address(surged)).headers["ETag"]
     headers = {"If-None-Match": etag}
     limits = httpx.Limits(max_connections=100)
@@ -152,16 +152,14 @@ def test_waiting_polls_hold_neither_threads_nor_connections(http: httpx.Client, 
         assert {each.result(timeout=60).status_code for each in waiting} == {200}
 
 
-def test_a_poll_that_waits_is_told_when_the_run_is_deleted(http: httpx.Client, surged: RecordedRun) -> None:
+def test_long_poll_gets_410_when_the_run_is_deleted(http: httpx.Client, surged: RecordedRun) -> None:
     etag = http.get(address(surged)).headers["ETag"]
     http.delete(f"/v1/runs/{surged.run}").raise_for_status()
     gone = http.get(address(surged), params={"wait": 20}, headers={"If-None-Match": etag})
     assert gone.status_code == 410
 
 
-def test_unknown_steps_are_fine_and_a_far_one_says_that_the_advice_is_stale(
-    http: httpx.Client, surged: RecordedRun
-) -> None:
+def test_advice_at_a_far_step_is_stale(http: httpx.Client, surged: RecordedRun) -> None:
     stale = {
         step: http.get(address(surged), params={"step": step}).json()["stale"] for step in (0, 119, 128, 129, 9999)
     }
@@ -170,9 +168,7 @@ def test_unknown_steps_are_fine_and_a_far_one_says_that_the_advice_is_stale(
         assert http.get(address(surged), params=wrong).status_code == 422
 
 
-def test_acknowledgements_are_recorded_and_no_later_decision_changes_those_steps(
-    http: httpx.Client, surged: RecordedRun
-) -> None:
+def test_acknowledged_steps_are_not_changed_by_later_decisions(http: httpx.Client, surged: RecordedRun) -> None:
     for _ in range(2):
         acknowledged = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 150, "applied_lr": 1e-6})
         assert acknowledged.status_code == 204
@@ -183,14 +179,14 @@ def test_acknowledgements_are_recorded_and_no_later_decision_changes_those_steps
     assert absent.status_code == 404
 
 
-def test_a_followers_poll_fixes_its_step_and_an_onlookers_does_not(http: httpx.Client, surged: RecordedRun) -> None:
+def test_only_a_following_poll_fixes_its_step(http: httpx.Client, surged: RecordedRun) -> None:
     http.get(address(surged), params={"step": 5000}).raise_for_status()
     http.get(address(surged), params={"step": 130, "follow": "true"}).raise_for_status()
     http.get(address(surged), params={"step": 125, "follow": "true"}).raise_for_status()
     assert operate(http, surged, "halve").json()["rule_halvings"] == [131]
 
 
-def test_an_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:
+def test_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:
     assert operate(http, surged, "hold").json()["phase"] == "held"
     assert operate(http, surged, "hold").status_code == 409
     assert http.get(address(surged), params={"step": 5000}).json()["scale"] == 1.0
@@ -206,7 +202,7 @@ def test_an_operator_holds_releases_halves_and_raises(http: httpx.Client, surged
 
 
 @pytest.mark.slow
-def test_rollouts_that_surge_reach_the_trainers_feed(http: httpx.Client, server: RunningServer) -> None:
+def test_surge_in_rollouts_reaches_the_advice_feed(http: httpx.Client, server: RunningServer) -> None:
     run = start_run(http, advice_mode="apply")
     with AdviceFeed(server.url, run.run, wait_seconds=5.0) as feed:
         for step in range(41, 57):

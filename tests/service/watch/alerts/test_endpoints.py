@@ -17,7 +17,7 @@ def alarmed(http: httpx.Client, app: FastAPI) -> RecordedRun:
     return run
 
 
-def test_alerts_are_listed_newest_step_first_in_pages_and_by_state(http: httpx.Client, alarmed: RecordedRun) -> None:
+def test_alerts_are_paged_newest_step_first_and_filtered_by_state(http: httpx.Client, alarmed: RecordedRun) -> None:
     address = f"/v1/runs/{alarmed.run}/alerts"
     everything = http.get(address).raise_for_status().json()
     steps = [alert["step"] for alert in everything["items"]]
@@ -35,7 +35,7 @@ def test_alerts_are_listed_newest_step_first_in_pages_and_by_state(http: httpx.C
     assert http.get(address, params={"state": "asleep"}).status_code == 422
 
 
-def test_an_alert_is_acknowledged_then_resolved(http: httpx.Client, alarmed: RecordedRun) -> None:
+def test_alert_is_acknowledged_then_resolved(http: httpx.Client, alarmed: RecordedRun) -> None:
     address = f"/v1/runs/{alarmed.run}/alerts"
     alert = http.get(address).json()["items"][0]["id"]
     for _ in range(2):
@@ -48,7 +48,7 @@ def test_an_alert_is_acknowledged_then_resolved(http: httpx.Client, alarmed: Rec
     assert refused.json()["type"] == "urn:foreshock:problem:alert-conflict"
 
 
-def test_what_is_not_there_is_not_found(http: httpx.Client, alarmed: RecordedRun) -> None:
+def test_unknown_alert_is_404(http: httpx.Client, alarmed: RecordedRun) -> None:
     assert http.post(f"/v1/runs/{alarmed.run}/alerts/alert_x/resolve").status_code == 404
     assert http.get("/v1/runs/run_x/alerts").status_code == 404
     other = RecordedRun(alarmed.database).begin("another")

@@ -14,7 +14,7 @@ from tests.service.sending import make_batch, start_run
 KEYS = configuration_of(None)[0].keys
 
 
-def test_the_history_equals_what_the_api_returns(http: httpx.Client, app: FastAPI) -> None:
+def test_history_equals_the_api(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     for step in (3, 5):
         assert run.put_shard(step, make_batch(seed=step)).status_code == 201
@@ -36,7 +36,7 @@ def test_the_history_equals_what_the_api_returns(http: httpx.Client, app: FastAP
         assert dict(closed.values) == {key: value for key, value in expected[closed.step].items() if key in KEYS}
 
 
-def test_scalars_that_follow_their_step_are_watched_too(http: httpx.Client) -> None:
+def test_scalars_after_their_step_are_watched(http: httpx.Client) -> None:
     run = start_run(http)
     for step in range(1, 15):
         assert run.put_shard(step, make_batch(seed=step)).status_code == 201

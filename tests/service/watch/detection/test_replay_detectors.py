@@ -15,7 +15,7 @@ SURGE = [100.0] * 10 + [260.0] * 8
 STEPS = range(31, 49)
 
 
-def test_a_surge_opens_an_alert_with_its_evidence_and_sets_the_schedule(recorded: RecordedRun) -> None:
+def test_surge_opens_an_alert_and_sets_the_schedule(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     (alert,) = recorded.alerts()
     assert (alert.rule, alert.step, alert.state, alert.severity) == ("length_surge", 45, "open", "critical")
@@ -29,7 +29,7 @@ def test_a_surge_opens_an_alert_with_its_evidence_and_sets_the_schedule(recorded
     assert (state.schedule.surge_step, state.schedule.effective_from_step) == (41, 46)
 
 
-def test_any_order_of_arrival_gives_bit_identical_detectors_and_the_same_alerts(recorded: RecordedRun) -> None:
+def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: RecordedRun) -> None:
     other = RecordedRun(recorded.database).begin("another-order")
     lengths = {step: length * (1.0 + 0.01 * (step % 5)) for step, length in zip(STEPS, SURGE, strict=True)}
     for step in STEPS:
@@ -44,7 +44,7 @@ def test_any_order_of_arrival_gives_bit_identical_detectors_and_the_same_alerts(
     assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == told
 
 
-def test_late_data_that_unfires_an_alert_retracts_it_and_ends_the_schedule(recorded: RecordedRun) -> None:
+def test_late_data_retracts_an_alert_and_ends_the_schedule(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     for step in range(42, 46):
         # The rest of each step's rollouts was short.
@@ -60,7 +60,7 @@ def test_late_data_that_unfires_an_alert_retracts_it_and_ends_the_schedule(recor
     assert recorded.advice().schedule is not None
 
 
-def test_a_rule_that_clears_resolves_its_alert_and_late_data_can_take_that_back(recorded: RecordedRun) -> None:
+def test_cleared_alert_is_resolved_and_late_data_opens_it_again(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [2e-2] * 6 + [1e-4] * 4}, range(1, 11))
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
     assert (alert.step, alert.state, alert.cleared_step, alert.changed_by) == (3, "resolved", 9, "detector")
@@ -69,13 +69,13 @@ def test_a_rule_that_clears_resolves_its_alert_and_late_data_can_take_that_back(
     assert (alert.state, alert.cleared_step) == ("open", None)
 
 
-def test_an_alert_from_before_the_replayed_steps_clears_too(recorded: RecordedRun) -> None:
+def test_alert_from_before_the_replayed_steps_clears(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [2e-2] * 60 + [1e-4] * 3}, range(1, 64))
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
     assert (alert.step, alert.state, alert.cleared_step) == (3, "resolved", 63)
 
 
-def test_what_a_person_resolved_stays_resolved_when_it_is_derived_again(recorded: RecordedRun) -> None:
+def test_alert_resolved_by_a_person_stays_resolved_after_a_replay(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [2e-2] * 6}, range(1, 7))
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
     recorded.database.write(lambda session: alerts.resolve(session, UNRESTRICTED, recorded.run, alert.id))
@@ -83,7 +83,7 @@ def test_what_a_person_resolved_stays_resolved_when_it_is_derived_again(recorded
     assert recorded.states()[("mismatch_critical", 3)] == "resolved"
 
 
-def test_the_alert_version_grows_with_every_change_and_never_else(recorded: RecordedRun) -> None:
+def test_alert_version_grows_with_changes_only(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [1e-4] * 3 + [2e-2] * 6 + [1e-4] * 6}, range(1, 16))
     versions = recorded.alert_versions
     assert versions == sorted(versions)
@@ -94,7 +94,7 @@ def test_the_alert_version_grows_with_every_change_and_never_else(recorded: Reco
 
 
 @pytest.mark.slow
-def test_few_states_are_kept_and_a_late_step_replays_from_the_one_before_it(recorded: RecordedRun) -> None:
+def test_late_step_replays_from_the_snapshot_before_it(recorded: RecordedRun) -> None:
     steps = 3 * MILESTONE_STEPS
     recorded.close_all({LENGTH: [100.0] * steps}, range(1, steps + 1))
     kept = [(snapshot.step, snapshot.milestone) for snapshot in recorded.snapshots()]
@@ -107,7 +107,7 @@ def test_few_states_are_kept_and_a_late_step_replays_from_the_one_before_it(reco
     assert max(again) == steps
 
 
-def test_a_resume_supersedes_alerts_and_decisions_and_the_new_attempt_is_watched_from_there(
+def test_resume_supersedes_alerts_and_decisions(
     recorded: RecordedRun,
 ) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
@@ -129,7 +129,7 @@ def test_a_resume_supersedes_alerts_and_decisions_and_the_new_attempt_is_watched
     assert (state.schedule.surge_step, state.revision) == (44, 3)
 
 
-def test_a_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun) -> None:
+def test_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     recorded.resume(47)
     assert recorded.states() == {("length_surge", 45): "open"}
@@ -139,7 +139,7 @@ def test_a_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun
     assert recorded.snapshots()[-1].step == 46
 
 
-def test_a_runaway_mismatch_halves_once(recorded: RecordedRun) -> None:
+def test_runaway_mismatch_halves_once(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [5e-4] * 12 + [3e-2] * 10}, range(1, 23))
     assert recorded.decisions() == ["rule_halving"]
     assert recorded.states()[("mismatch_runaway", 15)] == "open"
