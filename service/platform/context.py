@@ -29,7 +29,7 @@ class ScoredShard:
     batch: RolloutBatch
 
 
-# Scores of a shard from probes: scorer → log-probs, [T] as the batch's response tokens, NaN where it was not scored.
+# Scores of a shard from probes: scorer → log-probs, [T] as the batch's response tokens, NaN if not scored.
 ScoreReader = Callable[[Session, TokenStore, ScoredShard], Mapping[str, NDArray[np.float32]]]
 
 

@@ -13,11 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.platform.body_limits import body_limit, count_body, drain
 from service.platform.problem import InternalError, ProblemError, problem_response
-from service.platform.security import CrossSiteRefused
+from service.platform.security import SAFE_METHODS, CrossSiteRefused
 from service.platform.settings import Settings
 
 _logger = logging.getLogger(__name__)
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class HostNotAllowed(ProblemError):
@@ -75,7 +74,7 @@ class RequestGuard:
         # not drain the body first, so a client that still writes would see a reset connection instead of the 400.
         if _host_name(request.headers.get("host", "")) not in self._hosts:
             raise HostNotAllowed("this Host is not allowed: add it to FORESHOCK_ALLOWED_HOSTS")
-        if request.method in _SAFE_METHODS:
+        if request.method in SAFE_METHODS:
             return
         origin = request.headers.get("origin")
         foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")

@@ -19,7 +19,7 @@ from service.platform.problem import ProblemError
 from service.platform.signing import verify_session
 
 SESSION_COOKIE = "foreshock_session"
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
 
 
@@ -128,7 +128,7 @@ def _principal(key: ApiKey) -> Principal:
 
 def _refuse_foreign_form(request: Request) -> None:
     # SameSite=Strict already keeps other sites from sending the cookie; some browsers ignore it.
-    if request.method in _SAFE_METHODS:
+    if request.method in SAFE_METHODS:
         return
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise CrossSiteRefused("a session is valid only for this site's own pages")

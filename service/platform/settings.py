@@ -17,7 +17,7 @@ _MASK = "********"
 
 
 class Settings(BaseSettings):
-    """All settings of the service. Sizes are bytes, durations seconds, unless the name says otherwise."""
+    """All settings of the service. Sizes are bytes, durations seconds, unless the name has another unit."""
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True)
 
@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     )
     compiled_folder: str = Field(
         default="",
-        description="where compiled code is kept; empty: beside the package, or beside the token store where the "
+        description="folder of compiled code; empty: beside the package, or beside the token store if the "
         "package cannot be written. No other user may write to it",
     )
 

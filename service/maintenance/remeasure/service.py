@@ -102,7 +102,7 @@ def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | Non
     gone = [file for file in files if not context.store.path_of(file.name).exists()]
     if not gone:
         return None
-    return f"{len(gone)} of its {len(files)} token files are gone, such as {gone[0].name}"
+    return f"{len(gone)} of its {len(files)} token files are missing, such as {gone[0].name}"
 
 
 def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
@@ -136,9 +136,7 @@ def _gone_scores(scored: AttributionInputs) -> str | None:
     gone: list[Path] = [path for score in scored.scores for path in score.files if not path.exists()]
     if not gone:
         return None
-    return (
-        f"{len(gone)} files of its replayed scores are gone, such as {gone[0].name}; their measures are left unchanged"
-    )
+    return f"{len(gone)} files of its replayed scores are missing, such as {gone[0].name}; their measures are unchanged"
 
 
 def _still_old(context: ServiceContext, key: StepKey) -> str | None:

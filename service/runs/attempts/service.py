@@ -81,7 +81,7 @@ def require_attempt(session: Session, run_id: str, attempt: int) -> Attempt:
 
 
 def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:
-    """Return the step's key in the attempt asked for, else in the one where it is active; raises AttemptNotFound."""
+    """Return the step's key in `attempt`; None: in the attempt in which it is active. Raises AttemptNotFound."""
     if attempt is not None:
         return StepKey(run_id, require_attempt(session, run_id, attempt).attempt, step)
     active = active_attempt_of(repository.of_run(session, run_id), step)

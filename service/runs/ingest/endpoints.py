@@ -34,7 +34,7 @@ async def put_shard(
     attempt: AttemptQuery = 1,
     shards: Annotated[int, Query(ge=1, le=LARGEST_STEP, description="how many the step has in all")] = 1,
 ) -> ShardReceipt:
-    """Store one shard of a step's rollouts: 201 where it is new, 200 for the same bytes again, 409 for other bytes."""
+    """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
     address = ShardAddress(run, attempt, step, shard, shards)
     await run_in_threadpool(service.check_address, context, principal, address)
     async with received_upload(request, context) as upload:

@@ -1,4 +1,4 @@
-"""What an uploaded shard is answered with."""
+"""The address of an uploaded shard, and the answer to its upload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.runs.step_key import StepKey
 
 @dataclass(frozen=True, slots=True)
 class ShardAddress:
-    """Which shard of how many, of which step, attempt and run."""
+    """Shard `shard` of `shards`, of a step in an attempt of a run."""
 
     run_id: str
     attempt: int
@@ -33,4 +33,6 @@ class ShardReceipt(BaseModel):
     digest: str = Field(description="of the body's bytes: `sha256:…`")
     rollouts: int
     tokens: int = Field(description="response tokens")
-    step_closed: bool = Field(description="all shards of the step are there, or its grace time was over")
+    step_closed: bool = Field(
+        description="true once all shards of the step are stored, or its grace time is over, and they are folded"
+    )

@@ -12,7 +12,7 @@ Severity = Literal["critical", "warning"]
 
 
 class ExampleRead(BaseModel):
-    """Example of a warning: one place where it was seen."""
+    """One example of a warning."""
 
     sample_id: str
     token: int | None = Field(description="index in the response, from 0; null: the whole rollout")

@@ -21,7 +21,7 @@ from foreshock.measures.step_statistics import StepStatistics
 
 @dataclass(frozen=True, slots=True)
 class FoldedStatistics:
-    """One comparison of a whole step: its measures by column, and the statistics and summaries they came from.
+    """One comparison of a whole step: its measures by column, and the statistics and summaries behind them.
 
     `from_sample`: only some of the step's rollouts are included.
     """
@@ -51,7 +51,7 @@ class Part(Protocol):
 
     @property
     def summaries(self) -> bytes | None:
-        """One row per rollout; None if this is not a comparison of two scores."""
+        """Rollout summaries, a row per rollout; None if this is not a comparison of two scores."""
 
 
 def fold_step(parts: Iterable[Part]) -> tuple[FoldedStatistics, ...]:

@@ -21,7 +21,7 @@ PRELOAD = (__name__,)
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """What a shard adds to one comparison of its step: mergeable statistics and, for pairs, rollout summaries."""
+    """The part of a shard in one comparison of its step: mergeable statistics and, for pairs, rollout summaries."""
 
     comparison: str
     statistics_version: int
@@ -31,7 +31,7 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredShard:
-    """What is measured of a shard: its sizes, the digest of its rollouts, its statistics and the lint's evidence."""
+    """A measured shard: its sizes, the digest of its rollouts, its statistics and the lint's evidence."""
 
     rollouts: int
     tokens: int
@@ -42,7 +42,7 @@ class MeasuredShard:
 
 @dataclass(frozen=True, slots=True)
 class FoldedStep:
-    """What closing a step stores: a measurement of each comparison, and the lint's verdict (None: no evidence)."""
+    """A folded step: a measurement of each comparison, and the lint's verdict (None: no evidence)."""
 
     measurements: tuple[FoldedStatistics, ...]
     verdict: StepVerdict | None

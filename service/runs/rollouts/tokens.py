@@ -53,9 +53,9 @@ def read_tokens(context: ServiceContext, principal: Principal, question: TokenQu
         get_run(session, principal, question.run_id)
         key = resolve_step(session, question.run_id, question.step, question.attempt)
         parts = _read_shards(context, session, shards_of_step(session, key), question.sample_id)
-        found = _Findings(target, behaviour)
+        found = _FoundTokens(target, behaviour)
         for shard, batch, scores in parts:
-            found.take(shard, batch, scores, question)
+            found.add(shard, batch, scores, question)
     if question.sample_id is not None and found.rollout is None:
         raise RolloutNotFound(f"step {question.step} of attempt {key.attempt} has no rollout {question.sample_id!r}")
     if not found.compared and question.sample_id is None:
@@ -71,7 +71,7 @@ def read_tokens(context: ServiceContext, principal: Principal, question: TokenQu
     )
 
 
-class _Findings:
+class _FoundTokens:
     """Tokens found in the shards read so far."""
 
     def __init__(self, target: str, behaviour: str) -> None:
@@ -82,7 +82,7 @@ class _Findings:
         self.rollout: list[TokenRow] | None = None
         self.prompt: list[int] | None = None
 
-    def take(self, shard: int, batch: RolloutBatch, scores: Scores, question: TokenQuestion) -> None:
+    def add(self, shard: int, batch: RolloutBatch, scores: Scores, question: TokenQuestion) -> None:
         """Add the tokens of one shard."""
         self.scorers |= scores.keys()
         d = self._difference(scores, batch.num_tokens)

@@ -46,7 +46,7 @@ def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
 
 
 def lock_run_for_background(session: Session, run_id: str) -> Run | None:
-    """Lock the run as `lock_run` does, for work that no principal asked for; None if the run is gone or deleted."""
+    """Lock the run for work of the service itself; return None if the run does not exist or is deleted."""
     run = repository.find_and_lock(session, run_id)
     return run if run is not None and run.deleted_at_us is None else None
 

@@ -1,1 +1,1 @@
-"""Steps: all rollouts of one training step; they close when every shard is there or the grace time is over."""
+"""Steps: all rollouts of one training step. A step closes when all its shards are stored or its grace time is over."""

@@ -38,7 +38,7 @@ _TRIES = 5
 _CLOSED_AT_ONCE = 100
 _logger = logging.getLogger(__name__)
 
-# One fold of a step at a time in a process: a second one would be of the same shards. Steps share the locks by chance.
+# One fold of a step at a time in a process: a second one would be of the same shards. Unrelated steps may share a lock.
 _LOCKS = tuple(threading.Lock() for _ in range(64))
 
 
@@ -70,9 +70,9 @@ def mark_closed(step: Step) -> None:
 
 
 def is_waiting(step: Step, overdue_before_us: int = 0) -> bool:
-    """Return whether the step is to be folded now: shards came since its fold, and it is complete, closed or overdue.
+    """Return whether the step has shards that are not in its fold, and is complete, closed or overdue.
 
-    It is overdue if its last shard came before `overdue_before_us`.
+    It is overdue if its last shard arrived before `overdue_before_us`.
     """
     complete = step.received_shards >= step.expected_shards
     due = complete or step.closed_at_us is not None or step.last_shard_at_us < overdue_before_us

@@ -20,7 +20,7 @@ def find(session: Session, key: StepKey) -> Step | None:
 def waiting(session: Session, overdue_before_us: int, limit: int) -> list[StepKey]:
     """Return up to `limit` steps of runs that are not deleted which have shards beyond their fold, oldest first.
 
-    Open steps that miss shards are returned only if their last shard came before `overdue_before_us`.
+    Open steps that miss shards are returned only if their last shard arrived before `overdue_before_us`.
     """
     due = (
         (Step.received_shards >= Step.expected_shards)

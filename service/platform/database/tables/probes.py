@@ -92,7 +92,7 @@ class Lease(Base):
 
 
 class Worker(Base):
-    """A worker that asked for jobs. `project` is that of its key, empty where the key is bound to none."""
+    """A worker that asked for jobs. `project` is that of its key, empty if the key is bound to none."""
 
     __tablename__ = "workers"
 

@@ -9,7 +9,7 @@ from service.platform.database.tables.base import Base
 
 
 class Scalar(Base):
-    """One value; NULL where the source reported something that is not a finite number."""
+    """One value; NULL if the source reported a number that is not finite."""
 
     __tablename__ = "scalars"
     __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)

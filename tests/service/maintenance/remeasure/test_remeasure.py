@@ -132,9 +132,9 @@ def test_missing_files_are_reported_and_their_data_left_unchanged(
     assert command(Request(run="a-run")) == 1
     printed = capsys.readouterr()
     assert "1 of 3 steps were measured again" in printed.out
-    assert f"left: run {sender.run}, attempt 1, step 4: 1 of its 2 token files are gone" in printed.err
+    assert f"left: run {sender.run}, attempt 1, step 4: 1 of its 2 token files are missing" in printed.err
     assert "step 5: " in printed.err
-    assert "replayed scores are gone" in printed.err
+    assert "replayed scores are missing" in printed.err
     now = stored_bytes(beside)
     assert {key: blob for key, blob in now.items() if key[2] == 4} == {
         key: blob for key, blob in old.items() if key[2] == 4
