@@ -195,16 +195,18 @@ def test_step_without_a_measured_token_has_no_values() -> None:
         ["a", "b"], [[1]] * 2, [[1], []], rollout_log_probs=[[math.nan], []], trainer_log_probs=[[-1.0], []]
     )
     statistics = measure_step(batch).comparisons["trainer/rollout"].statistics
-    counts = {"tokens", "rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"}
+    of_measured_tokens = {"tokens", "prompt_groups"}
+    counts = {"rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"} | of_measured_tokens
     found = statistics.measures()
     assert all(math.isnan(value) for name, value in found.items() if name not in counts), found
     assert_alike(ComparisonStatistics.from_bytes(statistics.to_bytes()).measures(), found, 0.0)
     full = measure_step(random_batch(1)).comparisons["trainer/rollout"].statistics
-    unmoved = counts - {"tokens"}
+    assert all(found[name] == 0 for name in of_measured_tokens)
+    moved = counts - of_measured_tokens
     merged, alone = full.merge(statistics).measures(), full.measures()
     assert_alike(
-        {name: value for name, value in merged.items() if name not in unmoved},
-        {name: value for name, value in alone.items() if name not in unmoved},
+        {name: value for name, value in merged.items() if name not in moved},
+        {name: value for name, value in alone.items() if name not in moved},
         0.0,
     )
 
