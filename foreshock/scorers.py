@@ -245,7 +245,8 @@ def noise_floor_scorers(name: str) -> tuple[str, ...]:
 def cause_of_link(earlier: str, later: str) -> str:
     """Return what can differ between two scores of the chain.
 
-    If scores between the two are missing, the result has the short names of all causes between them.
+    If scores between the two are missing, the result has the short names of all causes between them, a colon and every
+    explanation: no cause is left out.
     """
     before, after = (SCORERS[name].place if name in SCORERS else None for name in (earlier, later))
     causes = []
@@ -255,8 +256,12 @@ def cause_of_link(earlier: str, later: str) -> str:
         return f"any difference between {earlier} and {later}"
     if len(causes) == 1:
         return causes[0]
-    short = [cause.partition(":")[0] for cause in causes]
-    return f"{', '.join(short[:-1])} and {short[-1]} together: scores between these two are missing"
+    parts = [cause.partition(": ") for cause in causes]
+    short, explanations = [name for name, _, _ in parts], [explanation for _, _, explanation in parts]
+    return (
+        f"{', '.join(short[:-1])} or {short[-1]}: {'; or '.join(explanations)}; "
+        "not told apart, because scores between these two are missing"
+    )
 
 
 def score_name(scorer: str, variant: str) -> str:

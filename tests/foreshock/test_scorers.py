@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,11 +53,22 @@ def test_every_cause_has_a_short_name() -> None:
 
 def test_missing_scores_name_all_causes_between() -> None:
     assert cause_of_link("torch.trainer", "trainer") == PLACES[-1].cause
-    assert cause_of_link("rollout", "vllm.prefill") == (
-        "sampling-time state and decode against prefill together: scores between these two are missing"
-    )
+    joined = cause_of_link("rollout", "vllm.prefill")
+    assert joined.startswith("sampling-time state or decode against prefill: ")
+    assert joined.endswith("; not told apart, because scores between these two are missing")
     for pair in (("rollout", "another.scorer"), ("trainer", "rollout"), ("rollout", REFERENCE)):
         assert cause_of_link(*pair) == f"any difference between {pair[0]} and {pair[1]}"
+
+
+@pytest.mark.parametrize("earlier, later", list(itertools.combinations(CHAIN, 2)))
+def test_no_explanation_is_cut_off_whichever_scores_are_missing(earlier: str, later: str) -> None:
+    places = [SCORERS[name].place for name in CHAIN[CHAIN.index(earlier) + 1 : CHAIN.index(later) + 1]]
+    cause = cause_of_link(earlier, later)
+    for place in places:
+        assert place is not None
+        name, _, explanation = place.cause.partition(": ")
+        assert name in cause.partition(":")[0]
+        assert explanation in cause
 
 
 def test_logged_score_takes_the_noise_of_its_replays() -> None:

@@ -151,8 +151,8 @@ def test_merged_links_name_all_their_causes() -> None:
     assert full["trainer/torch.trainer"].startswith("not reproduced")
     del scores["vllm.decode"], scores["torch.trainer"]
     collapsed = {link.name: link.cause for link in attribute(scores, OFFSETS).links}
-    assert collapsed["vllm.prefill/rollout"].startswith("sampling-time state and decode against prefill together")
-    assert collapsed["trainer/vllm.prefill"].startswith("engine against trainer numerics and not reproduced together")
+    assert collapsed["vllm.prefill/rollout"].startswith("sampling-time state or decode against prefill: ")
+    assert collapsed["trainer/vllm.prefill"].startswith("engine against trainer numerics or not reproduced: ")
 
 
 def side_branch_scores(engine: float, trainer: float) -> dict[str, NDArray[np.float64]]:
