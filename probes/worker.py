@@ -20,7 +20,7 @@ from foreshock.errors import ConfigurationError, ForeshockError, ServiceError, S
 from foreshock.retry import Backoff, retry, sleep_until_stopped
 from probes.console import WorkerConsole
 from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError, JobAbandonedError, Patience
+from probes.engines.process import EngineError, EngineTimeouts, JobAbandonedError
 from probes.engines.protocol import ScoreCommand
 from probes.hardware import accelerator_name, device_name
 from probes.heartbeat import Heartbeat
@@ -94,9 +94,9 @@ class Worker:
     def run(self, *, once: bool = False, until_idle_seconds: float | None = None) -> None:
         """Work until stopped, with `once` for one job, with `until_idle_seconds` until there was no job that long."""
         self._log_settings()
-        patience = Patience(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
+        timeouts = EngineTimeouts(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
         with tempfile.TemporaryDirectory(prefix="foreshock-worker-") as folder:
-            pool = self._engines or EnginePool(Path(folder), patience)
+            pool = self._engines or EnginePool(Path(folder), timeouts)
             try:
                 idle_since = time.monotonic()
                 while not self._stopping():

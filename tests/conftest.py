@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from probes.engines.environment import hold_this_process
 
-# Before any test imports torch. Threads that wait for others sleep: by default they spin, which takes a third of the CPU
-# time of torch's and vLLM's tests.
+# Before any test imports torch. Idle OpenMP threads sleep: by default they spin, which takes a third of the CPU time of
+# torch's and vLLM's tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 hold_this_process()
 

@@ -1,6 +1,6 @@
-"""Engines in processes of their own, so that a crash, a leak or a stale state of one never reaches the worker.
+"""Engines in processes of their own, so that a crash, a leak or stale state of an engine cannot harm the worker.
 
-`protocol` is what the two sides say, `process` the worker's side, `__main__` the engine's side
-(`python -m probes.engines vllm`): `serving` does commands, `forking` gives each model a process. `pool` keeps processes
-warm. `environment` holds a process to a lower instruction set.
+`protocol` has the messages, `process` the worker's side and `__main__` the engine's side
+(`python -m probes.engines vllm`), where `serving` runs commands and `forking` starts a process for each model. `pool`
+keeps processes warm between jobs. `environment` and `instruction_sets` restrict a process to a lower instruction set.
 """

@@ -8,26 +8,26 @@ import sys
 
 from foreshock.scorers import ENGINES
 from probes.engines.environment import hold_this_process
-from probes.engines.forking import serve_by_children
+from probes.engines.forking import serve_with_children
 from probes.engines.protocol import Ready
 from probes.engines.serving import send, serve
 
-# Here and not in main(): processes that an engine spawns import this module too, and are to be held as well.
+# At import and not in main(): processes that an engine spawns import this module too and must be held as well.
 hold_this_process()
 
 
 def main() -> int:
-    """Serve commands until the requests' pipe ends."""
+    """Serve commands until the pipe of the requests is closed."""
     parser = argparse.ArgumentParser(prog="python -m probes.engines")
     parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("--requests", type=int, required=True, help="file descriptor to read commands from")
     parser.add_argument("--replies", type=int, required=True, help="file descriptor to write replies to")
     arguments = parser.parse_args()
     for descriptor in (arguments.requests, arguments.replies):
-        os.set_inheritable(descriptor, False)  # an engine's own children must not keep the pipes open
+        os.set_inheritable(descriptor, False)  # the engine's own children must not keep the pipes open
     send(arguments.replies, Ready(pid=os.getpid()))
     if ENGINES[arguments.engine].process_per_weights:
-        return serve_by_children(arguments.engine, arguments.requests, arguments.replies)
+        return serve_with_children(arguments.engine, arguments.requests, arguments.replies)
     serve(arguments.engine, arguments.requests, arguments.replies)
     return 0
 

@@ -1,7 +1,7 @@
-"""The instruction sets of x86-64 CPUs between which kernels of torch, oneDNN, MKL and vLLM choose, lowest first.
+"""Instruction sets of x86-64 CPUs that select kernels of torch, oneDNN, MKL and vLLM, lowest first.
 
 A CPU has an instruction set if Linux lists its flags; a score's fingerprint names the one that its process was held to.
-Sets that make no difference to bfloat16 and float32 products are left out.
+Sets that make no difference to bfloat16 and float32 products are omitted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["InstructionSet", "instruction_set_of", "instruction_sets_of_cpu"]
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What an instruction set is called by others.
+    """The names of an instruction set in Linux, fingerprints and libraries.
 
-    `flags`: Linux's names of what it adds to the one below. `feature`: its name in a fingerprint's `cpu_features`.
-    `aten`, `onednn`, `mkl`: the values of the three variables. `hides`: how the names of those entries of
-    `torch.cpu.get_capabilities()` begin that are beyond it.
+    `flags`: Linux's flags that it adds to the next lower one. `feature`: its name in a fingerprint's `cpu_features`.
+    `aten`, `onednn`, `mkl`: the values of the three variables. `hides`: prefixes of the entries of
+    `torch.cpu.get_capabilities()` that are beyond it.
     """
 
     flags: tuple[str, ...]
@@ -45,12 +45,12 @@ class InstructionSet(enum.Enum):
     """Tiles for bfloat16 products."""
 
     def includes(self, other: InstructionSet) -> bool:
-        """Return whether a CPU with this one has `other` too."""
+        """Return True if a CPU with this instruction set has `other` too."""
         order = list(InstructionSet)
         return order.index(self) >= order.index(other)
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that have torch, oneDNN and MKL choose kernels of this instruction set."""
+        """Return the environment variables that make torch, oneDNN and MKL select kernels of this instruction set."""
         level = _LEVELS[self]
         return {
             "ATEN_CPU_CAPABILITY": level.aten,
@@ -59,7 +59,7 @@ class InstructionSet(enum.Enum):
         }
 
     def visible(self, capabilities: Mapping[str, object]) -> dict[str, object]:
-        """Return `capabilities` (of `torch.cpu.get_capabilities()`) as they are on a CPU with no more than this."""
+        """Return `capabilities` (of `torch.cpu.get_capabilities()`) as on a CPU with only this instruction set."""
         hides = _LEVELS[self].hides
         return {name: False if name.startswith(hides) else value for name, value in capabilities.items()}
 
@@ -96,7 +96,7 @@ _LEVELS = {
 def instruction_sets_of_cpu(flags: Iterable[str] | None = None) -> tuple[InstructionSet, ...]:
     """Return the instruction sets of a CPU with these `flags` (None: this machine's), lowest first.
 
-    There are none if it is no x86-64 CPU with AVX2, or if the system does not list its flags.
+    Empty if the CPU is not an x86-64 CPU with AVX2, or if the system does not list its flags.
     """
     found = set(cpu_flags() if flags is None else flags)
     sets = []
@@ -108,10 +108,10 @@ def instruction_sets_of_cpu(flags: Iterable[str] | None = None) -> tuple[Instruc
 
 
 def instruction_set_of(fingerprint: Fingerprint) -> InstructionSet | None:
-    """Return the instruction set that made a score on a CPU; None if its fingerprint does not tell.
+    """Return the instruction set that made a score on a CPU; None if its fingerprint does not determine it.
 
-    It is in `cpu_isa` (what torch chose) and in the flag `cpu_features` (what others choose by); from AVX-512 on both
-    are needed. The two contradict each other if only torch was held, by `ATEN_CPU_CAPABILITY` alone.
+    The fingerprint has it in `cpu_isa` (selected by torch) and in the flag `cpu_features` (read by the others); from
+    AVX-512 on both are needed. They contradict each other if `ATEN_CPU_CAPABILITY` alone was set.
     """
     features = set(fingerprint.flags.get("cpu_features", "").split()) - {"none"}
     if fingerprint.cpu_isa == "AVX2" and not features:

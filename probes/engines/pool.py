@@ -1,4 +1,4 @@
-"""The engine processes of a worker, kept warm from job to job for as long as nothing that matters changes."""
+"""Engine processes of a worker, kept warm between jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.process import EngineError, EngineProcess, JobAbandonedError, Patience
+from probes.engines.process import EngineError, EngineProcess, EngineTimeouts, JobAbandonedError
 from probes.engines.protocol import ScoreCommand
 from probes.scorers.request import Report
 from probes.scorers.table import scorer_named
@@ -15,14 +15,14 @@ __all__ = ["EnginePool"]
 
 
 class EnginePool:
-    """One process an engine. For a command in another environment it is replaced, as it can be held only once.
+    """One process for each engine. A command in another environment replaces it: a process is held only once.
 
-    On a GPU only one process is kept: each may claim its memory.
+    On a GPU only one process is kept, because each may reserve the GPU's memory.
     """
 
-    def __init__(self, folder: Path, patience: Patience | None = None) -> None:
+    def __init__(self, folder: Path, timeouts: EngineTimeouts | None = None) -> None:
         self._folder = folder
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or EngineTimeouts()
         self._processes: dict[str, tuple[EngineEnvironment, EngineProcess]] = {}
 
     def score(
@@ -32,9 +32,9 @@ class EnginePool:
         abandoned: Callable[[], bool] = lambda: False,
         environment: EngineEnvironment = AS_IT_IS,
     ) -> float:
-        """Have `command` done by its engine, held to `environment`; the seconds it took there.
+        """Run `command` in its engine, held to `environment`; return the seconds that it took in the engine.
 
-        Where a process that was kept from an earlier job dies, the command is tried once more in a new one. Raises
+        If a process that was kept from an earlier job ends, the command is retried once in a new process. Raises
         EngineError, JobAbandonedError and UnsupportedScoreError as `EngineProcess.score` does, and
         EnvironmentUnavailableError if this machine cannot be held to `environment`.
         """
@@ -45,9 +45,9 @@ class EnginePool:
             return process.score(command, report, abandoned)
         except EngineError as error:
             if error.kind == "retry":
-                self.close(engine)  # after an unexpected failure nothing in that process can be trusted
+                self.close(engine)  # its state is unknown after an unexpected failure
             if error.gone and process is kept:
-                # It may have died while it waited for work, which is not this command's fault.
+                # It may have ended while it was idle, so this command need not be the cause.
                 return self.score(command, report, abandoned, environment)
             raise
         except JobAbandonedError:
@@ -55,11 +55,11 @@ class EnginePool:
             raise
 
     def process_ids(self) -> dict[str, int]:
-        """Return the process that holds the model of each engine that is kept."""
+        """Return the id of the process that holds the model, by engine."""
         return {engine: process.model_pid for engine, (_, process) in self._processes.items()}
 
     def close(self, engine: str | None = None) -> None:
-        """End the process of `engine`, or all."""
+        """End the process of `engine`, or all processes if it is None."""
         for name in [engine] if engine else list(self._processes):
             _, process = self._processes.pop(name, (None, None))
             if process is not None:
@@ -74,6 +74,6 @@ class EnginePool:
             for other in [name for name in self._processes if name != engine]:
                 self.close(other)
         if warm is None:
-            warm = EngineProcess(engine, self._folder, self._patience, environment)
+            warm = EngineProcess(engine, self._folder, self._timeouts, environment)
             self._processes[engine] = environment, warm
         return warm

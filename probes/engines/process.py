@@ -19,7 +19,7 @@ from probes.engines.environment import AS_IT_IS, EngineEnvironment
 from probes.engines.protocol import Failed, FailureKind, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
 from probes.scorers.request import Report
 
-__all__ = ["EngineError", "EngineProcess", "JobAbandonedError", "Patience", "process_variables"]
+__all__ = ["EngineError", "EngineProcess", "EngineTimeouts", "JobAbandonedError", "process_variables"]
 
 Answer = TypeVar("Answer", Ready, Scored)
 
@@ -27,10 +27,10 @@ _POLL_SECONDS = 0.2
 _SECONDS_TO_LEAVE = 5.0
 _LOG_TAIL_BYTES = 16_384
 _LOG_TAIL_LINES = 12
-# Not passed to engines, which do not need the key.
+# Engines do not need the key.
 _WITHHELD = ("FORESHOCK_API_KEY",)
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in our process, which is already one of its own
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core runs in the engine's process
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -40,7 +40,7 @@ _DEFAULT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 
 
 class EngineError(ForeshockError):
-    """An engine gave no scores. `kind` "final": it would fail again; "retry": it may not. `gone`: its process ended."""
+    """An engine gave no scores. `kind`: "final" if a retry would fail too, else "retry". `gone`: its process ended."""
 
     def __init__(self, reason: str, kind: FailureKind, *, gone: bool = False) -> None:
         super().__init__(reason)
@@ -54,10 +54,10 @@ class JobAbandonedError(ForeshockError):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Timeouts in seconds: until a process is ready, and without any message while it scores.
+class EngineTimeouts:
+    """Timeouts in seconds: `start` until the process is ready, `silence` between two messages of a command.
 
-    Loading a model sends no message.
+    An engine sends no message while it loads a model, so `silence` must exceed that time.
     """
 
     start_seconds: float = 120.0
@@ -74,12 +74,12 @@ class EngineProcess:
         self,
         engine: str,
         folder: Path,
-        patience: Patience | None = None,
+        timeouts: EngineTimeouts | None = None,
         environment: EngineEnvironment = AS_IT_IS,
     ) -> None:
         variables = process_variables(environment)
         self.engine = engine
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or EngineTimeouts()
         self._buffer = b""
         self._number = 0
         self._log = folder / f"{engine}-{time.monotonic_ns()}.log"
@@ -106,13 +106,13 @@ class EngineProcess:
             os.close(requests_read)
             os.close(replies_write)
         self.model_pid = self._process.pid
-        """The process that holds the model; another than `pid` where an engine needs a new process for new weights."""
+        """Id of the process that holds the model; differs from `pid` if the engine has a process for each model."""
         self._open = True
         self._listens = False
 
     @property
     def pid(self) -> int:
-        """The process id, which is the id of its process group too."""
+        """Id of the process and of its process group."""
         return self._process.pid
 
     def alive(self) -> bool:
@@ -126,7 +126,7 @@ class EngineProcess:
         are no scores; if `abandoned` returns True, ends the process and raises JobAbandonedError.
         """
         if not self._listens:
-            self._wait_for(Ready, self._patience.start_seconds, report, abandoned)
+            self._wait_for(Ready, self._timeouts.start_seconds, report, abandoned)
             self._listens = True
         self._number += 1
         numbered = command.model_copy(update={"number": self._number})
@@ -134,7 +134,7 @@ class EngineProcess:
             os.write(self._requests, numbered.line())
         except OSError as error:
             raise self._crashed() from error
-        scored = self._wait_for(Scored, self._patience.silence_seconds, report, abandoned)
+        scored = self._wait_for(Scored, self._timeouts.silence_seconds, report, abandoned)
         self.model_pid = scored.pid
         return scored.seconds
 
@@ -197,7 +197,7 @@ class EngineProcess:
                 return reply
 
     def _next_reply(self) -> Reply | None:
-        """Return a reply, None if there is none within 0.2 s. Raises EngineError if the process ended."""
+        """Return the next reply, None if there is none within 0.2 s. Raises EngineError if the process ended."""
         while b"\n" not in self._buffer:
             readable, _, _ = select.select([self._replies], [], [], _POLL_SECONDS)
             if not readable:
@@ -234,7 +234,7 @@ class EngineProcess:
 def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, str]:
     """Return the environment variables of a process that runs an engine in `environment`.
 
-    Without an environment of its own it inherits this process's.
+    The default environment is that of this process.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
     own = EngineEnvironment.of_variables() if environment == AS_IT_IS else environment

@@ -16,7 +16,7 @@ FailureKind = Literal["retry", "final"]
 
 
 class Message(BaseModel):
-    """A message of one line."""
+    """Base of the messages. A message is one line of JSON."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +26,7 @@ class Message(BaseModel):
 
 
 class ScoreCommand(Message):
-    """To the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`."""
+    """Command to the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`."""
 
     number: int
     scorer: str
@@ -41,14 +41,14 @@ class ScoreCommand(Message):
 
 
 class Ready(Message):
-    """From the engine's process, once: it listens."""
+    """First message of an engine's process: it accepts commands."""
 
     kind: Literal["ready"] = "ready"
     pid: int
 
 
 class Progress(Message):
-    """From the engine: that many response tokens of the command are scored."""
+    """Reply: the number of response tokens that are scored so far."""
 
     kind: Literal["progress"] = "progress"
     number: int
@@ -56,7 +56,7 @@ class Progress(Message):
 
 
 class Scored(Message):
-    """From the engine: the scores of the command are written; `pid` is the process that holds the model."""
+    """Reply: the scores are written. `seconds` is the time in the engine, `pid` the process that holds the model."""
 
     kind: Literal["scored"] = "scored"
     number: int
@@ -65,7 +65,7 @@ class Scored(Message):
 
 
 class Failed(Message):
-    """From the engine: no scores. "final": the same command will fail again; "retry": it may not."""
+    """Reply: there are no scores. `failure` is "final" if the same command would fail again, else "retry"."""
 
     kind: Literal["failed"] = "failed"
     number: int
@@ -78,5 +78,5 @@ _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="k
 
 
 def parse_reply(line: bytes) -> Reply:
-    """The reply of a line; raises ValueError where it is none."""
+    """Parse a line; raises ValueError if it is not a reply."""
     return _REPLY.validate_json(line)

@@ -1,7 +1,7 @@
 """Serve commands in this process: read them from a pipe, score, reply.
 
-When the pipe of the commands ends, the process leaves; if it is busy at that time, it ends itself and all it started,
-because nobody waits for the scores any more.
+When the pipe of the commands is closed, the process exits. If it is busy, it kills itself and the processes that it
+started after 10 s, because the worker no longer waits for the scores.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from probes.engines.protocol import Failed, Message, Progress, ScoreCommand, Sco
 from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 from probes.scorers.table import scorer_named
 
-__all__ = ["SECONDS_TO_LEAVE", "send", "serve"]
+__all__ = ["EXIT_SECONDS", "send", "serve"]
 
-SECONDS_TO_LEAVE = 10.0
+EXIT_SECONDS = 10.0
 
 
 def serve(engine: str, requests: int, replies: int) -> None:
-    """Serve commands from the file descriptor `requests` until it ends; replies go to `replies`."""
+    """Serve commands from the file descriptor `requests` until it is closed; write replies to `replies`."""
     commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, commands), daemon=True).start()
     warm = WarmModel()
@@ -40,14 +40,14 @@ def _read(descriptor: int, commands: queue.SimpleQueue[bytes | None]) -> None:
         for line in pipe:
             commands.put(line)
     commands.put(None)
-    time.sleep(SECONDS_TO_LEAVE)
+    time.sleep(EXIT_SECONDS)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)
 
 
 def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: int) -> None:
-    """Do one command and reply, whatever happens."""
+    """Run one command and reply with its scores or its error."""
     start = time.monotonic()
     print(f"--- {command.scorer} {command.variant} of {command.weights_folder}", flush=True)
     try:
@@ -67,10 +67,12 @@ def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: int) ->
 
 
 def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) -> None:
-    """Read the rollouts, score them, write the scores (under a temporary name first, so that half a file is none)."""
+    """Read the rollouts, score them and write the scores; the file gets its name when it is complete."""
     scorer = scorer_named(command.scorer)
     if scorer.engine != engine:
-        raise UnsupportedScoreError(f"{scorer.name} runs in {scorer.engine}, and this is the process of {engine}")
+        raise UnsupportedScoreError(
+            f"{scorer.name} needs an engine process of {scorer.engine}, this is one of {engine}"
+        )
     with Path(command.rollouts).open("rb") as file:
         rollouts = decode_rollouts(file)
     request = ScoreRequest(
@@ -85,7 +87,9 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
     )
     scored = scorer.load()(request, warm, report)
     if scored.log_probs.shape != (rollouts.num_tokens,):
-        raise AssertionError(f"{scorer.name} gave {scored.log_probs.shape} log-probs for {rollouts.num_tokens} tokens")
+        raise AssertionError(
+            f"{scorer.name} must give log-probs of shape ({rollouts.num_tokens},), got {scored.log_probs.shape}"
+        )
     scores = ScoreBatch(
         sample_ids=rollouts.sample_ids,
         log_probs=scored.log_probs,
@@ -98,7 +102,7 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
 
 
 def send(descriptor: int, message: Message) -> None:
-    """Write the whole `message`."""
+    """Write `message` completely."""
     data = message.line()
     while data:
         data = data[os.write(descriptor, data) :]

@@ -1,4 +1,4 @@
-"""Calls in a process that is held to an environment, for what tests compute with torch themselves."""
+"""A process held to an environment, for tests that compute with torch."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import ParamSpec, TypeVar
 from foreshock.fingerprint import Fingerprint
 from probes.engines.environment import EngineEnvironment, hold_this_process
 
-# Where a CPU has less than the recorder's, its kernels round elsewhere, and a replay differs from what was logged by as
-# much as a mismatch of numerics: for the shipped run k3 is up to 2.7e-5 between the instruction sets of one CPU. The
-# least that another step's weights give is 1.6e-3.
-K3_ELSEWHERE = 1e-4
+# On a CPU with a lower instruction set than the recorder's, kernels round differently, and a replay differs from the
+# logged values by as much as a mismatch of numerics: k3 is up to 2.7e-5 for the shipped run. With the weights of
+# another step k3 is at least 1.6e-3.
+K3_ON_LOWER_CPU = 1e-4
 
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 
 class HeldProcess:
-    """A process that computes in `environment`, for as long as `held` keeps it."""
+    """A process in `environment`; it lives as long as the context of `held`."""
 
     def __init__(self, environment: EngineEnvironment, executor: ProcessPoolExecutor) -> None:
         self.environment = environment
         self._executor = executor
 
     def stands_for(self, recorded: EngineEnvironment) -> bool:
-        """Return whether it should compute what was logged in `recorded`, bit for bit."""
+        """Return True if it should compute the same bits as were logged in `recorded`."""
         return self.call(_environment).stands_for(recorded)
 
     def call(
         self, function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
     ) -> Result:
-        """Return what `function`, which a module defines, returns there."""
+        """Call `function`, which must be at module level, in the process; return its result."""
         return self._executor.submit(function, *arguments, **named).result()
 
 
 def _environment() -> EngineEnvironment:
-    return EngineEnvironment.of_fingerprint(what_a_score_would_tell())
+    return EngineEnvironment.of_fingerprint(fingerprint_of_this_process())
 
 
-def what_a_score_would_tell() -> Fingerprint:
-    """Return what this process computes with, as the fingerprint of a score on its CPU has it."""
+def fingerprint_of_this_process() -> Fingerprint:
+    """Return the fingerprint of a score that this process would compute."""
     import torch
 
     from probes.fingerprints import kernel_flags
@@ -53,8 +53,8 @@ def what_a_score_would_tell() -> Fingerprint:
 
 @contextmanager
 def held(environment: EngineEnvironment) -> Iterator[HeldProcess]:
-    """Keep a process that is held to `environment`; it starts with the first call."""
-    # Forked from a process that has imported torch and used none of it, so that each can still choose its kernels.
+    """Yield a process that is held to `environment`; it starts with the first call."""
+    # Forked from a process that has imported torch but not used it, so that each child can still select its kernels.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
     with ProcessPoolExecutor(1, context, initializer=hold_this_process, initargs=(environment,)) as executor:

@@ -1,10 +1,9 @@
-"""A replay gives what was logged, and another step's weights do not. On real runs, through real engines.
+"""Tests that a replay with the right weights equals the logged values, on recorded runs with real engines.
 
-The engines are held to the instruction set that recorded a run, and the bar is max |d| ≤ 1e-5. A CPU that has less
-rounds elsewhere: torch then differs by no more than its own noise floor (k3 < 1e-6, or four times that of the same
-scorer in other batches). vLLM's CPU kernels differ by more, because those without AVX512-BF16 cut float32 off to
-bfloat16 where the others round: there the bar is only that the right weights fit at least ten times better than wrong
-ones.
+The engines are held to the instruction set that recorded a run, and the bar is max |d| ≤ 1e-5. A CPU with a lower one
+rounds differently: torch then differs by no more than its own noise floor (k3 < 1e-6, or four times that of the same
+scorer in other batches). vLLM's CPU kernels differ by more, because those without AVX512-BF16 truncate float32 to
+bfloat16 and the others round: the bar is then that k3 of the right weights is below a tenth of that of wrong weights.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 RUNS = recorded_runs()
 if not RUNS:
-    pytest.skip("no recorded run with checkpoints is there", allow_module_level=True)
+    pytest.skip("there is no recorded run with checkpoints", allow_module_level=True)
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: run.name)
@@ -36,7 +35,7 @@ def of_scorer(rows: list[Row], scorer: str) -> list[Row]:
 
 
 @pytest.mark.parametrize("scorer", SCORERS)
-def test_the_right_weights_give_what_was_logged(rows: list[Row], scorer: str) -> None:
+def test_replay_with_the_right_weights_equals_the_logged_values(rows: list[Row], scorer: str) -> None:
     for row in of_scorer(rows, scorer):
         if row.same:
             assert row.right.maximum <= BAR_MAXIMUM, row
@@ -47,17 +46,17 @@ def test_the_right_weights_give_what_was_logged(rows: list[Row], scorer: str) ->
 
 
 @pytest.mark.parametrize("scorer", SCORERS)
-def test_another_step_s_weights_do_not(rows: list[Row], scorer: str) -> None:
+def test_replay_with_the_weights_of_another_step_differs(rows: list[Row], scorer: str) -> None:
     for row in of_scorer(rows, scorer):
         assert row.wrong.maximum > 100 * BAR_MAXIMUM, row
         assert row.wrong.k3 > 100 * BAR_K3, row
 
 
-def test_float32_is_the_same_through_vllm_and_through_torch(replay: Replayer) -> None:
+def test_vllm_and_torch_agree_in_float32(replay: Replayer) -> None:
     run = RUNS[0]
     step = run.steps()[-1]
     batch, weights = run.rollouts(step), run.checkpoint(step)
-    environment = RUNS[-1].environment.nearest()  # in which the engines are warm
+    environment = RUNS[-1].environment.nearest()  # the engines are already warm in it
     by_torch, _ = replay.score(batch, weights, "torch.float32", environment=environment)
     by_vllm, fingerprint = replay.score(batch, weights, "vllm.prefill", environment=environment, dtype="float32")
     np.testing.assert_allclose(by_vllm, by_torch, atol=1e-4)

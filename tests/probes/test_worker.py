@@ -56,8 +56,8 @@ class ProbedRun:
         return found
 
     def wait_for(self, probe: str, states: set[str], seconds: float = 180.0) -> dict[str, Any]:
-        ends = time.monotonic() + seconds
-        while (found := self.read(probe))["state"] not in states and time.monotonic() < ends:
+        deadline = time.monotonic() + seconds
+        while (found := self.read(probe))["state"] not in states and time.monotonic() < deadline:
             time.sleep(0.1)
         assert found["state"] in states, found
         return found
@@ -77,7 +77,7 @@ def start_run(service: RunningService, rollouts: RolloutBatch) -> ProbedRun:
 
 @pytest.fixture
 def run(service: RunningService) -> Iterator[ProbedRun]:
-    """A run whose jobs are gone after the test, so that no other test's worker takes them."""
+    """A run that is deleted after the test, so that no other test's worker leases its jobs."""
     started = start_run(service, make_rollouts(12))
     yield started
     service.http.delete(f"/v1/runs/{started.run}")
@@ -88,21 +88,21 @@ def settings(service: RunningService, root: Path, **fields: Any) -> WorkerSettin
     return WorkerSettings(**(values | fields))
 
 
-def work(service: RunningService, root: Path, engines: EnginePool | None, jobs: int = 1, **fields: Any) -> str:
-    """Do `jobs` jobs in `engines`, None: in the worker's own. Return what the worker said."""
-    said = StringIO()
+def run_worker(service: RunningService, root: Path, engines: EnginePool | None, jobs: int = 1, **fields: Any) -> str:
+    """Run `jobs` jobs in `engines` (None: the worker's own); return the worker's console output."""
+    console = StringIO()
     for _ in range(jobs):
-        worker = Worker(settings(service, root, **fields), WorkerConsole(said), scorers=TORCH, engines=engines)
+        worker = Worker(settings(service, root, **fields), WorkerConsole(console), scorers=TORCH, engines=engines)
         worker.run(once=True, until_idle_seconds=60.0)
-    return said.getvalue()
+    return console.getvalue()
 
 
-def test_a_probe_is_scored_and_its_links_appear(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
+def test_probe_is_scored_and_its_links_are_measured(service: RunningService, run: ProbedRun, checkpoints: Path) -> None:
     run.announce(weights_digest(checkpoints / "first"))
     probe = run.probe("torch.trainer", "torch.float32", options={"torch.trainer": {"batch_size": 4}})
-    said = work(service, checkpoints, engines=None)
+    output = run_worker(service, checkpoints, engines=None)
     found = run.read(probe)
-    assert found["state"] == "done", said
+    assert found["state"] == "done", output
     links = service.http.get(
         f"/v1/runs/{run.run}/measurements", params={"comparison": "torch.float32/torch.trainer", "measure": "k3_kl"}
     )
@@ -110,13 +110,13 @@ def test_a_probe_is_scored_and_its_links_appear(service: RunningService, run: Pr
     assert links.status_code == 200
 
 
-def test_a_variant_is_scored_as_the_noise_floor(
+def test_variant_is_scored_as_the_noise_floor(
     service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
 ) -> None:
     run.announce(weights_digest(checkpoints / "first"))
     scorers = [{"scorer": "torch.bfloat16", "variant": ""}, {"scorer": "torch.bfloat16", "variant": "rebatched"}]
     answer = service.http.post(f"/v1/runs/{run.run}/probes", json={"step": 1, "scorers": scorers})
-    work(service, checkpoints, engines)
+    run_worker(service, checkpoints, engines)
     assert run.read(answer.raise_for_status().json()["id"])["state"] == "done"
 
 
@@ -129,7 +129,7 @@ def test_a_variant_is_scored_as_the_noise_floor(
         ({"path": "pickled"}, "skipped", "needs_conversion"),
     ],
 )
-def test_weights_that_cannot_be_used_end_the_probe_with_a_reason_and_the_worker_goes_on(
+def test_unusable_weights_end_the_probe_with_a_reason_and_the_worker_continues(
     service: RunningService,
     run: ProbedRun,
     tmp_path: Path,
@@ -148,59 +148,59 @@ def test_weights_that_cannot_be_used_end_the_probe_with_a_reason_and_the_worker_
     other = start_run(service, make_rollouts(3))
     other.announce(weights_digest(root / "first"))
     good = other.probe("torch.float32")
-    said = StringIO()
-    worker = Worker(settings(service, root), WorkerConsole(said), scorers=TORCH, engines=engines)
+    console = StringIO()
+    worker = Worker(settings(service, root), WorkerConsole(console), scorers=TORCH, engines=engines)
     worker.run(until_idle_seconds=2.0)
     found = run.read(bad)
-    assert found["state"] == state, said.getvalue()
+    assert found["state"] == state, console.getvalue()
     assert reason in found["reason"]
-    assert other.read(good)["state"] == "done", said.getvalue()
+    assert other.read(good)["state"] == "done", console.getvalue()
 
 
-def test_an_unknown_root_is_tried_again_and_then_given_up_with_its_reason(
+def test_unknown_root_fails_the_probe_after_retries(
     service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
 ) -> None:
     run.announce(weights_digest(checkpoints / "first"), root="elsewhere")
     probe = run.probe("torch.float32")
-    work(service, checkpoints, engines, jobs=3)
+    run_worker(service, checkpoints, engines, jobs=3)
     found = run.read(probe)
     assert found["state"] == "failed"
     assert "no weights root 'elsewhere'" in found["reason"]
 
 
-def test_an_option_that_makes_no_sense_is_a_reason(
+def test_invalid_option_fails_the_probe_without_a_retry(
     service: RunningService, run: ProbedRun, checkpoints: Path, engines: EnginePool
 ) -> None:
     run.announce(weights_digest(checkpoints / "first"))
     probe = run.probe("torch.trainer", options={"torch.trainer": {"autocast": "float8"}})
-    work(service, checkpoints, engines)
+    run_worker(service, checkpoints, engines)
     found = run.read(probe)
     assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)
     assert "autocast" in found["reason"]
 
 
 def long_job(service: RunningService, checkpoints: Path) -> tuple[ProbedRun, str]:
-    """A run with a job that takes the engine a while: torch has to be loaded, and rollouts go one at a time."""
+    """Start a run with a slow job: torch has to be loaded, and rollouts are scored one at a time."""
     started = start_run(service, make_rollouts(300))
     started.announce(weights_digest(checkpoints / "first"))
     return started, started.probe("torch.float32", options={"torch.float32": {"batch_size": 1}})
 
 
-def test_a_deleted_run_makes_the_worker_drop_its_job_quietly(service: RunningService, checkpoints: Path) -> None:
+def test_worker_drops_the_job_of_a_deleted_run(service: RunningService, checkpoints: Path) -> None:
     started, probe = long_job(service, checkpoints)
-    said = StringIO()
-    worker = Worker(settings(service, checkpoints), WorkerConsole(said), scorers=TORCH)
+    console = StringIO()
+    worker = Worker(settings(service, checkpoints), WorkerConsole(console), scorers=TORCH)
     thread = threading.Thread(target=lambda: worker.run(once=True, until_idle_seconds=60.0))
     thread.start()
     started.wait_for(probe, {"running"})
     service.http.delete(f"/v1/runs/{started.run}").raise_for_status()
     thread.join(timeout=120)
     assert not thread.is_alive()
-    assert "dropped, lease lost" in said.getvalue()
-    assert "Traceback" not in said.getvalue()
+    assert "dropped, lease lost" in console.getvalue()
+    assert "Traceback" not in console.getvalue()
 
 
-def test_a_worker_that_was_frozen_drops_the_job_that_another_one_did(
+def test_worker_drops_a_job_whose_lease_expired_and_another_worker_completed(
     service: RunningService, checkpoints: Path, tmp_path: Path, engines: EnginePool
 ) -> None:
     started, probe = long_job(service, checkpoints)
@@ -208,15 +208,15 @@ def test_a_worker_that_was_frozen_drops_the_job_that_another_one_did(
         first = started.wait_for(probe, {"running"})["jobs"][0]["worker"]
         frozen.send_signal(signal.SIGSTOP)
         time.sleep(LEASE_SECONDS + 1)
-        said = work(service, checkpoints, engines, worker_name="the-second")
+        output = run_worker(service, checkpoints, engines, worker_name="the-second")
         done = started.read(probe)
         frozen.send_signal(signal.SIGCONT)
-        ends = time.monotonic() + 120
-        while "dropped, lease lost" not in log.read_text() and time.monotonic() < ends:
+        deadline = time.monotonic() + 120
+        while "dropped, lease lost" not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert "dropped, lease lost" in log.read_text()
         assert frozen.poll() is None
-    assert done["state"] == "done", said
+    assert done["state"] == "done", output
     assert (done["jobs"][0]["worker"], first) == ("the-second", "the-first")
     assert started.read(probe) == done
 
@@ -225,7 +225,7 @@ def test_a_worker_that_was_frozen_drops_the_job_that_another_one_did(
 def worker_process(
     service: RunningService, root: Path, folder: Path, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """`foreshock worker` as a user runs it, and its log."""
+    """Run `foreshock worker` as a user does; yield the process and its log."""
     log = folder / "worker.log"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
     variables |= {
@@ -245,7 +245,9 @@ def worker_process(
         process.wait()
 
 
-def test_a_stopped_worker_hands_its_job_back(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
+def test_stopped_worker_returns_its_job_to_the_queue(
+    service: RunningService, checkpoints: Path, tmp_path: Path
+) -> None:
     started, probe = long_job(service, checkpoints)
     with worker_process(service, checkpoints, tmp_path, FORESHOCK_SHUTDOWN_GRACE_SECONDS="0.2") as (process, log):
         started.wait_for(probe, {"running"})
@@ -257,7 +259,7 @@ def test_a_stopped_worker_hands_its_job_back(service: RunningService, checkpoint
     service.http.delete(f"/v1/runs/{started.run}")
 
 
-def test_a_stopped_worker_finishes_what_fits_into_its_grace(
+def test_stopped_worker_finishes_its_job_within_the_grace_time(
     service: RunningService, run: ProbedRun, checkpoints: Path, tmp_path: Path
 ) -> None:
     run.announce(weights_digest(checkpoints / "first"))
@@ -269,10 +271,10 @@ def test_a_stopped_worker_finishes_what_fits_into_its_grace(
     assert run.read(probe)["state"] == "done"
 
 
-def test_an_idle_worker_stops_at_once(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
+def test_idle_worker_stops_immediately(service: RunningService, checkpoints: Path, tmp_path: Path) -> None:
     with worker_process(service, checkpoints, tmp_path) as (process, log):
-        ends = time.monotonic() + 120
-        while "offering" not in log.read_text() and time.monotonic() < ends:
+        deadline = time.monotonic() + 120
+        while "offering" not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(1)  # now it waits for a job, for up to 30 s
         start = time.monotonic()
@@ -282,12 +284,12 @@ def test_an_idle_worker_stops_at_once(service: RunningService, checkpoints: Path
         assert "stopped (SIGTERM)" in log.read_text()
 
 
-def test_a_service_that_is_away_is_waited_for(checkpoints: Path) -> None:
+def test_worker_retries_while_the_service_is_unreachable(checkpoints: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        said = StringIO()
+        console = StringIO()
         away = WorkerSettings(url=url, weights_roots={"runs": checkpoints}, accelerator="cpu")
-        Worker(away, WorkerConsole(said), scorers=TORCH).run(until_idle_seconds=3.4)
-    assert said.getvalue().count("; retrying in ") >= 2
-    assert "exiting" in said.getvalue()
+        Worker(away, WorkerConsole(console), scorers=TORCH).run(until_idle_seconds=3.4)
+    assert console.getvalue().count("; retrying in ") >= 2
+    assert "exiting" in console.getvalue()

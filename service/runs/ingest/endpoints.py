@@ -32,7 +32,7 @@ async def put_shard(
     principal: Ingester,
     response: Response,
     attempt: AttemptQuery = 1,
-    shards: Annotated[int, Query(ge=1, le=LARGEST_STEP, description="how many the step has in all")] = 1,
+    shards: Annotated[int, Query(ge=1, le=LARGEST_STEP, description="number of shards of the whole step")] = 1,
 ) -> ShardReceipt:
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
     address = ShardAddress(run, attempt, step, shard, shards)

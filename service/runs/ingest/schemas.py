@@ -27,12 +27,12 @@ class ShardAddress:
 
 
 class ShardReceipt(BaseModel):
-    """The shard is stored: for good, now (`stored`) or by an earlier upload of the same bytes (`duplicate`)."""
+    """The receipt of a stored shard: `stored` by this upload, or `duplicate` of an earlier upload of the same bytes."""
 
     status: Literal["stored", "duplicate"]
     digest: str = Field(description="of the body's bytes: `sha256:…`")
     rollouts: int
     tokens: int = Field(description="response tokens")
     step_closed: bool = Field(
-        description="true once all shards of the step are stored, or its grace time is over, and they are folded"
+        description="true if the step is complete, or its grace time is over, and its shards are folded"
     )

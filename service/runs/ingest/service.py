@@ -1,7 +1,7 @@
 """Ingest an uploaded shard: decode and measure it in another process, store its tokens, commit it, close its step.
 
-The catalogue row is the commit point. Before it, a crash leaves at most a file that no row names; after it, the shard
-counts, and the sweeper closes the step if the request did not. Each part may be repeated.
+The catalogue row is the commit point. A crash before it leaves at most a file that no row names. After it the shard
+counts, and the sweeper closes the step if the request did not. Every part can be repeated safely.
 """
 
 from __future__ import annotations
@@ -37,18 +37,24 @@ class ShardConflict(ProblemError):
 
 @dataclass(frozen=True, slots=True)
 class _Committed:
-    """A stored shard, and whether its step now waits to be folded."""
+    """A stored shard; `waits_for_fold` is True if its step has to be folded now."""
 
     receipt: ShardReceipt
     waits_for_fold: bool
 
 
 def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> None:
-    """Refuse, before its body is read, an upload to a run or attempt that is not there or to an impossible shard."""
+    """Check the address of an upload before its body is read.
+
+    Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
+    the step was opened with another number of shards.
+    """
     if address.shards > context.settings.max_shards:
-        raise InvalidRequest(f"query.shards: a step has at most {context.settings.max_shards:,} shards")
+        raise InvalidRequest(f"query.shards must be at most {context.settings.max_shards:,}, got {address.shards:,}")
     if address.shard >= address.shards:
-        raise InvalidRequest(f"shard {address.shard} is not one of {address.shards}: shards count from 0")
+        raise InvalidRequest(
+            f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
+        )
     with context.database.read() as session:
         get_run(session, principal, address.run_id)
         require_attempt(session, address.run_id, address.attempt)
@@ -58,10 +64,10 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
 
 
 def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> ShardReceipt:
-    """Store a received body as a shard, once.
+    """Store a received body as a shard; the same bytes again change nothing.
 
-    Raises InvalidRolloutsError and LimitExceededError for a bad body, ShardConflict where other bytes are stored,
-    RunDeleted, AttemptNotFound; in all of these nothing is stored.
+    Raises InvalidRolloutsError and LimitExceededError for an invalid body, ShardConflict if other bytes are stored,
+    RunDeleted and AttemptNotFound. After any of these nothing is stored.
     """
     with context.database.read() as session:
         step = find_step(session, address.step_key)
@@ -90,7 +96,7 @@ def _store_shard(context: ServiceContext, principal: Principal, address: ShardAd
             lambda session: commit_shard(session, context, principal, address, upload, decoded, name)
         )
     except ProblemError:
-        # Refused for certain. After any other error the commit may have happened: the file stays, an orphan at worst.
+        # The commit was refused. After any other error it may have happened, so the file stays, at worst as an orphan.
         context.store.remove(name)
         raise
     if committed.receipt.status == "duplicate":
@@ -107,7 +113,7 @@ def commit_shard(
     decoded: DecodedShard,
     file: str,
 ) -> _Committed:
-    """Insert the catalogue row with the shard's statistics, and close the step if this shard is all of it."""
+    """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard."""
     run = lock_run(session, principal, address.run_id)
     require_attempt(session, address.run_id, address.attempt)
     key, measured = address.step_key, decoded.measured
@@ -122,7 +128,7 @@ def commit_shard(
     count_shard(run, step, measured.rollouts, measured.tokens)
     if decoded.step is not None:
         mark_closed(step)
-    # The rows of the shard refer to that of the step.
+    # The rows of the shard have a foreign key to the row of the step.
     session.flush()
     row = {
         **key._asdict(),
@@ -149,8 +155,8 @@ def _stored_before(session: Session, address: ShardAddress, digest: str, step: S
         return None
     if shard.digest != digest:
         raise ShardConflict(
-            f"shard {address.shard} of step {address.step} in attempt {address.attempt} holds other bytes "
-            f"({shard.digest}): a resumed run needs a new attempt"
+            f"shard {address.shard} of step {address.step} in attempt {address.attempt} is stored with other bytes: "
+            f"stored {shard.digest}, got {digest}; register a new attempt if the run was resumed"
         )
     return _committed("duplicate", digest, shard.rollouts, shard.tokens, step)
 

@@ -1,4 +1,4 @@
-"""Decode, validate, measure and re-encode one uploaded shard. Runs in a decoder process: knows files, not databases."""
+"""Decode, validate, measure and re-encode one uploaded shard. Runs in a decoder process, without a database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRELOAD = (__name__,)
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """The part of a shard in one comparison of its step: mergeable statistics and, for pairs, rollout summaries."""
+    """A shard's contribution to one comparison of its step: mergeable statistics and, for pairs, rollout summaries."""
 
     comparison: str
     statistics_version: int
@@ -31,7 +31,7 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredShard:
-    """A measured shard: its sizes, the digest of its rollouts, its statistics and the lint's evidence."""
+    """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence."""
 
     rollouts: int
     tokens: int
@@ -50,7 +50,7 @@ class FoldedStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodedShard:
-    """A valid shard, the size of the file that was written for the store, and the step if the shard is all of it."""
+    """A valid shard, the bytes of the file written for the store, and the folded step if this is its only shard."""
 
     measured: MeasuredShard
     file_bytes: int
@@ -60,8 +60,8 @@ class DecodedShard:
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
     """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`.
 
-    `whole_step` is the key of the step if it has this one shard: then it is folded here. `stored` is not synced to the
-    disk; `TokenStore.publish` does that. Raises InvalidRolloutsError naming row and column, and LimitExceededError.
+    `whole_step` is the key of the step if this is its only shard; the step is then folded here. `stored` is not synced
+    to disk; `TokenStore.publish` does that. Raises InvalidRolloutsError (names row and column) and LimitExceededError.
     """
     try:
         with body.open("rb") as file:
@@ -71,7 +71,9 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
         data = encode_rollouts(batch)
         step = _step(whole_step, measurement, measured) if whole_step is not None else None
     except MemoryError as error:
-        raise LimitExceededError("decoding it needs more memory than allowed: send smaller shards") from error
+        raise LimitExceededError(
+            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
+        ) from error
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 
@@ -93,7 +95,7 @@ def _shard(batch: RolloutBatch, measurement: StepMeasurement) -> MeasuredShard:
 
 
 def _step(key: StepKey, measurement: StepMeasurement, shard: MeasuredShard) -> FoldedStep:
-    """Return the fold of a step that has one shard: its statistics are the shard's."""
+    """Return the fold of a step with one shard, whose statistics are those of the shard."""
     measures = {STEP_ROW: measurement.step.measures()}
     measures |= {name: pair.measures() for name, pair in measurement.comparisons.items()}
     folded = (

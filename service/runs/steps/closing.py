@@ -1,10 +1,10 @@
 """Close steps: fold their shards outside the writer and outside the run's lock, then store the fold in one transaction.
 
-A step of one shard is folded by the decoder and closed by the transaction that commits the shard. Any other is folded
-here after its last shard is committed, from a snapshot of its shards' statistics; the transaction that stores the fold
-checks, with the run locked, that the step still has these shards, else the fold is repeated. A late shard changes the
-fold of a closed step in the same way. If the process dies in between, `steps.folded_shards` stays below
-`steps.received_shards`, which the sweeper looks for.
+A step of one shard is folded by the decoder and closed by the transaction that commits the shard. Any other step is
+folded here after its last shard is committed, from a snapshot of its shards' statistics. The transaction that stores
+the fold locks the run and checks that the step still has these shards; if not, the fold is repeated. A late shard
+re-folds a closed step in the same way. If the process dies before the fold is stored, `steps.folded_shards` stays below
+`steps.received_shards`, and the sweeper closes the step.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from service.runs.step_key import StepKey
 from service.runs.steps import repository
 
 _TRIES = 5
-"""Folds of a step before it is left to the sweeper, because shards keep arriving."""
+"""Folds of a step, while shards keep arriving, before it is left to the sweeper."""
 
-_CLOSED_AT_ONCE = 100
+_STEPS_PER_SWEEP = 100
 _logger = logging.getLogger(__name__)
 
-# One fold of a step at a time in a process: a second one would be of the same shards. Unrelated steps may share a lock.
+# A process folds a step once at a time: a concurrent fold would repeat the work. Unrelated steps may share a lock.
 _LOCKS = tuple(threading.Lock() for _ in range(64))
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A fold, and the shards that it is of."""
+class _Fold:
+    """The fold of a step, and the shards that it was computed from."""
 
     shards: ShardVersions
     step: FoldedStep
 
 
 def store_fold(session: Session, key: StepKey, folded: FoldedStep) -> None:
-    """Store the measurements of a step and the lint's verdict on it. The run is locked."""
-    # A fold of some shards only, because the others are of another version, never replaces one of all.
+    """Store the measurements of a step and the lint's verdict on it. The caller holds the run's lock."""
+    # A fold of a part of the shards (the others have another statistics version) never replaces a fold of all.
     kept = [
         each
         for each in folded.measurements
@@ -64,13 +64,13 @@ def store_fold(session: Session, key: StepKey, folded: FoldedStep) -> None:
 
 
 def mark_closed(step: Step) -> None:
-    """Set the columns of a step whose shards are all in its fold."""
+    """Mark the step as closed, with all received shards folded."""
     step.closed_at_us = step.closed_at_us or now_us()
     step.folded_shards = step.received_shards
 
 
 def is_waiting(step: Step, overdue_before_us: int = 0) -> bool:
-    """Return whether the step has shards that are not in its fold, and is complete, closed or overdue.
+    """Return True if the step has shards to fold and is complete, closed or overdue.
 
     It is overdue if its last shard arrived before `overdue_before_us`.
     """
@@ -80,26 +80,29 @@ def is_waiting(step: Step, overdue_before_us: int = 0) -> bool:
 
 
 def try_to_close(context: ServiceContext, key: StepKey, overdue_before_us: int = 0) -> bool:
-    """Fold and close the step if it waits for that; return whether it is closed now.
+    """Fold and close the step if `is_waiting`; return True if it is closed now.
 
-    An error is logged and leaves the step to the sweeper: its shards are stored.
+    An error is logged and the step is left to the sweeper; its shards stay stored.
     """
     try:
         with _LOCKS[hash(key) % len(_LOCKS)]:
             return _close(context, key, overdue_before_us)
     except Exception:
-        _logger.exception("step %s of attempt %s of run %s cannot be closed", key.step, key.attempt, key.run_id)
+        _logger.exception(
+            "step %s of attempt %s of run %s could not be closed; the sweeper retries",
+            *(key.step, key.attempt, key.run_id),
+        )
         return False
 
 
 def close_waiting_steps(context: ServiceContext) -> int:
-    """Close the steps whose shards stopped arriving for the grace time, and those that a crash left complete but open.
+    """Close the steps that got no shard for the grace time, and those that a crash left complete but open.
 
-    Return how many steps were closed.
+    Return the number of closed steps.
     """
     before = now_us() - int(context.settings.step_grace_seconds * 1e6)
     with context.database.read() as session:
-        keys = repository.waiting(session, before, _CLOSED_AT_ONCE)
+        keys = repository.waiting(session, before, _STEPS_PER_SWEEP)
     return sum(try_to_close(context, key, before) for key in keys)
 
 
@@ -111,46 +114,44 @@ def _close(context: ServiceContext, key: StepKey, overdue_before_us: int) -> boo
             return step is not None and step.closed_at_us is not None
         bring_up_to_date(context, key)
         with context.database.read() as session:
-            prepared = _prepare(session, key)
-        outcome = context.database.write(partial(_store, context, key, prepared))
+            fold = _fold(session, key)
+        outcome = context.database.write(partial(_store, context, key, fold))
         if outcome != "changed":
             return outcome == "closed"
     _logger.warning(
-        "shards of step %s of attempt %s of run %s kept arriving while it was folded; it is closed later",
+        "step %s of attempt %s of run %s is not closed: shards kept arriving while it was folded; the sweeper retries",
         *(key.step, key.attempt, key.run_id),
     )
     return False
 
 
-def _prepare(session: Session, key: StepKey) -> _Prepared:
+def _fold(session: Session, key: StepKey) -> _Fold:
     parts = statistics_of_step(session, key)
     shards = frozenset((part.shard, part.statistics_version) for part in parts)
     measurements = fold_step(parts)
     for each in measurements:
         if each.from_sample:
             _logger.warning(
-                "%s of step %s of attempt %s of run %s is of some of its shards: another release measured the others; "
-                "run `foreshock remeasure`",
+                "%s of step %s of attempt %s of run %s includes only some shards, because another release measured the "
+                "others: run `foreshock remeasure`",
                 *(each.comparison, key.step, key.attempt, key.run_id),
             )
-    return _Prepared(
-        shards, FoldedStep(measurements, judge_step(key.step, key.attempt, evidence_of_step(session, key)))
-    )
+    return _Fold(shards, FoldedStep(measurements, judge_step(key.step, key.attempt, evidence_of_step(session, key))))
 
 
 def _store(
-    context: ServiceContext, key: StepKey, prepared: _Prepared, session: Session
+    context: ServiceContext, key: StepKey, fold: _Fold, session: Session
 ) -> Literal["closed", "changed", "deleted"]:
-    """Close the step with the fold, unless it has other shards by now (`changed`) or its run is deleted."""
+    """Store the fold and close the step; `changed` if the step has other shards now, `deleted` if the run is gone."""
     run = lock_run_for_background(session, key.run_id)
     step = repository.find(session, key)
     if run is None or step is None:
         return "deleted"
-    if shard_versions(session, key) != prepared.shards:
+    if shard_versions(session, key) != fold.shards:
         return "changed"
     if step.folded_shards < step.received_shards:
         mark_closed(step)
-        store_fold(session, key, prepared.step)
+        store_fold(session, key, fold.step)
         session.flush()
         context.events.publish(session, StepClosed(*key))
     return "closed"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -16,9 +14,6 @@ from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps import repository
 from service.runs.steps.schemas import StepRead
-
-_CLOSED_AT_ONCE = 100
-_logger = logging.getLogger(__name__)
 
 
 class ShardCountConflict(ProblemError):

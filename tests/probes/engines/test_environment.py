@@ -1,4 +1,4 @@
-"""A process held to an instruction set has the fingerprint of a CPU that has no more."""
+"""Tests of the environment that an engine's process is held to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probes.engines.environment import (
 )
 from probes.engines.instruction_sets import InstructionSet
 from probes.engines.process import EngineProcess, process_variables
-from tests.probes.held import held, what_a_score_would_tell
+from tests.probes.held import fingerprint_of_this_process, held
 
 AVAILABLE = available_instruction_sets()
 FEATURES = {
@@ -31,23 +31,23 @@ FEATURES = {
     InstructionSet.AVX512_BF16: ("AVX512", "avx512 avx512_bf16 vnni"),
     InstructionSet.AMX: ("AVX512", "amx_tile avx512 avx512_bf16 vnni"),
 }
-WITH_LESS = EngineEnvironment(InstructionSet.AVX2, MklKernels.AMD)
+RECORDED_ON_AMD = EngineEnvironment(InstructionSet.AVX2, MklKernels.AMD)
 
 
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple[InstructionSet, ...]], None]:
-    """Make the machine one whose CPU has the given maker and instruction sets, held to nothing."""
+def fake_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple[InstructionSet, ...]], None]:
+    """Make the CPU one of the given vendor and instruction sets, held to nothing."""
 
-    def become(vendor: str, sets: tuple[InstructionSet, ...]) -> None:
+    def set_cpu(vendor: str, sets: tuple[InstructionSet, ...]) -> None:
         monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setattr(environment, "cpu_vendor", lambda: vendor)
         monkeypatch.setattr(environment, "instruction_sets_of_cpu", lambda: sets)
 
-    return become
+    return set_cpu
 
 
 def bfloat16_products_use_onednn() -> bool:
-    """Whether oneDNN says that it has bfloat16 products on this CPU: not without AVX-512."""
+    """Return True if oneDNN reports bfloat16 products on this CPU; it does not without AVX-512."""
     import torch
 
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -55,40 +55,40 @@ def bfloat16_products_use_onednn() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", AVAILABLE, ids=lambda each: each.value)
-def test_a_held_process_has_the_fingerprint_of_a_cpu_that_has_no_more(instruction_set: InstructionSet) -> None:
+def test_held_process_has_the_fingerprint_of_its_instruction_set(instruction_set: InstructionSet) -> None:
     with held(EngineEnvironment(instruction_set)) as process:
-        told = process.call(what_a_score_would_tell)
+        fingerprint = process.call(fingerprint_of_this_process)
         of_onednn = process.call(bfloat16_products_use_onednn)
         inside = process.call(available_instruction_sets)
-    assert (told.cpu_isa, told.flags["cpu_features"]) == FEATURES[instruction_set]
-    assert set(told.flags) <= {"cpu_features", "mkl_kernels"}
-    assert EngineEnvironment.of_fingerprint(told).instruction_set is instruction_set
+    assert (fingerprint.cpu_isa, fingerprint.flags["cpu_features"]) == FEATURES[instruction_set]
+    assert set(fingerprint.flags) <= {"cpu_features", "mkl_kernels"}
+    assert EngineEnvironment.of_fingerprint(fingerprint).instruction_set is instruction_set
     assert of_onednn == (instruction_set is not InstructionSet.AVX2)
     assert inside == AVAILABLE[: AVAILABLE.index(instruction_set) + 1]
 
 
-def test_what_this_machine_does_not_have_is_refused_by_name(
-    pretend: Callable[[str, tuple[InstructionSet, ...]], None], tmp_path: Path
+def test_unavailable_instruction_set_is_refused_by_name(
+    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None], tmp_path: Path
 ) -> None:
-    pretend("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
+    fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
     with pytest.raises(EnvironmentUnavailableError, match=r"'amx'.*: avx2, avx512$"):
         EngineProcess("torch", tmp_path, environment=EngineEnvironment(InstructionSet.AMX))
     assert list(tmp_path.iterdir()) == []
-    pretend("", ())
+    fake_cpu("", ())
     with pytest.raises(EnvironmentUnavailableError, match=r"'avx2'.*: none$"):
         EngineEnvironment(InstructionSet.AVX2).variables()
 
 
-def test_a_name_that_is_no_instruction_set_is_an_error_that_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_unknown_instruction_set_lists_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx1024")
     with pytest.raises(EnvironmentUnavailableError, match=r"must be one of avx2, .*, amx, got 'avx1024'"):
         process_variables()
 
 
-def test_engines_inherit_what_their_worker_is_held_to_and_cannot_leave_it(
-    pretend: Callable[[str, tuple[InstructionSet, ...]], None], monkeypatch: pytest.MonkeyPatch
+def test_engines_inherit_the_instruction_set_of_their_worker_as_an_upper_bound(
+    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend("GenuineIntel", tuple(InstructionSet))
+    fake_cpu("GenuineIntel", tuple(InstructionSet))
     assert VARIABLE not in process_variables()
     monkeypatch.setenv(VARIABLE, "avx512")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -99,7 +99,7 @@ def test_engines_inherit_what_their_worker_is_held_to_and_cannot_leave_it(
         process_variables(EngineEnvironment(InstructionSet.AMX))
 
 
-def test_variables_that_were_set_by_hand_are_told_and_leave_the_instruction_set_unknown(
+def test_variables_set_by_hand_are_in_the_fingerprint_and_leave_the_instruction_set_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", VARIABLE):
@@ -121,7 +121,7 @@ def test_variables_that_were_set_by_hand_are_told_and_leave_the_instruction_set_
         (None, {"mkl_kernels": "of the future"}, None),
     ],
 )
-def test_a_fingerprint_tells_whose_kernels_mkl_used(
+def test_mkl_kernels_are_read_from_the_fingerprint(
     device: str | None, flags: dict[str, str], kernels: MklKernels | None
 ) -> None:
     made_by = Fingerprint(engine="torch", device_name=device, cpu_isa="AVX2", flags=flags)
@@ -136,37 +136,39 @@ def test_a_fingerprint_tells_whose_kernels_mkl_used(
         ("", (), AS_IT_IS),
     ],
 )
-def test_the_nearest_environment_is_one_that_this_machine_can_be_held_to(
-    pretend: Callable[[str, tuple[InstructionSet, ...]], None],
+def test_nearest_environment_is_available(
+    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
     vendor: str,
     sets: tuple[InstructionSet, ...],
     nearest: EngineEnvironment,
 ) -> None:
-    pretend(vendor, sets)
-    found = WITH_LESS.nearest()
+    fake_cpu(vendor, sets)
+    found = RECORDED_ON_AMD.nearest()
     assert found == nearest
     assert EngineEnvironment.of_variables(found.variables()) == found
 
 
-def test_a_machine_with_less_offers_its_best(pretend: Callable[[str, tuple[InstructionSet, ...]], None]) -> None:
-    pretend("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
+def test_nearest_environment_is_the_highest_available_one_on_a_lower_cpu(
+    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
+) -> None:
+    fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
     recorded = EngineEnvironment(InstructionSet.AMX, MklKernels.INTEL)
     assert recorded.nearest() == EngineEnvironment(InstructionSet.AVX512)
     assert not EngineEnvironment(InstructionSet.AVX512, MklKernels.INTEL).stands_for(recorded)
 
 
-def test_only_the_same_kernels_are_to_give_the_same_bits() -> None:
+def test_environment_stands_for_those_with_the_same_kernels_only() -> None:
     on_intel = EngineEnvironment(InstructionSet.AVX2, MklKernels.INTEL)
     near_amd = EngineEnvironment(InstructionSet.AVX2, MklKernels.SSE4_2)
     assert on_intel.stands_for(on_intel)
-    assert near_amd.stands_for(WITH_LESS)
-    assert not on_intel.stands_for(WITH_LESS)
-    assert not WITH_LESS.stands_for(near_amd)
+    assert near_amd.stands_for(RECORDED_ON_AMD)
+    assert not on_intel.stands_for(RECORDED_ON_AMD)
+    assert not RECORDED_ON_AMD.stands_for(near_amd)
     assert not near_amd.stands_for(on_intel)
     assert not AS_IT_IS.stands_for(AS_IT_IS)
 
 
-def test_this_process_is_in_the_environment_that_its_variables_name() -> None:
+def test_fingerprint_of_this_process_has_the_environment_of_its_variables() -> None:
     name = os.environ.get(VARIABLE)
-    told = EngineEnvironment.of_fingerprint(what_a_score_would_tell())
-    assert told.instruction_set is (InstructionSet(name) if name else (AVAILABLE or (None,))[-1])
+    fingerprint = EngineEnvironment.of_fingerprint(fingerprint_of_this_process())
+    assert fingerprint.instruction_set is (InstructionSet(name) if name else (AVAILABLE or (None,))[-1])

@@ -1,4 +1,4 @@
-"""An engine that needs a process for each model gets one, from a parent that loads none. Here with torch."""
+"""Tests of engines with a process for each model, with torch as the engine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import psutil
 import pytest
 
 from probes.engines.protocol import Failed, Progress, ScoreCommand, Scored, parse_reply
-from tests.probes.engines.test_process import command, wait_until_gone
+from tests.probes.engines.test_process import score_command, wait_until_gone
 
 pytestmark = pytest.mark.slow
 
 CODE = """
 import sys
 import transformers.models.qwen3.modeling_qwen3
-from probes.engines.forking import serve_by_children
-sys.exit(serve_by_children("torch", int(sys.argv[1]), int(sys.argv[2])))
+from probes.engines.forking import serve_with_children
+sys.exit(serve_with_children("torch", int(sys.argv[1]), int(sys.argv[2])))
 """
 
 
 class Parent:
-    """A process that serves by children, in a process group of its own."""
+    """A process that serves with a child for each model, in a process group of its own."""
 
     def __init__(self) -> None:
         requests, self.requests = os.pipe()
@@ -38,17 +38,17 @@ class Parent:
         os.close(requests)
         os.close(write)
 
-    def no_more_requests(self) -> None:
+    def close_requests(self) -> None:
         if self.requests >= 0:
             os.close(self.requests)
             self.requests = -1
 
-    def ask(self, asked: ScoreCommand) -> None:
-        os.write(self.requests, asked.line())
+    def send(self, command: ScoreCommand) -> None:
+        os.write(self.requests, command.line())
 
-    def score(self, asked: ScoreCommand) -> int:
-        """Have `asked` done; return the process that did it."""
-        self.ask(asked)
+    def score(self, command: ScoreCommand) -> int:
+        """Run `command`; return the id of the process that ran it."""
+        self.send(command)
         while isinstance(reply := parse_reply(self.replies.readline()), Progress):
             pass
         assert isinstance(reply, Scored), reply
@@ -59,42 +59,42 @@ class Parent:
 def parent() -> Iterator[Parent]:
     started = Parent()
     yield started
-    started.no_more_requests()
+    started.close_requests()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(started.process.pid, signal.SIGKILL)
     started.process.wait()
     started.replies.close()
 
 
-def test_each_model_has_a_process_of_its_own_and_all_leave_with_the_worker(
+def test_each_model_has_its_own_process_and_all_exit_with_the_worker(
     parent: Parent, tmp_path: Path, checkpoints: Path
 ) -> None:
-    first, second = (command(tmp_path, checkpoints / name) for name in ("first", "second"))
+    first, second = (score_command(tmp_path, checkpoints / name) for name in ("first", "second"))
     pids = [parent.score(first), parent.score(first), parent.score(second)]
     assert pids[0] == pids[1] != pids[2]
     assert wait_until_gone(pids[0])
     assert parent.process.pid not in pids
     refused = first.model_copy(update={"options": {"no_such_option": 1}})
-    parent.ask(refused)
+    parent.send(refused)
     reply = parse_reply(parent.replies.readline())
     assert isinstance(reply, Failed)
     assert "no_such_option" in reply.reason
     last = psutil.Process(parent.process.pid).children()
     assert len(last) == 1
-    parent.no_more_requests()
+    parent.close_requests()
     assert parent.process.wait(timeout=30) == 0
     assert wait_until_gone(last[0].pid)
 
 
-def test_a_child_that_is_killed_takes_its_parent_with_it(parent: Parent, tmp_path: Path, checkpoints: Path) -> None:
-    parent.ask(command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1}))
+def test_parent_of_a_killed_child_ends_by_the_same_signal(parent: Parent, tmp_path: Path, checkpoints: Path) -> None:
+    parent.send(score_command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1}))
     assert isinstance(parse_reply(parent.replies.readline()), Progress)
     os.kill(psutil.Process(parent.process.pid).children()[0].pid, signal.SIGKILL)
     assert parent.process.wait(timeout=30) == -signal.SIGKILL
 
 
-def test_a_child_leaves_when_its_parent_is_killed(parent: Parent, tmp_path: Path, checkpoints: Path) -> None:
-    child = parent.score(command(tmp_path, checkpoints / "first"))
+def test_child_exits_when_its_parent_is_killed(parent: Parent, tmp_path: Path, checkpoints: Path) -> None:
+    child = parent.score(score_command(tmp_path, checkpoints / "first"))
     os.kill(parent.process.pid, signal.SIGKILL)
     parent.process.wait()
     assert wait_until_gone(child)

@@ -1,4 +1,4 @@
-"""Instruction sets of a CPU are read from its flags, those of a score from its fingerprint."""
+"""Tests of instruction sets: of a CPU, from its flags; of a score, from its fingerprint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYTHING = AVX512 | {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", 
         (EVERYTHING, "avx2 avx512 avx512_vnni avx512_bf16 amx"),
     ],
 )
-def test_a_cpu_has_what_its_flags_list(flags: set[str], names: str) -> None:
+def test_instruction_sets_of_a_cpu_are_read_from_its_flags(flags: set[str], names: str) -> None:
     assert [each.value for each in instruction_sets_of_cpu(flags)] == names.split()
 
 
@@ -46,20 +46,20 @@ def test_a_cpu_has_what_its_flags_list(flags: set[str], names: str) -> None:
         (None, None, None),
     ],
 )
-def test_a_fingerprint_tells_the_instruction_set(
+def test_instruction_set_of_a_score_is_read_from_its_fingerprint(
     cpu_isa: str | None, features: str | None, found: InstructionSet | None
 ) -> None:
     flags = {} if features is None else {"cpu_features": features}
     assert instruction_set_of(Fingerprint(engine="torch", cpu_isa=cpu_isa, flags=flags)) is found
 
 
-def test_each_includes_those_below_it() -> None:
+def test_instruction_set_includes_the_lower_ones() -> None:
     order = list(InstructionSet)
     for index, each in enumerate(order):
         assert [each.includes(other) for other in order] == [other <= index for other in range(len(order))]
 
 
-def test_what_is_beyond_an_instruction_set_is_not_visible_and_the_rest_is() -> None:
+def test_capabilities_beyond_the_instruction_set_are_hidden() -> None:
     everything: dict[str, object] = dict.fromkeys(
         ("sse4_2", "avx2", "fma3", "avx512_f", "avx512_vl", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_fp16"), True
     )

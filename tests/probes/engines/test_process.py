@@ -1,4 +1,4 @@
-"""Real engine processes: scored, killed, silent, abandoned and orphaned."""
+"""Tests of real engine processes: scoring, crash, timeout, abandoned job and end of the worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from foreshock.digests import weights_digest
 from foreshock.rollouts import decode_scores, encode_rollouts
 from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError, EngineProcess, JobAbandonedError, Patience
+from probes.engines.process import EngineError, EngineProcess, EngineTimeouts, JobAbandonedError
 from probes.engines.protocol import ScoreCommand
 from tests.probes.tiny import make_rollouts
 
@@ -32,7 +32,7 @@ def engine(tmp_path: Path) -> Iterator[EngineProcess]:
     process.close()
 
 
-def command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any) -> ScoreCommand:
+def score_command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any) -> ScoreCommand:
     """Return a command whose rollouts are written to `folder`."""
     (folder / "rollouts.parquet").write_bytes(encode_rollouts(make_rollouts(rollouts)))
     values: dict[str, Any] = {
@@ -52,8 +52,8 @@ def command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any) -> Sc
 
 def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
     """Return True if the process ends in time; a zombie counts as ended."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                 return True
@@ -63,12 +63,12 @@ def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
     return False
 
 
-def test_scores_come_back_with_progress_and_the_process_stays(
+def test_engine_reports_progress_and_stays_for_the_next_command(
     engine: EngineProcess, tmp_path: Path, checkpoints: Path
 ) -> None:
     progress: list[int] = []
-    asked = command(tmp_path, checkpoints / "first", options={"batch_size": 2})
-    engine.score(asked, progress.append)
+    command = score_command(tmp_path, checkpoints / "first", options={"batch_size": 2})
+    engine.score(command, progress.append)
     scores = decode_scores((tmp_path / "scores.parquet").read_bytes())
     rollouts = make_rollouts(5)
     assert scores.sample_ids == rollouts.sample_ids
@@ -76,28 +76,28 @@ def test_scores_come_back_with_progress_and_the_process_stays(
     assert progress == sorted(progress)
     assert len(progress) == 3
     pid = engine.pid
-    # A command that cannot be done is answered, and the process goes on.
+    # The process continues after a command that fails.
     with pytest.raises(EngineError, match="no_such_option") as caught:
-        engine.score(asked.model_copy(update={"options": {"no_such_option": 1}}), progress.append)
+        engine.score(command.model_copy(update={"options": {"no_such_option": 1}}), progress.append)
     assert (caught.value.kind, caught.value.gone) == ("final", False)
-    with pytest.raises(EngineError, match="runs in vllm"):
-        engine.score(asked.model_copy(update={"scorer": "vllm.prefill"}), progress.append)
-    engine.score(asked, progress.append)
+    with pytest.raises(EngineError, match="needs an engine process of vllm"):
+        engine.score(command.model_copy(update={"scorer": "vllm.prefill"}), progress.append)
+    engine.score(command, progress.append)
     assert (engine.pid, engine.alive()) == (pid, True)
 
 
 def test_unreadable_rollouts_raise(engine: EngineProcess, tmp_path: Path, checkpoints: Path) -> None:
-    asked = command(tmp_path, checkpoints / "first")
+    command = score_command(tmp_path, checkpoints / "first")
     (tmp_path / "rollouts.parquet").write_bytes(b"not Parquet")
     with pytest.raises(EngineError, match="InvalidRolloutsError") as caught:
-        engine.score(asked, lambda tokens: None)
+        engine.score(command, lambda tokens: None)
     assert caught.value.kind == "final"
 
 
 def test_error_for_killed_engine_has_the_end_of_its_log(
     engine: EngineProcess, tmp_path: Path, checkpoints: Path
 ) -> None:
-    asked = command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
+    command = score_command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
     killed = threading.Event()
 
     def kill(tokens: int) -> None:
@@ -106,7 +106,7 @@ def test_error_for_killed_engine_has_the_end_of_its_log(
             killed.set()
 
     with pytest.raises(EngineError, match="signal 9") as caught:
-        engine.score(asked, kill)
+        engine.score(command, kill)
     assert (caught.value.kind, caught.value.gone) == ("retry", True)
     assert "torch.float32" in caught.value.reason  # what the engine printed last
     assert not engine.alive()
@@ -115,19 +115,19 @@ def test_error_for_killed_engine_has_the_end_of_its_log(
 
 def test_engine_without_messages_is_ended_after_the_timeout(tmp_path: Path, checkpoints: Path) -> None:
     # Loading torch takes seconds, in which the engine sends no message.
-    engine = EngineProcess("torch", tmp_path, Patience(start_seconds=60, silence_seconds=0.3))
+    engine = EngineProcess("torch", tmp_path, EngineTimeouts(start_seconds=60, silence_seconds=0.3))
     with pytest.raises(EngineError, match=r"no message for 0\.3 s") as caught:
-        engine.score(command(tmp_path, checkpoints / "first"), lambda tokens: None)
+        engine.score(score_command(tmp_path, checkpoints / "first"), lambda tokens: None)
     assert caught.value.kind == "retry"
     assert wait_until_gone(engine.pid)
 
 
-def test_an_abandoned_job_ends_its_engine(tmp_path: Path, checkpoints: Path) -> None:
+def test_abandoned_job_ends_its_engine(tmp_path: Path, checkpoints: Path) -> None:
     engine = EngineProcess("torch", tmp_path)
-    asked = command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
+    command = score_command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1})
     seen: list[int] = []
     with pytest.raises(JobAbandonedError):
-        engine.score(asked, seen.append, abandoned=lambda: len(seen) > 5)
+        engine.score(command, seen.append, abandoned=lambda: len(seen) > 5)
     assert wait_until_gone(engine.pid)
     engine.close()
 
@@ -167,14 +167,14 @@ def test_pool_keeps_torch_for_other_weights_and_replaces_dead_processes(tmp_path
     try:
         scores, pids = [], []
         for name in ("first", "second", "first"):
-            pool.score(command(tmp_path, checkpoints / name), lambda tokens: None)
+            pool.score(score_command(tmp_path, checkpoints / name), lambda tokens: None)
             scores.append(decode_scores((tmp_path / "scores.parquet").read_bytes()).log_probs.tobytes())
             pids.append(pool.process_ids()["torch"])
         assert scores[0] == scores[2] != scores[1]
         assert len(set(pids)) == 1
         os.kill(pids[0], signal.SIGKILL)
         assert wait_until_gone(pids[0])
-        pool.score(command(tmp_path, checkpoints / "second"), lambda tokens: None)
+        pool.score(score_command(tmp_path, checkpoints / "second"), lambda tokens: None)
         assert decode_scores((tmp_path / "scores.parquet").read_bytes()).log_probs.tobytes() == scores[1]
         last = pool.process_ids()["torch"]
         assert last != pids[0]

@@ -117,5 +117,5 @@ def test_identical_logits_give_0_and_invalid_logits_nan(interpreted: Arrays) -> 
 
 
 @pytest.mark.slow
-def test_it_compiles_for_ampere_and_hopper(tmp_path: Path) -> None:
+def test_kernel_compiles_for_ampere_and_hopper(tmp_path: Path) -> None:
     run(tmp_path, interpret=False)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 FLOAT32 = {"dtype": "float32"}
 
 
-def test_it_follows_the_distribution_of_the_model_at_any_temperature(replay: Replayer, checkpoints: Path) -> None:
+def test_log_probs_are_those_of_the_model_at_any_temperature(replay: Replayer, checkpoints: Path) -> None:
     weights = checkpoints / "first"
     for temperature in ([1.0] * 9, [0.5] * 5 + [2.0] * 4):
         attributes = BatchAttributes(logprobs_mode="processed_logprobs")
@@ -27,7 +27,7 @@ def test_it_follows_the_distribution_of_the_model_at_any_temperature(replay: Rep
         np.testing.assert_allclose(by_vllm, by_torch, atol=1e-4)
 
 
-def test_empty_prompts_and_responses_are_no_trouble(replay: Replayer, checkpoints: Path) -> None:
+def test_empty_prompts_and_responses_are_scored(replay: Replayer, checkpoints: Path) -> None:
     rollouts = RolloutBatch.from_lists(["a", "b", "c", "d"], [[], [3], [4], []], [[5, 6], [], [7], [8]])
     by_vllm, _ = replay.score(rollouts, checkpoints / "first", "vllm.prefill", **FLOAT32)
     by_torch, _ = replay.score(rollouts, checkpoints / "first", "torch.float32")
@@ -35,7 +35,7 @@ def test_empty_prompts_and_responses_are_no_trouble(replay: Replayer, checkpoint
     np.testing.assert_allclose(by_vllm, by_torch, atol=1e-4)
 
 
-def test_other_batches_and_smaller_steps_compute_the_same(replay: Replayer, checkpoints: Path) -> None:
+def test_batching_and_chunked_prefill_do_not_change_log_probs(replay: Replayer, checkpoints: Path) -> None:
     rollouts = make_rollouts(9)
     weights = checkpoints / "first"
     plain, made_by = replay.score(rollouts, weights, "vllm.prefill", **FLOAT32)
@@ -61,7 +61,7 @@ def test_other_weights_run_in_another_process(replay: Replayer, checkpoints: Pat
     assert made_by.attention_backend
 
 
-def test_what_it_cannot_do_is_a_reason(replay: Replayer, checkpoints: Path) -> None:
+def test_unsupported_request_raises_with_the_reason(replay: Replayer, checkpoints: Path) -> None:
     cut = make_rollouts(3, attributes=BatchAttributes(logprobs_mode="processed_logprobs", top_p=0.9))
     with pytest.raises(EngineError, match="top_p") as caught:
         replay.score(cut, checkpoints / "second", "vllm.prefill")

@@ -76,7 +76,7 @@ def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], o
     """Run an action once, after the next fold is prepared and before it is stored; the folds are listed."""
 
     def install(action: Callable[[], object]) -> list[StepKey]:
-        prepare, prepared = closing._prepare, []
+        prepare, prepared = closing._fold, []
 
         def wrapped(session: Session, key: StepKey) -> Any:
             found = prepare(session, key)
@@ -85,7 +85,7 @@ def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], o
                 action()
             return found
 
-        monkeypatch.setattr(closing, "_prepare", wrapped)
+        monkeypatch.setattr(closing, "_fold", wrapped)
         return prepared
 
     return install
@@ -210,7 +210,7 @@ def test_step_superseded_during_the_fold_closes_and_is_not_observed(
     assert sender.get("steps", attempt=1).json()["items"][0]["closed"] is True
 
 
-def test_step_that_cannot_be_folded_is_left_to_the_sweeper_and_to_the_same_upload_again(
+def test_step_whose_fold_fails_is_closed_by_the_sweeper_or_by_the_same_upload(
     http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = start_run(http)
@@ -225,7 +225,7 @@ def test_step_that_cannot_be_folded_is_left_to_the_sweeper_and_to_the_same_uploa
             answer = sender.put_shard(step, make_batch(seed=1), 1, 2)
             assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
         assert close_waiting_steps(app.state.context) == 0
-    assert "cannot be closed" in caplog.text
+    assert "could not be closed" in caplog.text
     again = sender.put_shard(0, make_batch(seed=1), 1, 2)
     assert (again.status_code, again.json()["status"], again.json()["step_closed"]) == (200, "duplicate", True)
     assert close_waiting_steps(app.state.context) == 1
