@@ -27,8 +27,8 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
+from foreshock.instruction_sets import InstructionSet
 from probes.engines.environment import EngineEnvironment, available_instruction_sets
-from probes.engines.instruction_sets import InstructionSet
 from probes.exact_divergence import LogitSource, exact_divergences
 from probes.exact_divergence.divergences import VOCABULARY_BLOCK
 

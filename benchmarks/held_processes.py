@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from benchmarks.recorded_runs import shipped_run
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
-from probes.engines.environment import EngineEnvironment, MklKernels, available_instruction_sets, hold_this_process
-from probes.engines.instruction_sets import InstructionSet
+from foreshock.instruction_sets import InstructionSet, MklKernels
+from probes.engines.environment import EngineEnvironment, available_instruction_sets, hold_this_process
 from probes.engines.process import process_variables
 from probes.hardware import cpu_flags
 from probes.scorers.request import ScoreRequest, WarmModel

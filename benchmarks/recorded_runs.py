@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreshock.fingerprint import Fingerprint
+from foreshock.instruction_sets import InstructionSet, MklKernels
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.rollouts.jsonl import read_jsonl
-from probes.engines.environment import EngineEnvironment, MklKernels
-from probes.engines.instruction_sets import InstructionSet
+from probes.engines.environment import EngineEnvironment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHIPPED = REPOSITORY / "examples" / "tiny_rl" / "recorded"

@@ -6,6 +6,8 @@ import platform
 import re
 from pathlib import Path
 
+from foreshock.environment import device_slug
+
 __all__ = ["accelerator_name", "cpu_flags", "cpu_name", "cpu_vendor", "gpu_name", "nvidia_driver"]
 
 _NVIDIA = Path("/proc/driver/nvidia")
@@ -16,7 +18,7 @@ def accelerator_name(configured: str = "") -> str:
     if configured:
         return configured
     gpu = gpu_name()
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") if gpu else "cpu"
+    return device_slug(gpu) if gpu else "cpu"
 
 
 def device_name(accelerator: str) -> str:

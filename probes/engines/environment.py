@@ -15,14 +15,21 @@ On Intel CPUs a held process computes the same bits as a CPU without the further
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from foreshock.environment import environment_name
 from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
-from probes.engines.instruction_sets import InstructionSet, instruction_set_of, instruction_sets_of_cpu
+from foreshock.instruction_sets import (
+    CHOOSING_VARIABLES,
+    InstructionSet,
+    MklKernels,
+    instruction_set_of,
+    mkl_kernels_of,
+)
+from probes.engines.instruction_sets import instruction_sets_of_cpu, kernel_variables, visible_capabilities
 from probes.hardware import cpu_vendor
 
 __all__ = [
@@ -30,41 +37,19 @@ __all__ = [
     "VARIABLE",
     "EngineEnvironment",
     "EnvironmentUnavailableError",
-    "MklKernels",
     "available_instruction_sets",
     "hand_set_variables",
     "hold_this_process",
     "mkl_kernels",
+    "offered_environments",
 ]
 
 VARIABLE = "FORESHOCK_INSTRUCTION_SET"
-_KERNEL_VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_CBWR",
-)
 _MKL_VARIABLE, _MKL_SSE4_2 = "MKL_ENABLE_INSTRUCTIONS", "SSE4_2"
 
 
 class EnvironmentUnavailableError(ForeshockError):
     """This machine cannot be held to the environment; the message lists the possible ones."""
-
-
-class MklKernels(enum.Enum):
-    """The kernels that MKL computes float32 products with.
-
-    On an AMD CPU MKL has kernels of its own for every instruction set; they cannot be selected on an Intel CPU. The
-    SSE4.2 kernels are the nearest to them: with torch 2.13 they give the same bits in attention over bfloat16 up to 192
-    keys, and differ in the last bits beyond that and in float32 products.
-    """
-
-    INTEL = "intel"
-    """The kernels of the instruction set, on an Intel CPU."""
-    AMD = "amd"
-    SSE4_2 = "sse4.2"
-    """The SSE4.2 kernels, on an Intel CPU that is held to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +77,22 @@ class EngineEnvironment:
     @classmethod
     def of_fingerprint(cls, fingerprint: Fingerprint) -> EngineEnvironment:
         """Return the environment that made a score; its fields are None if the fingerprint does not have them."""
-        if any(name in fingerprint.flags for name in _KERNEL_VARIABLES):
+        if any(name in fingerprint.flags for name in CHOOSING_VARIABLES):
             return AS_IT_IS  # a user mixed kernels of different instruction sets
-        kernels = fingerprint.flags.get("mkl_kernels")
-        if kernels in {each.value for each in MklKernels}:
-            return cls(instruction_set_of(fingerprint), MklKernels(kernels))
-        vendor = (fingerprint.device_name or "").split(" ")[0]
-        by_vendor = {"AMD": MklKernels.AMD, "Intel(R)": MklKernels.INTEL}
-        return cls(instruction_set_of(fingerprint), by_vendor.get(vendor))
+        return cls(instruction_set_of(fingerprint), mkl_kernels_of(fingerprint))
+
+    @classmethod
+    def of_name(cls, name: str) -> EngineEnvironment:
+        """Return the environment that a worker of this machine offers by `name`.
+
+        Raises EnvironmentUnavailableError if this machine offers no such environment.
+        """
+        offered = offered_environments()
+        if name not in offered:
+            raise EnvironmentUnavailableError(
+                f"this machine offers no environment {name!r}; those that it offers: {', '.join(offered) or 'none'}"
+            )
+        return offered[name]
 
     def nearest(self) -> EngineEnvironment:
         """Return the nearest environment that this machine can be held to.
@@ -134,7 +127,7 @@ class EngineEnvironment:
             raise EnvironmentUnavailableError(
                 f"this machine cannot be held to the instruction set {self.instruction_set.value!r}; possible: {names}"
             )
-        variables = {VARIABLE: self.instruction_set.value, **self.instruction_set.variables()}
+        variables = {VARIABLE: self.instruction_set.value, **kernel_variables(self.instruction_set)}
         if self.mkl is MklKernels.SSE4_2:
             variables[_MKL_VARIABLE] = _MKL_SSE4_2
         return variables
@@ -152,6 +145,21 @@ def available_instruction_sets() -> tuple[InstructionSet, ...]:
     return tuple(each for each in instruction_sets_of_cpu() if held is None or held.includes(each))
 
 
+def offered_environments() -> dict[str, EngineEnvironment]:
+    """Return the environments that this machine can be held to, by the name that a worker offers them by.
+
+    On an Intel CPU each instruction set is offered with MKL's SSE4.2 kernels too, which are the nearest to AMD's.
+    """
+    own = mkl_kernels()
+    offered = {}
+    for instruction_set in available_instruction_sets():
+        offered[environment_name(instruction_set, own)] = EngineEnvironment(instruction_set)
+        if own is MklKernels.INTEL:
+            near_amd = EngineEnvironment(instruction_set, MklKernels.SSE4_2)
+            offered[environment_name(instruction_set, MklKernels.SSE4_2)] = near_amd
+    return offered
+
+
 def mkl_kernels() -> MklKernels | None:
     """Return the kernels that MKL, if torch has it, uses in this process; None if the CPU is not from Intel or AMD."""
     held = MklKernels.SSE4_2 if os.environ.get(_MKL_VARIABLE) == _MKL_SSE4_2 else MklKernels.INTEL
@@ -161,9 +169,8 @@ def mkl_kernels() -> MklKernels | None:
 def hand_set_variables() -> dict[str, str]:
     """Return the variables that select kernels in this process and were not set by its environment."""
     own = EngineEnvironment.of_variables().variables()
-    return {
-        name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ and os.environ[name] != own.get(name)
-    }
+    given = {name: os.environ[name] for name in CHOOSING_VARIABLES if name in os.environ}
+    return {name: value for name, value in given.items() if value != own.get(name)}
 
 
 def hold_this_process(environment: EngineEnvironment | None = None) -> None:
@@ -185,5 +192,5 @@ def hold_this_process(environment: EngineEnvironment | None = None) -> None:
     capability, expected = torch.backends.cpu.get_cpu_capability(), os.environ["ATEN_CPU_CAPABILITY"].upper()
     if capability != expected:
         raise RuntimeError(f"torch selected its {capability} kernels before this process was held to {expected}")
-    visible = chosen.instruction_set.visible(torch.cpu.get_capabilities())
+    visible = visible_capabilities(chosen.instruction_set, torch.cpu.get_capabilities())
     torch.cpu.get_capabilities = lambda: visible  # type: ignore[assignment]

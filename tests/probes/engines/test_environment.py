@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from foreshock.environment import Environment
 from foreshock.fingerprint import Fingerprint
+from foreshock.instruction_sets import InstructionSet, MklKernels
 from probes.engines import environment
 from probes.engines.environment import (
     AS_IT_IS,
     VARIABLE,
     EngineEnvironment,
     EnvironmentUnavailableError,
-    MklKernels,
     available_instruction_sets,
     hand_set_variables,
+    offered_environments,
 )
-from probes.engines.instruction_sets import InstructionSet
 from probes.engines.process import EngineProcess, process_variables
 from tests.probes.held import fingerprint_of_this_process, held
 
@@ -172,3 +173,23 @@ def test_fingerprint_of_this_process_has_the_environment_of_its_variables() -> N
     name = os.environ.get(VARIABLE)
     fingerprint = EngineEnvironment.of_fingerprint(fingerprint_of_this_process())
     assert fingerprint.instruction_set is (InstructionSet(name) if name else (AVAILABLE or (None,))[-1])
+
+
+def test_machine_offers_the_environments_that_it_can_be_held_to_by_name(
+    fake_cpu: Callable[[str, tuple[InstructionSet, ...]], None],
+) -> None:
+    fake_cpu("GenuineIntel", (InstructionSet.AVX2, InstructionSet.AVX512))
+    assert list(offered_environments()) == ["avx2", "avx2-sse4.2", "avx512", "avx512-sse4.2"]
+    assert EngineEnvironment.of_name("avx2-sse4.2") == EngineEnvironment(InstructionSet.AVX2, MklKernels.SSE4_2)
+    fake_cpu("AuthenticAMD", (InstructionSet.AVX2,))
+    assert offered_environments() == {"avx2-amd": EngineEnvironment(InstructionSet.AVX2)}
+    with pytest.raises(EnvironmentUnavailableError, match=r"'avx2'; those that it offers: avx2-amd$"):
+        EngineEnvironment.of_name("avx2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(offered_environments()))
+def test_score_of_an_offered_environment_is_requested_by_that_name(name: str) -> None:
+    with held(EngineEnvironment.of_name(name)) as process:
+        fingerprint = process.call(fingerprint_of_this_process)
+    assert Environment.of_fingerprint(fingerprint).offer_names()[0] == name

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from foreshock.fingerprint import Fingerprint
-from probes.engines.instruction_sets import InstructionSet, instruction_set_of, instruction_sets_of_cpu
+from foreshock.instruction_sets import InstructionSet, instruction_set_of
+from probes.engines.instruction_sets import instruction_sets_of_cpu, visible_capabilities
 
 AVX2 = {"sse4_2", "avx2", "fma"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -65,7 +66,7 @@ def test_capabilities_beyond_the_instruction_set_are_hidden() -> None:
     )
     everything["cpu_name"] = "Xeon"
     hidden = {
-        each.value: {name for name, value in each.visible(everything).items() if value is False}
+        each.value: {name for name, value in visible_capabilities(each, everything).items() if value is False}
         for each in InstructionSet
     }
     assert hidden == {

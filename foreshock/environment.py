@@ -1,0 +1,252 @@
+"""The environment of a score, read from its fingerprint, and what differs between two environments.
+
+The same weights and tokens give other log-probs on another device, under another instruction set of a CPU, or with
+other kernels. A replay in another environment than the run's contains that difference, whatever else it shows.
+
+A field that a fingerprint does not tell is unknown, and unknown is not equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.instruction_sets import (
+    CHOOSING_VARIABLES,
+    InstructionSet,
+    MklKernels,
+    instruction_set_of,
+    mkl_kernels_of,
+)
+
+__all__ = [
+    "CPU",
+    "Difference",
+    "Environment",
+    "device_slug",
+    "differences",
+    "environment_name",
+]
+
+CPU = "CPU"
+# Flags of a fingerprint that choose kernels or their order of summation, with their titles. Other flags describe the
+# batches and caches of sampling, which are what a replay is meant to leave out, or do not change a result.
+_SETTINGS = {
+    "enforce_eager": "eager mode (no torch.compile, no CUDA graphs)",
+    "tensor_parallel_size": "the tensor-parallel size",
+    "kv_cache_dtype": "the dtype of the KV cache",
+    "bfloat16_conversion": "the engine's conversion of float32 to bfloat16",
+    "float32_matmul_precision": "torch's precision of float32 products",
+    "VLLM_BATCH_INVARIANT": "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_SGL_KERNEL": "VLLM_CPU_SGL_KERNEL",
+    "VLLM_USE_V2_MODEL_RUNNER": "VLLM_USE_V2_MODEL_RUNNER",
+}
+_OPTIONAL = {
+    "torch_version": "torch's version",
+    "dtype": "the engine's dtype",
+    "head_dtype": "the dtype of the language-model head",
+    "quantization": "the quantization",
+    "attention_backend": "the attention kernels",
+}
+_MKL_TITLES = {
+    MklKernels.INTEL.value: "Intel's",
+    MklKernels.AMD.value: "AMD's",
+    MklKernels.SSE4_2.value: "those of SSE4.2",
+}
+_ISA_TITLES = {each.value: each.title for each in InstructionSet}
+# Words in the names of CPUs; accelerators have none of them.
+_CPU_NAME = re.compile(
+    r"\b(CPU|EPYC|Xeon|Ryzen|Threadripper|Opteron|Neoverse|Graviton|Kunpeng|x86_64|aarch64|arm64)\b"
+    r"|Core\(TM\)|Apple M\d"
+)
+_SYSTEMS = ("Linux", "Darwin", "Windows")
+_NOT_INTEL = {MklKernels.AMD: "amd", MklKernels.SSE4_2: "sse4.2", None: "other"}
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What computed a score. None: unknown.
+
+    `device` is "CPU" or the name of the GPU. `instruction_set` (a value of `InstructionSet`, or torch's name of another
+    one) and `mkl_kernels` (a value of `MklKernels`) are those of a CPU, `driver` that of a GPU. `settings` are the
+    flags of the fingerprint that choose kernels.
+    """
+
+    device: str | None = None
+    instruction_set: str | None = None
+    mkl_kernels: str | None = None
+    driver: str | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    torch_version: str | None = None
+    dtype: str | None = None
+    head_dtype: str | None = None
+    quantization: str | None = None
+    attention_backend: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_fingerprint(cls, fingerprint: Fingerprint) -> Environment:
+        """Return the environment that made a score."""
+        device = _device_of(fingerprint)
+        on_cpu = device == CPU
+        kernels = mkl_kernels_of(fingerprint) if on_cpu else None
+        names = (*_SETTINGS, *(CHOOSING_VARIABLES if on_cpu else ()))
+        return cls(
+            device=device,
+            instruction_set=_instruction_set_name(fingerprint) if on_cpu else None,
+            mkl_kernels=kernels.value if kernels is not None else None,
+            driver=fingerprint.driver if device is not None and not on_cpu else None,
+            engine=fingerprint.engine,
+            engine_version=fingerprint.engine_version,
+            torch_version=fingerprint.library_versions.get("torch"),
+            dtype=fingerprint.dtype,
+            head_dtype=fingerprint.head_dtype,
+            quantization=fingerprint.quantization,
+            attention_backend=fingerprint.attention_backend,
+            settings={name: fingerprint.flags[name] for name in names if name in fingerprint.flags},
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.platform, self.dtype, self.attention_backend))
+
+    @property
+    def platform(self) -> tuple[str | None, ...]:
+        """The hardware and versions: scores of one scorer with the same platform replace each other."""
+        hardware = (self.device, self.instruction_set, self.mkl_kernels, self.driver)
+        return (*hardware, self.engine, self.engine_version, self.torch_version)
+
+    def describe(self) -> str:
+        """Return the hardware in words: "a CPU with AVX2 and AMD's MKL kernels", "NVIDIA H200"."""
+        if self.device is None:
+            return "an unknown device"
+        if self.device != CPU:
+            return self.device
+        words = _ISA_TITLES.get(self.instruction_set or "", self.instruction_set or "an unknown instruction set")
+        kernels = _MKL_TITLES.get(self.mkl_kernels or "")
+        if kernels is None or self.mkl_kernels == MklKernels.INTEL.value:
+            return f"a CPU with {words}"
+        return (
+            f"a CPU with {words} and {'SSE4.2' if self.mkl_kernels == MklKernels.SSE4_2.value else kernels} MKL kernels"
+        )
+
+    def offer_names(self) -> tuple[str, ...]:
+        """Return the names that workers offer this environment by, the exact one first, then those that come near.
+
+        On an Intel CPU, MKL's SSE4.2 kernels come nearest to AMD's. Empty if no worker can be asked for it.
+        """
+        if self.device is None:
+            return ()
+        if self.device != CPU:
+            return (device_slug(self.device),)
+        if self.instruction_set not in _ISA_TITLES:
+            return ()
+        instruction_set = InstructionSet(self.instruction_set)
+        kernels = {
+            MklKernels.AMD.value: (MklKernels.AMD, MklKernels.SSE4_2, MklKernels.INTEL),
+            MklKernels.SSE4_2.value: (MklKernels.SSE4_2, MklKernels.AMD, MklKernels.INTEL),
+            MklKernels.INTEL.value: (MklKernels.INTEL,),
+        }.get(self.mkl_kernels or "", (MklKernels.INTEL, MklKernels.AMD, None))
+        return tuple(environment_name(instruction_set, each) for each in kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field in which two environments differ; None: the fingerprint of that score does not tell it."""
+
+    title: str
+    earlier: str | None
+    later: str | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both values are known, and differ."""
+        return self.earlier is not None and self.later is not None
+
+    def words(self, earlier: str, later: str) -> str:
+        """Return "the CPU's instruction set: AVX2 at sampling, AVX-512 in the replay" for those two places."""
+        return f"{self.title}: {self.earlier or 'unknown'} {earlier}, {self.later or 'unknown'} {later}"
+
+
+def differences(earlier: Environment | None, later: Environment | None, *, same_engine: bool) -> tuple[Difference, ...]:
+    """Return what differs between the environments of two scores, or is unknown in one of them.
+
+    The device, the instruction set and MKL's kernels of a CPU, and the driver of a GPU always count. `same_engine`: the
+    engine, its version, its kernels and the flags that choose them count too; of these, only engine and version count
+    as different if they are unknown, because a replay cannot tell what was not logged of the others.
+    """
+    before, after = earlier or Environment(), later or Environment()
+    found = [_differ("the device", before.device, after.device)]
+    if before.device == after.device == CPU:
+        found.append(
+            _differ(
+                "the CPU's instruction set",
+                _ISA_TITLES.get(before.instruction_set or "", before.instruction_set),
+                _ISA_TITLES.get(after.instruction_set or "", after.instruction_set),
+            )
+        )
+        found.append(
+            _differ(
+                "MKL's kernels, chosen by the CPU's maker",
+                _MKL_TITLES.get(before.mkl_kernels or ""),
+                _MKL_TITLES.get(after.mkl_kernels or ""),
+            )
+        )
+        found += [
+            _differ(name, before.settings.get(name, "not set"), after.settings.get(name, "not set"))
+            for name in CHOOSING_VARIABLES
+        ]
+    elif before.device is not None and before.device == after.device:
+        found.append(_differ("the GPU's driver", before.driver, after.driver))
+    if same_engine:
+        found += _engine_differences(before, after)
+    return tuple(each for each in found if each is not None)
+
+
+def environment_name(instruction_set: InstructionSet, kernels: MklKernels | None) -> str:
+    """Return the name that a worker offers an environment of a CPU by: "avx2", "avx2-amd", "avx512-sse4.2".
+
+    The suffix names MKL's kernels if they are not those of an Intel CPU's instruction set.
+    """
+    suffix = _NOT_INTEL.get(kernels)
+    return instruction_set.value if suffix is None else f"{instruction_set.value}-{suffix}"
+
+
+def device_slug(name: str) -> str:
+    """Return a device's name as accelerator type and environment are named: "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _engine_differences(before: Environment, after: Environment) -> list[Difference | None]:
+    if before.engine != after.engine:
+        return [_differ("the engine", before.engine, after.engine)]
+    found = [_differ(f"the version of {before.engine or 'the engine'}", before.engine_version, after.engine_version)]
+    pairs = [(title, getattr(before, name), getattr(after, name)) for name, title in _OPTIONAL.items()]
+    pairs += [(title, before.settings.get(name), after.settings.get(name)) for name, title in _SETTINGS.items()]
+    return found + [_differ(*each) for each in pairs if each[1] is not None and each[2] is not None]
+
+
+def _differ(title: str, earlier: str | None, later: str | None) -> Difference | None:
+    if earlier is not None and earlier == later:
+        return None
+    return Difference(title, earlier, later)
+
+
+def _device_of(fingerprint: Fingerprint) -> str | None:
+    name, driver = fingerprint.device_name, fingerprint.driver or ""
+    if "cpu_features" in fingerprint.flags or driver.startswith(_SYSTEMS):
+        return CPU
+    if name is None:
+        return None
+    return CPU if _CPU_NAME.search(name) else name
+
+
+def _instruction_set_name(fingerprint: Fingerprint) -> str | None:
+    """Return the name of the instruction set; None if the fingerprint does not tell which of several it is."""
+    found = instruction_set_of(fingerprint)
+    if found is not None:
+        return found.value
+    isa = fingerprint.cpu_isa
+    return None if isa is None or isa.startswith("AVX") else isa.lower()
