@@ -1,0 +1,247 @@
+"""What the cases share: one real service, runs logged to it, workers that replay them, and engines that stay warm.
+
+    def stale_head(bench: Bench) -> Outcome:
+        run = bench.log_run("stale-head", {60: rollouts}, checkpoints={60: folder})
+        bench.probe(run, 60, ("vllm.prefill", "torch.trainer"))
+        return bench.shown(run, 60)
+
+Nothing is started before a case needs it. An engine's process is kept for each environment; a change of weights costs
+it some seconds, so cases on the same weights should follow each other. What several cases read is made once, by
+`bench.once`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from benchmarks.running_service import running_service
+from benchmarks.truth.case import Outcome, Sentence
+from foreshock import Client
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.diagnosis import diagnose
+from foreshock.commands.queries import RunQueries, find_run
+from foreshock.errors import Rejected
+from foreshock.rollouts import RolloutBatch
+from foreshock.scorers import default_scorers, split_score_name
+from probes.console import WorkerConsole
+from probes.engines.environment import AS_IT_IS, EngineEnvironment
+from probes.engines.pool import EnginePool
+from probes.engines.protocol import ScoreCommand
+from probes.scorers.request import Report
+from probes.settings import WorkerSettings
+from probes.worker import Worker
+
+__all__ = ["WEIGHTS_ROOT", "Bench", "RefusedError", "open_bench"]
+
+T = TypeVar("T")
+
+WEIGHTS_ROOT = "bench"
+_PATIENCE_SECONDS = 600.0
+
+
+class RefusedError(Exception):
+    """The client refused rollouts; the message is what it logged, which is what a user sees."""
+
+
+class Bench:
+    """One service and its workers, for all cases of a start of the bench. `folder` is a temporary one."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self._made: dict[str, Any] = {}
+        self._pools: dict[EngineEnvironment, EnginePool] = {}
+
+    @cached_property
+    def url(self) -> str:
+        """The address of the service, which is started by the first use."""
+        folder = self.folder / "service"
+        folder.mkdir()
+        return self._stack.enter_context(running_service(folder))
+
+    @cached_property
+    def connection(self) -> ServiceConnection:
+        """Requests to the service."""
+        return self._stack.enter_context(ServiceConnection(self.url, timeout_seconds=120.0))
+
+    @property
+    def weights_root(self) -> Path:
+        """The folder of the weights root `WEIGHTS_ROOT`, in the workers' settings."""
+        return self.folder / "weights"
+
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """Return what `make()` returned when it was first called for `key`."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast(T, self._made[key])
+
+    def log_run(
+        self,
+        key: str,
+        steps: Mapping[int, RolloutBatch],
+        *,
+        scalars: Mapping[int, Mapping[str, float]] | None = None,
+        checkpoints: Mapping[int, Path] | None = None,
+        **description: Any,
+    ) -> str:
+        """Log a run as a trainer does, through `foreshock.Client`, and return its id; all steps are closed.
+
+        `checkpoints` are folders of weights by the step that they sampled and scored; they are copied below
+        `weights_root`. `description` has arguments of `Client.start_run` (`model_kind`, `fingerprint`, …).
+
+        Raises RefusedError if the client refuses rollouts as invalid.
+        """
+        spool = self.folder / "spool" / key
+        with (
+            _logged_by_client() as messages,
+            Client(self.url, run_key=key, spool_directory=spool, strict=True, block_when_full=True) as client,
+        ):
+            client.start_run(name=key, **description)
+            for step in sorted({*steps, *(checkpoints or {})}):
+                if checkpoints and step in checkpoints:
+                    self._announce(client, key, step, checkpoints[step])
+                if scalars and step in scalars:
+                    client.log_scalars(step, scalars[step])
+                if step in steps:
+                    client.log_rollouts(step, steps[step])
+            if not client.flush(_PATIENCE_SECONDS) or client.counters.rejected or client.counters.dropped:
+                raise RuntimeError(f"the service did not accept the run {key}: {client.counters!r}")
+            if client.counters.invalid:
+                raise RefusedError("; ".join(messages))
+            run = client.run_id
+        assert run is not None
+        self._wait_until_closed(run, len(steps))
+        return run
+
+    def probe(
+        self,
+        run: str,
+        step: int,
+        scorers: Sequence[str] = (),
+        *,
+        options: Mapping[str, Any] | None = None,
+        environment: EngineEnvironment = AS_IT_IS,
+        **request: Any,
+    ) -> dict[str, Any]:
+        """Request a probe, do its jobs by a worker held to `environment`, and wait for the attribution.
+
+        A scorer is written `name` or `name@variant`; none: the default ones. `request` has further fields of
+        `POST …/probes`. Return the probe. Raises RuntimeError with the worker's log if a job is not done.
+        """
+        named = [dict(zip(("scorer", "variant"), split_score_name(each), strict=True)) for each in scorers]
+        named = named or [{"scorer": name, "variant": ""} for name in default_scorers()]
+        body = {"step": step, "scorers": named, "kind": "exact", "options": dict(options or {}), **request}
+        answer = self.connection.request("POST", f"/v1/runs/{run}/probes", json_body=body)
+        said = self.work(environment)
+        probe: dict[str, Any] = self.connection.get_json(f"/v1/probes/{answer.json()['id']}")
+        if probe["state"] != "done":
+            raise RuntimeError(f"the probe of step {step} is {probe['state']}: {probe.get('reason')}\n{said}")
+        RunQueries(self.connection, run).wait_for_attribution(step)
+        return probe
+
+    def work(self, environment: EngineEnvironment = AS_IT_IS) -> str:
+        """Do every queued job with one worker whose engines are held to `environment`; return its log."""
+        if environment not in self._pools:
+            folder = self.folder / f"engines-{len(self._pools)}"
+            folder.mkdir()
+            pool = _HeldPool(folder, environment)
+            self._stack.callback(pool.close)
+            self._pools[environment] = pool
+        roots = {WEIGHTS_ROOT: self.weights_root}
+        settings = WorkerSettings(url=self.url, weights_roots=roots, accelerator="cpu", lease_wait_seconds=0.5)
+        said = StringIO()
+        Worker(settings, WorkerConsole(said), engines=self._pools[environment]).run(until_idle_seconds=0.5)
+        return said.getvalue()
+
+    def shown(self, run: str, step: int | None = None) -> Outcome:
+        """Return what the product shows: conclusions of `step` and findings of the lint, over HTTP; and the verdict.
+
+        `step` None: the lint of the newest step, and no attribution.
+        """
+        record = find_run(self.connection, run)
+        sentences: list[Sentence] = []
+        if step is not None:
+            attribution = self._optional(f"/v1/runs/{run}/steps/{step}/attribution") or {}
+            sentences += [Sentence.of_conclusion(each) for each in attribution.get("conclusions") or ()]
+        linted = record.last_step if step is None else step
+        lint = self._optional(f"/v1/runs/{run}/steps/{linted}/lint") or {}
+        sentences += [Sentence.of_lint(each) for each in lint.get("warnings") or ()]
+        over_run = self.connection.get_json(f"/v1/runs/{run}/lint")["whole_run"]
+        sentences += [Sentence.of_lint(over_run)] if over_run else []
+        found = diagnose(RunQueries(self.connection, run), record, f"{self.url}/runs/{run}", step=step)
+        return Outcome(tuple(sentences), found.verdict)
+
+    def _announce(self, client: Client, key: str, step: int, weights: Path) -> None:
+        path = f"{key}/step_{step:04d}"
+        shutil.copytree(weights, self.weights_root / path, dirs_exist_ok=True)
+        folder = self.weights_root / path
+        client.log_checkpoint(step, root=WEIGHTS_ROOT, path=path, local_folder=folder, weights_version=step)
+
+    def _wait_until_closed(self, run: str, steps: int) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self._closed_steps(run) < steps:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the service did not close the steps of run {run} in time")
+            time.sleep(0.05)
+
+    def _closed_steps(self, run: str) -> int:
+        return int(self.connection.get_json(f"/v1/runs/{run}/lint")["checked_steps"])
+
+    def _optional(self, path: str) -> Any:
+        try:
+            return self.connection.get_json(path)
+        except Rejected as error:
+            if error.status == 404:
+                return None
+            raise
+
+
+class _HeldPool(EnginePool):
+    """Engines that are held to one environment, whatever a command asks for."""
+
+    def __init__(self, folder: Path, environment: EngineEnvironment) -> None:
+        super().__init__(folder)
+        self._environment = environment
+
+    def score(
+        self,
+        command: ScoreCommand,
+        report: Report,
+        abandoned: Callable[[], bool] = lambda: False,
+        environment: EngineEnvironment = AS_IT_IS,
+    ) -> float:
+        chosen = self._environment if environment == AS_IT_IS else environment
+        return super().score(command, report, abandoned, chosen)
+
+
+@contextlib.contextmanager
+def _logged_by_client() -> Iterator[list[str]]:
+    """Yield a list that receives the client's warnings; they are not printed."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("foreshock.client")
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+
+
+@contextlib.contextmanager
+def open_bench() -> Iterator[Bench]:
+    """Yield a bench; what it has started ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="foreshock-truth-") as folder, ExitStack() as stack:
+        yield Bench(Path(folder), stack)

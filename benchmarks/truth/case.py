@@ -1,0 +1,101 @@
+"""A case with a known truth, what the product showed of it, and whether that is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from benchmarks.truth.bench import Bench
+
+__all__ = ["Case", "Outcome", "Sentence", "Verdict", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One sentence that the product shows. `kind` is a conclusion's kind or the name of a check of the lint."""
+
+    kind: str
+    text: str
+    names_cause: bool
+    link: str | None = None
+
+    @classmethod
+    def of_conclusion(cls, value: Mapping[str, Any]) -> Self:
+        """Read an item of `conclusions` of `GET …/attribution`."""
+        return cls(str(value["kind"]), str(value["sentence"]), bool(value["names_cause"]), value.get("link"))
+
+    @classmethod
+    def of_lint(cls, value: Mapping[str, Any]) -> Self:
+        """Read an item of `warnings` of `GET …/lint`: each names a fault, whatever its severity."""
+        return cls(str(value["name"]), f"{value['title']}: {value['seen']}", names_cause=True)
+
+    def names(self, cause: str) -> bool:
+        """Return True if the kind is `cause`, or the text contains it (upper and lower case are equal)."""
+        return self.kind == cause or cause.casefold() in self.text.casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything shown: conclusions first, then findings of the lint; and the report's verdict on the run."""
+
+    sentences: tuple[Sentence, ...]
+    run_verdict: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case.
+
+    `expected_cause` is the true cause, as `Sentence.names` takes it: the kind of a conclusion, the name of a check of
+    the lint, or words of the sentence; None if nothing is wrong. `sufficient`: the data are enough to name it.
+    `also_true` are other causes that are true here and may be named too, such as a consequence of the first.
+    `not_healthy`: the report must not call the run healthy.
+    """
+
+    name: str
+    expected_cause: str | None
+    sufficient: bool
+    run: Callable[[Bench], Outcome]
+    also_true: tuple[str, ...] = ()
+    not_healthy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether what was shown is true: `shown` is the sentence that decided."""
+
+    case: Case
+    shown: str
+    false_cause: bool
+    named: bool
+    called_healthy: bool = False
+
+    @property
+    def true(self) -> bool:
+        """No false cause, the true one named if the data suffices, and a faulty run not called healthy."""
+        return not self.false_cause and not self.called_healthy and (self.named or not self.must_be_named)
+
+    @property
+    def must_be_named(self) -> bool:
+        """True if there is a cause and the data are enough to name it."""
+        return self.case.expected_cause is not None and self.case.sufficient
+
+
+def judge(case: Case, outcome: Outcome) -> Verdict:
+    """Return the verdict on what was shown for `case`."""
+    true_causes = tuple(cause for cause in (case.expected_cause, *case.also_true) if cause is not None)
+    false = [
+        each for each in outcome.sentences if each.names_cause and not any(each.names(cause) for cause in true_causes)
+    ]
+    named = [each for each in outcome.sentences if case.expected_cause and each.names(case.expected_cause)]
+    decisive = next(iter([*false, *named, *outcome.sentences]), None)
+    healthy = outcome.run_verdict == "healthy"
+    return Verdict(
+        case,
+        decisive.text if decisive else f"nothing; the run is {outcome.run_verdict}",
+        false_cause=bool(false),
+        named=bool(named),
+        called_healthy=case.not_healthy and healthy,
+    )
