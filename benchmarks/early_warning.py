@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.early_warning.events import Event
 from foreshock.early_warning.schedule import LengthDecaySchedule
@@ -40,8 +41,8 @@ COLUMNS = {
     "clip_ratio_len": "rollout:truncated_fraction",
     "entropy": "rollout:entropy_mean",
     "grad_norm": "scalars:grad_norm",
-    "rollout_probs_diff_mean": "trainer/rollout:rollout_probs_diff_mean",
-    "k3": "trainer/rollout:k3_kl",
+    "rollout_probs_diff_mean": f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean",
+    "k3": f"{TRAINER_ROLLOUT}:k3_kl",
 }
 SURGES = ("length_surge", "length_surge_early", "length_surge_again")
 LARGEST_EARLY_STEP = 20

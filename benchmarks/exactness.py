@@ -18,12 +18,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from benchmarks.recorded_runs import SHIPPED
 from benchmarks.running_service import running_service
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.scorers import CHAIN, SCORERS
 
-RECORDED = Path(__file__).resolve().parents[1] / "examples" / "tiny_rl" / "recorded"
 BAR_MEASURES = 1e-9
 BAR_TELESCOPING = 1e-12
 
@@ -129,7 +130,7 @@ def random_batch(seed: int, scale: float) -> RolloutBatch:
 def batches() -> Iterator[tuple[str, RolloutBatch]]:
     for seed, scale in enumerate((1e-6, 1e-4, 1e-2, 1.0, 10.0)):
         yield f"random |d|~{scale:g}", random_batch(seed, scale)
-    for path in sorted((RECORDED / "rollouts").glob("*.parquet")):
+    for path in sorted((SHIPPED / "rollouts").glob("*.parquet")):
         yield f"recorded {path.stem}", decode_rollouts(path.read_bytes())
 
 
@@ -156,17 +157,16 @@ def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, 
 
 
 def telescoping_error(batch: RolloutBatch, seed: int) -> float:
-    """Return the largest |Σ d_link − d| over the tokens of a chain of four scores, two of them random."""
+    """Return the largest |Σ d_link − d| over the tokens of a whole chain, in which random scores are the replays."""
     assert batch.rollout_log_probs is not None
     assert batch.trainer_log_probs is not None
     random = np.random.default_rng(seed)
     size = batch.num_tokens
-    scores = {
-        "rollout": batch.rollout_log_probs,
-        "vllm.prefill": (batch.rollout_log_probs + random.normal(0, 0.01, size)).astype(np.float32),
-        "torch.trainer": (batch.trainer_log_probs + random.normal(0, 0.01, size)).astype(np.float32),
-        "trainer": batch.trainer_log_probs,
-    }
+    first, *replays, last = CHAIN
+    scores = {first: batch.rollout_log_probs, last: batch.trainer_log_probs}
+    for name in replays:
+        logged = scores[first if SCORERS[name].side == SCORERS[first].side else last]
+        scores[name] = (logged + random.normal(0, 0.01, size)).astype(np.float32)
     return float(attribute(scores, batch.response_offsets, batch.response_mask).telescoping_error)
 
 

@@ -1,12 +1,12 @@
-"""Does a process that is held to an instruction set compute what a CPU without the further instructions computes?
+"""Compare a process held to an instruction set with a CPU that has only that instruction set.
 
-The other CPU is this one, with CPUID instructions answered as by a CPU with less (`cpuid_mask.c`): torch, oneDNN, MKL
-and vLLM then choose their kernels themselves, and nothing holds them. Both processes multiply matrices, attend, and
-score the shipped run's last step through torch and vLLM. The last row is a CPU of AMD with AVX2, against a process that
-is held to AVX2 with MKL's SSE4.2 kernels, which come nearest to AMD's: float32 products are left out there.
+The other CPU is this one with CPUID instructions answered as by a lower CPU (`cpuid_mask.c`): torch, oneDNN, MKL and
+vLLM then select their kernels themselves, and the process is not held. Both processes multiply matrices, compute
+attention, and score the shipped run's last step with torch and vLLM. The last row compares an AMD CPU with AVX2 with a
+process held to AVX2 and MKL's SSE4.2 kernels, the nearest to AMD's; it omits float32 products.
 
-Bar: the same bits everywhere, and the same fingerprint in all that tells of the instruction set. Needs Linux, a C
-compiler, and an Intel CPU that can intercept CPUID (the flag cpuid_fault); elsewhere it says so and exits with 2.
+Bar: the same bits everywhere, and the same fingerprint in the fields on the instruction set. Needs Linux, a C compiler,
+and an Intel CPU that can intercept CPUID (the flag cpuid_fault); without these it prints the reason and exits with 2.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks.recorded_runs import shipped_run
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.instruction_sets import InstructionSet, MklKernels
+from foreshock.scorers import default_scorers
 from probes.engines.environment import EngineEnvironment, available_instruction_sets, hold_this_process
 from probes.engines.process import process_variables
 from probes.hardware import cpu_flags
@@ -37,7 +38,7 @@ from probes.scorers.request import ScoreRequest, WarmModel
 from probes.scorers.table import scorer_named
 
 SOURCE = Path(__file__).with_name("cpuid_mask.c")
-SCORERS = ("torch.trainer", "torch.float32", "vllm.prefill")
+SCORERS = tuple(sorted(default_scorers()))
 PRODUCTS = ((1, 96, 96), (128, 96, 96), (512, 96, 256), (2048, 16, 96), (300, 300, 300), (64, 1024, 1024))
 KEYS = (16, 48, 61, 96, 128, 192)
 MOST_BYTES = 1 << 28
@@ -48,10 +49,10 @@ Arrays = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a process computed, and what its scores' fingerprints tell of the instruction set."""
+    """Arrays that a process computed, and the fields of its scores' fingerprints on the instruction set."""
 
     arrays: Arrays
-    told: object
+    fields: object
 
 
 def compute() -> tuple[Arrays, list[Fingerprint]]:
@@ -82,19 +83,19 @@ def compute() -> tuple[Arrays, list[Fingerprint]]:
     return arrays, fingerprints
 
 
-def be_child(into: Path) -> None:
-    """Compute in this process, held to what its variables say."""
+def run_child(into: Path) -> None:
+    """Compute in this process, held to the environment of its variables."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))  # if the mask fails, the log has no end
     hold_this_process()
     arrays, fingerprints = compute()
-    told = [
+    fields = [
         [each.engine, each.cpu_isa, *(each.flags.get(name) for name in ABOUT_INSTRUCTIONS)] for each in fingerprints
     ]
-    np.savez(into, told=np.array(json.dumps(told)), **arrays)
+    np.savez(into, fields=np.array(json.dumps(fields)), **arrays)
 
 
 def computed_with(variables: dict[str, str], folder: Path) -> Computed:
-    """Return what a process with these environment variables computes."""
+    """Return the results of a process with these environment variables."""
     into = folder / "computed.npz"
     command = [sys.executable, "-m", "benchmarks.held_processes", str(into)]
     with (folder / "log").open("wb") as log:
@@ -103,7 +104,7 @@ def computed_with(variables: dict[str, str], folder: Path) -> Computed:
         raise SystemExit(f"exit status {done.returncode}: {(folder / 'log').read_text(errors='replace')[-2000:]}")
     with np.load(into) as found:
         arrays = dict(found)
-    return Computed(arrays, json.loads(str(arrays.pop("told"))))
+    return Computed(arrays, json.loads(str(arrays.pop("fields"))))
 
 
 @contextmanager
@@ -115,9 +116,9 @@ def mask() -> Iterator[Path]:
         yield built
 
 
-def difference(held: Computed, other: Computed, left_out: str) -> list[str]:
-    """Return the names of what differs in any bit."""
-    names = [name for name in other.arrays if not (left_out and left_out in name)]
+def difference(held: Computed, other: Computed, omitted: str) -> list[str]:
+    """Return the names of the arrays that differ in any bit."""
+    names = [name for name in other.arrays if not (omitted and omitted in name)]
     return [name for name in names if held.arrays[name].tobytes() != other.arrays[name].tobytes()]
 
 
@@ -142,12 +143,12 @@ def main() -> int:
             }
             other = computed_with(masked, folder)
             held = computed_with(process_variables(environment), folder)
-            left_out = "float32" if as_amd else ""
-            differs = difference(held, other, left_out)
-            compared = sum(not (left_out and left_out in name) for name in other.arrays)
+            omitted = "float32" if as_amd else ""
+            differs = difference(held, other, omitted)
+            compared = sum(not (omitted and omitted in name) for name in other.arrays)
             label = environment.instruction_set.value + (" of AMD" if as_amd else "")
-            same = held.told == other.told
-            what = ", ".join(differs) + ("" if same else f" {held.told} against {other.told}")
+            same = held.fields == other.fields
+            what = ", ".join(differs) + ("" if same else f" {held.fields} against {other.fields}")
             print(
                 f"{label:<18}{compared:>9}{len(differs):>10}  {'the same' if same else 'OTHER':<12}{what}", flush=True
             )
@@ -159,6 +160,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        be_child(Path(sys.argv[1]))
+        run_child(Path(sys.argv[1]))
     else:
         sys.exit(main())

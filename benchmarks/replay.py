@@ -1,10 +1,11 @@
-"""Does a replay give the log-probs that were logged? Every checkpointed step of every recorded run is scored by vLLM's
-prefill (against the logged μ) and by a forward pass set up as the trainer's (against the logged π), each in its own
-process as a worker runs it, held to the instruction set that recorded the run; then once more with the weights of
-another step, which must not fit.
+"""Compare replayed log-probs with the logged ones. `make bench-replay`
 
-Bars: max |d| ≤ 1e-5 if this CPU can be held to the run's environment, k3 < 1e-6 if it has less; the wrong weights at
-least 100 times beyond either. The noise floor (the same scorer with another batch composition) stands beside them.
+Every checkpointed step of every recorded run is scored by vLLM's prefill (compared with the logged μ) and by a forward
+pass set up as the trainer's (compared with the logged π). Each engine has its own process, as in a worker, held to the
+instruction set that recorded the run. Each step is also scored with the weights of another step, as a control.
+
+Bars: max |d| ≤ 1e-5 if this CPU can be held to the run's environment, k3 < 1e-6 if it has a lower one; the control
+differs by at least 100 times either bar. The noise floor is the same scorer with another batch composition.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from benchmarks.recorded_runs import RecordedRun, recorded_runs
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
+from foreshock.scorers import NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
 from probes.engines.environment import AS_IT_IS, EngineEnvironment
 from probes.engines.pool import EnginePool
 from probes.engines.protocol import ScoreCommand
 
-SCORERS = {"vllm.prefill": "rollout", "torch.trainer": "trainer"}
+# The replay of each logged score: the engine's of log μ, the trainer's of log π.
+ENGINE_REPLAY, TRAINER_REPLAY = (str(name) for name in middle_of_chain(default_scorers()))
+SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
 BAR_MAXIMUM = 1e-5
 BAR_K3 = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """d = log π − log μ of a replay and what was logged, over all tokens."""
+    """Difference d = replayed − logged log-prob over all tokens: mean k3, max |d|, fraction of tokens with d ≠ 0."""
 
     k3: float
     maximum: float
@@ -47,7 +51,7 @@ class Difference:
 
 
 class Replayer:
-    """Scores rollouts through `engines` as a worker does, without a service. Files go through `folder`."""
+    """Scores rollouts in `engines` as a worker does, without a service. Files are exchanged in `folder`."""
 
     def __init__(self, folder: Path, engines: EnginePool) -> None:
         self._folder = folder
@@ -62,7 +66,7 @@ class Replayer:
         environment: EngineEnvironment = AS_IT_IS,
         **options: object,
     ) -> tuple[NDArray[np.float32], Fingerprint]:
-        """Return [T] log-probs of `batch` under `weights`, computed in `environment`, and what made them."""
+        """Return the log-probs [T] of `batch` under `weights`, computed in `environment`, and their fingerprint."""
         rollouts, scores = self._folder / "rollouts.parquet", self._folder / "scores.parquet"
         rollouts.write_bytes(encode_rollouts(batch))
         command = ScoreCommand(
@@ -82,13 +86,13 @@ class Replayer:
         return scored.log_probs, scored.fingerprint
 
     def process_ids(self) -> dict[str, int]:
-        """The process of each engine that is warm."""
+        """Return the id of the process that holds the model, by engine."""
         return self._pool.process_ids()
 
 
 @contextmanager
 def replayer() -> Iterator[Replayer]:
-    """A replayer whose engines end with the block."""
+    """Yield a replayer; its engines end with the context."""
     with tempfile.TemporaryDirectory(prefix="foreshock-replay-") as folder:
         engines = EnginePool(Path(folder))
         try:
@@ -98,15 +102,15 @@ def replayer() -> Iterator[Replayer]:
 
 
 def logged(batch: RolloutBatch, scorer: str) -> NDArray[np.float32]:
-    """What was logged where `scorer` is its replay."""
-    values = batch.rollout_log_probs if SCORERS[scorer] == "rollout" else batch.trainer_log_probs
+    """Return the logged log-probs [T] that `scorer` replays."""
+    values = batch.rollout_log_probs if scorer == ENGINE_REPLAY else batch.trainer_log_probs
     assert values is not None
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step, scored by one scorer. `same`: in the environment that recorded it."""
+    """One step scored by one scorer. `same`: True if the environment is the one that recorded it."""
 
     run: str
     step: int
@@ -130,7 +134,7 @@ class Row:
 
 
 def rows_of(run: RecordedRun, replay: Replayer) -> Iterator[Row]:
-    """Yield a row for each checkpointed step and scorer. Grouped by weights, so that each is loaded once."""
+    """Yield a row for each checkpointed step and scorer; weights are loaded once per scorer."""
     steps = run.steps()
     environment = run.environment.nearest()
     for scorer in SCORERS:
@@ -138,14 +142,14 @@ def rows_of(run: RecordedRun, replay: Replayer) -> Iterator[Row]:
         right: dict[int, tuple[Difference, Difference, bool]] = {}
         for index, step in enumerate(steps):
             batch, weights = run.rollouts(step), run.checkpoint(step)
-            given, fingerprint = replay.score(batch, weights, scorer, environment=environment)
-            again, _ = replay.score(batch, weights, scorer, "rebatched", environment)
+            scored, fingerprint = replay.score(batch, weights, scorer, environment=environment)
+            again, _ = replay.score(batch, weights, scorer, NOISE_FLOOR_VARIANT, environment)
             same = EngineEnvironment.of_fingerprint(fingerprint).stands_for(run.environment)
-            right[step] = Difference.between(given, logged(batch, scorer)), Difference.between(again, given), same
+            right[step] = Difference.between(scored, logged(batch, scorer)), Difference.between(again, scored), same
             other = steps[(index + 1) % len(steps)]
             others = run.rollouts(other)
-            given, _ = replay.score(others, weights, scorer, environment=environment)
-            wrong[other] = Difference.between(given, logged(others, scorer))
+            scored, _ = replay.score(others, weights, scorer, environment=environment)
+            wrong[other] = Difference.between(scored, logged(others, scorer))
         for step, (difference, floor, same) in right.items():
             yield Row(run.name, step, scorer, same, difference, floor, wrong[step])
 
@@ -153,7 +157,7 @@ def rows_of(run: RecordedRun, replay: Replayer) -> Iterator[Row]:
 def main() -> int:
     runs = recorded_runs()
     if not runs:
-        print("there is no recorded run to replay")
+        print("no recorded run was found: examples/tiny_rl/recorded must exist")
         return 1
     print(
         f"{'run':<10}{'step':>5}  {'scorer':<14}{'max |d|':>10}{'unequal':>9}{'k3':>10}{'floor k3':>10}"
@@ -165,9 +169,9 @@ def main() -> int:
             for row in rows_of(run, replay):
                 print(row, flush=True)
                 rows.append(row)
-    elsewhere = sorted({row.run for row in rows if not row.same})
-    if elsewhere:
-        print(f"recorded in an environment that this CPU cannot be held to: {', '.join(elsewhere)}")
+    other_environment = sorted({row.run for row in rows if not row.same})
+    if other_environment:
+        print(f"recorded in an environment that this CPU cannot be held to: {', '.join(other_environment)}")
     figures: dict[str, object] = {}
     for scorer in SCORERS:
         for same, place in ((True, "same_environment"), (False, "other_environment")):

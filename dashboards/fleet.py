@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.panels import Dashboard, Level, Panel, PromQuery, Row, levels_of
 from dashboards.run import TAIL, TAIL_LEVELS
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.model_kind import MODEL_KINDS, ModelKind
 from foreshock.ranges import required_range
 
@@ -75,9 +76,9 @@ def _mismatch_of_kind(kind: ModelKind) -> Panel:
     known = required_range("k3_kl", kind)
     runs, of_kind = ("dense models", '!="moe"') if kind == "dense" else ("mixtures of experts", '="moe"')
     unknown = " A run whose model kind is unknown is judged as dense." if kind == "dense" else ""
-    expression = f'foreshock_k3_kl_nats{{comparison="trainer/rollout"}} {WITH_NAME}{{model_kind{of_kind}}}'
+    expression = f'foreshock_k3_kl_nats{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME}{{model_kind{of_kind}}}'
     return Panel(
-        f"k3 per token, trainer/rollout, {runs}",
+        f"k3 per token, {TRAINER_ROLLOUT}, {runs}",
         "timeseries",
         (PromQuery(expression, "{{name}}"),),
         f"Estimate of KL(rollout‖trainer) in nats at the newest closed step. Healthy at lag 0: {known.text}.{unknown}",
@@ -94,16 +95,16 @@ def _mismatch() -> tuple[Panel, ...]:
             "timeseries",
             (
                 PromQuery(
-                    f'foreshock_k3_kl_nats{{comparison!="trainer/rollout"}} {WITH_NAME}', "{{name}} {{comparison}}"
+                    f'foreshock_k3_kl_nats{{comparison!="{TRAINER_ROLLOUT}"}} {WITH_NAME}', "{{name}} {{comparison}}"
                 ),
             ),
             "Links of the chain, at the newest step that a probe replayed.",
             logarithmic=True,
         ),
         Panel(
-            "Tail F(2), trainer/rollout",
+            f"Tail F(2), {TRAINER_ROLLOUT}",
             "timeseries",
-            (PromQuery(f'foreshock_tail_2_ratio{{comparison="trainer/rollout"}} {WITH_NAME}', "{{name}}"),),
+            (PromQuery(f'foreshock_tail_2_ratio{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME}', "{{name}}"),),
             f"Tokens off by more than a factor of two: {TAIL.text}.",
             unit="percentunit",
             levels=TAIL_LEVELS,

@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.running_service import running_service
 from service.platform.settings import Settings
+from tests.paths import DOCS, REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 OTHER_VARIABLES = {
     "FORESHOCK_URL",
     "FORESHOCK_API_KEY",
@@ -117,7 +117,7 @@ QUESTIONS = (
 
 def changes() -> dict[str, tuple[Path, str]]:
     """Return the rows of "Where to change what": what -> (file or folder, name in it)."""
-    text = (REPOSITORY / "docs" / "where-to-change-what.md").read_text().partition("## I want to change")[2]
+    text = (DOCS / "where-to-change-what.md").read_text().partition("## I want to change")[2]
     rows = re.findall(r"^\| (.+?) \| `([^`]+)` \| (?:`([^`]+)` )?\|$", text, re.MULTILINE)
     return {what: (REPOSITORY / path, name) for what, path, name in rows}
 

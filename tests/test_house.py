@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.paths import REPOSITORY
+
 PACKAGES = ("foreshock", "service", "probes")
 
 

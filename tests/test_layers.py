@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.paths import REPOSITORY
+
 PARTS = ("platform", "runs", "replay", "watch", "present", "maintenance")
 
 

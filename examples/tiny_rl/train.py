@@ -30,12 +30,15 @@ from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from examples.tiny_rl.warm_up import BOTH_WAYS, MOSTLY_GUESSES, warm_up
 from foreshock.digests import weights_digest
 from foreshock.learning_rate import applied_learning_rates, apply_scale
+from foreshock.scorers import noise_floor_scorers
 from probes.hardware import cpu_name
 
 logger = logging.getLogger(__name__)
 
-SCORER_OPTIONS = {"torch.trainer": {"autocast": "bfloat16", "master_dtype": "float32", "batch_size": 128}}
-"""The settings of `policy.py` as options of the scorer `torch.trainer`."""
+SCORER_OPTIONS = {
+    noise_floor_scorers("trainer")[0]: {"autocast": "bfloat16", "master_dtype": "float32", "batch_size": 128}
+}
+"""The settings of `policy.py` as options of the scorer that replays the trainer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.paths import REPOSITORY
+
 SCHEMA = Path(__file__).parent / "data" / "compose-spec.json"
 SCHEMA_SHA256 = "d549057ebc2925f39f62799eab0db7b9e2c18b35b6c00595199116da3ed10e64"
 VARIABLE = re.compile(r"\$\{(?P<name>[A-Z_]+)(?P<rule>:[?-][^}]*)?")

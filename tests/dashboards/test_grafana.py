@@ -18,9 +18,9 @@ from dashboards.generate import FOLDER, RULES, dashboards, stale_files
 from dashboards.panels import GRID_WIDTH, POSTGRESQL, PROMETHEUS, Panel, PromQuery, SqlQuery
 from service.platform.database.schema import upgrade
 from service.present.exporter.families import FAMILIES, exposed_names
+from tests.paths import REPOSITORY
 from tests.service.postgres import PostgresCluster, start_postgres
 
-REPOSITORY = Path(__file__).parents[2]
 PROVISIONING = REPOSITORY / "dashboards" / "grafana" / "provisioning"
 READER_SQL = REPOSITORY / "dashboards" / "grafana" / "reader.sql"
 DASHBOARDS = {dashboard.uid: dashboard.render() for dashboard in dashboards()}

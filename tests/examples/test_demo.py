@@ -19,8 +19,7 @@ from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.demo.service_child import HOST, USUAL_PORT, only_demo_of, own_port
 from examples.tiny_rl.record import RECORDED, RunRecord
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.paths import REPOSITORY
 
 
 def start_demo(data: Path, *options: str) -> subprocess.Popen[str]:

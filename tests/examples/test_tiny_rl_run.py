@@ -12,6 +12,7 @@ from examples.demo.service_child import running_service
 from examples.tiny_rl.record import RECORDED, RunRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.queries import RunQueries, find_run
+from tests.paths import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
@@ -66,7 +67,7 @@ def run_python(*arguments: str) -> str:
         text=True,
         timeout=500,
         check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=REPOSITORY,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -10,14 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-TINY_RL = REPOSITORY.parent / "shared" / "data" / "tiny_rl"
+from tests.paths import SHARED_RUNS
 
 
 def recorded_run(name: str) -> Path:
     """Return the folder of a recorded run's rollouts; skip the test if the recordings are absent."""
-    folder = TINY_RL / name / "rollouts"
+    folder = SHARED_RUNS / name / "rollouts"
     if not folder.is_dir():
         pytest.skip("the recorded runs in ../shared/data/tiny_rl are not here")
     return folder

@@ -16,9 +16,10 @@ from foreshock import errors
 from foreshock.client.connection import ServiceConnection
 from foreshock.errors import ForeshockError, Rejected, ServiceError, ServiceUnavailable, Unauthorized, WrongService
 from tests.foreshock.client.faulty_service import faulty_service
+from tests.paths import DOCS
 from tests.ports import free_port
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+PAGE = DOCS / "errors.md"
 
 
 def drawn_tree() -> dict[str, str | None]:

@@ -28,8 +28,7 @@ from foreshock.scorers import (
     score_name,
     split_score_name,
 )
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.paths import REPOSITORY
 
 
 def test_chain_goes_from_rollout_to_trainer() -> None:
@@ -60,7 +59,7 @@ def test_missing_scores_name_all_causes_between() -> None:
         assert cause_of_link(*pair) == f"any difference between {pair[0]} and {pair[1]}"
 
 
-@pytest.mark.parametrize("earlier, later", list(itertools.combinations(CHAIN, 2)))
+@pytest.mark.parametrize(("earlier", "later"), list(itertools.combinations(CHAIN, 2)))
 def test_no_explanation_is_cut_off_whichever_scores_are_missing(earlier: str, later: str) -> None:
     places = [SCORERS[name].place for name in CHAIN[CHAIN.index(earlier) + 1 : CHAIN.index(later) + 1]]
     cause = cause_of_link(earlier, later)
@@ -115,12 +114,12 @@ def test_new_row_is_in_the_chain_the_default_probe_and_the_pages(monkeypatch: py
     assert chain_of({"rollout", "sglang.http", "trainer"})[2] == "sglang.http"
     assert cause_of_link("sglang.http", "torch.trainer") == cause_of_link("vllm.prefill", "torch.trainer")
     assert noise_floor_scorers("rollout") == ("vllm.decode", "vllm.prefill", "sglang.http")
-    # Where both engines scored a step, the first row of the table is in the chain.
+    # If both engines scored a step, the first row of the table is in the chain.
     assert chain_of({"vllm.prefill", "sglang.http"})[2] == "vllm.prefill"
 
 
 def code_texts(path: Path) -> Iterator[str]:
-    """The string constants of a module except docstrings."""
+    """Yield the string constants of a module except docstrings."""
     tree = ast.parse(path.read_text())
     docstrings = {
         id(node.body[0].value)
@@ -140,7 +139,7 @@ def test_names_of_replays_are_written_in_the_table_only() -> None:
     own = {str(scorer.implementation).partition(":")[0].replace(".", "/") + ".py" for scorer in SCORERS.values()}
     found = [
         (str(path.relative_to(REPOSITORY)), text)
-        for part in ("foreshock", "service", "probes", "dashboards", "examples/demo")
+        for part in ("foreshock", "service", "probes", "dashboards", "examples", "benchmarks", "scripts")
         for path in (REPOSITORY / part).rglob("*.py")
         for text in code_texts(path)
         if any(name in text for name in names) or text == NOISE_FLOOR_VARIANT

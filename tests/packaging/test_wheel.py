@@ -13,9 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.paths import REPOSITORY
 from tests.ports import free_port
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 

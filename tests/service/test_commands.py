@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.paths import REPOSITORY
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
-_ROOT = Path(__file__).parents[2]
 
 
 def environment(folder: Path, **settings: str) -> dict[str, str]:
@@ -24,7 +24,7 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
     own = {
         "FORESHOCK_DATABASE_URL": f"sqlite:///{folder}/foreshock.db",
         "FORESHOCK_STORE_URL": f"{folder}/tokens",
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": str(REPOSITORY),
     }
     return kept | own | settings
 

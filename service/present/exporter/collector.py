@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from sqlalchemy.orm import Session
 
-from foreshock.comparisons import STEP_ROW
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.bucket_sums import BucketTable
 from service.platform.context import ServiceContext
@@ -26,7 +26,6 @@ from service.replay.workers.service import count_live_workers
 from service.watch.advice.service import states_of_runs
 
 # Every run has this comparison. The buckets of others are on the pages.
-BUCKETS_OF = "trainer/rollout"
 _MOST_REMEMBERED_TABLES = 2_000
 
 
@@ -112,7 +111,7 @@ class ForeshockCollector:
                 continue
             for column, family in families.OF_COMPARISONS.items():
                 scrape.add(family, (run_id, comparison), getattr(row, column))
-            if comparison == BUCKETS_OF:
+            if comparison == TRAINER_ROLLOUT:
                 table = self._buckets.get(session, key, row.computed_at_us)
                 if table is not None:
                     _bucket_samples(scrape, run_id, table)
@@ -150,7 +149,7 @@ class _Scrape:
 
 def _bucket_samples(scrape: _Scrape, run_id: str, table: BucketTable) -> None:
     for index, (low, high) in enumerate(zip(table.edges[:-1], table.edges[1:], strict=True)):
-        labels = (run_id, BUCKETS_OF, f"{low:.3g}-{high:.3g}")
+        labels = (run_id, TRAINER_ROLLOUT, f"{low:.3g}-{high:.3g}")
         scrape.add(families.BUCKET_TOKENS, labels, float(table.tokens[index]))
         scrape.add(families.BUCKET_K3, labels, float(table.k3_kl[index]))
 

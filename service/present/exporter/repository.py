@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from foreshock.comparisons import STEP_ROW
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.tables import (
     AdviceAcknowledgement,
@@ -29,7 +29,7 @@ from service.runs.step_key import StepKey
 ANY_ACCELERATOR = "any"
 _KEYS_AT_ONCE = 100
 # The comparisons that a trainer logs. All others come from replayed scores.
-LOGGED = (STEP_ROW, "trainer/rollout")
+LOGGED = (STEP_ROW, TRAINER_ROLLOUT)
 
 ComparisonKey = tuple[str, int, int, str]
 

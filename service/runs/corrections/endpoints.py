@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from service.platform.context import Context
 from service.platform.schemas import ActiveOrAttempt, Name, RunIdentifier, StepPath
 from service.platform.security import Reader
@@ -22,7 +23,7 @@ def read_corrections(
     step: StepPath,
     context: Context,
     principal: Reader,
-    comparison: Comparison = "trainer/rollout",
+    comparison: Comparison = TRAINER_ROLLOUT,
     correction: Annotated[list[Name] | None, Query(max_length=50, description="absent: all")] = None,
     threshold: Annotated[
         list[Name] | None,

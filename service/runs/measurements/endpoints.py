@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
@@ -76,7 +77,7 @@ def read_buckets(
     step: StepPath,
     context: Context,
     principal: Reader,
-    comparison: Comparison = "trainer/rollout",
+    comparison: Comparison = TRAINER_ROLLOUT,
     by: Annotated[By, Query(description="condition that defines the buckets")] = "probability",
     limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="maximum number of token ids")] = KEPT_TOKEN_IDS,
     attempt: ActiveOrAttempt = None,

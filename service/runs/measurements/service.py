@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.comparisons import STEP_ROW
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -142,7 +142,7 @@ def stored_statistics(
 ) -> MeasurementStatistics:
     """Return the row with statistics and summaries of this release's version; raises as `read_statistics`."""
     if comparison == STEP_ROW:
-        raise InvalidRequest("query.comparison: must be two scores, such as trainer/rollout")
+        raise InvalidRequest(f"query.comparison: must be two scores, such as {TRAINER_ROLLOUT}")
     get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     found = repository.statistics_of(session, key, comparison)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from service.platform.context import Context
 from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
 from service.platform.security import Reader
@@ -22,7 +23,7 @@ def read_tokens(
     step: StepPath,
     context: Context,
     principal: Reader,
-    comparison: Comparison = "trainer/rollout",
+    comparison: Comparison = TRAINER_ROLLOUT,
     worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest |d| first")] = 20,
     sample_id: Annotated[
         str | None, Query(max_length=1024, description="return all tokens of this rollout instead")

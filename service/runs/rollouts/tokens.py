@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.json_values import finite_or_none
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from service.platform.context import ScoredShard, ServiceContext
@@ -48,7 +49,7 @@ def read_tokens(context: ServiceContext, principal: Principal, question: TokenQu
     """Return the requested tokens; raise RolloutNotFound, and MeasurementNotFound if one of the scores is missing."""
     target, _, behaviour = question.comparison.partition("/")
     if not target or not behaviour:
-        raise InvalidRequest("query.comparison: must be target/behaviour, such as trainer/rollout")
+        raise InvalidRequest(f"query.comparison: must be target/behaviour, such as {TRAINER_ROLLOUT}")
     with context.database.read() as session:
         get_run(session, principal, question.run_id)
         key = resolve_step(session, question.run_id, question.step, question.attempt)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from foreshock.comparisons import TRAINER_ROLLOUT
 from service.platform.context import Context
 from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
 from service.platform.security import Reader
@@ -22,7 +23,7 @@ def read_theory(
     step: StepPath,
     context: Context,
     principal: Reader,
-    comparison: Comparison = "trainer/rollout",
+    comparison: Comparison = TRAINER_ROLLOUT,
     delta_max: Annotated[
         float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
     ] = None,

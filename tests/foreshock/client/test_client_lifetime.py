@@ -13,9 +13,8 @@ from typing import Any
 
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 from tests.foreshock.client.trainer import rollouts
+from tests.paths import REPOSITORY
 from tests.ports import free_port
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from foreshock.client import Client
 from foreshock.client.settings import ClientSettings, default_attempt_key
+from tests.paths import DOCS
 
 
 def test_arguments_override_environment_and_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_arguments_override_environment_and_defaults(monkeypatch: pytest.MonkeyP
 
 
 def test_page_lists_every_setting() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "connect-a-trainer.md").read_text()
+    page = (DOCS / "connect-a-trainer.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (?:`FORESHOCK_\w+` )?\| ", page, re.MULTILINE)
     assert {item.name for item in fields(ClientSettings)} <= set(rows)
     assert set(rows) <= set(inspect.signature(Client).parameters) | {item.name for item in fields(ClientSettings)}

@@ -12,6 +12,7 @@ import pytest
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.spool import Spool, SpoolFullError
 from foreshock.errors import SpoolError
+from tests.paths import REPOSITORY
 
 REGISTRATION = Registration(
     run={"project": "default", "key": "räksmörgås"}, attempt={"key": "a", "resume_step": 3, "fingerprint": {"x": [1]}}
@@ -87,7 +88,7 @@ def test_entries_of_killed_processes_are_adopted_oldest_first(tmp_path: Path) ->
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     for name in "ab":
-        killed = subprocess.run([sys.executable, "-c", program, tmp_path, name], cwd=Path(__file__).parents[3])
+        killed = subprocess.run([sys.executable, "-c", program, tmp_path, name], cwd=REPOSITORY)
         assert killed.returncode == -9
     assert bodies(spool_in(tmp_path)) == [f"{name}{n}".encode() for name in "ab" for n in range(1, 12)]
 

@@ -17,8 +17,9 @@ from foreshock.errors import ConfigurationError
 from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.running_service import RunningService
+from tests.paths import DOCS
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "connect-a-trainer.md"
+PAGE = DOCS / "connect-a-trainer.md"
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from tests.foreshock.batches import REPOSITORY
-
-RECORDED = REPOSITORY / "examples" / "tiny_rl" / "recorded"
+from tests.paths import RECORDED
 
 
 @cache

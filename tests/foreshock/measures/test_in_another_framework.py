@@ -13,7 +13,8 @@ import pytest
 
 from foreshock.measures import StepMeasurement, measure_step
 from foreshock.rollouts import RolloutBatch
-from tests.foreshock.batches import REPOSITORY, random_log_probs
+from tests.foreshock.batches import random_log_probs
+from tests.paths import REPOSITORY
 
 ROLLOUTS, WIDTH = 12, 30
 

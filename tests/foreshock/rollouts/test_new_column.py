@@ -14,7 +14,7 @@ import pytest
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
 from scripts.rollout_table_page import PAGE, page
-from tests.foreshock.batches import REPOSITORY
+from tests.paths import REPOSITORY
 
 NEW_COLUMNS = """\
     ColumnSpec("prompt_loss", "float32", "prompt token", "a new column", valid=_NOT_NEGATIVE),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,9 +17,9 @@ from probes.exact_divergence.engine_distribution import EngineDistribution
 from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.vllm_prefill import BYTES_PER_LOGIT, PrefillOptions
+from tests.paths import RECORDED
 from tests.probes.held import K3_ON_LOWER_CPU, HeldProcess
 
-RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
 WEIGHTS = RECORDED / "checkpoints" / "step_0160"
 
 

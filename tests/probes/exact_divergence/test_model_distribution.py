@@ -17,10 +17,9 @@ from probes.exact_divergence import ExactDivergences, GivenLogits, exact_diverge
 from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models, head_of
 from probes.scorers.forward_pass import load_model
 from probes.scorers.request import UnsupportedScoreError
+from tests.paths import RECORDED
 from tests.probes.held import K3_ON_LOWER_CPU, HeldProcess
 from tests.probes.tiny import make_rollouts, save_checkpoint
-
-RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
 
 
 def model_of(folder: Path, dtype: torch.dtype = torch.float32) -> Any:

@@ -7,7 +7,6 @@ sampling distribution, the estimators must miss the exact value in the known way
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ from foreshock.measures.estimators import token
 from foreshock.rollouts import decode_rollouts
 from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
 from probes.exact_divergence.model_distribution import ModelDistribution
+from tests.paths import RECORDED
 
-RECORDED = Path(__file__).resolve().parents[3] / "examples" / "tiny_rl" / "recorded"
 STATES, DRAWS = 400, 1500
 # Beyond this many standard errors one of a few dozen means lies once in ten thousand runs; the seed is fixed besides.
 ERRORS = 4.5

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from probes.exact_divergence import GivenLogits, exact_divergences
+from tests.paths import REPOSITORY
 from tests.probes.exact_divergence.reference import (
     DIVERGENCES,
     TOP_KS,
@@ -32,7 +33,6 @@ ABSOLUTE_OF = {"mean_ratio": 2e-7}
 # The largest float32 sum: a χ² above it is infinite on a GPU.
 LARGEST = 3e38
 MODULE = "tests.probes.exact_divergence.interpreted"
-ROOT = Path(__file__).resolve().parents[3]
 
 Arrays = dict[str, NDArray[np.float64]]
 
@@ -44,7 +44,7 @@ def run(folder: Path, *arguments: str, interpret: bool) -> None:
         environment["TRITON_INTERPRET"] = "1"
     done = subprocess.run(
         [sys.executable, "-m", MODULE, *arguments],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         env=environment,
         capture_output=True,
         text=True,

@@ -18,10 +18,10 @@ from service.platform.database.session import Database
 from service.platform.settings import Settings
 from service.present.exporter.families import FAMILIES, exposed_names
 from service.present.exporter.repository import newest_comparisons, values_of
+from tests.paths import PROMETHEUS
 from tests.service.sending import make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, take_lease, work_off
 
-PROMETHEUS = Path(__file__).parents[4] / "dashboards" / "prometheus"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 BOUNDED = {
     "run", "comparison", "bucket", "link", "accelerator", "rule", "severity", "state", "mode", "version",

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.paths import PROMETHEUS
 from tests.ports import free_port
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 
-RULES = Path(__file__).parents[4] / "dashboards" / "prometheus" / "rules.yml"
 pytestmark = pytest.mark.slow
 
 
@@ -26,7 +26,7 @@ def prometheus_url(server: RunningServer, prometheus: str, tmp_path: Path) -> It
     """A Prometheus of this test's own, with the shipped rules, scraping the service each second."""
     configuration = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(RULES)],
+        "rule_files": [str(PROMETHEUS / "rules.yml")],
         "scrape_configs": [{"job_name": "foreshock", "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}]}],
     }
     file = tmp_path / "prometheus.json"  # JSON is YAML

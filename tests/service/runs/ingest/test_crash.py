@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,12 +18,11 @@ from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
 from service.runs.steps.closing import close_waiting_steps
+from tests.paths import REPOSITORY
 from tests.ports import free_port
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
-
-_ROOT = Path(__file__).parents[4]
 
 
 @contextmanager
@@ -34,11 +32,11 @@ def service_that_dies_in(function: str, settings: Settings) -> Iterator[httpx.Cl
     environment = os.environ | {
         "FORESHOCK_DATABASE_URL": settings.database_url,
         "FORESHOCK_STORE_URL": settings.store_url,
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": str(REPOSITORY),
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.service.runs.ingest.crashing_service", str(port), function],
-        env=environment, cwd=_ROOT,
+        env=environment, cwd=REPOSITORY,
     )  # fmt: skip
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:

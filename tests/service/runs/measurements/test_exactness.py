@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -12,9 +11,8 @@ import pytest
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
 from tests.foreshock.measures.direct import direct_measures
+from tests.paths import SHARED_RUNS
 from tests.service.sending import Sender, make_batch, start_run
-
-_SHARED = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tiny_rl"
 
 
 def assert_served_exactly(sender: Sender, step: int, batch: RolloutBatch) -> None:
@@ -54,10 +52,10 @@ def test_made_up_rollouts_with_large_small_and_missing_differences(http: httpx.C
 
 
 @pytest.mark.shared
-@pytest.mark.skipif(not _SHARED.exists(), reason="the recorded runs in ../shared are not there")
+@pytest.mark.skipif(not SHARED_RUNS.exists(), reason="the recorded runs in ../shared are not there")
 @pytest.mark.parametrize(("run", "step"), [("healthy", 1), ("healthy", 120), ("collapsed", 20)])
 def test_recorded_rollouts(http: httpx.Client, run: str, step: int) -> None:
-    batch = read_jsonl(_SHARED / run / "rollouts" / f"step_{step:04d}.jsonl.gz", step=step)
+    batch = read_jsonl(SHARED_RUNS / run / "rollouts" / f"step_{step:04d}.jsonl.gz", step=step)
     sender = start_run(http)
     put_in_shards(sender, step, batch, 4)
     assert_served_exactly(sender, step, batch)

@@ -1,0 +1,13 @@
+"""Paths in the repository and beside it that tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = REPOSITORY / "docs"
+PROMETHEUS = REPOSITORY / "dashboards" / "prometheus"
+# The recorded run that ships with the repository.
+RECORDED = REPOSITORY / "examples" / "tiny_rl" / "recorded"
+# Recorded runs beside the repository; tests that need them are skipped if they are absent.
+SHARED_RUNS = REPOSITORY.parent / "shared" / "data" / "tiny_rl"
