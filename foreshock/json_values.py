@@ -6,12 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["finite_or_none", "json_value"]
+__all__ = ["finite_or_none", "json_value", "number_or_nan"]
 
 
 def finite_or_none(value: float | None) -> float | None:
     """Return `value`, or None if it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def number_or_nan(value: float | None) -> float:
+    """Return a JSON number as float, NaN for null."""
+    return math.nan if value is None else float(value)
 
 
 def json_value(value: Any) -> Any:

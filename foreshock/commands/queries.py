@@ -19,10 +19,10 @@ from foreshock.commands.records import (
     RunRecord,
     alert_record,
     attribution_record,
-    number_or_nan,
     run_record,
 )
 from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable
+from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
 
 __all__ = ["RunQueries", "find_run", "list_runs"]

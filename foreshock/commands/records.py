@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
 from foreshock.model_kind import ModelKind, known_model_kind
 
@@ -21,7 +22,6 @@ __all__ = [
     "RunRecord",
     "alert_record",
     "attribution_record",
-    "number_or_nan",
     "run_record",
 ]
 
@@ -110,7 +110,10 @@ class NoiseFloorRecord:
 
 @dataclass(frozen=True, slots=True)
 class AttributionRecord:
-    """The chain of one step; see `foreshock.measures.estimators.attribution.Attribution`."""
+    """The chain of one step; see `foreshock.measures.estimators.attribution.Attribution`.
+
+    `conclusions` are the service's sentences, the headline first.
+    """
 
     step: int
     chain: tuple[str, ...]
@@ -123,8 +126,8 @@ class AttributionRecord:
     rollouts: int
     reference: str | None
     reference_links: tuple[LinkRecord, ...]
-    nearer: str | None
     floors: tuple[NoiseFloorRecord, ...]
+    conclusions: tuple[str, ...] = ()
     stale: bool = False
 
 
@@ -156,11 +159,6 @@ def run_record(value: Mapping[str, Any]) -> RunRecord:
     """Parse a run."""
     known: dict[str, Any] = {name: value.get(name) for name in RunRecord.__slots__}
     return RunRecord(**{**known, "model_kind": known_model_kind(known["model_kind"])})
-
-
-def number_or_nan(value: Any) -> float:
-    """Return a JSON number as float, NaN for null."""
-    return math.nan if value is None else float(value)
 
 
 def alert_record(value: Mapping[str, Any]) -> AlertRecord:
@@ -205,12 +203,12 @@ def attribution_record(step: int, value: Mapping[str, Any]) -> AttributionRecord
         rollouts=int(value["rollouts"]),
         reference=side.get("reference"),
         reference_links=tuple(_link(link) for link in side.get("links") or ()),
-        nearer=side.get("nearer"),
         floors=tuple(
             NoiseFloorRecord(
                 str(floor["scorer"]), number_or_nan(floor.get("k3_kl")), number_or_nan(floor.get("max_abs_d"))
             )
             for floor in value.get("floors") or ()
         ),
+        conclusions=tuple(str(conclusion["sentence"]) for conclusion in value.get("conclusions") or ()),
         stale=bool(value.get("stale")),
     )

@@ -39,18 +39,14 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
                  "", ""])  # fmt: skip
     header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "95 %", ""]
     lines += table(header, rows, left=(0, 7), indent="    ")
-    main = max(attribution.links, key=lambda link: link.share if math.isfinite(link.share) else -math.inf)
-    if math.isfinite(main.share) and main.share > 0:
-        lines += wrap(f"the largest share, {_percent(main.share)}, is {main.cause}", "      ", "    → ")
-    elif whole.rms_d == 0:
-        lines += wrap("the two ends of the chain do not differ", "      ", "    → ")
-    if any(_share(link.share).startswith("-") for link in attribution.links):
-        lines += wrap("a negative share cancels part of the others", "      ", "    → ")
+    for sentence in attribution.conclusions:
+        lines += wrap(sentence, "      ", "    → ")
     if attribution.floors:
         lines += _floors(attribution)
     if attribution.reference_links:
         lines += _reference(attribution)
-    checks = f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
+    checks = "95 %: bootstrap-t intervals over prompt groups; "
+    checks += f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
     checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
     if attribution.stale:
         lines += wrap("scores or rollouts have arrived since; a new attribution is being computed", "      ", "    → ")
@@ -67,14 +63,9 @@ def _floors(attribution: AttributionRecord) -> list[str]:
 
 
 def _reference(attribution: AttributionRecord) -> list[str]:
-    """Return the distances of engine and trainer from float32."""
+    """Return the distances of all scores from the reference."""
     distances = ", ".join(f"{link.name.partition('/')[2]} {number(link.k3_kl)}" for link in attribution.reference_links)
-    words = f"k3 of the same weights at float32 against {distances}"
-    if attribution.nearer == "equal":
-        words += ": engine and trainer are equally near to it"
-    elif attribution.nearer is not None:
-        words += f": nearer to it is {attribution.nearer}"
-    return wrap(words, "      ", "    → ")
+    return wrap(f"k3 of the same weights at float32 against {distances}", "      ", "    → ")
 
 
 def _link_row(link: LinkRecord) -> list[str]:
@@ -91,7 +82,3 @@ def _share(share: float) -> str:
 
 def _moments(link: LinkRecord) -> list[str]:
     return [number(link.k3_kl), number(link.mean_d, 2), number(link.rms_d, 2), number(link.max_abs_d, 2)]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -15,18 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.comparisons import comparison_name, split_comparison
+from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
+from foreshock.measures.estimators.bootstrap import bootstrap_interval, bootstrap_intervals
+from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.ragged import offsets_of_lengths
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
 __all__ = ["Attribution", "Link", "SideBranch", "attribute"]
-
-_RESAMPLES = 1_000
-_SEED = 20_260_101
 
 Float64 = NDArray[np.float64]
 
@@ -36,7 +35,7 @@ class Link:
     """One comparison `target/behaviour` of neighbours in the chain, or of its two ends.
 
     k3_kl, mean_d, rms_d and max_abs_d are in nats per token, d = log target − log behaviour. `share` is
-    E[d_link·d]/E[d²], with the ends of its 95 % bootstrap interval by prompt group; NaN if d is 0 everywhere.
+    E[d_link·d]/E[d²], with the ends of its 95 % bootstrap-t interval by prompt group; NaN if d is 0 everywhere.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Link:
 
     @property
     def share_interval(self) -> tuple[float, float]:
-        """The two ends of the 95 % bootstrap interval of the share."""
+        """The two ends of the 95 % bootstrap-t interval of the share."""
         return self.share_low, self.share_high
 
 
@@ -60,18 +59,31 @@ class SideBranch:
     """Every score against the same weights at float32: the nearer of engine and trainer has the smaller numerical
     error.
 
-    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the compared scores; `nearer` is the
-    one with the smaller k3, "equal" if they agree, None if one is missing. `tokens` and `rollouts` are those shared by
-    all of these scores.
+    `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the compared scores. `difference` is
+    E[d²] of the engine's less that of the trainer's, in nats², with its 95 % interval paired by prompt group
+    (bootstrap-t); NaN if one is missing, the bounds also with too few groups. `nearer` is the score that the interval
+    finds nearer, "equal" if both are equally near at every token, None if the data does not tell. `tokens` and
+    `rollouts` are those shared by all of these scores.
     """
 
     reference: str
     links: tuple[Link, ...]
     engine: str | None
     trainer: str | None
-    nearer: str | None
+    difference: float
+    difference_low: float
+    difference_high: float
     tokens: int
     rollouts: int
+
+    @property
+    def nearer(self) -> str | None:
+        """The score that is nearer to the reference, "equal", or None if the interval includes 0 or is unknown."""
+        if self.difference_low == self.difference_high == 0.0:
+            return "equal"
+        if self.difference_low > 0.0:
+            return self.trainer
+        return self.engine if self.difference_high < 0.0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +173,7 @@ def attribute(
         tokens=shared.tokens,
         rollouts=shared.rollouts,
         groups=int(np.unique(shared.groups).size),
-        side_branch=_side_branch(arrays, cuts, generated, chain),
+        side_branch=_side_branch(arrays, cuts, generated, group_ids, chain),
     )
 
 
@@ -198,42 +210,15 @@ def _share(
 
 
 def _shares(of_links: list[Float64], d: Float64, shared: _Shared) -> tuple[list[float], list[float], list[float]]:
-    """Return each link's share of the whole, and the ends of its bootstrap interval over prompt groups."""
-    groups = int(shared.groups.max(initial=-1)) + 1
+    """Return each link's share of the whole, and the ends of its bootstrap-t interval over prompt groups."""
     if not shared.tokens or not np.any(d):
         nothing = [math.nan] * len(of_links)
         return nothing, nothing, nothing
     starts = shared.offsets[:-1]
     products = np.stack([np.add.reduceat(values * d, starts) for values in (*of_links, d)], axis=1)
-    of_groups = np.stack(
-        [np.bincount(shared.groups, weights=column, minlength=groups) for column in products.T], axis=1
-    ).astype(np.float64)
     total = products.sum(axis=0)
-    shares = (total[:-1] / total[-1]).tolist()
-    if groups < 2:
-        return shares, [math.nan] * len(of_links), [math.nan] * len(of_links)
-    resampled = _resample(of_groups)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        draws = resampled[:, :-1] / resampled[:, -1:]
-    draws = draws[np.isfinite(draws).all(axis=1)]
-    if draws.shape[0] == 0:
-        return shares, [math.nan] * len(of_links), [math.nan] * len(of_links)
-    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
-    return shares, low.tolist(), high.tolist()
-
-
-def _resample(of_groups: Float64) -> Float64:
-    """Return sums over groups drawn with replacement, [_RESAMPLES, K]; the same draws for the same number of groups."""
-    generator = np.random.default_rng(_SEED)
-    groups = of_groups.shape[0]
-    # At most about 4 million draws at a time, for any number of groups.
-    block = max(1, min(_RESAMPLES, 4_000_000 // groups))
-    parts = []
-    for first in range(0, _RESAMPLES, block):
-        drawn = generator.integers(0, groups, size=(min(block, _RESAMPLES - first), groups))
-        counts = np.stack([np.bincount(row, minlength=groups) for row in drawn]).astype(np.float64)
-        parts.append(counts @ of_groups)
-    return np.concatenate(parts)
+    found = bootstrap_intervals(products[:, :-1], products[:, -1], shared.groups)
+    return (total[:-1] / total[-1]).tolist(), [each.low for each in found], [each.high for each in found]
 
 
 def _link(
@@ -252,12 +237,13 @@ def _side_branch(
     arrays: dict[str, Float64],
     offsets: NDArray[np.int64],
     generated: NDArray[np.bool_],
+    group_ids: Iterable[object] | None,
     chain: Sequence[str],
 ) -> SideBranch | None:
     """Compare every score with the float32 forward pass over the tokens that all of them share."""
     if REFERENCE not in arrays:
         return None
-    shared = _share(arrays, offsets, generated, None)
+    shared = _share(arrays, offsets, generated, group_ids)
     others = sorted(
         (name for name in arrays if name != REFERENCE),
         key=lambda name: (chain.index(name) if name in chain else len(chain), name),
@@ -269,8 +255,18 @@ def _side_branch(
         for name in others
     )
     engine, trainer = middle_of_chain([name for name in chain if name in arrays])
-    nearer = None
+    found = Interval(math.nan, math.nan, math.nan, 0)
     if engine and trainer:
-        k3 = {split_comparison(link.name)[1]: link.k3_kl for link in links}
-        nearer = "equal" if k3[engine] == k3[trainer] else min(engine, trainer, key=lambda name: k3[name])
-    return SideBranch(REFERENCE, links, engine, trainer, nearer, shared.tokens, shared.rollouts)
+        found = _difference(reference - shared.scores[engine], reference - shared.scores[trainer], shared)
+    return SideBranch(
+        REFERENCE, links, engine, trainer, found.mean, found.low, found.high, shared.tokens, shared.rollouts
+    )
+
+
+def _difference(of_engine: Float64, of_trainer: Float64, shared: _Shared) -> Interval:
+    """Return E[d²] of the engine less that of the trainer, with its interval paired by prompt group."""
+    if not shared.tokens:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    differences = np.square(of_engine) - np.square(of_trainer)
+    sums = np.add.reduceat(differences, shared.offsets[:-1])
+    return bootstrap_interval(sums, np.diff(shared.offsets), shared.groups)

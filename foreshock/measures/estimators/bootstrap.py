@@ -61,9 +61,17 @@ def bootstrap_interval(
 
 
 def bootstrap_intervals(
-    sums: Float64, tokens: Int64, clusters: Int64 | None = None, *, resamples: int = RESAMPLES, seed: int = SEED
+    sums: Float64,
+    tokens: Int64 | Float64,
+    clusters: Int64 | None = None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> tuple[Interval, ...]:
-    """Return the intervals of the K columns of `sums` [N, K], all from the same resamples; see `bootstrap_interval`."""
+    """Return the intervals of the K columns of `sums` [N, K], all from the same resamples; see `bootstrap_interval`.
+
+    `tokens` may be any weights ≥ 0: shares E[d_link·d]/E[d²] have the sums of d².
+    """
     of_clusters, sizes = sums_of_clusters(sums, tokens, clusters)
     count, columns = int(sizes.size), int(of_clusters.shape[1])
     if count == 0:

@@ -82,7 +82,7 @@ def token_mean_interval(sums: ComparisonSums, name: str) -> Interval:
 
 
 def sums_of_clusters(
-    sums: Float64, tokens: NDArray[np.int64], clusters: NDArray[np.int64] | None
+    sums: Float64, tokens: NDArray[np.int64] | Float64, clusters: NDArray[np.int64] | None
 ) -> tuple[Float64, Float64]:
     """Return the sums [G, K] and tokens [G] of each cluster that has tokens, from those of rollouts, [N, K] and [N]."""
     sizes: Float64 = tokens.astype(np.float64)

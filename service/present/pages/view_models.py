@@ -262,6 +262,7 @@ class StepPage:
     step_measures: Sequence[StepMeasure]
     figures: Sequence[Plot]
     links: Sequence[LinkRow]
+    conclusions: Sequence[str]
     links_notes: Sequence[str]
     tokens_address: str
     corrections_address: str

@@ -45,6 +45,20 @@ def newest_steps(session: Session, run_id: str, attempts: Sequence[Attempt], lim
     return session.scalars(query.order_by(Attribution.step.desc()).limit(limit)).all()
 
 
+def other_documents(
+    session: Session, run_id: str, attempts: Sequence[Attempt], step: int, limit: int
+) -> list[dict[str, Any]]:
+    """Return the documents of up to `limit` active steps other than `step`, the newest ones, in step order."""
+    chosen = is_active(attempts, Attribution.attempt, Attribution.step)
+    query = (
+        select(Attribution.document)
+        .where(Attribution.run_id == run_id, Attribution.step != step, chosen, Attribution.computed_at_us.is_not(None))
+        .order_by(Attribution.step.desc())
+        .limit(limit)
+    )
+    return [document for document in reversed(session.scalars(query).all()) if document is not None]
+
+
 def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
     """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
     query = (

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from foreshock.conclusions import Conclusion
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import Attribution, Link, SideBranch
 from service.replay.attribution.noise_floors import Floor, excess_over_floors
@@ -26,7 +27,7 @@ class LinkRead(BaseModel):
     rms_d: float | None
     max_abs_d: float | None
     share: float | None = Field(description="E[d_link·d]/E[d²]; the shares of the links add to 1")
-    share_low: float | None = Field(description="95 % bootstrap interval by prompt group")
+    share_low: float | None = Field(description="95 % bootstrap-t interval by prompt group")
     share_high: float | None
 
     @classmethod
@@ -53,7 +54,14 @@ class SideBranchRead(BaseModel):
     links: list[LinkRead]
     engine: str | None = Field(description="the engine's score that is compared")
     trainer: str | None = Field(description="the trainer's score that is compared")
-    nearer: str | None = Field(description="the nearer of the two, `equal`, or null if one is missing")
+    nearer: str | None = Field(description="the nearer of the two, `equal`, or null if the data does not tell")
+    difference: float | None = Field(
+        default=None, description="E[d²] of the engine's score less that of the trainer's, in nats²"
+    )
+    difference_low: float | None = Field(
+        default=None, description="95 % bootstrap-t interval, paired by prompt group; null before it was measured"
+    )
+    difference_high: float | None = None
     tokens: int
     rollouts: int
 
@@ -66,6 +74,9 @@ class SideBranchRead(BaseModel):
             engine=branch.engine,
             trainer=branch.trainer,
             nearer=branch.nearer,
+            difference=finite_or_none(branch.difference),
+            difference_low=finite_or_none(branch.difference_low),
+            difference_high=finite_or_none(branch.difference_high),
             tokens=branch.tokens,
             rollouts=branch.rollouts,
         )
@@ -167,7 +178,27 @@ class AttributionDocument(BaseModel):
         )
 
 
-class AttributionRead(AttributionDocument):
-    """The stored attribution of a step."""
+class ConclusionRead(BaseModel):
+    """A sentence that the stored numbers support."""
 
+    kind: str
+    sentence: str
+    link: str | None = Field(description="the comparison that it is about; null if it is about none")
+    names_cause: bool = Field(description="true only if the sentence blames something")
+
+    @classmethod
+    def of(cls, conclusion: Conclusion) -> Self:
+        """Return the conclusion as it is read."""
+        return cls(
+            kind=conclusion.kind,
+            sentence=conclusion.sentence,
+            link=conclusion.link,
+            names_cause=conclusion.names_cause,
+        )
+
+
+class AttributionRead(AttributionDocument):
+    """The stored attribution of a step, and the conclusions from it."""
+
+    conclusions: list[ConclusionRead] = Field(description="computed when read; the first one is the headline")
     stale: bool = Field(description="scores or rollouts arrived since; a new attribution is being computed")

@@ -2,7 +2,7 @@
 
 The transaction that publishes scores marks the step's attribution as stale. The request that completes the job computes
 it after that commit; the sweeper computes whatever is still stale later, after a crash or when late rollouts arrived.
-Reading never computes.
+Reading computes the conclusions, from what is stored, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from functools import partial
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.conclusions import conclude_attribution
 from foreshock.scorers import CHAIN, score_name
 from service.platform.context import ServiceContext
+from service.platform.database.tables import Run
 from service.platform.database.tables.probes import Score
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.replay.attribution import repository
 from service.replay.attribution.compute import AttributionResult, attribute_step
-from service.replay.attribution.schemas import AttributionDocument, AttributionRead, ScoreSource
+from service.replay.attribution.evidence import evidence_of
+from service.replay.attribution.schemas import AttributionDocument, AttributionRead, ConclusionRead, ScoreSource
 from service.replay.events import ScoresPublished
 from service.replay.probes.pinned_rollouts import PinnedRollouts
 from service.replay.probes.service import rollouts_of_step
@@ -43,6 +46,8 @@ _TRIES = 5
 _SWEEP_AFTER_US = 30_000_000
 _COMPUTED_AT_ONCE = 10
 _RETRY_AFTER_SECONDS = 5
+# Other probed steps that the conclusions compare a step with, the newest.
+_DRIFT_STEPS = 20
 
 
 class AttributionNotFound(ProblemError):
@@ -82,7 +87,7 @@ def read_attribution(
 
     Raises AttributionNotFound, AttributionNotPossible, AttributionPending, RunNotFound, RunDeleted.
     """
-    get_run(session, principal, run_id)
+    run = get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     found = repository.find(session, key)
     if found is None:
@@ -91,7 +96,7 @@ def read_attribution(
             f"request a probe with POST /v1/runs/{run_id}/probes"
         )
     if found.document is not None:
-        return AttributionRead(**found.document, stale=found.stale)
+        return _read(session, run, AttributionDocument(**found.document), found.stale)
     if found.stale:
         raise AttributionPending(
             f"the attribution of step {step} is being computed: retry in {_RETRY_AFTER_SECONDS} s",
@@ -102,6 +107,19 @@ def read_attribution(
         f"the scores of step {step} ({names}) and those that its run logs are fewer than two of the chain "
         f"{', '.join(CHAIN)}: log rollout_log_probs and trainer_log_probs, or probe more scorers"
     )
+
+
+def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRead:
+    """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
+    attempts = attempts_of_run(session, run.id)
+    others = repository.other_documents(session, run.id, attempts, document.step, _DRIFT_STEPS)
+    evidence = evidence_of(
+        document,
+        earlier=[AttributionDocument(**each) for each in others],
+        model_kind=run.model_kind,
+    )
+    conclusions = [ConclusionRead.of(each) for each in conclude_attribution(evidence)]
+    return AttributionRead(**document.model_dump(), stale=stale, conclusions=conclusions)
 
 
 def newest_replayed_steps(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[int]:

@@ -33,7 +33,7 @@ class LinkShare:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The links of a step from `rollout` to `trainer`, in order, and notes for the caption."""
+    """The links of a step from `rollout` to `trainer`, in order, and conclusions and notes for the caption."""
 
     step: int
     links: Sequence[LinkShare]
@@ -55,8 +55,7 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
         )
     known = [link for link in chain.links if link.share is not None]
     if not known:
-        why = f"The scores of step {chain.step} agree at every token: there is no mismatch to attribute."
-        return Missing(TITLE, " ".join([why, *chain.notes]))
+        return Missing(TITLE, " ".join([f"Step {chain.step}.", *chain.notes]))
     starts, reached = [], 0.0
     for link in known:
         starts.append(reached)
@@ -75,10 +74,10 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
         "annotations": [_name(row, link) for row, link in enumerate(known)],
     }
     caption = (
-        f"Step {chain.step}. The shares of the links add up to 100 %; a negative share cancels part of another. "
-        "Whiskers: bootstrap interval over prompt groups. Fix the cause with the largest share first."
+        "The shares of the links add up to 100 %; a negative share cancels part of another. "
+        "Whiskers: 95 % bootstrap-t interval over prompt groups."
     )
-    caption = " ".join([caption, *chain.notes])
+    caption = " ".join([f"Step {chain.step}.", *chain.notes, caption])
     traces = [_bars(known, starts), *_intervals(known, starts)]
     return Figure(TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known))
 

@@ -6,7 +6,7 @@ from service.present.pages.figures.attribution import Chain, LinkShare
 from service.present.pages.formatting import number, share_in_words
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import LinkRow
-from service.replay.attribution.schemas import AttributionRead, SideBranchRead
+from service.replay.attribution.schemas import AttributionRead
 from service.replay.attribution.service import (
     AttributionNotFound,
     AttributionNotPossible,
@@ -17,7 +17,6 @@ from service.replay.attribution.service import (
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5
-MUCH_CANCELLATION = 1.2
 
 
 def newest_chain(viewing: Viewing, run_id: str) -> Chain | str | None:
@@ -40,7 +39,7 @@ def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None)
     except (AttributionNotPossible, AttributionPending) as error:
         return f"{error.detail[0].upper()}{error.detail[1:]}."
     links = [LinkShare(link.name, link.cause, link.share, link.share_low, link.share_high) for link in read.links]
-    return Chain(step, links, notes_of(read))
+    return Chain(step, links, [*sentences_of(read), *notes_of(read)])
 
 
 def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRead | None:
@@ -69,25 +68,20 @@ def link_rows(read: AttributionRead | None) -> list[LinkRow]:
     ]
 
 
-def notes_of(read: AttributionRead) -> list[str]:
-    """Return the notes that stand beside the numbers of an attribution."""
-    notes = []
+def sentences_of(read: AttributionRead | None) -> list[str]:
+    """Return the conclusions from an attribution, verbatim, the headline first."""
+    return [] if read is None else [conclusion.sentence for conclusion in read.conclusions]
+
+
+def notes_of(read: AttributionRead | None) -> list[str]:
+    """Return the notes on what the numbers of an attribution are of."""
+    if read is None:
+        return []
+    notes: list[str] = []
     if read.stale:
         notes.append("Scores or rollouts have arrived since; a new attribution is being computed.")
     if read.missing:
         notes.append(f"Not scored; the adjacent links are merged: {', '.join(read.missing)}.")
     if read.from_sample:
         notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
-    if read.cancellation is not None and read.cancellation > MUCH_CANCELLATION:
-        notes.append(f"Links cancel each other: Σ E[d of a link²] is {number(read.cancellation)} times E[d²].")
-    if read.side_branch is not None:
-        notes.append(_nearer_to_float32(read.side_branch))
-    return [note for note in notes if note]
-
-
-def _nearer_to_float32(branch: SideBranchRead) -> str:
-    if branch.nearer is None:
-        return ""
-    if branch.nearer == "equal":
-        return "Engine and trainer are equally near to a float32 pass."
-    return f"Nearer to a float32 pass: {branch.nearer}."
+    return notes

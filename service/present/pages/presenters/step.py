@@ -9,7 +9,7 @@ from foreshock.measures.registry import STEP_MEASURES
 from foreshock.ranges import ranges_note
 from service.present.pages.figures.mismatch import known_first, shown_comparisons
 from service.present.pages.formatting import OUT_OF_DATE, count, number
-from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of
+from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of, sentences_of
 from service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
 from service.present.pages.presenters.lint import lint_of_step
 from service.present.pages.presenters.measures import measure_groups, measure_value
@@ -63,7 +63,8 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),
         figures=[_plot(parts, name, plot) for name, plot in STEP_PLOTS.items()],
         links=link_rows(attribution),
-        links_notes=notes_of(attribution) if attribution is not None else (),
+        conclusions=sentences_of(attribution),
+        links_notes=notes_of(attribution),
         tokens_address=f"{parts}/tokens",
         corrections_address=f"{parts}/corrections",
     )

@@ -121,9 +121,9 @@ def test_moments_are_over_rollouts_that_all_scores_have() -> None:
     scores["torch.trainer"][200:] = np.nan
     mask = np.ones(800, np.uint8)
     mask[:20] = 0
-    found = attribute(scores, OFFSETS, mask, GROUPS)
+    found = attribute(scores, OFFSETS, mask)
     kept = {name: values[20:200] for name, values in scores.items()}
-    alone = attribute(kept, OFFSETS[:10], None, GROUPS[1:10])
+    alone = attribute(kept, OFFSETS[:10])
     assert (found.rollouts, found.tokens) == (9, 180)
     assert found.links == alone.links
     assert found.whole == alone.whole

@@ -280,15 +280,17 @@ class TestAttribution:
         assert "engine against trainer numerics (torch.trainer/vllm.prefill): 104 %, interval 90 % to 110 %." in (
             figure.summary
         )
-        assert figure.caption.endswith("Over 64 of 128 rollouts.")
+        assert figure.caption.startswith("Step 7. Over 64 of 128 rollouts.")
 
     def test_no_replay_and_no_mismatch_have_different_texts(self) -> None:
         nothing = attribution_figure(None)
-        agreement = attribution_figure(Chain(7, (LinkShare("a/b", "one", None, None, None),)))
+        agreement = attribution_figure(
+            Chain(7, (LinkShare("a/b", "one", None, None, None),), ("a and b do not differ at any token.",))
+        )
         assert isinstance(nothing, Missing)
         assert isinstance(agreement, Missing)
         assert "probe" in nothing.why
-        assert "agree at every token" in agreement.why
+        assert agreement.why == "Step 7. a and b do not differ at any token."
 
 
 @pytest.mark.parametrize(

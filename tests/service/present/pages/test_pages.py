@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from html.parser import HTMLParser
 
@@ -99,8 +100,8 @@ def test_a_replayed_run_shows_where_its_mismatch_comes_from(site: Site) -> None:
     assert figure["data"][0]["x"] == [link["share"] for link in read["links"]]
     assert "Step 3." in figure["caption"]
     assert "vllm.decode" in figure["caption"], "what was not scored is said"
-    assert "Nearer to a float32 pass" in figure["caption"]
-    page = site.http.get(f"{site.replayed.address}/steps/3").text
+    assert " nearer to float32" in figure["caption"]
+    page = html.unescape(site.http.get(f"{site.replayed.address}/steps/3").text)
     for link in [*read["links"], read["whole"]]:
         assert f'<td data-column="Cause">{link["cause"]}</td>' in page
 

@@ -215,6 +215,19 @@ def test_side_branch_names_the_side_nearer_to_float32(http: httpx.Client) -> Non
     assert set(names) <= set(columns["comparison"])
 
 
+def test_conclusions_are_read_with_the_attribution(http: httpx.Client) -> None:
+    batch = make_batch(20)
+    assert batch.trainer_log_probs is not None
+    run = start(http, batch)
+    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, batch)
+    read = run.get("steps/1/attribution").json()
+    headline = read["conclusions"][0]
+    assert set(headline) == {"kind", "sentence", "link", "names_cause"}
+    assert (headline["kind"], headline["link"], headline["names_cause"]) == ("cause", "vllm.prefill/rollout", True)
+    page = http.get(f"/runs/{run.run}/steps/1").raise_for_status().text
+    assert headline["sentence"] in page
+
+
 def test_nonfinite_values_are_excluded_from_every_mean(http: httpx.Client) -> None:
     batch = make_batch(10)
     run = start(http, batch)

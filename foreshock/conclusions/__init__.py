@@ -1,0 +1,18 @@
+"""Conclusions: every sentence about a run's attribution and health, made from stored numbers.
+
+The report, the pages and the API show these sentences verbatim and add none of their own.
+"""
+
+from foreshock.conclusions.attribution import conclude_attribution
+from foreshock.conclusions.conclusion import Conclusion, ConclusionKind
+from foreshock.conclusions.evidence import AttributionEvidence, DriftPoint, LinkEvidence, ReferenceEvidence
+
+__all__ = [
+    "AttributionEvidence",
+    "Conclusion",
+    "ConclusionKind",
+    "DriftPoint",
+    "LinkEvidence",
+    "ReferenceEvidence",
+    "conclude_attribution",
+]

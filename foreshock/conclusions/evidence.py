@@ -1,0 +1,99 @@
+"""The evidence for conclusions on an attribution: what is known of one step, as plain numbers. NaN means not known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from foreshock.model_kind import ModelKind
+
+__all__ = ["AttributionEvidence", "DriftPoint", "LinkEvidence", "ReferenceEvidence"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEvidence:
+    """A link `target/behaviour` of the chain, in nats per token; see `foreshock.measures.estimators.attribution.Link`.
+
+    `excess_k3_kl` is k3 less half the noise floor of each end; None if a floor is unknown.
+    """
+
+    name: str
+    cause: str
+    k3_kl: float
+    rms_d: float
+    share: float = math.nan
+    share_low: float = math.nan
+    share_high: float = math.nan
+    excess_k3_kl: float | None = None
+
+    @property
+    def short_cause(self) -> str:
+        """The cause up to its colon; the rest is an explanation."""
+        return self.cause.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceEvidence:
+    """Scores against the same weights at float32. `links` are `torch.float32/<score>`.
+
+    `difference` is E[d²] of `engine` less that of `trainer`, both against the reference, in nats², with the ends of its
+    95 % paired interval by prompt group: above 0 if the trainer's score is nearer.
+    """
+
+    reference: str
+    links: tuple[LinkEvidence, ...]
+    engine: str | None = None
+    trainer: str | None = None
+    difference: float = math.nan
+    difference_low: float = math.nan
+    difference_high: float = math.nan
+
+    def k3_of(self, score: str) -> float:
+        """Return the k3 of the reference against a score; NaN if it was not compared."""
+        return next((link.k3_kl for link in self.links if link.name == f"{self.reference}/{score}"), math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class DriftPoint:
+    """The k3 of a link at a probed step, in nats per token."""
+
+    step: int
+    k3_kl: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionEvidence:
+    """What is known of the attribution of one step.
+
+    Args:
+        chain: available scores, from `rollout` to `trainer`.
+        missing: the other scores of the full chain; their links are merged.
+        whole: the comparison of the chain's two ends.
+        prompt_groups, rollouts, tokens: of the rollouts that every score of the chain has.
+        floors: the k3 of each scorer against itself in other batches, by scorer.
+        reference: the side branch; None if the reference was not scored.
+        drift: k3 of each link at the run's other probed steps, by link, in step order.
+        declared_precision: how the run says that its trainer computes; None if it does not say.
+        environments: the environment that made each score, by score; None if unknown.
+        weights_search: the result of replays with weights of other steps.
+        exact: exact divergences of a pair of scores.
+    """
+
+    step: int
+    chain: tuple[str, ...]
+    links: tuple[LinkEvidence, ...]
+    whole: LinkEvidence
+    missing: tuple[str, ...] = ()
+    prompt_groups: int = 0
+    rollouts: int = 0
+    tokens: int = 0
+    cancellation: float = math.nan
+    floors: Mapping[str, float] = field(default_factory=dict)
+    reference: ReferenceEvidence | None = None
+    drift: Mapping[str, tuple[DriftPoint, ...]] = field(default_factory=dict)
+    model_kind: ModelKind | None = None
+    declared_precision: str | None = None
+    environments: Mapping[str, object] = field(default_factory=dict)
+    weights_search: object | None = None
+    exact: object | None = None

@@ -1,0 +1,71 @@
+"""The evidence for conclusions, built from the stored document of an attribution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from foreshock.conclusions import AttributionEvidence, DriftPoint, LinkEvidence, ReferenceEvidence
+from foreshock.json_values import number_or_nan
+from foreshock.model_kind import ModelKind
+from service.replay.attribution.schemas import AttributionDocument, LinkRead, SideBranchRead
+
+
+def evidence_of(
+    document: AttributionDocument,
+    *,
+    earlier: Sequence[AttributionDocument] = (),
+    model_kind: ModelKind | None = None,
+    declared_precision: str | None = None,
+) -> AttributionEvidence:
+    """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
+    branch = document.side_branch
+    return AttributionEvidence(
+        step=document.step,
+        chain=tuple(document.chain),
+        links=tuple(map(_link, document.links)),
+        whole=_link(document.whole),
+        missing=tuple(document.missing),
+        prompt_groups=document.groups,
+        rollouts=document.rollouts,
+        tokens=document.tokens,
+        cancellation=number_or_nan(document.cancellation),
+        floors={floor.scorer: floor.k3_kl for floor in document.floors if floor.k3_kl is not None},
+        reference=_reference(branch) if branch is not None else None,
+        drift=_drift(earlier),
+        model_kind=model_kind,
+        declared_precision=declared_precision,
+    )
+
+
+def _link(link: LinkRead) -> LinkEvidence:
+    return LinkEvidence(
+        name=link.name,
+        cause=link.cause,
+        k3_kl=number_or_nan(link.k3_kl),
+        rms_d=number_or_nan(link.rms_d),
+        share=number_or_nan(link.share),
+        share_low=number_or_nan(link.share_low),
+        share_high=number_or_nan(link.share_high),
+        excess_k3_kl=link.excess_k3_kl,
+    )
+
+
+def _reference(branch: SideBranchRead) -> ReferenceEvidence:
+    return ReferenceEvidence(
+        reference=branch.reference,
+        links=tuple(map(_link, branch.links)),
+        engine=branch.engine,
+        trainer=branch.trainer,
+        difference=number_or_nan(branch.difference),
+        difference_low=number_or_nan(branch.difference_low),
+        difference_high=number_or_nan(branch.difference_high),
+    )
+
+
+def _drift(documents: Sequence[AttributionDocument]) -> Mapping[str, tuple[DriftPoint, ...]]:
+    found: dict[str, list[DriftPoint]] = {}
+    for document in documents:
+        for link in document.links:
+            if link.k3_kl is not None:
+                found.setdefault(link.name, []).append(DriftPoint(document.step, link.k3_kl))
+    return {name: tuple(points) for name, points in found.items()}
