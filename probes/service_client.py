@@ -6,6 +6,7 @@ expired cannot overwrite the scores of its successor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -69,7 +70,10 @@ class JobRollouts(_FromService):
 
 
 class Job(_FromService):
-    """The rollouts, weights and scorers of a job. `options` are keyed by scorer."""
+    """The rollouts, weights and scorers of a job. `options` are keyed by scorer.
+
+    `environment` is one that this worker offers, to score in; None: as the machine is.
+    """
 
     id: str
     probe: str
@@ -79,6 +83,7 @@ class Job(_FromService):
     kind: str = "exact"
     scorers: tuple[RequestedScorer, ...]
     options: dict[str, dict[str, Any]] = {}
+    environment: str | None = None
     checkpoint: Checkpoint
     rollouts: JobRollouts
 
@@ -103,13 +108,23 @@ class LeaseClient:
         self._connection = ServiceConnection(url, api_key)
 
     def take(
-        self, worker: str, accelerator: str, device_name: str, scorers: tuple[str, ...], wait_seconds: float
+        self,
+        worker: str,
+        accelerator: str,
+        device_name: str,
+        scorers: tuple[str, ...],
+        wait_seconds: float,
+        environments: Sequence[str] = (),
     ) -> Lease | None:
-        """Return a lease on the next job for these scorers, None if there is none within `wait_seconds`."""
+        """Return a lease on the next job for these scorers, None if there is none within `wait_seconds`.
+
+        `environments` are the names of those that this worker can score in.
+        """
         body = {
             "worker": worker,
             "accelerator": accelerator,
             "device_name": device_name[:200],
+            "environments": list(environments),
             "scorers": list(scorers),
             "wait": wait_seconds,
         }

@@ -16,13 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from foreshock.environment import device_slug
 from foreshock.errors import ConfigurationError, ForeshockError, ServiceError, ServiceUnavailable
 from foreshock.retry import Backoff, retry, sleep_until_stopped
 from probes.console import WorkerConsole
+from probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_environments
 from probes.engines.pool import EnginePool
 from probes.engines.process import EngineError, EngineTimeouts, JobAbandonedError
 from probes.engines.protocol import ScoreCommand
-from probes.hardware import accelerator_name, device_name
+from probes.hardware import accelerator_name, device_name, gpu_name
 from probes.heartbeat import Heartbeat
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.table import installed_scorers, scorer_named
@@ -73,6 +75,7 @@ class Worker:
         self._scorers = _offered(scorers)
         self._engines = engines
         self._accelerator = accelerator_name(settings.accelerator)
+        self._environments = _environments(self._accelerator)
         self._library = WeightsLibrary(settings.weights_roots)
         self._client = self._connect()
         self._stop_reason: str | None = None
@@ -126,7 +129,12 @@ class Worker:
             if self._stopping():
                 return None
             lease = self._client.take(
-                self._settings.worker_name, self._accelerator, device_name(self._accelerator), self._scorers, wait
+                self._settings.worker_name,
+                self._accelerator,
+                device_name(self._accelerator),
+                self._scorers,
+                wait,
+                tuple(self._environments),
             )
             self._backoff.reset()
             return lease
@@ -172,6 +180,7 @@ class Worker:
     def _score(self, lease: Lease, pool: EnginePool, folder: Path, abandoned: Callable[[], bool]) -> None:
         """Run each scorer of the job and upload its scores. They take effect when the job is complete."""
         job = lease.job
+        environment = self._environments[job.environment] if job.environment is not None else AS_IT_IS
         weights = self._library.find(_announced(job.checkpoint))
         rollouts, scores = folder / "rollouts.parquet", folder / "scores.parquet"
         rollouts.write_bytes(self._call(lambda: self._client.rollouts(lease), abandoned))
@@ -179,7 +188,7 @@ class Worker:
             scores.unlink(missing_ok=True)
             command = self._command(lease, requested, weights, rollouts, scores)
             with self._console.progress(scorer_name(requested), job.rollouts.tokens) as report:
-                seconds = pool.score(command, report, abandoned)
+                seconds = pool.score(command, report, abandoned, environment)
             weights.check_unchanged()
             data = scores.read_bytes()
             self._call(partial(self._client.upload_scores, lease, requested, data), abandoned)
@@ -257,6 +266,14 @@ class Worker:
                 "no weights root is configured, so no checkpoint can be loaded; set "
                 "FORESHOCK_WEIGHTS_ROOTS='name=/folder/of/checkpoints'"
             )
+
+
+def _environments(accelerator: str) -> dict[str, EngineEnvironment]:
+    """Return the environments that this worker offers, by name: on a CPU, all that processes can be held to."""
+    if accelerator == "cpu":
+        return offered_environments()
+    gpu = gpu_name()
+    return {device_slug(gpu): AS_IT_IS} if gpu is not None else {}
 
 
 def scorer_name(requested: RequestedScorer) -> str:

@@ -39,6 +39,12 @@ class ProbeCommand:
             help=f"may be repeated (default: {', '.join(default_scorers())})",
         )
         parser.add_argument("--accelerator", help="run only on workers with this accelerator, such as cpu or H100")
+        parser.add_argument(
+            "--environment",
+            metavar="NAME",
+            help="score in this environment only: a name that workers offer, such as avx2; run: the run's own; any: as "
+            "the worker is (default: the run's own if a live worker offers it, else any)",
+        )
         parser.add_argument("--max-rollouts", type=int, metavar="N", help="score a sample of N rollouts")
         parser.add_argument(
             "--trainer-autocast", choices=("bfloat16", "none"), help=f"how {_TRAINER_REPLAY} runs its forward pass"
@@ -93,6 +99,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "scorers": scorers,
         "kind": "exact",
         "accelerator": arguments.accelerator,
+        "environment": arguments.environment,
         "max_rollouts": arguments.max_rollouts,
         "options": {_TRAINER_REPLAY: options} if options else None,
     }
@@ -134,11 +141,15 @@ def _lines(probe: dict[str, Any]) -> list[str]:
             ", ".join(scorer["scorer"] for scorer in job.get("scorers") or ()),
             str(job["state"]),
             str(job.get("worker") or ""),
+            str(job.get("environment") or ""),
             str(job.get("reason") or ""),
         ]
         for job in probe.get("jobs") or ()
     ]
-    return lines + table(["engine", "scorers", "state", "worker", "reason"], rows, left=(0, 1, 2, 3, 4))
+    header = ["engine", "scorers", "state", "worker", "environment", "reason"]
+    lines += table(header, rows, left=(0, 1, 2, 3, 4, 5))
+    notes = {str(job["environment_note"]) for job in probe.get("jobs") or () if job.get("environment_note")}
+    return lines + [f"  {note}" for note in sorted(notes)]
 
 
 command = ProbeCommand()

@@ -19,6 +19,7 @@ __all__ = ["LOGPROBS_MODES", "TRAINER_POLICIES", "BatchAttributes"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 TrainerPolicy = Literal["recomputed_old", "current", "bypass"]
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+_FINGERPRINTS = ("engine_fingerprint", "trainer_fingerprint")
 TRAINER_POLICIES = ("recomputed_old", "current", "bypass")
 
 
@@ -31,7 +32,9 @@ class BatchAttributes:
     truncation, "processed_logprobs" if after; without it, truncation may look like agreement. `trainer_policy` is the
     kind of `trainer_log_probs`: recomputed with the old weights before the update ("recomputed_old"), of the current
     policy ("current"), or a copy of the engine's ("bypass"). `length_cap` is the largest number of response tokens that
-    generation allowed. Raises ConfigurationError for an invalid value.
+    generation allowed. `engine_fingerprint` describes what sampled, `trainer_fingerprint` what computed
+    `trainer_log_probs`: with them a replay is asked for in the same environment, and compared with it. Raises
+    ConfigurationError for an invalid value.
     """
 
     temperature: float | None = None
@@ -43,6 +46,7 @@ class BatchAttributes:
     trainer_policy: TrainerPolicy | None = None
     length_cap: int | None = None
     engine_fingerprint: Fingerprint | None = None
+    trainer_fingerprint: Fingerprint | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
@@ -51,10 +55,10 @@ class BatchAttributes:
             _check_integer(name, getattr(self, name), least)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _check_choice("trainer_policy", self.trainer_policy, TRAINER_POLICIES)
-        if self.engine_fingerprint is not None and not isinstance(self.engine_fingerprint, Fingerprint):
-            raise ConfigurationError(
-                f"batch attribute `engine_fingerprint` must be a Fingerprint, got {self.engine_fingerprint!r}"
-            )
+        for name in _FINGERPRINTS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Fingerprint):
+                raise ConfigurationError(f"batch attribute `{name}` must be a Fingerprint, got {value!r}")
 
     def to_json(self) -> str:
         """Return the known attributes as canonical JSON, the value of the Parquet key `foreshock.batch`."""
@@ -80,8 +84,9 @@ class BatchAttributes:
         names = {item.name for item in dataclasses.fields(cls)}
         known = {name: value for name, value in values.items() if name in names}
         try:
-            if isinstance(known.get("engine_fingerprint"), Mapping):
-                known["engine_fingerprint"] = Fingerprint.from_dict(known["engine_fingerprint"])
+            for name in _FINGERPRINTS:
+                if isinstance(known.get(name), Mapping):
+                    known[name] = Fingerprint.from_dict(known[name])
             return cls(**known)
         except ConfigurationError as error:
             raise InvalidRolloutsError(str(error)) from error

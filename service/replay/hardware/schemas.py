@@ -15,6 +15,7 @@ class WorkerRead(BaseModel):
     name: str
     accelerator: str
     device_name: str
+    environments: list[str] = Field(description="the environments that it can score in")
     scorers: list[str] = Field(description="the scorers that it offers")
     first_seen_at_us: int
     last_seen_at_us: int = Field(description="its last request for a job, or heartbeat")

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, select, true
+from sqlalchemy import ColumnElement, and_, or_, select, true
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Run
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob
 from service.replay.probes.job_transitions import JobState
+
+_KIND = (ProbeJob.needs, ProbeJob.accelerator, ProbeJob.environments, ProbeJob.environment_required)
+
+
+class JobKind(NamedTuple):
+    """What decides which workers get a job: the scorers that it needs, the accelerator, and the environments."""
+
+    needs: str
+    accelerator: str | None
+    environments: str
+    environment_required: bool
 
 
 def find(session: Session, lease_id: str) -> tuple[Lease, ProbeJob, Probe, Run] | None:
@@ -30,19 +42,26 @@ def lock_job(session: Session, job_id: str) -> ProbeJob:
     return session.scalars(query.execution_options(populate_existing=True)).one()
 
 
-def needs_of_waiting_jobs(session: Session, project: str | None, accelerator: str) -> list[str]:
-    """Return the distinct `needs` of the queued jobs for this accelerator: few, however many jobs there are."""
-    query = select(ProbeJob.needs).join(Probe).join(Run, Run.id == Probe.run_id)
-    return list(session.scalars(query.where(_offered(project, accelerator)).distinct()))
+def kinds_of_waiting_jobs(session: Session, project: str | None, accelerator: str) -> list[JobKind]:
+    """Return the distinct kinds of the queued jobs for this accelerator: few, however many jobs there are."""
+    query = select(*_KIND).join(Probe).join(Run, Run.id == Probe.run_id)
+    return [JobKind(*row) for row in session.execute(query.where(_offered(project, accelerator)).distinct())]
 
 
-def lock_next_job(session: Session, project: str | None, accelerator: str, needs: Collection[str]) -> ProbeJob | None:
-    """Return the longest-queued job with one of these `needs`, locked; jobs that another claim holds are skipped."""
+def kind_of(job: ProbeJob) -> JobKind:
+    """Return the kind of a job."""
+    return JobKind(job.needs, job.accelerator, job.environments, job.environment_required)
+
+
+def lock_next_job(
+    session: Session, project: str | None, accelerator: str, kinds: Collection[JobKind]
+) -> ProbeJob | None:
+    """Return the longest-queued job of one of these kinds, locked; jobs that another claim holds are skipped."""
     query = (
         select(ProbeJob)
         .join(Probe)
         .join(Run, Run.id == Probe.run_id)
-        .where(_offered(project, accelerator), ProbeJob.needs.in_(needs))
+        .where(_offered(project, accelerator), or_(*map(_is_of_kind, kinds)))
         .order_by(ProbeJob.queued_at_us, ProbeJob.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=ProbeJob)
@@ -96,6 +115,10 @@ def _offered(project: str | None, accelerator: str) -> ColumnElement[bool]:
         & Run.deleted_at_us.is_(None)
         & (true() if project is None else Run.project == project)
     )
+
+
+def _is_of_kind(kind: JobKind) -> ColumnElement[bool]:
+    return and_(*(column.is_not_distinct_from(value) for column, value in zip(_KIND, kind, strict=True)))
 
 
 def _overdue(now_us: int) -> ColumnElement[bool]:

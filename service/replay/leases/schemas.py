@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from service.platform.schemas import Name
-from service.replay.probes.schemas import Accelerator, ScorerName, ScorerRequest
+from service.replay.probes.schemas import Accelerator, EnvironmentName, ScorerName, ScorerRequest
 
 Token = int
 
@@ -23,6 +23,9 @@ class LeaseRequest(BaseModel):
     worker: Name = Field(description="unique name of the worker")
     accelerator: Accelerator = "cpu"
     device_name: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+    environments: list[EnvironmentName] = Field(
+        default_factory=list, max_length=64, description="the environments that the worker can score in"
+    )
     scorers: list[ScorerName] = Field(min_length=1, max_length=64, description="all scorers that the worker offers")
     wait: float = Field(default=0.0, ge=0, le=60, description="seconds to wait if there is no job")
 
@@ -57,6 +60,7 @@ class LeasedJob(BaseModel):
     kind: str
     scorers: list[ScorerRequest]
     options: dict[str, Any] = Field(description="options by scorer")
+    environment: str | None = Field(description="the environment to score in; null: as the worker is")
     checkpoint: CheckpointRead
     rollouts: RolloutsRead
 

@@ -14,13 +14,15 @@ from service.platform.identifiers import new_identifier
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.replay.leases import repository
+from service.replay.leases.repository import JobKind
 from service.replay.leases.schemas import CheckpointRead, FailBody, LeasedJob, LeaseRead, LeaseRequest, RolloutsRead
 from service.replay.probes import job_transitions
+from service.replay.probes.job_environments import Fit, WantedEnvironment, fit, other_offers
 from service.replay.probes.job_transitions import ENDED, JobState, Outcome
 from service.replay.probes.pinned_rollouts import write_rollouts
 from service.replay.probes.schemas import ScorerRequest
 from service.replay.probes.service import lock_jobs, rollouts_of_probe
-from service.replay.workers.service import record_worker, touch_worker
+from service.replay.workers.service import live_workers, record_worker, touch_worker
 from service.runs.runs.service import get_run
 
 _EXPIRED_AT_ONCE = 100
@@ -50,7 +52,7 @@ def is_work_waiting(context: ServiceContext, principal: Principal, request: Leas
     with context.database.read() as session:
         if repository.any_overdue(session, database_now_us(session)):
             return True
-        return bool(_fitting_needs(session, principal, request))
+        return bool(_fitting_jobs(session, principal, request, database_now_us(session)))
 
 
 def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> int:
@@ -125,10 +127,11 @@ def _claim(session: Session, context: ServiceContext, principal: Principal, requ
     now = database_now_us(session)
     record_worker(session, _worker(principal, request, now))
     _expire_overdue(session, context)
-    needs = _fitting_needs(session, principal, request)
-    job = repository.lock_next_job(session, principal.project, request.accelerator, needs) if needs else None
+    fitting = _fitting_jobs(session, principal, request, now)
+    job = repository.lock_next_job(session, principal.project, request.accelerator, fitting) if fitting else None
     if job is None:
         return None
+    environment = fitting[repository.kind_of(job)].environment
     lease = Lease(
         id=new_identifier("lease"),
         job_id=job.id,
@@ -142,15 +145,26 @@ def _claim(session: Session, context: ServiceContext, principal: Principal, requ
         outcome=None,
         reason=None,
     )
-    lease.token = job_transitions.claim(job, lease.id, request.worker, now, _duration_us(context))
+    lease.token = job_transitions.claim(job, lease.id, request.worker, now, _duration_us(context), environment)
     repository.add_lease(session, lease)
     return _read(context, lease, job, repository.probe_of(session, job))
 
 
-def _fitting_needs(session: Session, principal: Principal, request: LeaseRequest) -> list[str]:
-    offered = set(request.scorers)
-    waiting = repository.needs_of_waiting_jobs(session, principal.project, request.accelerator)
-    return [needs for needs in waiting if set(needs.split(",")) <= offered]
+def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest, now: int) -> dict[JobKind, Fit]:
+    """Return the kinds of queued jobs that the worker gets, and how."""
+    waiting = repository.kinds_of_waiting_jobs(session, principal.project, request.accelerator)
+    waiting = [kind for kind in waiting if set(kind.needs.split(",")) <= set(request.scorers)]
+    asking = any(kind.environments for kind in waiting)
+    live = live_workers(session, principal.project, now) if asking else ()
+    worker = (principal.project or "", request.worker)
+    fitting = {}
+    for kind in waiting:
+        wanted = WantedEnvironment.stored(kind.environments, kind.environment_required)
+        others = other_offers(live, worker, kind.accelerator, kind.needs.split(","))
+        found = fit(wanted, request.environments, others)
+        if found is not None:
+            fitting[kind] = found
+    return fitting
 
 
 def _expire_overdue(session: Session, context: ServiceContext) -> int:
@@ -199,6 +213,7 @@ def _worker(principal: Principal, request: LeaseRequest, now: int) -> Worker:
         name=request.worker,
         accelerator=request.accelerator,
         device_name=request.device_name,
+        environments=list(dict.fromkeys(request.environments)),
         scorers=sorted(set(request.scorers)),
         first_seen_at_us=now,
         last_seen_at_us=now,
@@ -226,6 +241,7 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe) ->
             kind=probe.kind,
             scorers=[ScorerRequest(**each) for each in job.scorers],
             options={name: options for name, options in probe.options.items() if name in asked},
+            environment=job.environment,
             checkpoint=CheckpointRead(**probe.checkpoint),
             rollouts=RolloutsRead(count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest),
         ),

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from foreshock.scorers import SCORERS
 from service.platform.database.tables.probes import Probe, ProbeJob, Worker
 from service.platform.identifiers import new_identifier
+from service.replay.probes.job_environments import WantedEnvironment, names_in_words
 from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ScorerRequest
 from service.replay.workers.service import LIVE_MINUTES
 
 
-def new_jobs(probe: Probe, scorers: Sequence[ScorerRequest], live: Iterable[Worker], now_us: int) -> list[ProbeJob]:
-    """Return the jobs of a new probe.
+def new_jobs(
+    probe: Probe,
+    scorers: Sequence[ScorerRequest],
+    live: Iterable[Worker],
+    now_us: int,
+    wanted: Mapping[str, WantedEnvironment] | None = None,
+) -> list[ProbeJob]:
+    """Return the jobs of a new probe; `wanted` has the environments of each engine's job.
 
     An engine is started once for all scorers of a job, so that there is one job for each engine. A scorer that no live
     worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
@@ -23,19 +30,31 @@ def new_jobs(probe: Probe, scorers: Sequence[ScorerRequest], live: Iterable[Work
     engines = sorted({str(SCORERS[name].engine) for name in names})
     jobs = []
     for engine in engines:
+        environment = (wanted or {}).get(engine, WantedEnvironment())
         of_engine = {name for name in names if SCORERS[name].engine == engine}
         together = _done_together(of_engine, offers)
-        jobs.append(_job(probe, engine, together, scorers, now_us))
-        jobs += [_job(probe, name, {name}, scorers, now_us) for name in sorted(of_engine - together)]
+        jobs.append(_job(probe, engine, together, scorers, environment, now_us))
+        jobs += [_job(probe, name, {name}, scorers, environment, now_us) for name in sorted(of_engine - together)]
     return jobs
 
 
 def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
     """Return the scorers that a queued job waits for; None if a live worker can do the job."""
     needs = set(job.needs.split(","))
+    live = list(live)
+    wanted = WantedEnvironment.stored(job.environments, job.environment_required)
     offers = _offers(live, job.accelerator)
     if any(needs <= offered for offered in offers):
-        return None
+        if not (wanted.is_required and wanted.names) or any(
+            needs <= set(worker.scorers) and wanted.best_of(worker.environments) is not None
+            for worker in live
+            if job.accelerator in (None, worker.accelerator)
+        ):
+            return None
+        return (
+            f"waiting for a worker that offers {job.needs.replace(',', ', ')} in the environment "
+            f"{names_in_words(wanted.names)}: no live worker does"
+        )
     missing = sorted(needs.difference(*offers) or needs)
     on = f" on {job.accelerator}" if job.accelerator is not None else ""
     return (
@@ -53,7 +72,14 @@ def _done_together(names: set[str], offers: Sequence[frozenset[str]]) -> set[str
     return max((names & offered for offered in offers), key=len, default=set()) or names
 
 
-def _job(probe: Probe, label: str, names: set[str], scorers: Sequence[ScorerRequest], now_us: int) -> ProbeJob:
+def _job(
+    probe: Probe,
+    label: str,
+    names: set[str],
+    scorers: Sequence[ScorerRequest],
+    wanted: WantedEnvironment,
+    now_us: int,
+) -> ProbeJob:
     return ProbeJob(
         id=new_identifier("job"),
         probe_id=probe.id,
@@ -61,6 +87,9 @@ def _job(probe: Probe, label: str, names: set[str], scorers: Sequence[ScorerRequ
         scorers=[each.model_dump() for each in scorers if each.scorer in names],
         needs=",".join(sorted(names)),
         accelerator=probe.accelerator,
+        environments=wanted.text(),
+        environment_required=wanted.is_required,
+        environment=None,
         state=JobState.QUEUED,
         tries=0,
         fencing_token=0,

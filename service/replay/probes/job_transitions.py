@@ -44,14 +44,20 @@ ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.SKIPPED})
 FAILURES = (Outcome.RETRY, Outcome.FINAL, Outcome.EXPIRED)
 
 
-def claim(job: ProbeJob, lease_id: str, worker: str, now_us: int, duration_us: int) -> int:
-    """Give the queued job to a worker until `now_us + duration_us` and return the new fencing token."""
+def claim(
+    job: ProbeJob, lease_id: str, worker: str, now_us: int, duration_us: int, environment: str | None = None
+) -> int:
+    """Give the queued job to a worker until `now_us + duration_us` and return the new fencing token.
+
+    `environment` is the one that the worker scores it in; None: as the worker is.
+    """
     assert job.state == JobState.QUEUED
     job.state = JobState.RUNNING
     job.tries += 1
     job.fencing_token += 1
     job.lease_id = lease_id
     job.worker = worker
+    job.environment = environment
     job.lease_expires_at_us = now_us + duration_us
     return job.fencing_token
 
@@ -109,6 +115,7 @@ def requeue(job: ProbeJob, now_us: int) -> None:
     job.tries = 0
     job.reason = None
     job.worker = None
+    job.environment = None
     job.queued_at_us = now_us
     job.finished_at_us = None
 

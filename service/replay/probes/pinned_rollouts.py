@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import InvalidRolloutsError
-from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts
 from service.platform.decoding.limits import stored_limits
 
 
@@ -29,12 +29,16 @@ class PinnedRollouts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutCount:
-    """Rollouts, response tokens and the digest of the set of sample ids; `of_rollouts` counts all in the files."""
+    """Rollouts, response tokens and the digest of the set of sample ids; `of_rollouts` counts all in the files.
+
+    `attributes` are those of the batch.
+    """
 
     rollouts: int
     tokens: int
     rollout_set_digest: str
     of_rollouts: int
+    attributes: BatchAttributes
 
 
 def read_rollouts(pinned: PinnedRollouts) -> RolloutBatch:
@@ -59,6 +63,7 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
         tokens=batch.num_tokens,
         rollout_set_digest=rollout_set_digest(batch.sample_ids),
         of_rollouts=everything.num_rollouts,
+        attributes=batch.attributes,
     )
 
 

@@ -9,11 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.schemas import AttemptNumber, JsonObject, Step
+from service.replay.probes.job_environments import names_in_words
 from service.replay.probes.job_transitions import JobState, state_of_probe
 
 ScorerName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")]
 VariantName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9_.-]*$")]
 Accelerator = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+EnvironmentName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 
 class ScorerRequest(BaseModel):
@@ -35,6 +39,11 @@ class ProbeCreate(BaseModel):
     scorers: list[ScorerRequest] = Field(min_length=1, max_length=32)
     kind: Literal["exact"] = Field(default="exact", description="exact: with the weights that sampled the step")
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
+    environment: EnvironmentName | None = Field(
+        default=None,
+        description="absent: the run's own if a live worker offers it, else any; `run`: the run's own only; `any`: as "
+        "the worker is; a name that workers offer, such as avx2: that one only",
+    )
     max_rollouts: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
     )
@@ -60,6 +69,9 @@ class JobRead(BaseModel):
     reasons: list[str] = Field(description="the failure of each try")
     worker: str | None
     accelerator: str | None
+    environments: list[str] = Field(description="names of the environments to score in, best first; empty: any")
+    environment: str | None = Field(description="the one that it is scored in; null: queued, or as its worker is")
+    environment_note: str | None = Field(description="why it is not scored in one of `environments`")
 
     @classmethod
     def of(cls, job: ProbeJob, waiting_reason: str | None) -> Self:
@@ -74,7 +86,18 @@ class JobRead(BaseModel):
             reasons=list(job.reasons),
             worker=job.worker,
             accelerator=job.accelerator,
+            environments=[name for name in job.environments.split(",") if name],
+            environment=job.environment,
+            environment_note=environment_note(job),
         )
+
+
+def environment_note(job: ProbeJob) -> str | None:
+    """Return why a leased or ended job is not scored in one of the environments that it wants; None if it is."""
+    if not job.environments or job.environment is not None or job.worker is None:
+        return None
+    names = names_in_words(job.environments.split(","))
+    return f"no live worker offered the run's own environment ({names}): {job.worker} was used as it is"
 
 
 class ProbeRead(BaseModel):
@@ -87,6 +110,7 @@ class ProbeRead(BaseModel):
     kind: str
     scorers: list[ScorerRequest]
     options: dict[str, Any]
+    environment: str | None = Field(description="as requested")
     state: JobState
     reason: str | None
     rollouts: int
@@ -108,6 +132,7 @@ class ProbeRead(BaseModel):
             kind=probe.kind,
             scorers=[ScorerRequest(**each) for each in probe.scorers],
             options=dict(probe.options),
+            environment=probe.environment,
             state=state,
             reason=reason or next((waiting[job.id] for job in jobs if waiting.get(job.id)), None),
             rollouts=probe.rollouts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,11 +21,17 @@ from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.replay.probes import repository
 from service.replay.probes.job_bundles import new_jobs, waiting_reason
+from service.replay.probes.job_environments import (
+    OF_RUN,
+    WantedEnvironment,
+    run_fingerprints,
+    wanted_environments,
+)
 from service.replay.probes.job_transitions import ENDED, JobState, requeue
 from service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
 from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest
 from service.replay.workers.service import live_workers
-from service.runs.attempts.service import resolve_step
+from service.runs.attempts.service import require_attempt, resolve_step
 from service.runs.rollouts.service import shards_of_step
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
@@ -69,6 +75,7 @@ class _Plan:
     rollouts: PinnedRollouts
     weights: dict[str, Any]
     weights_expire_at_us: int | None
+    attempt_fingerprint: dict[str, Any]
 
     @property
     def scorers(self) -> list[ScorerRequest]:
@@ -76,7 +83,9 @@ class _Plan:
 
     def request_digest(self) -> str:
         """Return the digest that equal requests have in common."""
-        asked = self.body.model_dump(mode="json", exclude={"attempt", "scorers", "checkpoint_step"})
+        asked = self.body.model_dump(mode="json", exclude={"attempt", "scorers", "checkpoint_step", "environment"})
+        if self.body.environment is not None:
+            asked["environment"] = self.body.environment
         scorers = [each.model_dump() for each in self.scorers]
         meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
         return digest_of_json({**asked, **meant})
@@ -93,7 +102,13 @@ def create_probe(
         if known is not None:
             return _read(session, plan.run, [known])[0], False
     count = context.decoders.run(count_rollouts, plan.rollouts)
-    return context.database.write(lambda session: _insert(session, plan, count))
+    wanted = wanted_environments(body.environment, run_fingerprints(count.attributes, plan.attempt_fingerprint))
+    if body.environment == OF_RUN and not all(each.names for each in wanted.values()):
+        raise ProbeNotPossible(
+            "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
+            "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
+        )
+    return context.database.write(lambda session: _insert(session, plan, count, wanted))
 
 
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:
@@ -200,6 +215,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         rollouts=_pinned(context, shards, body.max_rollouts),
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
+        attempt_fingerprint=require_attempt(session, run_id, key.attempt).fingerprint,
     )
 
 
@@ -207,7 +223,9 @@ def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int 
     return PinnedRollouts(tuple(context.store.path_of(shard.file) for shard in shards), max_rollouts)
 
 
-def _insert(session: Session, plan: _Plan, count: RolloutCount) -> tuple[ProbeRead, bool]:
+def _insert(
+    session: Session, plan: _Plan, count: RolloutCount, wanted: Mapping[str, WantedEnvironment]
+) -> tuple[ProbeRead, bool]:
     now = database_now_us(session)
     body, request_digest = plan.body, plan.request_digest()
     row = {
@@ -220,6 +238,7 @@ def _insert(session: Session, plan: _Plan, count: RolloutCount) -> tuple[ProbeRe
         "scorers": [each.model_dump() for each in plan.scorers],
         "options": dict(body.options),
         "accelerator": body.accelerator,
+        "environment": body.environment,
         "max_rollouts": body.max_rollouts,
         "checkpoint": plan.weights,
         "checkpoint_expires_at_us": plan.weights_expire_at_us,
@@ -234,7 +253,7 @@ def _insert(session: Session, plan: _Plan, count: RolloutCount) -> tuple[ProbeRe
     probe = repository.find_by_request(session, plan.run.id, request_digest)
     assert probe is not None
     if created:
-        session.add_all(new_jobs(probe, plan.scorers, live_workers(session, plan.run.project, now), now))
+        session.add_all(new_jobs(probe, plan.scorers, live_workers(session, plan.run.project, now), now, wanted))
         session.flush()
     return _read(session, plan.run, [probe])[0], created
 

@@ -32,6 +32,7 @@ class Probe(Base):
     scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
     options: Mapped[dict[str, Any]]
     accelerator: Mapped[str | None]
+    environment: Mapped[str | None]
     max_rollouts: Mapped[int | None]
     checkpoint: Mapped[dict[str, Any]]
     checkpoint_expires_at_us: Mapped[int | None]
@@ -48,7 +49,9 @@ class ProbeJob(Base):
 
     `engine` is unique in a probe: the engine's name, or the scorer's for a job that was split from its engine's job.
     `needs` names its scorers, sorted and joined by commas: a worker must offer them all. `reasons` keeps the failure of
-    each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
+    each try; `lease_id` and `lease_expires_at_us` are set while it is leased. `environments` names the environments to
+    score in, best first and joined by commas; empty: any. `environment_required`: no other will do. `environment` is
+    the one of the newest try, None if its worker was used as it is.
     """
 
     __tablename__ = "probe_jobs"
@@ -60,6 +63,9 @@ class ProbeJob(Base):
     scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
     needs: Mapped[str]
     accelerator: Mapped[str | None]
+    environments: Mapped[str]
+    environment_required: Mapped[bool]
+    environment: Mapped[str | None]
     state: Mapped[str]
     tries: Mapped[int]
     fencing_token: Mapped[int]
@@ -100,6 +106,7 @@ class Worker(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     accelerator: Mapped[str]
     device_name: Mapped[str]
+    environments: Mapped[list[str]]
     scorers: Mapped[list[str]]
     first_seen_at_us: Mapped[int]
     last_seen_at_us: Mapped[int]

@@ -1,0 +1,132 @@
+"""The environment that a job is scored in: the run's own if a live worker offers it, else any, unless one is required.
+
+A worker offers environments by name (`foreshock.environment`). A job names those to score in, best first. It goes to a
+worker that offers one of them; to another worker only if no live one does, and not at all if it is required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreshock.environment import Environment
+from foreshock.errors import ConfigurationError
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import BatchAttributes
+from foreshock.scorers import ENGINES, SCORERS
+from service.platform.database.tables.probes import Worker
+
+# The values of a request that name no environment: the run's own, required; and any, as the worker is.
+OF_RUN, ANY = "run", "any"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEnvironment:
+    """The names of environments to score in, best first; empty: any."""
+
+    names: tuple[str, ...] = ()
+    is_required: bool = False
+
+    @classmethod
+    def stored(cls, names: str, is_required: bool) -> WantedEnvironment:
+        """Return what a job's row holds."""
+        return cls(tuple(name for name in names.split(",") if name), is_required)
+
+    def text(self) -> str:
+        """Return the names as a job's row holds them."""
+        return ",".join(self.names)
+
+    def best_of(self, offered: Collection[str]) -> str | None:
+        """Return the best of the offered environments; None if none of them is wanted."""
+        return next((name for name in self.names if name in offered), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A worker gets the job, in `environment`; None: as the worker is."""
+
+    environment: str | None
+
+
+def fit(wanted: WantedEnvironment, offered: Collection[str], others: Iterable[Collection[str]]) -> Fit | None:
+    """Return how a worker that offers `offered` gets a job; None if it does not.
+
+    `others` are the environments that each other live worker offers that can do the job: it is left to one of them that
+    offers a better environment.
+    """
+    own = wanted.best_of(offered)
+    better = wanted.names if own is None else wanted.names[: wanted.names.index(own)]
+    if any(name in other for other in others for name in better):
+        return None
+    return None if own is None and wanted.is_required and wanted.names else Fit(own)
+
+
+def other_offers(
+    live: Iterable[Worker], worker: tuple[str, str], accelerator: str | None, needs: Collection[str]
+) -> list[Collection[str]]:
+    """Return the environments of the live workers, except `worker` (project, name), that can do a job."""
+    return [
+        each.environments
+        for each in live
+        if (each.project, each.name) != worker
+        and accelerator in (None, each.accelerator)
+        and set(needs) <= set(each.scorers)
+    ]
+
+
+def run_fingerprints(attributes: BatchAttributes, attempt: Mapping[str, Any]) -> dict[str, Fingerprint | None]:
+    """Return the fingerprints of the logged scores `rollout` and `trainer`; None if the run logged none.
+
+    They are attributes of the batch, else in the attempt's fingerprint: by name (`{"rollout": {…}, "trainer": {…}}`),
+    or one of torch for the trainer, of another engine for the sampler.
+    """
+    named: dict[str, Any] = dict(attempt)
+    if isinstance(attempt.get("engine"), str):
+        named = {"trainer" if attempt["engine"] == "torch" else "rollout": attempt}
+    return {
+        "rollout": attributes.engine_fingerprint or _parsed(named.get("rollout")),
+        "trainer": attributes.trainer_fingerprint or _parsed(named.get("trainer")),
+    }
+
+
+def wanted_environments(
+    request: str | None, fingerprints: Mapping[str, Fingerprint | None]
+) -> dict[str, WantedEnvironment]:
+    """Return the wanted environment of each engine's job.
+
+    `request` None: the run's own is preferred. The engine's job takes the sampler's environment and the trainer's that
+    of the trainer; if one of the two is unknown, both take the other, so that the two replays can be compared.
+    """
+    if request == ANY:
+        return dict.fromkeys(ENGINES, WantedEnvironment())
+    if request not in (None, OF_RUN):
+        return dict.fromkeys(ENGINES, WantedEnvironment((request,), is_required=True))
+    known = {name: _names(fingerprint) for name, fingerprint in fingerprints.items()}
+    sampler, trainer = known.get("rollout", ()), known.get("trainer", ())
+    sides = {"engine": sampler or trainer, "trainer": trainer or sampler}
+    return {name: WantedEnvironment(sides[_side(name)], request == OF_RUN) for name in ENGINES}
+
+
+def _side(engine: str) -> str:
+    """Return the side of the chain that an engine's replays stand for."""
+    sides = [scorer.side for scorer in SCORERS.values() if scorer.engine == engine and scorer.side is not None]
+    return sides[0] if sides else "trainer"
+
+
+def _names(fingerprint: Fingerprint | None) -> tuple[str, ...]:
+    return Environment.of_fingerprint(fingerprint).offer_names() if fingerprint is not None else ()
+
+
+def _parsed(value: object) -> Fingerprint | None:
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        return Fingerprint.from_dict(value)
+    except ConfigurationError:
+        return None
+
+
+def names_in_words(names: Sequence[str]) -> str:
+    """Return names for a message: "avx2-amd, avx2-sse4.2 or avx2"."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
