@@ -157,9 +157,10 @@ def log_softmax(source: LogitSource) -> NDArray[np.longdouble]:
     for start in range(0, VOCABULARY, block):
         stop = min(start + block, VOCABULARY)
         source.write_logits(rows, start, stop, logits[:, start:stop])
-    exact = logits.double().numpy().astype(np.longdouble)
+    exact: NDArray[np.longdouble] = logits.double().numpy().astype(np.longdouble)
     exact -= exact.max(axis=1, keepdims=True)
-    return exact - np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    normalised: NDArray[np.longdouble] = exact - np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    return normalised
 
 
 def row(device: str, dtype: torch.dtype, width: int, tokens: int, speed: Speed, error: str) -> str:

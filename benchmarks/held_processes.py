@@ -68,8 +68,8 @@ def compute() -> tuple[Arrays, list[Fingerprint]]:
             arrays[f"product {dtype} {m}x{n}x{k}"] = product.float().numpy()
     for keys in KEYS:
         random = torch.Generator().manual_seed(keys)
-        q, k, v = (torch.randn((64, 4, keys, 32), generator=random).bfloat16() for _ in range(3))
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        query, key, value = (torch.randn((64, 4, keys, 32), generator=random).bfloat16() for _ in range(3))
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         arrays[f"attention {keys}"] = attended.float().numpy()
     run = shipped_run()
     step = run.steps()[-1]
@@ -91,7 +91,7 @@ def run_child(into: Path) -> None:
     fields = [
         [each.engine, each.cpu_isa, *(each.flags.get(name) for name in ABOUT_INSTRUCTIONS)] for each in fingerprints
     ]
-    np.savez(into, fields=np.array(json.dumps(fields)), **arrays)
+    np.savez(into, allow_pickle=False, fields=np.array(json.dumps(fields)), **arrays)
 
 
 def computed_with(variables: dict[str, str], folder: Path) -> Computed:

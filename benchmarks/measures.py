@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -339,13 +340,13 @@ def measure_linearity() -> float:
     times: list[list[list[float]]] = [[[], []] for _ in batches]
     for _ in range(ROUNDS):
         for (bare, full), (thirteen_times, pass_times) in zip(columns, times, strict=True):
-            thirteen_times.append(milliseconds(lambda bare=bare: compiled.compute_verl_metrics(bare)))
-            pass_times.append(milliseconds(lambda full=full: compiled.sum_rollouts_compiled(full)))
+            thirteen_times.append(milliseconds(partial(compiled.compute_verl_metrics, bare)))
+            pass_times.append(milliseconds(partial(compiled.sum_rollouts_compiled, full)))
     for (bare, _), (thirteen_times, pass_times) in zip(columns, times, strict=True):
         tokens = int(bare.offsets[-1])
         of_sizes.append([1e6 * min(values) / tokens for values in (thirteen_times, pass_times)])
         print(f"{tokens:10d} {of_sizes[-1][0]:9.2f} ns/t. {of_sizes[-1][1]:9.2f} ns/t.")
-    return max(column[-1] / column[0] for column in zip(*of_sizes, strict=True))
+    return float(max(column[-1] / column[0] for column in zip(*of_sizes, strict=True)))
 
 
 def main() -> int:

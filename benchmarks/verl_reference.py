@@ -93,15 +93,16 @@ class Padded:
         lengths = np.diff(offsets)
         width = max(width or 0, int(lengths.max()))
         inside = np.arange(width) < lengths[:, None]
-        made = []
-        for values in (target, behaviour):
-            padded = np.zeros(inside.shape, np.float64 if double else np.float32)
-            padded[inside] = values
-            made.append(torch.from_numpy(padded))
+
+        def padded(values: NDArray[np.floating]) -> Any:
+            array = np.zeros(inside.shape, np.float64 if double else np.float32)
+            array[inside] = values
+            return torch.from_numpy(array)
+
         sampled = inside.astype(np.int64)
         if mask is not None:
             sampled[inside] = mask != 0
-        return cls(*made, torch.from_numpy(sampled))
+        return cls(padded(target), padded(behaviour), torch.from_numpy(sampled))
 
 
 def _module(name: str) -> ModuleType:

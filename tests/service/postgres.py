@@ -40,7 +40,7 @@ class PostgresCluster:
         options = ["max_connections=200"]
         if not durable:
             options += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
-        command = [programs / "postgres", "-D", data, "-k", folder, "-h", ""]
+        command: list[str | Path] = [programs / "postgres", "-D", data, "-k", folder, "-h", ""]
         for option in options:
             command += ["-c", option]
         self._log = (folder / "log").open("wb")
