@@ -1,0 +1,1 @@
+"""A TRL trainer connected to Foreshock, small enough for two CPU cores."""

@@ -1,0 +1,1 @@
+"""Connections of Foreshock to trainers, one module per framework. None is imported until it is used."""

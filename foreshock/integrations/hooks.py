@@ -1,0 +1,60 @@
+"""Observe methods of a framework's objects without changing what they do.
+
+An observer sees the arguments and the result of a call after it returned. Whatever it raises is logged once and goes no
+further: training continues as if there were no observer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from foreshock.client.log_once import LogOnce
+
+__all__ = ["guard", "is_observed", "observe"]
+
+Observer = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+
+_MARK = "__foreshock_observed__"
+
+
+def observe(
+    owner: Any, method: str, observer: Observer, log: LogOnce, *, before: Callable[[], None] | None = None
+) -> bool:
+    """Call `observer(arguments, keywords, result)` after each call of `owner.method`; `before()` ahead of the call.
+
+    `owner` is an object, a class or a module. Returns False if it has no such method. A method that is observed already
+    stays as it is.
+    """
+    original = getattr(owner, method, None)
+    if not callable(original):
+        return False
+    if is_observed(owner, method):
+        return True
+    named = f"{getattr(owner, '__name__', type(owner).__name__)}.{method}"
+
+    @functools.wraps(original)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if before is not None:
+            guard(before, log, named)
+        result = original(*arguments, **keywords)
+        guard(lambda: observer(arguments, keywords, result), log, named)
+        return result
+
+    setattr(call, _MARK, True)
+    setattr(owner, method, call)
+    return True
+
+
+def is_observed(owner: Any, method: str) -> bool:
+    """Return True if `owner.method` has an observer."""
+    return bool(getattr(getattr(owner, method, None), _MARK, False))
+
+
+def guard(function: Callable[[], None], log: LogOnce, where: str) -> None:
+    """Call `function`; log what it raises once per kind and place, and return."""
+    try:
+        function()
+    except Exception as error:
+        log.exception(f"{where} {type(error).__name__}", f"{where} could not be observed, training continues", error)

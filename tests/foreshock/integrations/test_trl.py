@@ -1,0 +1,134 @@
+"""Real TRL trainers with real vLLM, connected by `ForeshockCallback` to a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from tests.foreshock.running_service import RunningService
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+
+STEPS = 4
+HALVED_AT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that TRL trained: its log, one entry per step, what it wrote, and the service that it was logged to."""
+
+    log: list[dict[str, Any]]
+    output: str
+    http: httpx.Client
+    id: str
+
+    def measures(self, comparison: str, *names: str) -> dict[str, list[float]]:
+        """Return measures by step."""
+        answer = self.http.get(
+            f"/v1/runs/{self.id}/measurements", params={"comparison": comparison, "measure": list(names)}
+        )
+        return dict(answer.raise_for_status().json()["columns"])
+
+    def get(self, path: str) -> Any:
+        """Return the answer of GET below the run."""
+        return self.http.get(f"/v1/runs/{self.id}{path}").raise_for_status().json()
+
+
+@pytest.fixture(scope="module")
+def http(real_service: RunningService) -> Iterator[httpx.Client]:
+    """A connection to the service."""
+    with httpx.Client(base_url=real_service.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def train(
+    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Run]:
+    """Train in a process of its own: `train(algorithm, engine, scenario)`."""
+
+    def run(algorithm: str, engine: str, scenario: str) -> Run:
+        folder = tmp_path_factory.mktemp("trl")
+        key = f"{algorithm}-{engine}-{scenario}"
+        settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
+                    "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool")}  # fmt: skip
+        finished = subprocess.run(
+            [sys.executable, "-m", "tests.foreshock.integrations.trl_runs", str(folder), algorithm, engine, scenario,
+             str(STEPS), str(HALVED_AT)],
+            env={**os.environ, **settings}, capture_output=True, text=True, timeout=400, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        lines = [line for line in finished.stdout.splitlines() if line.startswith("LOG ")]
+        log = [entry for entry in json.loads(lines[0][4:]) if "reward" in entry]
+        runs = http.get("/v1/runs").raise_for_status().json()["items"]
+        return Run(log, finished.stderr, http, next(each["id"] for each in runs if each["key"] == key))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def grpo(train: Callable[..., Run]) -> Run:
+    """GRPO with vLLM under advice in mode apply; truncated completions are masked in its loss."""
+    return train("grpo", "vllm", "apply")
+
+
+def test_mismatch_equals_trls_own(grpo: Run) -> None:
+    measured = grpo.measures(TRAINER_ROLLOUT, "mean_abs_d", "max_abs_d", "k3_kl")
+    for step, entry in enumerate(grpo.log):
+        assert measured["max_abs_d"][step] == pytest.approx(entry["sampling/sampling_logp_difference/max"], abs=1e-6)
+        assert measured["mean_abs_d"][step] == pytest.approx(entry["sampling/sampling_logp_difference/mean"], abs=1e-6)
+        assert 0 < measured["k3_kl"][step] < 1e-3
+
+
+def test_masked_truncated_completions_are_logged(grpo: Run) -> None:
+    """TRL's mask hides them from its loss; they were sampled all the same."""
+    steps = grpo.measures(STEP_ROW, "num_rollouts", "response_length_mean", "truncated_fraction", "reward_mean")
+    assert steps["num_rollouts"] == [8] * STEPS
+    assert max(steps["truncated_fraction"]) > 0
+    for step, entry in enumerate(grpo.log):
+        assert steps["response_length_mean"][step] == pytest.approx(entry["completions/mean_length"])
+        assert steps["truncated_fraction"][step] == pytest.approx(entry["completions/clipped_ratio"])
+        assert steps["reward_mean"][step] == pytest.approx(entry["reward"], abs=1e-6)
+
+
+def test_advice_reaches_the_optimizer_and_trls_log(grpo: Run) -> None:
+    rates = [entry["learning_rate"] for entry in grpo.log]
+    assert rates[:HALVED_AT] == [1e-3] * HALVED_AT
+    assert rates[-1] == pytest.approx(5e-4)
+
+
+def test_checkpoints_are_announced_for_the_step_that_they_sample(grpo: Run) -> None:
+    steps = [each["step"] for each in grpo.get("/checkpoints")["items"]]
+    assert steps == [3, 5]
+
+
+def test_run_describes_model_trainer_and_engine(grpo: Run) -> None:
+    run = grpo.get("")
+    assert run["state"] == "finished"
+    assert run["model_kind"] == "dense"
+    assert run["trainer"].endswith("GRPOTrainer")
+    assert run["engine"].startswith("vllm")
+    assert run["length_cap"] == 24
+
+
+def test_rloo_has_log_probs_of_engine_and_trainer(train: Callable[..., Run]) -> None:
+    run = train("rloo", "vllm", "shadow")
+    k3 = run.measures(TRAINER_ROLLOUT, "k3_kl")["k3_kl"]
+    assert len(k3) == STEPS
+    assert all(0 < value < 1e-3 for value in k3)
+
+
+def test_generation_without_vllm_warns_and_logs_the_rest(train: Callable[..., Run]) -> None:
+    run = train("grpo", "transformers", "shadow")
+    assert run.output.count("set use_vllm=True") == 1
+    assert run.measures(STEP_ROW, "num_rollouts")["num_rollouts"] == [8] * STEPS
+    assert run.measures(TRAINER_ROLLOUT, "k3_kl")["k3_kl"] == []

@@ -1,0 +1,49 @@
+"""Runs of real TRL trainers, each in a process of its own because vLLM's engine lives there. Prints TRL's log as JSON.
+
+python -m tests.foreshock.integrations.trl_runs FOLDER ALGORITHM ENGINE SCENARIO STEPS HALVED_AT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from examples.trl.train import new_trainer, reward_of_ones
+
+
+def halving_reward(completions: list[str], trainer_state: Any = None, **_: Any) -> list[float]:
+    """Halve the learning rate as an operator during one step, and wait until the feed has the answer."""
+    if trainer_state.global_step + 1 == int(sys.argv[6]):
+        with httpx.Client(base_url=os.environ["FORESHOCK_URL"], timeout=30) as http:
+            runs = http.get("/v1/runs").raise_for_status().json()["items"]
+            run = next(each["id"] for each in runs if each["key"] == os.environ["FORESHOCK_RUN_KEY"])
+            decision = {"kind": "halve", "reason": "a test of TRL"}
+            http.post(f"/v1/runs/{run}/lr-advice/decisions", json=decision).raise_for_status()
+        time.sleep(3)
+    return reward_of_ones(completions)
+
+
+def main() -> None:
+    """Run one scenario and print TRL's log history."""
+    folder, algorithm, engine, scenario = Path(sys.argv[1]), *sys.argv[2:5]
+    from foreshock.integrations.trl import ForeshockCallback
+
+    arguments: dict[str, Any] = {"steps": int(sys.argv[5]), "algorithm": algorithm, "use_vllm": engine == "vllm"}
+    if scenario == "apply":
+        arguments |= {"reward": halving_reward, "lr_scheduler_type": "constant", "save_strategy": "steps",
+                      "save_steps": 2, "mask_truncated_completions": True}  # fmt: skip
+    trainer = new_trainer(folder, **arguments)
+    callback = ForeshockCallback(trainer, advice_mode="apply" if scenario == "apply" else "shadow", weights_root="trl")
+    trainer.add_callback(callback)
+    trainer.train()
+    print("LOG " + json.dumps(trainer.state.log_history))
+
+
+if __name__ == "__main__":
+    main()
