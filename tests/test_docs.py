@@ -14,7 +14,7 @@ from benchmarks.running_service import running_service
 from service.platform.settings import Settings
 from tests.paths import DOCS, REPOSITORY
 
-DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 OTHER_VARIABLES = {
     "FORESHOCK_URL",
     "FORESHOCK_API_KEY",
