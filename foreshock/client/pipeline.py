@@ -1,11 +1,15 @@
 """The background of one client: bounded queue, encoder thread, outbox, spool, sender thread, and their end.
 
+`concurrent.futures.thread` is imported for encoding at the end of the process: pyarrow then imports pandas, if it is
+installed, and pandas imports this module, which Python refuses to load so late.
+
 In a forked child the pipeline is disabled (its threads live in the parent): items logged there are counted as dropped.
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401
 import os
 import threading
 import weakref
