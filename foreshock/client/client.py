@@ -8,7 +8,7 @@
 
 A call copies its arrays (`capture.py`) and puts them into the pipeline (`pipeline.py`): a bounded queue (`queue.py`), a
 thread that encodes (`deliveries.py`) into an outbox (`outbox.py`) which spills to disk (`spool.py`), and a thread that
-sends (`uploader.py`).
+sends (`uploader.py`), helped by one for scalars (`scalars_ahead.py`).
 
 Forking: in a forked child the client is disabled, and items logged there are counted as dropped. Create a client in
 each process that logs.

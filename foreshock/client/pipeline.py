@@ -50,10 +50,14 @@ class Pipeline:
             max_rejected_bytes=settings.max_rejected_bytes,
         )
         outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
-        self._connection = ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
+        self._connection, self._scalars_connection = (
+            ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
+            for _ in range(2)
+        )
         self.checkpoint_requests = CheckpointRequests(self._connection, self.registrar)
         self._uploader = Uploader(
             DeliverySender(self._connection, self.registrar),
+            DeliverySender(self._scalars_connection, self.registrar),
             self._queue,
             outbox,
             counters,
@@ -110,6 +114,7 @@ class Pipeline:
             self._uploader.stop(self._settings.exit_seconds if timeout_seconds is None else timeout_seconds)
             self._spool.close()
             self._connection.close()
+            self._scalars_connection.close()
         except Exception as error:
             self._counters.add(internal_errors=1)
             self._log.exception("close", "closing the client failed", error)

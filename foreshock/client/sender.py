@@ -30,6 +30,10 @@ class DeliverySender:
         self._registrar.forget(delivery.registration)
         return self._send_once(delivery)
 
+    def is_registered(self, delivery: Delivery) -> bool:
+        """Return True if the ids of the delivery's run and attempt are known."""
+        return self._registrar.attempt_number(delivery.registration) is not None
+
     def interrupt(self) -> None:
         """Make a request that is waiting in the sending thread fail at once. Safe from any thread."""
         self._connection.interrupt()

@@ -1,4 +1,4 @@
-"""The two threads behind a client: one encodes what the trainer logged, one sends it in order.
+"""The threads behind a client: one encodes what the trainer logged, one sends it in order, with a helper for scalars.
 
 Encoding never waits for the service: encoded deliveries go to the outbox, which keeps them on disk while the service is
 away or slow. The answer to a delivery decides what follows:
@@ -16,11 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 
+import httpx
+
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery
 from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox, OutboxEntry
 from foreshock.client.queue import BoundedQueue, Work
+from foreshock.client.scalars_ahead import ScalarsAhead
 from foreshock.client.sender import DeliverySender
 from foreshock.errors import Rejected, RolloutsError, ServiceError, Unauthorized, WeightsError
 from foreshock.retry import Backoff
@@ -40,6 +43,7 @@ class Uploader:
     def __init__(
         self,
         sender: DeliverySender,
+        scalars_sender: DeliverySender,
         queue: BoundedQueue,
         outbox: Outbox,
         counters: Counters,
@@ -48,6 +52,7 @@ class Uploader:
         after_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
         self._sender = sender
+        self._scalars = ScalarsAhead(scalars_sender, outbox, self._delivered)
         self._queue = queue
         self._outbox = outbox
         self._counters = counters
@@ -69,6 +74,7 @@ class Uploader:
             self._counters.add(recovered=recovered)
         self._encoder.start()
         self._deliverer.start()
+        self._scalars.start()
 
     @property
     def idle(self) -> bool:
@@ -98,6 +104,7 @@ class Uploader:
         # The encoder ends when the queue is empty: the rest of the queue is encoded and written to disk.
         self._encoder.join(max(1.0, deadline - time.monotonic()))
         self._sender.interrupt()
+        self._scalars.interrupt()
         self._deliverer.join(5.0)
         self._outbox.all_to_disk()
 
@@ -133,6 +140,7 @@ class Uploader:
             self._log.warning(f"invalid {type(error).__name__}", f"{work.what} is invalid and not sent: {error}")
             return
         self._outbox.append(delivery, to_disk=self._backoff.failures > 0 or self._stopping)
+        self._scalars.look_again()
 
     def _send_all(self) -> None:
         while True:
@@ -166,18 +174,31 @@ class Uploader:
         if delivery is None:
             return
         try:
-            response = self._sender.send(delivery)
+            response = self._send_with_scalars(delivery)
         except Rejected as error:
             self._reject(entry, delivery, error)
         except ServiceError as error:
             self._failed(entry, delivery, error)
         else:
             self._note_success()
-            duplicate = response is not None and _reports_duplicate(response.content)
-            self._counters.add(delivered=1, delivered_bytes=entry.size, duplicates=int(duplicate))
-            self._outbox.done(entry)
+            self._delivered(entry, response)
             if self._after_delivery is not None and not self._stopping:
                 self._after_delivery(delivery)
+
+    def _send_with_scalars(self, delivery: Delivery) -> httpx.Response | None:
+        """Send a delivery; while it is one of rollouts, send the scalars of their step as well."""
+        if delivery.kind != "rollouts" or self._backoff.failures > 0:
+            return self._sender.send(delivery)
+        self._scalars.begin(delivery)
+        try:
+            return self._sender.send(delivery)
+        finally:
+            self._scalars.end()
+
+    def _delivered(self, entry: OutboxEntry, response: httpx.Response | None) -> None:
+        duplicate = response is not None and _reports_duplicate(response.content)
+        self._counters.add(delivered=1, delivered_bytes=entry.size, duplicates=int(duplicate))
+        self._outbox.done(entry)
 
     def _failed(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
         self._counters.add(failed_requests=1)
