@@ -155,7 +155,7 @@ much. From its table (`benchmarks/results/heavy_tails.txt`):
 - k3 and χ²: use the bootstrap-t if available. It is nowhere worse beyond sampling error, and better for few groups,
   uneven prompts or heavy tails: for k3 by up to ten points. Student's t then misses on one side only: the true value
   is above its upper end.
-- If `pareto_k` is above about 0.25, both are too short for k3 and χ², and both are too low. Below, the bootstrap-t
+- If `pareto_k` is above 0.3, both are too short for k3 and χ², and both are too low. Below, the bootstrap-t
   covered k3 92.9 to 96.7 % on every policy that was tried, and χ² the same on all but one (86 %). Above, it covered
   k3 85 to 96 % (Student's t 75 to 96 %), and χ² 20 to 90 % (Student's t 13 to 88 %). The error of χ² needs the fourth
   moment of ρ, so k < ¼, and so does that of k3 for small d. Read the mean and the lower end as lower bounds there;

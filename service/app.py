@@ -53,6 +53,7 @@ from service.runs.events import (
     ScalarsChanged,
     StepClosed,
 )
+from service.runs.health.endpoints import router as run_health
 from service.runs.ingest.endpoints import router as ingest
 from service.runs.lint.endpoints import router as lint
 from service.runs.measurements.endpoints import router as measurements
@@ -85,6 +86,7 @@ ROUTERS = (
     scalars,
     checkpoints,
     measurements,
+    run_health,
     lint,
     probes,
     leases,

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreshock.commands.queries import RunQueries
-from foreshock.commands.records import AdviceRecord, AlertRecord, AttributionRecord, Bucket, Curve, RunRecord
+from foreshock.commands.records import (
+    AdviceRecord,
+    AlertRecord,
+    AttributionRecord,
+    Bucket,
+    Curve,
+    HealthRecord,
+    RunRecord,
+)
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.conclusions.health import HealthVerdict
 from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import Verdict, verdict_of, worst
 
 __all__ = ["Diagnosis", "diagnose", "to_json"]
 
@@ -42,8 +50,6 @@ MISMATCH_MEASURES = (
     "advantage_d_cov",
     "advantage_skew",
 )
-# The worst of the verdicts on these measures is the verdict on the run.
-JUDGED_MEASURES = ("k3_kl", "rollout_probs_diff_mean", "token_mult_prob_error", "tail_2")
 STEP_MEASURES = (
     "response_length_mean",
     "response_length_p50",
@@ -57,18 +63,9 @@ STEP_MEASURES = (
     "lag_mean",
 )
 RECENT_STEPS = 10
-"""Verdicts are on the median of the newest steps: with small batches the k3 of single steps varies tenfold."""
+"""Newest steps whose median describes tails, lengths and rewards."""
 
 _MAX_ATTRIBUTIONS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureVerdict:
-    """A measure with a healthy range: its median over the newest steps, and the verdict."""
-
-    measure: str
-    recent: float
-    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class Diagnosis:
     step: int | None
     mismatch: Curve
     rollouts: Curve
-    verdicts: tuple[MeasureVerdict, ...]
+    health: HealthRecord
     attributions: tuple[AttributionRecord, ...]
     probed_steps: tuple[int, ...]
     unfinished_probes: tuple[tuple[int, str, str], ...]
@@ -92,9 +89,9 @@ class Diagnosis:
     buckets_missing: str = ""
 
     @property
-    def verdict(self) -> Verdict:
-        """The worst of the measures' verdicts."""
-        return worst([item.verdict for item in self.verdicts])
+    def verdict(self) -> HealthVerdict:
+        """The verdict on the run's newest steps."""
+        return self.health.verdict
 
 
 def diagnose(
@@ -120,7 +117,7 @@ def diagnose(
         step=step,
         mismatch=mismatch,
         rollouts=queries.curve(STEP_ROW, STEP_MEASURES),
-        verdicts=tuple(_verdicts(mismatch, model_kind)),
+        health=queries.health(model_kind),
         attributions=attributions,
         probed_steps=probed,
         unfinished_probes=queries.unfinished_probes(),
@@ -149,10 +146,3 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     value: dict[str, Any] = json_value(dataclasses.asdict(diagnosis))
     value["verdict"] = diagnosis.verdict
     return value
-
-
-def _verdicts(mismatch: Curve, model_kind: ModelKind | None) -> list[MeasureVerdict]:
-    return [
-        MeasureVerdict(measure, value := recent_median(mismatch.of(measure)), verdict_of(measure, value, model_kind))
-        for measure in JUDGED_MEASURES
-    ]

@@ -16,14 +16,17 @@ from foreshock.commands.records import (
     AttributionRecord,
     Bucket,
     Curve,
+    HealthRecord,
     RunRecord,
     alert_record,
     attribution_record,
+    health_record,
     run_record,
 )
 from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
+from foreshock.model_kind import ModelKind
 
 __all__ = ["RunQueries", "find_run", "list_runs"]
 
@@ -140,6 +143,11 @@ class RunQueries:
             for probe in self._probes()
             if probe["state"] != "done"
         )
+
+    def health(self, model_kind: ModelKind | None = None) -> HealthRecord:
+        """Return the verdict on the newest steps, judged as `model_kind` (None: the run's); unknown if not served."""
+        answer = self._optional(f"{self._path}/health", {} if model_kind is None else {"model_kind": model_kind})
+        return HealthRecord() if answer is None else health_record(answer)
 
     def alerts(self) -> tuple[AlertRecord, ...]:
         """Return all alerts, ordered by step."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foreshock.conclusions.health import HealthVerdict
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
 from foreshock.model_kind import ModelKind, known_model_kind
@@ -17,11 +18,14 @@ __all__ = [
     "AttributionRecord",
     "Bucket",
     "Curve",
+    "HealthRecord",
     "LinkRecord",
     "NoiseFloorRecord",
+    "PooledRecord",
     "RunRecord",
     "alert_record",
     "attribution_record",
+    "health_record",
     "run_record",
 ]
 
@@ -132,6 +136,28 @@ class AttributionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledRecord:
+    """A measure pooled over the newest steps; see `foreshock.conclusions.health`."""
+
+    measure: str
+    mean: float
+    low: float
+    high: float
+    verdict: HealthVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRecord:
+    """The verdict on a run's newest measured steps, with the service's sentences, the headline first."""
+
+    verdict: HealthVerdict = "unknown"
+    sentences: tuple[str, ...] = ()
+    first_step: int | None = None
+    last_step: int | None = None
+    measures: tuple[PooledRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AlertRecord:
     """An alert in any state."""
 
@@ -159,6 +185,26 @@ def run_record(value: Mapping[str, Any]) -> RunRecord:
     """Parse a run."""
     known: dict[str, Any] = {name: value.get(name) for name in RunRecord.__slots__}
     return RunRecord(**{**known, "model_kind": known_model_kind(known["model_kind"])})
+
+
+def health_record(value: Mapping[str, Any]) -> HealthRecord:
+    """Parse the health of a run."""
+    return HealthRecord(
+        verdict=value["verdict"],
+        sentences=tuple(map(str, value["sentences"])),
+        first_step=value["first_step"],
+        last_step=value["last_step"],
+        measures=tuple(
+            PooledRecord(
+                measure=str(each["measure"]),
+                mean=number_or_nan(each["mean"]),
+                low=number_or_nan(each["low"]),
+                high=number_or_nan(each["high"]),
+                verdict=each["verdict"],
+            )
+            for each in value["measures"]
+        ),
+    )
 
 
 def alert_record(value: Mapping[str, Any]) -> AlertRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from foreshock.commands.diagnosis import RECENT_STEPS, Diagnosis, evenly_spaced, recent_median
+from foreshock.commands.diagnosis import Diagnosis, evenly_spaced, recent_median
 from foreshock.commands.records import Curve
 from foreshock.commands.text import (
     STYLES,
@@ -20,9 +20,10 @@ from foreshock.commands.text import (
     wrap,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.conclusions.health import step_verdict
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.model_kind import UNDECLARED_NOTE
-from foreshock.ranges import required_range, verdict_of
+from foreshock.ranges import required_range
 
 __all__ = ["buckets_section", "mismatch_section"]
 
@@ -41,22 +42,22 @@ def mismatch_section(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     if not curve.known("k3_kl"):
         why = "  No step has both rollout_log_probs and trainer_log_probs: log both to see the mismatch."
         return [section_title(title, paint), why]
-    lines = [section_title(title, paint, verdict, STYLES[verdict])]
+    lines = [section_title(title, paint, verdict, STYLES.get(verdict))]
+    for sentence in diagnosis.health.sentences:
+        lines += wrap(sentence, "    ", "  ")
     rows = []
-    for item in diagnosis.verdicts:
+    for item in diagnosis.health.measures:
         known, values = required_range(item.measure, diagnosis.model_kind), curve.of(item.measure)
         line = sparkline(values, _CURVE_WIDTH, logarithmic=item.measure == "k3_kl")
-        now = f"{item.recent:.5f}" if item.measure == "token_mult_prob_error" else number(item.recent)
+        now = f"{item.mean:.5f}" if item.measure == "token_mult_prob_error" else number(item.mean)
         rows.append([known.label, line.ljust(_CURVE_WIDTH), now, item.verdict, known.text])
     header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "", "healthy"]
     lines += paint_verdicts(table(header, rows, left=(0, 1, 3, 4)), paint, column_of=3, rows=rows)
     if diagnosis.model_kind is None:
         lines += note(UNDECLARED_NOTE, paint)
-    newest = min(RECENT_STEPS, len(curve.steps))
     peak, at = max((value, step) for value, step in zip(curve.of("k3_kl"), curve.steps, strict=True) if value == value)
-    lines += note(
-        f"now: median of the newest {newest} steps; k3_kl in log scale, at most {number(peak)} (step {at})", paint
-    )
+    window = f"steps {diagnosis.health.first_step} to {diagnosis.health.last_step}"
+    lines += note(f"now: pooled over {window}; k3_kl in log scale, at most {number(peak)} (step {at})", paint)
     lines += ["", *_steps_table(diagnosis, paint), *_shape(curve)]
     if _all_zero(curve):
         lines += wrap(_COPIED, "    ", "  ! ")
@@ -71,7 +72,7 @@ def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     chosen.add(max(range(len(k3)), key=lambda index: k3[index] if math.isfinite(k3[index]) else -math.inf))
     if diagnosis.step in curve.steps:
         chosen.add(curve.steps.index(diagnosis.step))
-    header = ["step", "k3_kl", "95 % interval", "mean |Δp|", "E[exp |d|]", "F(2)", "ESS", "max |d|", "tokens", ""]
+    header = ["step", "k3_kl", "95 % interval", "mean |Δp|", "E[exp |d|]", "F(2)", "max |d|", "tokens", ""]
     rows, warnings = [], []
     for index in sorted(chosen):
         at = {name: curve.of(name)[index] for name in curve.values}
@@ -88,12 +89,11 @@ def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
             number(at.get("rollout_probs_diff_mean", missing), 2),
             number(at.get("token_mult_prob_error", missing), 5),
             number(at.get("tail_2", missing), 2),
-            number(at.get("ess_token", missing), 4),
             number(at.get("max_abs_d", missing), 3),
             count(int(tokens)) if math.isfinite(tokens := at.get("tokens", missing)) else "–",
-            verdict_of("k3_kl", k3[index], diagnosis.model_kind),
+            step_verdict(at, diagnosis.model_kind),
         ])  # fmt: skip
-    lines = paint_verdicts(table(header, rows, left=(9,)), paint, column_of=9, rows=rows)
+    lines = paint_verdicts(table(header, rows, left=(8,)), paint, column_of=8, rows=rows)
     newest = {name: values[-1] for name, values in curve.values.items()}
     words = "intervals: bootstrap-t over prompt groups"
     if (groups := effective_of_all(newest)) != "–":
@@ -124,12 +124,12 @@ def _shape(curve: Curve) -> list[str]:
 
 def _pareto_meaning(shape: float, reach: float) -> str:
     if reach < 1.0:
-        return "no ratio exceeds e: means of ratios can be trusted"
+        return "no ratio exceeds e: k̂ matters to intervals only"
     limit = required_range("pareto_k").critical
     assert limit is not None
     if shape > limit:
         return f"above {limit}: means of ratios and ESS cannot be trusted"
-    return f"means of ratios can be trusted up to {limit}"
+    return f"at most {limit}: means of ratios can be trusted"
 
 
 def _all_zero(curve: Curve) -> bool:

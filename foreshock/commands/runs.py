@@ -8,9 +8,9 @@ import itertools
 import json
 
 from foreshock.commands.command import add_service_options, connect
-from foreshock.commands.queries import list_runs
-from foreshock.commands.records import RunRecord
-from foreshock.commands.text import count, moment, table
+from foreshock.commands.queries import RunQueries, list_runs
+from foreshock.commands.records import HealthRecord, RunRecord
+from foreshock.commands.text import count, moment, number, table
 
 __all__ = ["command"]
 
@@ -31,19 +31,30 @@ class RunsCommand:
         """Print the list."""
         with connect(arguments) as connection:
             runs = list(itertools.islice(list_runs(connection, arguments.project), arguments.limit))
+            healths = [RunQueries(connection, run.id).health() for run in runs] if not arguments.json else []
         if arguments.json:
             print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))
         elif runs:
-            header = ["run", "key", "project", "model", "state", "last step", "newest data"]
-            print("\n".join(table(header, map(_row, runs), left=(0, 1, 2, 3, 4), indent="")))
+            header = ["run", "key", "project", "model", "state", "last step", "k3, newest steps", "", "newest data"]
+            rows = [_row(run, health) for run, health in zip(runs, healths, strict=True)]
+            print("\n".join(table(header, rows, left=(0, 1, 2, 3, 4, 7), indent="")))
         else:
             print(f"{arguments.project or connection.url}: no runs yet")
         return 0
 
 
-def _row(run: RunRecord) -> list[str]:
+def _row(run: RunRecord, health: HealthRecord) -> list[str]:
     newest = run.updated_at_us or run.created_at_us
-    return [run.id, run.key, run.project, run.model or "", run.state, count(run.last_step), moment(newest)]
+    description = [run.id, run.key, run.project, run.model or "", run.state, count(run.last_step)]
+    return [*description, _mismatch(health), health.verdict, moment(newest)]
+
+
+def _mismatch(health: HealthRecord) -> str:
+    """Return k3 pooled over the newest steps, with its 95 % interval."""
+    if not health.measures:
+        return "–"
+    k3 = health.measures[0]
+    return f"{number(k3.mean, 2)} ({number(k3.low, 2)} … {number(k3.high, 2)})"
 
 
 command = RunsCommand()

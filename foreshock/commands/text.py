@@ -35,6 +35,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 # How a verdict or an alert's severity is painted.
 STYLES: dict[str, Style | None] = {
     "healthy": "good",
+    "healthy so far": "dim",
     "warning": "warning",
     "critical": "critical",
     "unknown": "dim",

@@ -13,13 +13,13 @@ from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.records import AlertRecord
 from foreshock.commands.text import STYLES, Paint, number, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.conclusions.health import JUDGED_MEASURES, step_verdict
 from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
-from foreshock.ranges import verdict_of
 
 __all__ = ["command"]
 
-_MISMATCH = ("k3_kl", "token_mult_prob_error")
+_MISMATCH = (*JUDGED_MEASURES, "k3_kl_bootstrap_high")
 _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean")
 
 
@@ -39,18 +39,19 @@ class _Watch:
         mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=self.next_step)
         mismatch_index = dict(zip(mismatch.steps, range(len(mismatch.steps)), strict=True))
         for index, step in enumerate(rollouts.steps):
-            k3, error = (
-                mismatch.of(name)[mismatch_index[step]] if step in mismatch_index else math.nan for name in _MISMATCH
-            )
+            at = {name: mismatch.of(name)[mismatch_index[step]] for name in _MISMATCH if step in mismatch_index}
+            k3, error = at.get("k3_kl", math.nan), at.get("token_mult_prob_error", math.nan)
             length, truncated, reward, entropy = (rollouts.of(name)[index] for name in _ROLLOUTS)
-            verdict = verdict_of("k3_kl", k3, self.model_kind)
-            word = self.paint(f"{verdict:<8}", STYLES[verdict])
+            verdict = step_verdict(at, self.model_kind)
+            word = self.paint(f"{verdict:<14}", STYLES.get(verdict))
             print(
-                f"step {step:<6} k3 {number(k3):<9} {word} E[exp|d|] {number(error, 4):<7} "
-                f"length {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
+                f"step {step:<5} k3 {number(k3):<8} {word} E[exp|d|] {number(error, 4):<6} "
+                f"len {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
                 f"entropy {number(entropy)}".rstrip(),
                 flush=True,
             )
+        if rollouts.steps:
+            print("\n".join(wrap((*self.queries.health(self.model_kind).sentences, "")[0], "  ", "  ")), flush=True)
         self.next_step = max([self.next_step, *(step + 1 for step in rollouts.steps)])
         for alert in self.queries.alerts():
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):

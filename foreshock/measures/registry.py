@@ -143,12 +143,12 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     Measure(
         "pareto_k", f"k̂ of the generalised Pareto distribution of ρ, {_LARGEST}", "1",
-        "above 0.25 intervals of χ²(π‖μ) and k3 are too short; if d reaches 1, ESS is unreliable above 0.5, "
+        "above 0.3 intervals of χ²(π‖μ) and k3 are too short; if d reaches 1, ESS is unreliable above 0.5, "
         "means of ρ above 0.7", "over tokens", "comparison", PSIS,
     ),
     Measure(
         "pareto_k_inverse", f"k̂ of the generalised Pareto distribution of 1/ρ, {_LARGEST}", "1",
-        "above 0.25 the interval of χ²(μ‖π) is too short; if d reaches −1, χ²(μ‖π) is unreliable above 0.5",
+        "above 0.3 the interval of χ²(μ‖π) is too short; if d reaches −1, χ²(μ‖π) is unreliable above 0.5",
         "over tokens", "comparison", PSIS,
     ),
     Measure(

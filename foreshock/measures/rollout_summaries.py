@@ -151,7 +151,7 @@ class RolloutSummaries:
         rollouts dominate the mean, the rounding of sums shows in the first digits of a bootstrap.
         """
         clusters = self.clusters()
-        order = np.lexsort((self._ranks("sample_id"), clusters))
+        order = np.lexsort((self.ranks("sample_id"), clusters))
         sums = np.stack([self.column(_SUM_OF[name])[order] for name in BOOTSTRAPPED], axis=1)
         intervals = nonnegative_intervals(sums, self.column("n_tokens")[order], clusters[order])
         measures = {}
@@ -163,9 +163,9 @@ class RolloutSummaries:
         """Return a number for each rollout's prompt group, [N], by rising id; a number of its own without a group."""
         grouped = np.asarray(pc.is_valid(self.table.column("group_id")), dtype=np.bool_)
         # Ids are unique in a shard, but not over several shards or ranks.
-        return np.where(grouped, self._ranks("group_id"), self.num_rollouts + self._ranks("sample_id", "first"))
+        return np.where(grouped, self.ranks("group_id"), self.num_rollouts + self.ranks("sample_id", "first"))
 
-    def _ranks(self, name: str, ties: str = "dense") -> NDArray[np.int64]:
+    def ranks(self, name: str, ties: str = "dense") -> NDArray[np.int64]:
         """Return the rank of each row by a column, [N]; equal values share a rank, or with "first" are ranked in row
         order.
         """

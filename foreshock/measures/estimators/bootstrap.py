@@ -91,7 +91,9 @@ def bootstrap_intervals(
     return tuple(Interval(float(means[k]), float(low[k]), float(high[k]), count) for k in range(columns))
 
 
-def nonnegative_intervals(sums: Float64, tokens: Int64, clusters: Int64 | None = None) -> tuple[Interval, ...]:
+def nonnegative_intervals(
+    sums: Float64, tokens: Int64 | Float64, clusters: Int64 | None = None
+) -> tuple[Interval, ...]:
     """Return the 95 % intervals of K means of terms that are never negative, such as k3, χ² and TV.
 
     The arguments are those of `bootstrap_intervals`. The upper end is that of the bootstrap-t, or of

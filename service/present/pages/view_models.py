@@ -175,6 +175,8 @@ class RunPage:
     last_step_address: str
     started: Moment | None
     out_of_date: str | None
+    verdict: Label
+    health: Sequence[str]
     lint: LintPanel
     advice: AdvicePanel | None
     alerts: Sequence[AlertCard]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.runs.step_key import StepKey
+
 
 @dataclass(frozen=True, slots=True)
 class Curves:
@@ -26,3 +28,12 @@ class Curves:
             [self.values[row] for row in chosen],
             [self.from_sample[row] for row in chosen],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """The measures of one comparison at one active step, by column; None if not estimable."""
+
+    key: StepKey
+    computed_at_us: int
+    values: dict[str, float | None]

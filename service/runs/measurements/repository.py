@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.dialect import upsert
 from service.platform.database.tables import Attempt, MeasurementStatistics, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.attempts.active_attempts import ActiveRange
-from service.runs.measurements.curves import Curves
+from service.runs.measurements.curves import Curves, MeasuredStep
 from service.runs.step_key import StepKey
 
 _BEYOND_EVERY_STEP = 2**62
@@ -79,34 +81,47 @@ def _values_in_range(columns: tuple[str, ...]) -> Select[Any]:
     )
 
 
-def newest_values(session: Session, run_ids: Collection[str], comparison: str, column: str) -> dict[str, float | None]:
-    """Return one column of the newest active step of each run that has the comparison, in one query."""
-    table, later = measurements.c, aliased(Attempt)
+def newest_steps(
+    session: Session, run_ids: Collection[str], comparison: str, columns: Sequence[str], count: int
+) -> dict[str, list[MeasuredStep]]:
+    """Return up to `count` of each run's newest active steps with the comparison, in step order, in one query."""
+    table, inner, later = measurements.c, measurements.alias(), aliased(Attempt)
     end = select(func.min(later.resume_step)).where(later.run_id == Attempt.run_id, later.attempt > Attempt.attempt)
     newest = (
-        select(table.step)
+        select(inner.c.step)
         .where(
-            table.run_id == Attempt.run_id,
-            table.attempt == Attempt.attempt,
-            table.comparison == comparison,
+            inner.c.run_id == Attempt.run_id,
+            inner.c.attempt == Attempt.attempt,
+            inner.c.comparison == comparison,
             # Steps from the resume step of a later attempt on are superseded.
-            table.step < func.coalesce(end.correlate(Attempt).scalar_subquery(), _BEYOND_EVERY_STEP),
+            inner.c.step < func.coalesce(end.correlate(Attempt).scalar_subquery(), _BEYOND_EVERY_STEP),
         )
-        .order_by(table.step.desc())
-        .limit(1)
+        .order_by(inner.c.step.desc())
+        .limit(count)
         .correlate(Attempt)
-        .scalar_subquery()
     )
-    row = measurements.alias()
-    of_step = and_(
-        row.c.run_id == Attempt.run_id,
-        row.c.attempt == Attempt.attempt,
-        row.c.step == newest,
-        row.c.comparison == comparison,
+    query = (
+        select(table.run_id, table.attempt, table.step, table.computed_at_us, *(table[name] for name in columns))
+        .join(Attempt, (Attempt.run_id == table.run_id) & (Attempt.attempt == table.attempt))
+        .where(table.run_id.in_(run_ids), table.comparison == comparison, table.step.in_(newest.scalar_subquery()))
+        .order_by(table.step)
     )
-    query = select(Attempt.run_id, row.c[column]).join(row, of_step).where(Attempt.run_id.in_(run_ids))
-    # Rows of a later attempt come later and overwrite earlier ones.
-    return dict(session.execute(query.order_by(Attempt.attempt)).all())
+    found: defaultdict[str, list[MeasuredStep]] = defaultdict(list)
+    for row in session.execute(query):
+        values = dict(zip(columns, row[4:], strict=True))
+        found[row[0]].append(MeasuredStep(StepKey(row[0], row[1], row[2]), row[3], values))
+    return {run_id: steps[-count:] for run_id, steps in found.items()}
+
+
+def summaries_of(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
+    """Return the rollout summaries of these steps that this release can read; one query."""
+    table = MeasurementStatistics
+    query = select(table.run_id, table.attempt, table.step, table.summaries).where(
+        tuple_(table.run_id, table.attempt, table.step).in_([tuple(key) for key in keys]),
+        table.comparison == comparison,
+        table.statistics_version == STATISTICS_VERSION,
+    )
+    return {StepKey(*row[:3]): row[3] for row in session.execute(query) if row[3] is not None}
 
 
 def curves(

@@ -21,7 +21,7 @@ from service.platform.security import Principal
 from service.runs.attempts.active_attempts import active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.measurements import repository
-from service.runs.measurements.curves import Curves
+from service.runs.measurements.curves import Curves, MeasuredStep
 from service.runs.measurements.downsampling import keep_extremes
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.runs.service import get_run
@@ -106,9 +106,16 @@ def measures_of_active_steps(
     return values
 
 
-def newest_values(session: Session, run_ids: Collection[str], comparison: str, measure: str) -> dict[str, float | None]:
-    """Return a measure (by column) of the newest active step of each run that has the comparison, in one query."""
-    return repository.newest_values(session, run_ids, comparison, measure)
+def newest_steps(
+    session: Session, run_ids: Collection[str], comparison: str, columns: Sequence[str], count: int
+) -> dict[str, list[MeasuredStep]]:
+    """Return up to `count` of each run's newest active steps with the comparison, in step order, in one query."""
+    return repository.newest_steps(session, run_ids, comparison, columns, count)
+
+
+def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
+    """Return the rollout summaries of these steps that this release can read, in one query."""
+    return repository.summaries_of(session, keys, comparison)
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:

@@ -14,14 +14,19 @@ from foreshock.commands.records import (
     AlertRecord,
     Bucket,
     Curve,
+    HealthRecord,
     NoiseFloorRecord,
+    PooledRecord,
     RunRecord,
     attribution_record,
 )
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
+from foreshock.conclusions.health import JUDGED_MEASURES, worst_health
 from foreshock.learning_rate import Advice
 from foreshock.measures.estimators.attribution import attribute
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import verdict_of
 from tests.foreshock.learning_rate.test_advice import ANSWER
 
 STEPS = tuple(range(1, 41))
@@ -57,17 +62,26 @@ def diagnosis(**changes: Any) -> Diagnosis:
     run = RunRecord("run_1", "key", "default", "running", model="M" * 60, trainer="T" * 30, engine="E" * 30)
     whole = Diagnosis(
         run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind=None, step=7, mismatch=mismatch,
-        rollouts=rollouts, verdicts=(), attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
+        rollouts=rollouts, health=HealthRecord(), attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
         alerts=(), advice=None,
     )  # fmt: skip
     return dataclasses.replace(whole, **changes)
 
 
-def text_of(**changes: Any) -> str:
-    from foreshock.commands.diagnosis import _verdicts
+def health_of(mismatch: Curve, model_kind: ModelKind | None) -> HealthRecord:
+    """Return the health of a run whose window is its newest step, without intervals."""
+    measures = tuple(
+        PooledRecord(name, value := mismatch.of(name)[-1], value, value, verdict_of(name, value, model_kind))
+        for name in JUDGED_MEASURES
+    )
+    verdict = worst_health([each.verdict for each in measures])
+    return HealthRecord(verdict, ("A headline.", "A second sentence."), 40, 40, measures)
 
+
+def text_of(**changes: Any) -> str:
     made = diagnosis(**changes)
-    made = dataclasses.replace(made, verdicts=tuple(_verdicts(made.mismatch, made.model_kind)))
+    if made.mismatch.steps:
+        made = dataclasses.replace(made, health=health_of(made.mismatch, made.model_kind))
     lines = render(made, Paint())
     assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
     return "\n".join(lines)
@@ -78,6 +92,7 @@ def test_worst_measure_is_the_verdict() -> None:
     assert "π the trainer's ─" in text
     (title,) = [line for line in text.splitlines() if line.startswith("Mismatch")]
     assert title.endswith(" critical")
+    assert "  A headline.\n  A second sentence.\n" in text
     (row,) = [line for line in text.splitlines() if line.startswith("  E[exp |d|]")]
     assert " 1.20000  critical " in row
     assert "at most 4.00e-4 (step 40)" in text
@@ -197,7 +212,7 @@ def test_known_shape_measures_are_shown() -> None:
     assert "cov(advantage, d)" not in text
     harmless = text_of(mismatch=Curve("trainer/rollout", STEPS, {**values, "max_d": (0.1,) * 40}))
     assert "cannot be trusted" not in harmless
-    assert "no ratio exceeds e" in harmless
+    assert "k̂ matters to intervals only" in harmless
 
 
 def test_intervals_are_named_and_an_unreliable_one_is_marked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,10 @@ def test_importing_other_rollouts_under_the_same_key_is_rejected(
 def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "runs") == 0
     header, line = capsys.readouterr().out.splitlines()
-    assert header.split() == ["run", "key", "project", "model", "state", "last", "step", "newest", "data"]
+    assert re.split(r" {2,}", header) == [
+        "run", "key", "project", "model", "state", "last step", "k3, newest steps", "newest data"
+    ]  # fmt: skip
+    assert re.search(r" 30 +[\d.e-]+ \([\d.e-]+ … [\d.e-]+\)  critical +\d{4}-", line)
     assert line.split()[1:6] == ["imported", "default", "M", "finished", "30"]
     assert run(imported, "runs", "--project", "nobody's") == 0
     assert "no runs yet" in capsys.readouterr().out
@@ -145,6 +149,7 @@ def test_watch_prints_steps_and_alerts(imported: RunningService, capsys: pytest.
     assert [int(line.split()[1]) for line in lines] == list(range(15, 31))
     assert all(len(line) <= WIDTH + 5 for line in lines)
     assert " critical " in lines[2]
+    assert "pooled over steps 21 to 30" in " ".join(text.split())
     # These rollouts lag behind the trainer: only relative rules can fire.
     assert "\nWARNING at step " in text
     assert "\n     → " in text

@@ -8,6 +8,7 @@ from service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STAT
 from service.present.pages.presenters.advice import advice_panel
 from service.present.pages.presenters.alerts import standing_alerts
 from service.present.pages.presenters.figures import RUN_PLOTS
+from service.present.pages.presenters.health import health_of_run
 from service.present.pages.presenters.lint import lint_of_run
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import Plot, ProbeRow, RunPage
@@ -25,6 +26,7 @@ UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
 def run_page(viewing: Viewing, run_id: str) -> RunPage:
     """Return the page of a run. Raises RunNotFound or RunDeleted."""
     run = get_run(viewing.session, viewing.principal, run_id)
+    verdict, sentences = health_of_run(viewing, run_id)
     probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
     return RunPage(
         id=run.id,
@@ -45,6 +47,8 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step_address=f"/runs/{run.id}/steps/{run.last_step}",
         started=moment(run.created_at_us),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
+        verdict=verdict,
+        health=sentences,
         lint=lint_of_run(viewing, run_id, run.last_step),
         advice=advice_panel(viewing, run),
         alerts=standing_alerts(viewing, run_id),

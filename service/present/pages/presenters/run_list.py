@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from urllib.parse import urlencode
 
-from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.early_warning.advice_state import AdviceState
+from foreshock.measures.pooling import PooledMean
 from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
+from service.present.pages.presenters.health import pooled_in_words
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import RunRow, RunsPage
-from service.runs.measurements.service import newest_values
+from service.runs.health.service import pooled_mismatch
 from service.runs.runs.schemas import RunRead
 from service.runs.runs.service import list_runs
 from service.watch.advice.service import states_of_runs
@@ -24,7 +25,7 @@ def runs_page(viewing: Viewing, cursor: str | None) -> RunsPage:
     """Return one page of the runs that the visitor may see, newest first. Raises InvalidCursor."""
     found = list_runs(viewing.session, viewing.principal, None, cursor, RUNS_ON_A_PAGE)
     run_ids = [run.id for run in found.items]
-    mismatch = newest_values(viewing.session, run_ids, TRAINER_ROLLOUT, "k3_kl")
+    mismatch = pooled_mismatch(viewing.session, run_ids)
     observed = observed_steps(viewing.session, run_ids)
     states = states_of_runs(viewing.session, run_ids)
     alerts = open_counts(viewing.session, run_ids)
@@ -38,7 +39,7 @@ def runs_page(viewing: Viewing, cursor: str | None) -> RunsPage:
     )
 
 
-def _row(run: RunRead, mismatch: float | None, advice: str | None, alerts: Counter[str]) -> RunRow:
+def _row(run: RunRead, mismatch: PooledMean | None, advice: str | None, alerts: Counter[str]) -> RunRow:
     return RunRow(
         name=run.name or run.key,
         address=f"/runs/{run.id}",
@@ -48,7 +49,7 @@ def _row(run: RunRead, mismatch: float | None, advice: str | None, alerts: Count
         trainer=run.trainer,
         engine=run.engine,
         last_step=run.last_step,
-        mismatch=None if mismatch is None else number(mismatch),
+        mismatch=pooled_in_words(mismatch),
         advice=advice,
         alerts=alerts_label(alerts),
         started=moment(run.created_at_us),

@@ -36,7 +36,7 @@ def test_the_list_shows_runs_with_their_mismatch_and_their_advice(site: Site) ->
     page = site.http.get("/").raise_for_status().text
     assert f'href="{site.run.address}"' in page
     assert site.run.name in page
-    assert re.search(r'data-column="k3 trainer/rollout" class="number">[\d.]+e-5<', page)
+    assert re.search(r'data-column="k3 trainer/rollout" class="number">[\d.]+e-5 \([\d.]+e-5 to [\d.e-]+\)<', page)
     assert "× 1, shadow" in page
 
 

@@ -1,0 +1,174 @@
+"""Conclusions on a run's health: its mismatch pooled over a window of steps, judged with its interval.
+
+"healthy" requires that the whole interval of every judged measure lies in the healthy range, that the intervals are
+reliable, and that the lint found nothing. A value in the range whose interval reaches beyond it is "healthy so far".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.conclusions.wording import number, plural
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import Verdict, range_of, verdict_of, worst
+
+__all__ = [
+    "JUDGED_MEASURES",
+    "WINDOW_STEPS",
+    "Health",
+    "HealthEvidence",
+    "HealthVerdict",
+    "JudgedMeasure",
+    "PooledMeasure",
+    "conclude_health",
+    "step_verdict",
+    "worst_health",
+]
+
+HealthVerdict = Literal["unknown", "healthy", "healthy so far", "warning", "critical"]
+_ORDER: tuple[HealthVerdict, ...] = ("unknown", "healthy", "healthy so far", "warning", "critical")
+
+WINDOW_STEPS = 10
+"""The newest measured steps that the first figure is pooled over: one step has too few prompts to judge a run by."""
+
+JUDGED_MEASURES = ("k3_kl", "rollout_probs_diff_mean", "token_mult_prob_error", "tail_2")
+"""The worst of the verdicts on these measures is the verdict on a run, and on a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledMeasure:
+    """A measure pooled over the window; the ends of its 95 % interval are NaN if it has none."""
+
+    measure: str
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class HealthEvidence:
+    """The newest measured steps of a run.
+
+    `clusters` are the prompts × steps that the interval of k3 is over. `unreliable` says why that interval is
+    unreliable, None if it is reliable. `faults` are titles of findings of the lint in these steps.
+    """
+
+    first_step: int
+    last_step: int
+    steps: int
+    tokens: int
+    clusters: int
+    measures: tuple[PooledMeasure, ...]
+    model_kind: ModelKind | None = None
+    unreliable: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedMeasure:
+    """A pooled measure with its verdict."""
+
+    pooled: PooledMeasure
+    verdict: HealthVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The verdict on a run, with the sentences that say why; the first one is the headline."""
+
+    verdict: HealthVerdict
+    measures: tuple[JudgedMeasure, ...]
+    sentences: tuple[str, ...]
+
+
+def conclude_health(evidence: HealthEvidence) -> Health:
+    """Return the verdict on the window and its sentences."""
+    judged = tuple(JudgedMeasure(each, _judge(evidence, each)) for each in evidence.measures)
+    verdict = worst_health([each.verdict for each in judged])
+    if evidence.faults and verdict != "critical":
+        verdict = "warning"
+    sentences = [_headline(evidence, judged, verdict)]
+    sentences += [_other(evidence, each) for each in judged[1:] if each.verdict in ("warning", "critical")]
+    if evidence.faults:
+        sentences.append(f"The lint found in these steps: {'; '.join(evidence.faults)}.")
+    if evidence.unreliable is not None:
+        sentences.append(evidence.unreliable)
+    return Health(verdict, judged, tuple(sentences))
+
+
+def step_verdict(values: Mapping[str, float], model_kind: ModelKind | None) -> HealthVerdict:
+    """Return the worst of the verdicts on a step's judged measures; `values` are measures by column, NaN if unknown.
+
+    If all are in their ranges and the interval of k3 (`k3_kl_bootstrap_high`) reaches beyond, or it has none:
+    "healthy so far".
+    """
+    verdicts = [verdict_of(name, values.get(name, math.nan), model_kind) for name in JUDGED_MEASURES]
+    found = worst(verdicts)
+    if found != "healthy":
+        return found
+    sure = verdict_of("k3_kl", values.get("k3_kl_bootstrap_high", math.nan), model_kind) == "healthy"
+    return "healthy" if sure else "healthy so far"
+
+
+def worst_health(verdicts: Sequence[HealthVerdict]) -> HealthVerdict:
+    """Return the most severe verdict; "unknown" if there is none."""
+    return max(verdicts, key=_ORDER.index, default="unknown")
+
+
+def _judge(evidence: HealthEvidence, pooled: PooledMeasure) -> HealthVerdict:
+    known = range_of(pooled.measure, evidence.model_kind)
+    if known is None or math.isnan(pooled.mean):
+        return "unknown"
+    of_mean: Verdict = known.verdict(pooled.mean)
+    if of_mean != "healthy":
+        return of_mean
+    is_k3 = pooled.measure == JUDGED_MEASURES[0]
+    sure = known.verdict(pooled.high) == "healthy" and not (is_k3 and evidence.unreliable is not None)
+    return "healthy" if sure else "healthy so far"
+
+
+def _headline(evidence: HealthEvidence, judged: Sequence[JudgedMeasure], verdict: HealthVerdict) -> str:
+    steps = (
+        f"steps {evidence.first_step} to {evidence.last_step}" if evidence.steps > 1 else f"step {evidence.last_step}"
+    )
+    k3 = judged[0]
+    window = f"k3 of {TRAINER_ROLLOUT}, pooled over {steps}, is {number(k3.pooled.mean)}"
+    if math.isnan(k3.pooled.high):
+        window += " (no interval: too few prompts)"
+    else:
+        window += (
+            f" (95 % bootstrap-t interval {number(k3.pooled.low)} to {number(k3.pooled.high)} over "
+            f"{plural(evidence.clusters, 'prompt')})"
+        )
+    return f"{verdict[0].upper()}{verdict[1:]}: {window}{_could_be(judged, verdict)}."
+
+
+def _could_be(judged: Sequence[JudgedMeasure], verdict: HealthVerdict) -> str:
+    """Return how large the measures that are not certainly healthy could be."""
+    if verdict != "healthy so far":
+        return ""
+    unsure = [each.pooled for each in judged if each.verdict == "healthy so far"]
+    known = [each for each in unsure if math.isfinite(each.high)]
+    if not known:
+        return ""
+    return ", could be up to " + ", ".join(
+        number(each.high) + ("" if each.measure == JUDGED_MEASURES[0] else f" ({_label(each.measure)})")
+        for each in known
+    )
+
+
+def _other(evidence: HealthEvidence, judged: JudgedMeasure) -> str:
+    known = range_of(judged.pooled.measure, evidence.model_kind)
+    assert known is not None
+    threshold = known.threshold_text(known.critical if judged.verdict == "critical" else known.warning)
+    value = number(judged.pooled.mean, 4)
+    return f"{known.label} is {value}: {judged.verdict} {threshold}."
+
+
+def _label(measure: str) -> str:
+    known = range_of(measure, None)
+    return known.label if known is not None else measure

@@ -1,0 +1,89 @@
+"""Means pooled over a window of steps, Σ sums / Σ tokens, with 95 % intervals over prompt × step.
+
+A window's pooled mean estimates the mean over its tokens. The median of its steps does not: most of k3 can come from
+few prompts, most steps then lack them, and the median was 8.6 times below the pooled mean on uneven prompts. Steps draw
+their prompts anew, so each prompt of each step is a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.measures.estimators.bootstrap import nonnegative_intervals
+from foreshock.measures.estimators.uneven_groups import effective_number
+from foreshock.measures.rollout_summaries import RolloutSummaries
+
+__all__ = ["CLUSTERED_BY_PROMPT", "PooledMean", "pool_over_steps", "pool_summaries"]
+
+Float64 = NDArray[np.float64]
+
+CLUSTERED_BY_PROMPT = {"k3_kl": "sum_k3", "rollout_probs_diff_mean": "sum_abs_probability_difference"}
+"""Token means whose sums each rollout's summary has, with their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledMean:
+    """A token mean over a window; the ends of its 95 % interval are NaN with too few clusters for one.
+
+    `effective` is the effective number of clusters, (Σ S)²/Σ S².
+    """
+
+    mean: float
+    low: float
+    high: float
+    clusters: int
+    effective: float
+
+
+_UNKNOWN = PooledMean(math.nan, math.nan, math.nan, 0, math.nan)
+
+
+def pool_summaries(steps: Sequence[RolloutSummaries], measures: Sequence[str]) -> dict[str, PooledMean]:
+    """Return the pooled means of `measures`, keys of CLUSTERED_BY_PROMPT; clusters are prompt × step.
+
+    The same rollouts give the same intervals, whatever their order within a step.
+    """
+    tables = [part for step in steps if (part := _sums_of_prompts(step, measures)) is not None]
+    if not tables:
+        return dict.fromkeys(measures, _UNKNOWN)
+    return dict(zip(measures, _pool(np.concatenate(tables)), strict=True))
+
+
+def pool_over_steps(means: Float64, tokens: Float64) -> PooledMean:
+    """Return the pooled mean of a measure that only each step's mean [S] and tokens [S] are known of; clusters are the
+    steps, so that the interval is a wide one.
+    """
+    known = np.isfinite(means) & (tokens > 0)
+    if not known.any():
+        return _UNKNOWN
+    return _pool(np.stack([means[known] * tokens[known], tokens[known]], axis=1))[0]
+
+
+def _sums_of_prompts(step: RolloutSummaries, measures: Sequence[str]) -> Float64 | None:
+    """Return the sums of `measures` and the tokens of each prompt of a step, [G, K + 1]; None without tokens."""
+    clusters, columns = step.clusters(), [step.column(CLUSTERED_BY_PROMPT[name]) for name in measures]
+    order = np.lexsort((step.ranks("sample_id"), clusters))
+    _, inverse = np.unique(clusters[order], return_inverse=True)
+    if inverse.size == 0:
+        return None
+    values = [column[order].astype(np.float64) for column in (*columns, step.column("n_tokens"))]
+    table: Float64 = np.stack([np.bincount(inverse, weights=value) for value in values], axis=1).astype(np.float64)
+    return table[table[:, -1] > 0]
+
+
+def _pool(table: Float64) -> list[PooledMean]:
+    """Return the pooled means of the sums [G, K] beside the tokens [G] of G clusters."""
+    sums, tokens = table[:, :-1], table[:, -1]
+    intervals = nonnegative_intervals(sums, tokens)
+    return [
+        PooledMean(
+            found.mean, found.low, found.high, found.clusters,
+            effective_number(float(column.sum()), float(np.square(column).sum())),
+        )
+        for found, column in zip(intervals, sums.T, strict=True)
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Health: the newest steps of a run, pooled and judged with their intervals."""

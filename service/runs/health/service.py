@@ -1,0 +1,131 @@
+"""The health of runs: pooled over their newest steps when read, and kept in memory until a step changes."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.conclusions.health import JUDGED_MEASURES, WINDOW_STEPS, HealthEvidence, PooledMeasure
+from foreshock.json_values import number_or_nan
+from foreshock.measures.estimators.reliability import interval_warning
+from foreshock.measures.pooling import CLUSTERED_BY_PROMPT, PooledMean, pool_over_steps, pool_summaries
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.model_kind import ModelKind
+from service.platform.security import Principal
+from service.runs.lint.service import read_run as read_lint
+from service.runs.measurements.curves import MeasuredStep
+from service.runs.measurements.service import newest_steps, summaries_of_steps
+from service.runs.runs.service import get_run
+
+_COLUMNS = (*JUDGED_MEASURES, "tokens", "pareto_k", "pareto_k_inverse")
+_OVER_PROMPTS = tuple(name for name in JUDGED_MEASURES if name in CLUSTERED_BY_PROMPT)
+_KEPT_WINDOWS = 512
+
+_Version = tuple[tuple[int, int, int], ...]
+
+
+class _Windows:
+    """The pooled means of windows by run and version; the least recently used one is dropped first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[tuple[str, _Version], dict[str, PooledMean]] = OrderedDict()
+
+    def get(self, run_id: str, version: _Version) -> dict[str, PooledMean] | None:
+        with self._lock:
+            found = self._found.get((run_id, version))
+            if found is not None:
+                self._found.move_to_end((run_id, version))
+            return found
+
+    def put(self, run_id: str, version: _Version, pooled: dict[str, PooledMean]) -> None:
+        with self._lock:
+            self._found[run_id, version] = pooled
+            while len(self._found) > _KEPT_WINDOWS:
+                self._found.popitem(last=False)
+
+
+_windows = _Windows()
+
+
+def health_evidence(
+    session: Session, principal: Principal, run_id: str, model_kind: ModelKind | None, steps: int = WINDOW_STEPS
+) -> HealthEvidence | None:
+    """Return the evidence of a run's newest measured steps; None before the first. Raises RunNotFound, RunDeleted.
+
+    `model_kind` None takes the run's.
+    """
+    run = get_run(session, principal, run_id)
+    window = newest_steps(session, [run_id], TRAINER_ROLLOUT, _COLUMNS, steps).get(run_id)
+    if not window:
+        return None
+    pooled = _pooled(session, {run_id: window})[run_id]
+    first, last = window[0].key.step, window[-1].key.step
+    lint = read_lint(session, principal, run_id, None)
+    faults = [warning.title for warning in lint.warnings if warning.newest_step >= first]
+    faults += [lint.whole_run.title] if lint.whole_run is not None else []
+    return HealthEvidence(
+        first_step=first,
+        last_step=last,
+        steps=len(window),
+        tokens=int(sum(number_or_nan(step.values["tokens"]) for step in window)),
+        clusters=pooled["k3_kl"].clusters,
+        measures=tuple(
+            PooledMeasure(name, pooled[name].mean, pooled[name].low, pooled[name].high) for name in JUDGED_MEASURES
+        ),
+        model_kind=model_kind or run.model_kind,
+        unreliable=_unreliable(window, pooled["k3_kl"]),
+        faults=tuple(faults),
+    )
+
+
+def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, PooledMean]:
+    """Return k3 of trainer/rollout pooled over each run's newest steps; at most two queries for any number of runs."""
+    windows = newest_steps(session, run_ids, TRAINER_ROLLOUT, _COLUMNS, WINDOW_STEPS)
+    return {run_id: pooled["k3_kl"] for run_id, pooled in _pooled(session, windows).items()}
+
+
+def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[str, dict[str, PooledMean]]:
+    versions = {run_id: _version(window) for run_id, window in windows.items()}
+    found = {run_id: _windows.get(run_id, version) for run_id, version in versions.items()}
+    keys = [step.key for run_id, known in found.items() if known is None for step in windows[run_id]]
+    summaries = summaries_of_steps(session, keys, TRAINER_ROLLOUT) if keys else {}
+    pooled = {}
+    for run_id, known in found.items():
+        if known is None:
+            window = windows[run_id]
+            known = _pool(window, [summaries[step.key] for step in window if step.key in summaries])
+            _windows.put(run_id, versions[run_id], known)
+        pooled[run_id] = known
+    return pooled
+
+
+def _version(window: Sequence[MeasuredStep]) -> _Version:
+    return tuple((step.key.attempt, step.key.step, step.computed_at_us) for step in window)
+
+
+def _pool(window: Sequence[MeasuredStep], summaries: Sequence[bytes]) -> dict[str, PooledMean]:
+    """Return the pooled means of a window: over prompts if every step has its summaries, else over steps."""
+    tokens = np.array([number_or_nan(step.values["tokens"]) for step in window])
+    pooled = {
+        name: pool_over_steps(np.array([number_or_nan(step.values[name]) for step in window]), tokens)
+        for name in JUDGED_MEASURES
+    }
+    if len(summaries) == len(window):
+        pooled |= pool_summaries([RolloutSummaries.from_bytes(each) for each in summaries], _OVER_PROMPTS)
+    return pooled
+
+
+def _unreliable(window: Sequence[MeasuredStep], pooled: PooledMean) -> str | None:
+    shapes = {
+        name: statistics.median(known) if (known := [v for step in window if (v := step.values[name]) is not None])
+        else None
+        for name in ("pareto_k", "pareto_k_inverse")
+    }  # fmt: skip
+    return interval_warning({"prompt_groups": float(pooled.clusters), **shapes})
