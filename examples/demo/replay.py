@@ -77,7 +77,7 @@ def log_run(
 def _deliver(client: Client, service: Child) -> None:
     """Wait until everything logged is stored and measured."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not client.flush(1.0):
+    while client.flush(1.0).undelivered:
         service.require_running()
         if time.monotonic() > deadline:
             raise DemoError(f"the service did not accept the run in time: {client.counters!r}{service.log_tail()}")

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from foreshock.client.client import Client
 from foreshock.client.counters import Counters
+from foreshock.client.status import DeliveryStatus
 
-__all__ = ["Client", "Counters"]
+__all__ = ["Client", "Counters", "DeliveryStatus"]

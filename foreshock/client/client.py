@@ -10,6 +10,9 @@ A call copies its arrays (`capture.py`) and puts them into the pipeline (`pipeli
 thread that encodes (`deliveries.py`) into an outbox (`outbox.py`) which spills to disk (`spool.py`), and a thread that
 sends (`uploader.py`), helped by one for scalars (`scalars_ahead.py`).
 
+Ranks: every rank that logs has a client, and all clients of a launch log into one attempt, which they find by what the
+launcher gives to all of them (`launch.py`).
+
 Forking: in a forked child the client is disabled, and items logged there are counted as dropped. Create a client in
 each process that logs.
 """
@@ -29,10 +32,12 @@ from foreshock.client.capture import Rollouts, capture_rollouts, size_of
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.launch import find_launch
 from foreshock.client.log_once import LogOnce
 from foreshock.client.pipeline import Pipeline
 from foreshock.client.queue import Work
-from foreshock.client.settings import ClientSettings, default_attempt_key
+from foreshock.client.settings import ClientSettings
+from foreshock.client.status import DeliveryStatus
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
@@ -64,9 +69,10 @@ class Client:
 
     Arguments not given come from `FORESHOCK_URL`, `FORESHOCK_API_KEY`, `FORESHOCK_SPOOL_DIRECTORY`,
     `FORESHOCK_RUN_KEY` and `FORESHOCK_ATTEMPT_KEY`. `run_key` is your own permanent name for the run: the same key
-    after a restart continues the run as a new attempt. `strict=True` raises errors in arguments, for development.
-    `block_when_full=True` makes calls wait for room in the queue instead of dropping, for importers. The other keyword
-    arguments are the fields of `ClientSettings`.
+    after a restart continues the run as a new attempt. `attempt_key` names one start of the job and must be equal on
+    all its ranks; it is needed only if they share no launcher's variables (`foreshock.client.launch`). `strict=True`
+    raises errors in arguments, for development. `block_when_full=True` makes calls wait for room in the queue instead
+    of dropping, for importers. The other keyword arguments are the fields of `ClientSettings`.
 
     `counters` has the numbers of delivered, spooled, rejected and dropped items; see `Counters`.
     """
@@ -88,13 +94,17 @@ class Client:
         self.settings = ClientSettings.resolve(url, api_key, spool_directory, **settings)
         self.project = project
         self.run_key = run_key or os.environ.get("FORESHOCK_RUN_KEY") or f"run-{uuid.uuid4().hex[:12]}"
-        self.attempt_key = attempt_key or default_attempt_key()
+        self.launch = find_launch(attempt_key)
         self.counters = Counters()
         self._strict = strict
         self._log = LogOnce("foreshock.client")
         self._registration: Registration | None = None
         self._attributes = BatchAttributes()
-        self._pipeline = Pipeline(self.settings, self.counters, self._log, block_when_full=block_when_full)
+        self._shard: int | None = None
+        self._shards: int | None = None
+        self._pipeline = Pipeline(
+            self.settings, self.project, self.counters, self._log, block_when_full=block_when_full
+        )
 
     @property
     def run_id(self) -> str | None:
@@ -135,15 +145,26 @@ class Client:
         model_kind: ModelKind | None = None,
         advice_mode: Literal["shadow", "apply"] = "shadow",
         resume_step: int = 0,
+        shard: int | None = None,
+        shards: int | None = None,
         fingerprint: Fingerprint | Mapping[str, Any] | None = None,
         attributes: BatchAttributes | None = None,
     ) -> Client:
         """Describe the run and start an attempt; returns the client, for `with client.start_run(...):`.
 
-        `resume_step` is the first step that this attempt computes. `attributes` (sampling defaults, logprobs mode, …)
-        apply to every batch without its own. Without this call the first logged item starts the run. `model_kind`
-        ("dense", "moe") decides which healthy ranges hold; None: derived from a logged checkpoint.
+        `resume_step` is the first step that this attempt computes. `shard` and `shards` are this rank's number and
+        theirs in all, if several ranks log; they become the defaults of `log_rollouts`, and leaving the `with` block
+        finishes the run on shard 0 only. Call this on every rank that logs, with the same other arguments.
+
+        `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
+        first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: derived
+        from a logged checkpoint.
+
+        Raises ConfigurationError, before training begins, if `shards` > 1 and the ranks share nothing that names their
+        launch: each would be an attempt of its own.
         """
+        if shards is not None and shards > 1:
+            self._require_shared_launch(shards)
         description = {
             "name": name,
             "model": model,
@@ -155,7 +176,7 @@ class Client:
             "model_kind": model_kind,
             "advice_mode": advice_mode,
         }
-        self._start(description, resume_step, fingerprint, attributes)
+        self._start(description, resume_step, (shard, shards), fingerprint, attributes)
         return self
 
     @_never_raises
@@ -164,12 +185,14 @@ class Client:
         step: int,
         rollouts: Rollouts,
         *,
-        shard: int = 0,
-        shards: int = 1,
+        shard: int | None = None,
+        shards: int | None = None,
         attributes: BatchAttributes | None = None,
         copy: bool = True,
     ) -> None:
         """Log rollouts of a step: all of them, or shard `shard` of `shards` (for example one per data-parallel rank).
+
+        The defaults are those of `start_run`, else 0 of 1.
 
         `rollouts` is a RolloutBatch, an Arrow table, or a mapping of columns (the names of the rollout schema, or of
         RolloutBatch's fields). Columns of tokens are flat arrays with `prompt_offsets` and `response_offsets` [N + 1]
@@ -177,8 +200,12 @@ class Client:
         or lists with one list per rollout. Arrays are numpy, torch on the CPU, or Arrow; `sample_ids` is optional.
         Arrays are copied before the call returns; `copy=False` skips the copy if the caller never changes them again.
         """
-        registration = self._started()
+        shard = (self._shard or 0) if shard is None else shard
+        shards = (self._shards or 1) if shards is None else shards
         requests.check_shard(step, shard, shards)
+        if shards > 1:
+            self._require_shared_launch(shards)
+        registration = self._started()
         what = f"shard {shard} of step {step}"
         size = size_of(rollouts)
         if not self._pipeline.reserve(what, size):
@@ -262,13 +289,19 @@ class Client:
         delivery = requests.state(self._started(), "failed" if failed else "finished")
         self._log_delivery("the end of the run", delivery, needed=True)
 
-    def flush(self, timeout_seconds: float = 30.0) -> bool:
-        """Wait until everything logged is delivered, rejected or dropped; False if the timeout came first."""
+    def flush(self, timeout_seconds: float = 30.0) -> DeliveryStatus:
+        """Wait until everything logged is delivered, rejected or dropped, or until the timeout.
+
+        Returns what the service does not have: `if not client.flush(): …` holds if anything at all is missing.
+        """
         return self._pipeline.flush(timeout_seconds)
 
-    def close(self, timeout_seconds: float | None = None) -> None:
-        """Deliver until the timeout, leave the rest on disk for the next client, and stop. Never raises."""
-        self._pipeline.close(timeout_seconds)
+    def close(self, timeout_seconds: float | None = None) -> DeliveryStatus:
+        """Deliver until the timeout, leave the rest on disk for the next client, and stop. Never raises.
+
+        Returns what the service does not have, and prints it once if there is anything.
+        """
+        return self._pipeline.close(timeout_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -276,7 +309,8 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._registration is not None:
+        # One rank finishes the run; any may fail it.
+        if self._registration is not None and (error is not None or not self._shard):
             self.finish(failed=error is not None)
         self.close()
 
@@ -284,13 +318,20 @@ class Client:
         self,
         description: Mapping[str, Any],
         resume_step: int,
+        rank: tuple[int | None, int | None],
         fingerprint: Fingerprint | Mapping[str, Any] | None,
         attributes: BatchAttributes | None,
     ) -> None:
         try:
+            shard, shards = rank
+            if (shard is None) != (shards is None):
+                raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
+            if shard is not None and shards is not None:
+                requests.check_shard(0, shard, shards)
             registration = requests.registration(
-                self.project, self.run_key, description, self.attempt_key, resume_step, fingerprint
+                self.project, self.run_key, description, self.launch.attempt_key, resume_step, fingerprint
             )
+            self._shard, self._shards = rank
             self._attributes = attributes or BatchAttributes()
             cap = description.get("length_cap")
             if self._attributes.length_cap is None and cap is not None:
@@ -301,12 +342,22 @@ class Client:
 
     def _started(self) -> Registration:
         if self._registration is None:
-            self._register(requests.registration(self.project, self.run_key, {}, self.attempt_key, 0, None))
+            make_key = self.launch.attempt_key
+            self._register(requests.registration(self.project, self.run_key, {}, make_key, 0, None))
         assert self._registration is not None
         return self._registration
 
+    def _require_shared_launch(self, shards: int) -> None:
+        if not self.launch.shared:
+            raise ConfigurationError(
+                f"shards={shards}, but nothing tells which ranks are of one launch: there is no torchrun, Slurm, Ray "
+                "or mpirun, nor MASTER_ADDR and MASTER_PORT. Give all ranks of this launch the same `attempt_key` "
+                "(argument of Client, or FORESHOCK_ATTEMPT_KEY), another one at each start, such as the start time"
+            )
+
     def _register(self, registration: Registration) -> None:
         self._registration = registration
+        self._pipeline.heartbeats.start(registration, self._shard)
         self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
 
     def _log_delivery(self, what: str, delivery: Delivery, *, needed: bool = False) -> None:

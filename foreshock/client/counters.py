@@ -25,9 +25,9 @@ class CountersSnapshot:
     recovered: int = 0
     """Items found on disk from an earlier process."""
     rejected: int = 0
-    """Items that the service rejected; their bytes are kept in the spool's folder `rejected`."""
+    """Items that are invalid for the service; their bytes are kept in the spool's folder `rejected`."""
     invalid: int = 0
-    """Calls with invalid arguments; nothing was sent."""
+    """Calls with invalid arguments, or that could not be encoded; nothing was sent."""
     dropped_queue_full: int = 0
     """Items dropped because the queue was full: encoding is slower than logging."""
     dropped_spool_full: int = 0

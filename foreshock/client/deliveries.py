@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,21 @@ PARQUET = "application/vnd.apache.parquet"
 _SLICE_BYTES = 256 * 1024
 
 Kind = Literal["register", "rollouts", "scalars", "checkpoint", "state", "acknowledgement"]
+
+
+_STEP = r"/v1/runs/\{run\}/steps/\d+"
+_REQUESTS: Mapping[Kind, re.Pattern[str]] = {
+    "register": re.compile(""),
+    "rollouts": re.compile(rf"PUT {_STEP}/rollouts/\d+"),
+    "scalars": re.compile(rf"PUT {_STEP}/scalars"),
+    "checkpoint": re.compile(r"PUT /v1/runs/\{run\}/checkpoints/\d+"),
+    "state": re.compile(r"PATCH /v1/runs/\{run\}"),
+    "acknowledgement": re.compile(r"POST /v1/runs/\{run\}/lr-advice/ack"),
+}
+"""Method and path of each kind. No other request is read back from a disk: files in a folder may be planted."""
+
+_QUERY = {"attempt": re.compile(r"\{attempt\}"), "shards": re.compile(r"\d+")}
+_CONTENT_TYPES = frozenset({"application/json", PARQUET})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,13 @@ class Registration:
     def run_identity(self) -> tuple[str, str]:
         """Project and client key, which identify the run."""
         return str(self.run["project"]), str(self.run["key"])
+
+    @property
+    def identified(self) -> Registration:
+        """Return the registration without what describes run and attempt, which a service may find invalid."""
+        run = {name: self.run[name] for name in ("project", "key")}
+        attempt = {name: self.attempt[name] for name in ("key", "resume_step") if name in self.attempt}
+        return Registration(run, attempt)
 
     @property
     def attempt_key(self) -> str:
@@ -91,14 +114,28 @@ class Delivery:
             values = json.loads(text)
             if values["digest"] != digest_of_bytes(body):
                 raise ValueError("the digest of the bytes differs from the recorded one")
-            return cls(
+            delivery = cls(
                 kind=values["kind"],
-                registration=Registration(run=values["run"], attempt=values["attempt"]),
+                registration=Registration(run=dict(values["run"]), attempt=dict(values["attempt"])),
                 method=values["method"],
                 path=values["path"],
-                query=values["query"],
+                query=dict(values["query"]),
                 content_type=values["content_type"],
                 body=body,
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the metadata has no field {error}") from error
+            delivery._check_request()
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the metadata is incomplete: {error}") from error
+        return delivery
+
+    def _check_request(self) -> None:
+        """Raise ValueError unless the client itself makes such a request."""
+        request = f"{self.method} {self.path}".strip()
+        known = _REQUESTS[self.kind].fullmatch(request) is not None and self.content_type in _CONTENT_TYPES
+        known = known and all(_QUERY[name].fullmatch(value) is not None for name, value in self.query.items())
+        if (
+            not known
+            or not {"project", "key"} <= self.registration.run.keys()
+            or "key" not in self.registration.attempt
+        ):
+            raise ValueError(f"{request!r} is no request of this client")

@@ -1,30 +1,44 @@
-"""The outbox: undelivered items in order, in memory while they are small and the service answers, else on disk."""
+"""The outbox: undelivered items in order, in memory while they are small and the service answers, else on disk.
+
+An item that the service refuses, or all items of a run that it refuses, can be set back until a later time. The items
+behind them are sent meanwhile.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery
 from foreshock.client.spool import Spool, SpooledEntry, SpoolFullError
 from foreshock.errors import SpoolError
+from foreshock.retry import Backoff
 
 __all__ = ["Outbox", "OutboxEntry"]
 
 
+@dataclass(slots=True)
+class _SetBack:
+    """The time of `time.monotonic` before which something is not sent again, and the backoff that gives the next."""
+
+    until: float
+    backoff: Backoff
+
+
 @dataclass(slots=True, eq=False)
 class OutboxEntry:
-    """One delivery, either in memory (`delivery`) or on disk (`spooled`)."""
+    """One delivery, either in memory (`delivery`) or on disk (`spooled`); `run` is its run's project and key."""
 
     sequence: int
     size: int
     needed: bool
+    run: tuple[str, str]
     delivery: Delivery | None = None
     spooled: SpooledEntry | None = None
-    server_faults: int = 0
+    set_back: _SetBack | None = field(default=None, repr=False)
 
 
 class Outbox:
@@ -37,29 +51,35 @@ class Outbox:
         self._warn = warn
         self._lock = threading.Lock()
         self._entries: deque[OutboxEntry] = deque()
+        self._runs_set_back: dict[tuple[str, str], _SetBack] = {}
         self._memory_bytes = 0
         self._next_sequence = 1
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def recover(self) -> int:
-        """Put the entries that earlier processes left on disk in front; return their number."""
+    def recover(self, *, other_keys: bool = False) -> int:
+        """Put the entries that earlier processes left on disk in front; return their number.
+
+        `other_keys`: also those of processes that used another API key of the project.
+        """
         with self._lock:
             try:
-                left = self._spool.adopt()
+                left = self._spool.adopt(other_keys=other_keys)
             except SpoolError as error:
                 self._warn("spool", f"{error}; data of earlier processes in it is not sent")
                 return 0
-            self._entries.extend(
-                OutboxEntry(0, entry.size, needed=entry.kind in ("register", "state"), spooled=entry) for entry in left
+            self._entries.extendleft(
+                OutboxEntry(0, entry.size, entry.kind in ("register", "state"), entry.run, spooled=entry)
+                for entry in reversed(left)
             )
             return len(left)
 
     def append(self, delivery: Delivery, *, to_disk: bool) -> None:
         """Add at the end: on disk if `to_disk` or if it does not fit into memory."""
         with self._lock:
-            entry = OutboxEntry(self._next_sequence, len(delivery.body), delivery.needed, delivery=delivery)
+            run = delivery.registration.run_identity
+            entry = OutboxEntry(self._next_sequence, len(delivery.body), delivery.needed, run, delivery=delivery)
             self._next_sequence += 1
             fits = self._memory_bytes + entry.size <= self._max_memory_bytes
             written = (to_disk or not fits) and self._to_disk(entry, delivery)
@@ -70,10 +90,64 @@ class Outbox:
                 self._memory_bytes += entry.size
             self._entries.append(entry)
 
-    def at(self, position: int) -> OutboxEntry | None:
-        """Return the entry at `position` from the front, None if there is none."""
+    def next_due(self, now: float) -> tuple[OutboxEntry | None, float | None]:
+        """Return the first entry that is not set back; else None and the seconds until one is (None: it is empty)."""
         with self._lock:
-            return self._entries[position] if position < len(self._entries) else None
+            earliest: float | None = None
+            for entry in self._entries:
+                until = self._set_back_until(entry)
+                if until <= now:
+                    return entry, 0.0
+                earliest = until if earliest is None else min(earliest, until)
+            return None, None if earliest is None else earliest - now
+
+    def after(self, entry: OutboxEntry) -> OutboxEntry | None:
+        """Return the entry that follows this one; None if there is none, or it is set back."""
+        with self._lock:
+            # The entry that is sent is nearly always the first.
+            entries = iter(self._entries)
+            if not any(each is entry for each in entries):
+                return None
+            follower = next(entries, None)
+            return None if follower is None or follower.set_back is not None else follower
+
+    def set_back(self, entry: OutboxEntry, now: float, backoff: Callable[[], Backoff], *, whole_run: bool) -> None:
+        """Send the entry, or every entry of its run, later: each time after a longer delay of `backoff()`."""
+        with self._lock:
+            known = self._runs_set_back.get(entry.run) if whole_run else entry.set_back
+            known = known or _SetBack(now, backoff())
+            known.until = now + known.backoff.next_delay()
+            if whole_run:
+                self._runs_set_back[entry.run] = known
+            else:
+                entry.set_back = known
+
+    def try_all_now(self) -> None:
+        """Make every entry due. The delays continue to grow with the next refusal."""
+        with self._lock:
+            for run in self._runs_set_back.values():
+                run.until = 0.0
+            for entry in self._entries:
+                if entry.set_back is not None:
+                    entry.set_back.until = 0.0
+
+    def accepts(self, entry: OutboxEntry) -> None:
+        """Note that the service accepts the entry's run."""
+        with self._lock:
+            self._runs_set_back.pop(entry.run, None)
+
+    def leave_to_others(self, entry: OutboxEntry) -> bool:
+        """Give back the adopted folder of a refused entry if another API key wrote it; return whether it did."""
+        with self._lock:
+            spooled = entry.spooled
+            if spooled is None or entry.sequence or self._spool.owner.owns(spooled.folder):
+                return False
+            left = [each for each in self._entries if each.spooled and each.spooled.folder == spooled.folder]
+            for each in left:
+                self._entries.remove(each)
+            self._spool.release(spooled.folder, [each.spooled for each in left if each.spooled])
+            self._counters.add(recovered=-len(left))
+            return True
 
     def load(self, entry: OutboxEntry) -> Delivery | None:
         """Return the entry's delivery; a damaged entry is moved to the folder `rejected` and None returned."""
@@ -123,6 +197,11 @@ class Outbox:
                 if not self._to_disk(entry, entry.delivery):
                     return
                 self._memory_bytes -= entry.size
+
+    def _set_back_until(self, entry: OutboxEntry) -> float:
+        """Return when the entry may be sent. The caller holds the lock."""
+        run = self._runs_set_back.get(entry.run)
+        return max(0.0 if run is None else run.until, 0.0 if entry.set_back is None else entry.set_back.until)
 
     def _to_disk(self, entry: OutboxEntry, delivery: Delivery) -> bool:
         """Write an entry to disk and return True on success. The caller holds the lock."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401
+import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,13 +21,15 @@ from foreshock.client.checkpoint_requests import CheckpointRequests
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery
+from foreshock.client.heartbeats import Heartbeats
 from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox
 from foreshock.client.queue import BoundedQueue, Work
 from foreshock.client.registrar import Registrar
 from foreshock.client.sender import DeliverySender
 from foreshock.client.settings import ClientSettings
-from foreshock.client.spool import Spool
+from foreshock.client.spool import Spool, SpoolOwner
+from foreshock.client.status import DeliveryStatus
 from foreshock.client.uploader import Uploader
 
 __all__ = ["Pipeline"]
@@ -34,9 +38,11 @@ __all__ = ["Pipeline"]
 class Pipeline:
     """Takes work, encodes and delivers it in the background. All methods are safe from any thread."""
 
-    def __init__(self, settings: ClientSettings, counters: Counters, log: LogOnce, *, block_when_full: bool) -> None:
+    def __init__(
+        self, settings: ClientSettings, project: str, counters: Counters, log: LogOnce, *, block_when_full: bool
+    ) -> None:
         """Start the threads. Nothing is sent until something is put in."""
-        self.registrar = Registrar()
+        self.registrar = Registrar(log)
         self._settings = settings
         self._counters = counters
         self._log = log
@@ -46,6 +52,7 @@ class Pipeline:
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
         self._spool = Spool(
             settings.spool_directory,
+            owner=SpoolOwner.of(project, settings.api_key),
             max_bytes=settings.max_spool_bytes,
             max_rejected_bytes=settings.max_rejected_bytes,
         )
@@ -54,6 +61,7 @@ class Pipeline:
             ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
             for _ in range(2)
         )
+        self.heartbeats = Heartbeats(self._connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
         self.checkpoint_requests = CheckpointRequests(self._connection, self.registrar)
         self._uploader = Uploader(
             DeliverySender(self._connection, self.registrar),
@@ -62,6 +70,7 @@ class Pipeline:
             outbox,
             counters,
             log,
+            heartbeats=self.heartbeats,
             after_delivery=self.checkpoint_requests.after_delivery,
         )
         _open_pipelines.add(self)
@@ -101,14 +110,21 @@ class Pipeline:
         """
         threading.Thread(target=self._make_and_put, args=(what, make), name="foreshock-digest", daemon=True).start()
 
-    def flush(self, timeout_seconds: float) -> bool:
-        """Wait until everything is delivered, rejected or dropped; False if the timeout came first."""
-        return not self._disabled_by_fork and self._uploader.flush(timeout_seconds)
+    def flush(self, timeout_seconds: float) -> DeliveryStatus:
+        """Wait until everything is delivered, rejected or dropped, or until the timeout; return what is missing."""
+        if self._disabled_by_fork:
+            return self._status_after_fork()
+        return self._uploader.flush(timeout_seconds)
 
-    def close(self, timeout_seconds: float | None = None) -> None:
-        """Deliver until the timeout (default: `exit_seconds`), leave the rest on disk, stop. Never raises."""
-        if self._closed or self._disabled_by_fork:
-            return
+    def close(self, timeout_seconds: float | None = None) -> DeliveryStatus:
+        """Deliver until the timeout (default: `exit_seconds`), leave the rest on disk, stop; return what is missing.
+
+        Prints what is missing, if anything is. Never raises.
+        """
+        if self._disabled_by_fork:
+            return self._status_after_fork()
+        if self._closed:
+            return self._uploader.status()
         self._closed = True
         try:
             self._uploader.stop(self._settings.exit_seconds if timeout_seconds is None else timeout_seconds)
@@ -119,6 +135,23 @@ class Pipeline:
             self._counters.add(internal_errors=1)
             self._log.exception("close", "closing the client failed", error)
         _open_pipelines.discard(self)
+        status = self._uploader.status()
+        if not status.complete:
+            self._print(status)
+        return status
+
+    def _status_after_fork(self) -> DeliveryStatus:
+        return DeliveryStatus(dropped=self._counters.dropped_closed, reason="the client belongs to the parent process")
+
+    def _print(self, status: DeliveryStatus) -> None:
+        lines = [f"foreshock: {status}"]
+        if status.undelivered:
+            lines.append(f"  the undelivered items are kept in {self._spool.directory}; the next client sends them")
+        if status.rejected:
+            lines.append(f"  the rejected items are in {self._spool.directory / 'rejected'}, each with the reason")
+        with contextlib.suppress(OSError, ValueError):
+            # Closed at the end of some processes.
+            print("\n".join(lines), file=sys.stderr)
 
     def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
         try:

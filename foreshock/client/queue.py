@@ -39,6 +39,11 @@ class BoundedQueue:
         """True if nothing is queued, being copied or being encoded."""
         return self._reserved_items == 0
 
+    @property
+    def items(self) -> int:
+        """Number of items that are queued, being copied or being encoded."""
+        return self._reserved_items
+
     def reserve(self, size: int, *, needed: bool = False, wait_seconds: float = 0.0) -> bool:
         """Reserve room for one item of `size` bytes; False if there is none after `wait_seconds`, or it is closed.
 

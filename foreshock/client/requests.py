@@ -23,11 +23,14 @@ def registration(
     project: str,
     run_key: str,
     description: Mapping[str, Any],
-    attempt_key: str,
+    attempt_key: Callable[[int], str],
     resume_step: int,
     fingerprint: Fingerprint | Mapping[str, Any] | None,
 ) -> Registration:
-    """Return the bodies that get or create run and attempt; None values are omitted. Raises ConfigurationError."""
+    """Return the bodies that get or create run and attempt; None values are omitted. Raises ConfigurationError.
+
+    `attempt_key` returns the key of the attempt that begins at a step.
+    """
     _check_whole_number("resume_step", resume_step)
     model_kind = description.get("model_kind")
     if model_kind is not None and known_model_kind(model_kind) is None:
@@ -35,7 +38,8 @@ def registration(
     run = {"project": project, "key": run_key}
     run |= {name: value for name, value in description.items() if value is not None}
     fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
-    attempt = {"key": attempt_key, "resume_step": int(resume_step), "fingerprint": fingerprint}
+    begin = int(resume_step)
+    attempt = {"key": attempt_key(begin), "resume_step": begin, "fingerprint": fingerprint}
     _json(run), _json(attempt)
     return Registration(run=run, attempt=attempt)
 

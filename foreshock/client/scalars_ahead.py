@@ -20,7 +20,7 @@ __all__ = ["ScalarsAhead"]
 
 
 class ScalarsAhead:
-    """A thread that sends what follows the front of the outbox, between `begin` and `end`.
+    """A thread that sends what follows an entry of the outbox, between `begin` and `end`.
 
     What it fails to deliver stays in the outbox: the thread that calls `begin` sends it again in its turn, and handles
     the error. Scalars may be sent twice, since storing them is idempotent.
@@ -37,6 +37,7 @@ class ScalarsAhead:
         self._delivered = delivered
         self._changed = threading.Condition()
         self._rollouts: Delivery | None = None
+        self._entry: OutboxEntry | None = None
         self._sending = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="foreshock-scalars", daemon=True)
@@ -45,12 +46,12 @@ class ScalarsAhead:
         """Start the thread."""
         self._thread.start()
 
-    def begin(self, rollouts: Delivery) -> None:
-        """Start to send the scalars that follow `rollouts`, the delivery at the front of the outbox."""
+    def begin(self, entry: OutboxEntry, rollouts: Delivery) -> None:
+        """Start to send the scalars that follow `rollouts`, the delivery of an entry of the outbox."""
         if not self._sender.is_registered(rollouts):
             return
         with self._changed:
-            self._rollouts = rollouts
+            self._entry, self._rollouts = entry, rollouts
             self._changed.notify_all()
 
     def look_again(self) -> None:
@@ -93,7 +94,7 @@ class ScalarsAhead:
 
     def _next(self) -> tuple[OutboxEntry, Delivery] | None:
         """Return the entry that follows the rollouts if it has scalars of their step."""
-        entry = self._outbox.at(1) if self._rollouts is not None else None
+        entry = self._outbox.after(self._entry) if self._rollouts is not None and self._entry is not None else None
         # Entries on disk are sent in their turn: they wait for a service that was away.
         delivery = entry.delivery if entry is not None else None
         if entry is None or delivery is None or self._rollouts is None or not _is_of_step(delivery, self._rollouts):

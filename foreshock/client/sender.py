@@ -18,6 +18,8 @@ class DeliverySender:
     def __init__(self, connection: ServiceConnection, registrar: Registrar) -> None:
         self._connection = connection
         self._registrar = registrar
+        self.registering = False
+        """True while, or if the last request failed while, run and attempt were registered."""
 
     def send(self, delivery: Delivery) -> httpx.Response | None:
         """Send a delivery and return the answer, None for a registration. Raises ServiceError."""
@@ -39,7 +41,9 @@ class DeliverySender:
         self._connection.interrupt()
 
     def _send_once(self, delivery: Delivery) -> httpx.Response | None:
+        self.registering = True
         run, attempt = self._registrar.register(self._connection, delivery.registration)
+        self.registering = False
         if not delivery.path:
             return None
         return self._connection.request(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from foreshock.client.connection import DEFAULT_URL
 from foreshock.errors import ConfigurationError
 
-__all__ = ["ClientSettings", "default_attempt_key"]
+__all__ = ["ClientSettings"]
 
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
@@ -40,6 +38,8 @@ class ClientSettings:
     """Timeout of a request."""
     exit_seconds: float = 10.0
     """Longest delay of the end of the process to deliver the rest, which then stays on disk."""
+    heartbeat_seconds: float = 30.0
+    """Time between the messages that tell the service that this trainer lives."""
 
     @classmethod
     def resolve(
@@ -80,19 +80,3 @@ def _default_spool_directory(url: str) -> Path:
     if not usable:
         home = Path(tempfile.gettempdir()) / f"foreshock-{os.getuid()}"
     return home / "foreshock" / "spool" / service
-
-
-def default_attempt_key(environment: Mapping[str, str] | None = None) -> str:
-    """Return a key for this start of the job, the same on all ranks of a launch by torchrun or Slurm.
-
-    With other launchers each process is an attempt of its own: pass the same `attempt_key` on all ranks that log.
-    """
-    environment = os.environ if environment is None else environment
-    if given := environment.get("FORESHOCK_ATTEMPT_KEY"):
-        return given
-    job = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if job != "none":
-        return f"torchrun-{job}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if slurm := environment.get("SLURM_JOB_ID"):
-        return f"slurm-{slurm}-{environment.get('SLURM_RESTART_COUNT', '0')}"
-    return f"process-{uuid.uuid4().hex}"

@@ -1,12 +1,14 @@
 """The threads behind a client: one encodes what the trainer logged, one sends it in order, with a helper for scalars.
 
 Encoding never waits for the service: encoded deliveries go to the outbox, which keeps them on disk while the service is
-away or slow. The answer to a delivery decides what follows:
+away or slow. The answer to a delivery decides what follows (`refusals.py`):
 
-    2xx                 delivered
-    ServiceUnavailable  the same bytes are sent again, with backoff
-    Unauthorized        the same: an operator can correct the key, and the data is still good
-    Rejected            final: the bytes are kept in the spool's folder `rejected`
+    2xx             delivered
+    service         everything waits and is sent again, with backoff
+    run, item       the run's items, or this item, wait longer and longer; the others are sent meanwhile
+    final           the bytes are kept in the spool's folder `rejected`
+
+Without deliveries the sender tells the service every `heartbeat_seconds` that this process lives.
 """
 
 from __future__ import annotations
@@ -20,21 +22,25 @@ import httpx
 
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery
+from foreshock.client.heartbeats import Heartbeats
 from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox, OutboxEntry
 from foreshock.client.queue import BoundedQueue, Work
+from foreshock.client.refusals import scope_of
 from foreshock.client.scalars_ahead import ScalarsAhead
 from foreshock.client.sender import DeliverySender
-from foreshock.errors import Rejected, RolloutsError, ServiceError, Unauthorized, WeightsError
+from foreshock.client.status import DeliveryStatus
+from foreshock.errors import RolloutsError, ServiceError, Unauthorized, WeightsError
 from foreshock.retry import Backoff
 
 __all__ = ["Uploader"]
 
 _FIRST_RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 30.0
-# Overload or restart; any other 5xx may be caused by the delivery itself.
-_OVERLOAD_STATUSES = frozenset({502, 503, 504})
-_SERVER_FAULTS_BEFORE_SKIPPING = 5
+# A refusal that a person must mend, or an item that the service fails on: asked for slowly, since it is sent again.
+_FIRST_REFUSED_SECONDS = 2.0
+_LONGEST_REFUSED_SECONDS = 300.0
+_LONGEST_WAIT_SECONDS = 60.0
 
 
 class Uploader:
@@ -49,6 +55,7 @@ class Uploader:
         counters: Counters,
         log: LogOnce,
         *,
+        heartbeats: Heartbeats,
         after_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
         self._sender = sender
@@ -57,7 +64,10 @@ class Uploader:
         self._outbox = outbox
         self._counters = counters
         self._log = log
+        self._heartbeats = heartbeats
         self._after_delivery = after_delivery
+        self._reason: str | None = None
+        self._may_adopt_other_keys = True
         self._changed = threading.Condition()
         self._stopping = False
         self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
@@ -81,9 +91,17 @@ class Uploader:
         """True if everything logged so far has been delivered, rejected or dropped."""
         return self._queue.empty and not len(self._outbox)
 
-    def flush(self, timeout_seconds: float) -> bool:
-        """Try the service at once and wait until idle; False if the timeout came first."""
-        return self._wait(lambda: self.idle, timeout_seconds)
+    def status(self) -> DeliveryStatus:
+        """Return what the service does not have."""
+        now = self._counters.snapshot()
+        undelivered = self._queue.items + len(self._outbox)
+        incomplete = undelivered or now.rejected
+        return DeliveryStatus(undelivered, now.rejected, now.dropped, now.invalid, self._reason if incomplete else None)
+
+    def flush(self, timeout_seconds: float) -> DeliveryStatus:
+        """Try the service at once, also with what it refused, and wait until idle or until the timeout."""
+        self._wait(lambda: self.idle, timeout_seconds)
+        return self.status()
 
     def stop(self, timeout_seconds: float) -> None:
         """Deliver until the timeout, write the rest to disk, end the threads."""
@@ -92,8 +110,9 @@ class Uploader:
         self._wait(
             lambda: (
                 self.idle
-                # An attempt since the call failed: the disk keeps the rest, waiting gains nothing.
-                or (self._queue.empty and self._failed_attempts > failed_before)
+                # An attempt since the call failed, or the service refused all that is left: the disk keeps the rest,
+                # waiting gains nothing.
+                or (self._queue.empty and (self._failed_attempts > failed_before or self._all_refused()))
             ),
             timeout_seconds,
         )
@@ -112,6 +131,7 @@ class Uploader:
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             self._next_attempt = 0.0
+            self._outbox.try_all_now()
             self._changed.notify_all()
             while not reached():
                 left = deadline - time.monotonic()
@@ -120,12 +140,15 @@ class Uploader:
                 self._changed.wait(min(left, 0.2))
             return True
 
+    def _all_refused(self) -> bool:
+        return self._outbox.next_due(time.monotonic())[0] is None
+
     def _encode_all(self) -> None:
         while (work := self._queue.get()) is not None:
             try:
                 self._encode(work)
             except Exception as error:
-                self._counters.add(internal_errors=1)
+                self._counters.add(internal_errors=1, invalid=1)
                 self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
             finally:
                 self._queue.release(work)
@@ -143,30 +166,40 @@ class Uploader:
         self._scalars.look_again()
 
     def _send_all(self) -> None:
-        while True:
-            entry = self._next_entry()
-            if entry is None:
-                return
+        while self._wait_for_work():
             try:
-                self._send(entry)
+                self._send_next()
             except Exception as error:
                 self._counters.add(internal_errors=1)
                 self._log.exception(f"sending {type(error).__name__}", "sending failed and is retried", error)
                 self._schedule_retry(None)
             with self._changed:
                 self._changed.notify_all()
+        if not self._backoff.failures:
+            self._heartbeats.send_last(self.status())
 
-    def _next_entry(self) -> OutboxEntry | None:
-        """Wait for the next entry and for the end of the backoff, and return it; None when stopping."""
+    def _wait_for_work(self) -> bool:
+        """Wait until an entry or a heartbeat is due; False when stopping."""
         with self._changed:
-            while True:
-                if self._stopping:
-                    return None
-                wait = self._next_attempt - time.monotonic()
-                entry = self._outbox.at(0)
-                if entry is not None and wait <= 0:
-                    return entry
-                self._changed.wait(wait if entry is not None else None)
+            while not self._stopping:
+                now = time.monotonic()
+                entry, wait = self._outbox.next_due(now)
+                if entry is not None or wait is not None:
+                    wait = max(wait or 0.0, self._next_attempt - now)
+                beat = self._heartbeats.seconds_until_due(now)
+                left = min(each for each in (wait, beat, _LONGEST_WAIT_SECONDS) if each is not None)
+                if left <= 0.0:
+                    return True
+                self._changed.wait(left)
+            return False
+
+    def _send_next(self) -> None:
+        now = time.monotonic()
+        if (self._heartbeats.seconds_until_due(now) or 1.0) <= 0.0:
+            self._heartbeats.send(self.status())
+        entry, _ = self._outbox.next_due(now)
+        if entry is not None and self._next_attempt <= now:
+            self._send(entry)
 
     def _send(self, entry: OutboxEntry) -> None:
         """Make one attempt to deliver `entry`."""
@@ -174,22 +207,21 @@ class Uploader:
         if delivery is None:
             return
         try:
-            response = self._send_with_scalars(delivery)
-        except Rejected as error:
-            self._reject(entry, delivery, error)
+            response = self._send_with_scalars(entry, delivery)
         except ServiceError as error:
-            self._failed(entry, delivery, error)
-        else:
-            self._note_success()
-            self._delivered(entry, response)
-            if self._after_delivery is not None and not self._stopping:
-                self._after_delivery(delivery)
+            self._refused(entry, delivery, error)
+            return
+        self._note_success(entry)
+        self._delivered(entry, response)
+        self._heartbeats.note_delivery(delivery)
+        if self._after_delivery is not None and not self._stopping:
+            self._after_delivery(delivery)
 
-    def _send_with_scalars(self, delivery: Delivery) -> httpx.Response | None:
+    def _send_with_scalars(self, entry: OutboxEntry, delivery: Delivery) -> httpx.Response | None:
         """Send a delivery; while it is one of rollouts, send the scalars of their step as well."""
         if delivery.kind != "rollouts" or self._backoff.failures > 0:
             return self._sender.send(delivery)
-        self._scalars.begin(delivery)
+        self._scalars.begin(entry, delivery)
         try:
             return self._sender.send(delivery)
         finally:
@@ -200,46 +232,43 @@ class Uploader:
         self._counters.add(delivered=1, delivered_bytes=entry.size, duplicates=int(duplicate))
         self._outbox.done(entry)
 
-    def _failed(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
+    def _refused(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
+        scope = scope_of(error, registering=self._sender.registering)
+        self._reason = str(error)
+        if scope == "final":
+            self._reject(entry, delivery, error)
+            return
         self._counters.add(failed_requests=1)
         if self._stopping:
             return
-        if error.status is not None and error.status >= 500 and error.status not in _OVERLOAD_STATUSES:
-            entry.server_faults += 1
-            if entry.server_faults >= _SERVER_FAULTS_BEFORE_SKIPPING and self._next_is_delivered(entry):
-                self._reject(entry, delivery, error)
-                return
         if isinstance(error, Unauthorized):
             self._log.warning("key", f"the service refuses the API key; data is kept until the key is valid: {error}")
-        else:
+        elif error.status is None or error.status >= 500:
             self._log.warning("away", f"{error}; data is kept and sent later")
-        self._schedule_retry(error)
+        else:
+            text = f"{error}; the data is kept and sent again when the configuration is corrected"
+            self._log.warning(f"refused {error.status}", text)
+        if scope == "service" or (error.status is not None and error.status >= 500):
+            self._schedule_retry(error)
+        if scope == "run" and self._outbox.leave_to_others(entry):
+            return
+        if scope != "service":
+            self._outbox.set_back(entry, time.monotonic(), _refused_backoff, whole_run=scope == "run")
         self._outbox.all_to_disk()
 
-    def _next_is_delivered(self, entry: OutboxEntry) -> bool:
-        """Try the entry after one that the service repeatedly fails on; True if the service accepts that one."""
-        after = self._outbox.at(1)
-        if after is None or self._outbox.at(0) is not entry or entry.needed:
-            return False
-        delivery = self._outbox.load(after)
-        if delivery is None:
-            return False
-        try:
-            self._sender.send(delivery)
-        except ServiceError:
-            return False
-        self._counters.add(delivered=1, delivered_bytes=after.size)
-        self._outbox.done(after)
-        return True
-
-    def _note_success(self) -> None:
+    def _note_success(self, entry: OutboxEntry) -> None:
         if self._backoff.failures:
             self._log.info("the service is back; sending the kept data")
             self._log.forget("away")
         self._backoff.reset()
+        self._outbox.accepts(entry)
+        if self._may_adopt_other_keys:
+            # The service accepts this client's key: what the project's other keys left behind can be sent with it.
+            self._may_adopt_other_keys = False
+            self._counters.add(recovered=self._outbox.recover(other_keys=True))
 
     def _reject(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
-        self._note_success()
+        self._backoff.reset()
         self._counters.add(rejected=1)
         key = f"rejected {delivery.kind} {error.status}"
         self._log.warning(key, f"the service refused {delivery.describe()}: {error}")
@@ -250,6 +279,10 @@ class Uploader:
         with self._changed:
             self._failed_attempts += 1
             self._next_attempt = time.monotonic() + delay
+
+
+def _refused_backoff() -> Backoff:
+    return Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
 
 
 def _reports_duplicate(body: bytes) -> bool:

@@ -131,15 +131,15 @@ def _wait(client: Client) -> None:
     """Wait until everything is delivered. Raises ServiceUnavailable if it stalls, Rejected for rejected items."""
     progress = Progress("delivering", client.counters.accepted)
     delivered, since = -1, time.monotonic()
-    while not client.flush(0.2):
+    while (status := client.flush(0.2)).undelivered:
         now = client.counters.snapshot()
         progress.show(now.delivered)
         if now.delivered != delivered:
             delivered, since = now.delivered, time.monotonic()
         elif time.monotonic() - since > _STALLED_SECONDS:
             raise ServiceUnavailable(
-                f"nothing was delivered for {_STALLED_SECONDS:.0f} s; the rest is kept in "
-                f"{client.settings.spool_directory} and sent by the next import"
+                f"nothing was delivered for {_STALLED_SECONDS:.0f} s ({status.reason or 'no answer'}); the rest is "
+                f"kept in {client.settings.spool_directory} and sent by the next import"
             )
     now = client.counters.snapshot()
     progress.show(now.delivered)

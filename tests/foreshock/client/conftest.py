@@ -22,6 +22,8 @@ def service() -> Iterator[FaultyService]:
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "_FIRST_RETRY_SECONDS", 0.02)
     monkeypatch.setattr(uploader, "_LONGEST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(uploader, "_FIRST_REFUSED_SECONDS", 0.05)
+    monkeypatch.setattr(uploader, "_LONGEST_REFUSED_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -106,7 +106,9 @@ def test_interrupted_service_receives_everything_in_order(make: Any) -> None:
     assert client.counters.delivered == 31
 
 
-FAULTS: list[Any] = [500, 502, 503, 429, 408, "reset", "half", "html", 401, 403]
+FAULTS: list[Any] = [
+    400, 401, 403, 404, 405, 408, 411, 413, 415, 421, 429, 500, 502, 503, 507, "reset", "half", "html",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -117,11 +119,80 @@ def test_temporary_failure_is_retried_until_delivered(make: Any, service: Faulty
     assert client.flush(60)
     assert len(service.bodies("rollouts")) == 1
     assert client.counters.rejected == client.counters.dropped == 0
-    if fault != "html":
+    if fault not in ("html", 404):
         assert client.counters.failed_requests == 3
 
 
-@pytest.mark.parametrize("status", [400, 404, 409, 410, 413, 415, 422])
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 415, 421, 500, 507])
+def test_refusal_that_a_configuration_mends_keeps_the_bytes(
+    make: Any, service: FaultyService, tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.always = lambda received: status if "/rollouts/" in received.path else None
+    client = make()
+    for step in range(3):
+        client.log_rollouts(step, rollouts(step))
+    refused = client.flush(1.0)
+    assert not refused
+    assert (refused.undelivered, refused.rejected, refused.dropped) == (3, 0, 0)
+    assert f"injected {status}" in str(refused)
+    assert len([path for path in (tmp_path / "spool").glob("*/*.body") if path.stat().st_size]) == 3
+    service.always = None
+    assert client.flush(60)
+    assert len(service.bodies("rollouts")) == 3
+    assert client.counters.rejected == client.counters.dropped == 0
+    warnings = [record.message for record in caplog.records if f"injected {status}" in record.message]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 500])
+def test_refused_item_does_not_hold_up_the_others(make: Any, service: FaultyService, status: int) -> None:
+    service.always = lambda received: status if "/steps/1/rollouts" in received.path else None
+    client = make()
+    for step in range(4):
+        client.log_rollouts(step, rollouts(step))
+    client.finish()
+    wait_until(lambda: len(service.bodies("rollouts")) == 3)
+    wait_until(lambda: client.counters.delivered == 5)
+    status_now = client.close()
+    assert (status_now.undelivered, status_now.rejected) == (1, 0)
+
+
+def test_invalid_description_does_not_hold_up_the_rollouts(
+    make: Any, service: FaultyService, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.always = lambda received: 422 if received.path == "/v1/runs" and "model" in received.json() else None
+    client = make()
+    client.start_run(model="M" * 300, resume_step=4)
+    client.log_rollouts(5, rollouts())
+    assert client.flush(60)
+    assert len(service.bodies("rollouts")) == 1
+    assert "which is left out" in caplog.text
+
+
+def test_status_says_what_is_missing_and_close_prints_it_once(
+    make: Any, service: FaultyService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.always = lambda received: {"1": 422, "2": 413}.get(received.path.split("/")[5:6][0]) if (
+        "/rollouts/" in received.path) else None  # fmt: skip
+    client = make()
+    for step in range(3):
+        client.log_rollouts(step, rollouts(step))
+    client.log_rollouts(3, {"prompt_token_ids": [[1]]})
+    status = client.flush(1.0)
+    assert (status.undelivered, status.rejected, status.invalid, status.complete) == (1, 1, 1, False)
+    assert client.close() == client.close()
+    printed = capsys.readouterr().err
+    assert printed.count("1 not delivered, 1 rejected, 1 invalid") == 1
+    assert "injected 413" in printed
+    assert str(client.settings.spool_directory) in printed
+    service.always = None
+    good = make(run_key="good")
+    good.log_rollouts(0, rollouts())
+    assert good.close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("status", [409, 410, 422])
 def test_rejected_delivery_is_counted_and_kept_with_its_reason(
     make: Any, service: FaultyService, tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,7 +201,7 @@ def test_rejected_delivery_is_counted_and_kept_with_its_reason(
     for step in range(3):
         client.log_rollouts(step, rollouts(step))
     client.log_scalars(9, {"x": 1})
-    assert client.flush(60)
+    assert (client.flush(60).undelivered, client.flush().rejected) == (0, 3)
     assert (client.counters.rejected, client.counters.delivered) == (3, 2)
     kept = sorted((tmp_path / "spool" / "rejected").glob("*.body"))
     assert len(kept) == 3
@@ -152,16 +223,6 @@ def test_unknown_run_is_registered_again(make: Any, service: FaultyService) -> N
     assert client.flush(60)
     assert service.paths().count("/v1/runs") == 2
     assert client.counters.rejected == 0
-
-
-def test_delivery_that_always_fails_does_not_block_the_rest(make: Any, service: FaultyService) -> None:
-    service.always = lambda received: 500 if "/steps/1/" in received.path else None
-    client = make()
-    for step in range(4):
-        client.log_rollouts(step, rollouts(step))
-    assert client.flush(60)
-    assert [path.split("/")[5] for path in service.paths() if "rollouts" in path] == ["0", "2", "3"]
-    assert client.counters.rejected == 1
 
 
 def test_slow_service_delays_neither_trainer_nor_encoder(make: Any, service: FaultyService) -> None:
@@ -209,7 +270,7 @@ def test_full_queue_drops_and_counts(
     for step in range(10):
         client.log_rollouts(step, rollouts(step))
     all_logged.set()
-    assert client.flush(60)
+    assert client.flush(60).undelivered == 0
     counters = client.counters.snapshot()
     assert counters.dropped_queue_full == counters.dropped >= 7
     assert len(service.bodies("rollouts")) + counters.dropped == 10
@@ -233,7 +294,7 @@ def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) 
     wait_until(lambda: client.counters.dropped_spool_full > 0 and client._pipeline._queue.empty)
     lost = client.counters.dropped
     with faulty_service(port=port) as service:
-        assert client.flush(60)
+        assert client.flush(60).undelivered == 0
         steps = [int(path.split("/")[5]) for path in service.paths() if "rollouts" in path]
     assert steps == list(range(10 - lost))
     assert sum(path.stat().st_size for path in (tmp_path / "spool").glob("*/*.body")) == 0
@@ -268,7 +329,7 @@ def test_invalid_arguments_are_counted_and_logged_once(
     client.log_checkpoint(1, root="r", path="p")
     client.start_run(initial_learning_rate=float("nan"))
     client.log_scalars(3, {"x": 1})
-    assert client.flush(60)
+    assert client.flush(60).undelivered == 0
     counters = client.counters.snapshot()
     assert counters.invalid + counters.internal_errors == 10
     assert service.bodies("rollouts") == []
@@ -302,7 +363,7 @@ def test_checkpoint_digest_is_computed_in_the_background(make: Any, service: Fau
     client = make()
     client.log_checkpoint(3, root="r", path="p", local_folder=tmp_path)
     client.log_checkpoint(4, root="r", path="p", local_folder=tmp_path / "missing")
-    assert client.flush(60)
+    assert client.flush(60).undelivered == 0
     (item,) = [item for item in service.received if "checkpoints" in item.path]
     assert item.json()["digest"] == weights_digest(tmp_path)
     assert client.counters.invalid == 1

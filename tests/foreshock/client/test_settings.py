@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foreshock.client import Client
-from foreshock.client.settings import ClientSettings, default_attempt_key
+from foreshock.client.settings import ClientSettings
 from tests.paths import DOCS
 
 
@@ -34,11 +34,3 @@ def test_page_lists_every_setting() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (?:`FORESHOCK_\w+` )?\| ", page, re.MULTILINE)
     assert {item.name for item in fields(ClientSettings)} <= set(rows)
     assert set(rows) <= set(inspect.signature(Client).parameters) | {item.name for item in fields(ClientSettings)}
-
-
-def test_ranks_of_one_launch_share_an_attempt() -> None:
-    torchrun = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert default_attempt_key(torchrun) == "torchrun-job-2"
-    assert default_attempt_key({"SLURM_JOB_ID": "77"}) == "slurm-77-0"
-    assert default_attempt_key({"TORCHELASTIC_RUN_ID": "none"}) != default_attempt_key({"TORCHELASTIC_RUN_ID": "none"})
-    assert default_attempt_key({**torchrun, "FORESHOCK_ATTEMPT_KEY": "mine"}) == "mine"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.spool import Spool, SpoolFullError
+from foreshock.client.spool import Spool, SpoolFullError, SpoolOwner
 from foreshock.errors import SpoolError
 from tests.paths import REPOSITORY
 
@@ -30,8 +33,8 @@ def delivery(body: bytes, kind: str = "scalars") -> Delivery:
     )
 
 
-def spool_in(folder: Path, max_bytes: int = 1000) -> Spool:
-    return Spool(folder, max_bytes=max_bytes, max_rejected_bytes=100)
+def spool_in(folder: Path, max_bytes: int = 1000, project: str = "default", key: str | None = None) -> Spool:
+    return Spool(folder, owner=SpoolOwner.of(project, key), max_bytes=max_bytes, max_rejected_bytes=100)
 
 
 def bodies(spool: Spool) -> list[bytes]:
@@ -152,3 +155,115 @@ def test_file_in_place_of_the_folder_is_a_spool_error(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("not a folder")
     with pytest.raises(SpoolError, match="cannot be used"):
         spool_in(tmp_path / "spool").write(1, delivery(b"x"))
+
+
+def test_only_the_same_project_and_key_adopt_at_once(tmp_path: Path) -> None:
+    for project, key in (("a", "1"), ("a", "2"), ("b", "1")):
+        written = spool_in(tmp_path, project=project, key=key)
+        written.write(1, delivery(f"{project}{key}".encode()))
+        written.close()
+    spool = spool_in(tmp_path, project="a", key="1")
+    assert bodies(spool) == [b"a1"]
+    (other,) = spool.adopt(other_keys=True)
+    assert spool.load(other).body == b"a2"
+    spool.release(other.folder, [other])
+    assert spool.adopt(other_keys=True) == []
+    assert bodies(spool_in(tmp_path, project="a", key="2")) == [b"a2"]
+
+
+def test_folder_of_an_older_release_is_adopted_with_other_keys(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    folder = spool.write(1, delivery(b"x")).folder
+    spool.close()
+    folder.rename(tmp_path / "-".join(folder.name.split("-")[:3]))
+    again = spool_in(tmp_path)
+    assert again.adopt() == []
+    assert [again.load(entry).body for entry in again.adopt(other_keys=True)] == [b"x"]
+
+
+def test_files_are_readable_by_their_user_only(tmp_path: Path) -> None:
+    entry = spool_in(tmp_path / "spool").write(1, delivery(b"x"))
+    for path in (tmp_path / "spool", entry.folder, entry.body_path, entry.metadata_path):
+        assert path.stat().st_mode & 0o077 == 0
+    opened = tmp_path / "opened"
+    opened.mkdir()
+    opened.chmod(0o777)
+    spool_in(opened).write(1, delivery(b"x"))
+    assert opened.stat().st_mode & 0o022 == 0
+
+
+PLANTED = [
+    {"method": "PUT", "path": "http://thief.example/v1/runs/{run}/steps/1/scalars"},
+    {"method": "DELETE", "path": "/v1/runs/{run}"},
+    {"method": "PUT", "path": "/v1/runs/other/steps/1/scalars"},
+    {"method": "PUT", "path": "/v1/runs/{run.__class__}/steps/1/scalars"},
+    {"kind": "state", "method": "DELETE", "path": "/v1/runs/{run}"},
+    {"kind": "register", "method": "POST", "path": "/v1/runs"},
+    {"query": {"attempt": "{attempt}", "x": "1"}},
+    {"query": {"attempt": "1"}},
+    {"content_type": "text/html"},
+    {"run": {}},
+    {"kind": "new"},
+]
+
+
+@pytest.mark.parametrize("change", PLANTED, ids=str)
+def test_request_that_no_client_makes_is_set_aside(tmp_path: Path, change: dict[str, object]) -> None:
+    spool = spool_in(tmp_path)
+    entry = spool.write(1, delivery(b"x"))
+    spool.close()
+    values = json.loads(entry.metadata_path.read_text())
+    entry.metadata_path.write_text(json.dumps(values | change))
+    (found,) = spool_in(tmp_path).adopt()
+    with pytest.raises(ValueError):
+        spool.load(found)
+
+
+def test_link_in_the_spool_is_not_followed(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path / "spool")
+    entry = spool.write(1, delivery(b"secret"))
+    spool.close()
+    (tmp_path / "elsewhere").write_bytes(b"secret")
+    entry.body_path.unlink()
+    entry.body_path.symlink_to(tmp_path / "elsewhere")
+    (found,) = spool_in(tmp_path / "spool").adopt()
+    with pytest.raises(SpoolError):
+        spool.load(found)
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / entry.folder.name).symlink_to(entry.folder)
+    assert spool_in(linked).adopt() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_folders_of_other_users_are_neither_read_nor_used(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    folder = spool.write(1, delivery(b"planted")).folder
+    spool.close()
+    os.chown(folder, 12345, 12345)
+    assert spool_in(tmp_path).adopt() == []
+    os.chown(folder, 0, 0)
+    folder.chmod(0o777)
+    assert spool_in(tmp_path).adopt() == []
+    folder.chmod(0o700)
+    assert len(spool_in(tmp_path).adopt()) == 1
+    program = textwrap.dedent("""
+        import os, sys
+        from pathlib import Path
+        from tests.foreshock.client.test_spool import delivery, spool_in
+        os.setuid(23456)
+        for use in (lambda spool: spool.adopt(), lambda spool: spool.write(1, delivery(b"x"))):
+            try:
+                use(spool_in(Path(sys.argv[1])))
+            except OSError as error:
+                print(error)
+    """)
+    os.chown(tmp_path, 12345, 12345)
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:3]:
+        if parent != Path(tempfile.gettempdir()):
+            parent.chmod(0o711)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], cwd=Path(__file__).parents[3], capture_output=True, text=True
+    )
+    assert done.stdout.count("belongs to another user (uid 12345)") == 2, done.stderr
