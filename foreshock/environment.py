@@ -50,6 +50,8 @@ _OPTIONAL = {
     "quantization": "the quantization",
     "attention_backend": "the attention kernels",
 }
+# A trainer's precision is an option of its replay, which conclusions on precision are about.
+_PRECISION = ("dtype", "head_dtype")
 _MKL_TITLES = {
     MklKernels.INTEL.value: "Intel's",
     MklKernels.AMD.value: "AMD's",
@@ -175,7 +177,8 @@ def differences(earlier: Environment | None, later: Environment | None, *, same_
 
     The device, the instruction set and MKL's kernels of a CPU, and the driver of a GPU always count. `same_engine`: the
     engine, its version, its kernels and the flags that choose them count too; of these, only engine and version count
-    as different if they are unknown, because a replay cannot tell what was not logged of the others.
+    as different if they are unknown, because a replay cannot tell what was not logged of the others. The dtypes of
+    torch are left out: a trainer's precision is an option of its replay.
     """
     before, after = earlier or Environment(), later or Environment()
     found = [_differ("the device", before.device, after.device)]
@@ -223,7 +226,8 @@ def _engine_differences(before: Environment, after: Environment) -> list[Differe
     if before.engine != after.engine:
         return [_differ("the engine", before.engine, after.engine)]
     found = [_differ(f"the version of {before.engine or 'the engine'}", before.engine_version, after.engine_version)]
-    pairs = [(title, getattr(before, name), getattr(after, name)) for name, title in _OPTIONAL.items()]
+    optional = {name: title for name, title in _OPTIONAL.items() if before.engine != "torch" or name not in _PRECISION}
+    pairs = [(title, getattr(before, name), getattr(after, name)) for name, title in optional.items()]
     pairs += [(title, before.settings.get(name), after.settings.get(name)) for name, title in _SETTINGS.items()]
     return found + [_differ(*each) for each in pairs if each[1] is not None and each[2] is not None]
 

@@ -5,13 +5,20 @@ The report, the pages and the API show these sentences verbatim and add none of 
 
 from foreshock.conclusions.attribution import conclude_attribution
 from foreshock.conclusions.conclusion import Conclusion, ConclusionKind
-from foreshock.conclusions.evidence import AttributionEvidence, DriftPoint, LinkEvidence, ReferenceEvidence
+from foreshock.conclusions.evidence import (
+    AttributionEvidence,
+    DriftPoint,
+    EnvironmentLinkEvidence,
+    LinkEvidence,
+    ReferenceEvidence,
+)
 
 __all__ = [
     "AttributionEvidence",
     "Conclusion",
     "ConclusionKind",
     "DriftPoint",
+    "EnvironmentLinkEvidence",
     "LinkEvidence",
     "ReferenceEvidence",
     "conclude_attribution",

@@ -12,6 +12,7 @@ ConclusionKind = Literal[
     "environment-differs",
     "environment-unknown",
     "environment-excluded",
+    "environment-measured",
     "wrong-weights",
     "weights-held",
     "cause",

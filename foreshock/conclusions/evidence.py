@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foreshock.environment import Environment
 from foreshock.model_kind import ModelKind
 
-__all__ = ["AttributionEvidence", "DriftPoint", "LinkEvidence", "ReferenceEvidence"]
+__all__ = ["AttributionEvidence", "DriftPoint", "EnvironmentLinkEvidence", "LinkEvidence", "ReferenceEvidence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,35 @@ class ReferenceEvidence:
 
 @dataclass(frozen=True, slots=True)
 class DriftPoint:
-    """The k3 of a link at a probed step, in nats per token."""
+    """The k3 of a link at a probed step, in nats per token.
+
+    `same_environment`: both scores of the link were made in the environments, and in the attempt, of this step's.
+    """
 
     step: int
     k3_kl: float
+    same_environment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLinkEvidence:
+    """A scorer in two environments; see `foreshock.measures.estimators.environment_links.EnvironmentLink`.
+
+    `first` is the environment that the chain has. `logged` is the logged score of the same side; `excess` is NaN if one
+    of the two environments is the run's own, because then the chain's link says it.
+    """
+
+    scorer: str
+    first: Environment
+    second: Environment
+    k3_kl: float
+    share: float = math.nan
+    share_low: float = math.nan
+    share_high: float = math.nan
+    logged: str | None = None
+    excess: float = math.nan
+    excess_low: float = math.nan
+    excess_high: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +102,7 @@ class AttributionEvidence:
         drift: k3 of each link at the run's other probed steps, by link, in step order.
         declared_precision: how the run says that its trainer computes; None if it does not say.
         environments: the environment that made each score, by score; None if unknown.
+        environment_links: scorers that were replayed in two environments.
         weights_search: the result of replays with weights of other steps.
         exact: exact divergences of a pair of scores.
     """
@@ -94,6 +121,7 @@ class AttributionEvidence:
     drift: Mapping[str, tuple[DriftPoint, ...]] = field(default_factory=dict)
     model_kind: ModelKind | None = None
     declared_precision: str | None = None
-    environments: Mapping[str, object] = field(default_factory=dict)
+    environments: Mapping[str, Environment | None] = field(default_factory=dict)
+    environment_links: tuple[EnvironmentLinkEvidence, ...] = ()
     weights_search: object | None = None
     exact: object | None = None

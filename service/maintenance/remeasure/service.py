@@ -113,7 +113,8 @@ def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_M
     gone = _gone_scores(stored.scored)
     attribution = None
     if stored.scored.scores and gone is None:
-        attribution = context.decoders.run(attribute_step, stored.scored.rollouts, stored.scored.scores)
+        scored = stored.scored
+        attribution = context.decoders.run(attribute_step, scored.rollouts, scored.scores, scored.attempt_fingerprint)
     return _Measured(stored, measured, folded, attribution), gone
 
 

@@ -7,21 +7,31 @@ rollouts. A rollout that a score does not have is NaN there and is left out of e
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name, split_comparison
+from foreshock.environment import Environment, differences
 from foreshock.errors import ConfigurationError
+from foreshock.fingerprint import Fingerprint
 from foreshock.measures.comparison import compare
 from foreshock.measures.estimators.attribution import Attribution, attribute
+from foreshock.measures.estimators.environment_links import (
+    EnvironmentLink,
+    environment_link,
+    excess_over_environments,
+)
 from foreshock.rollouts import RolloutBatch
-from foreshock.scorers import NOISE_FLOOR_VARIANT, score_name
+from foreshock.scorers import NOISE_FLOOR_VARIANT, SCORERS, score_name
 from service.replay.attribution.noise_floors import Floor
+from service.replay.probes.job_environments import run_fingerprints
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 from service.replay.scores.files import ScoreFiles, read_aligned_scores
+from service.replay.scores.preferred import environment_of, other_environments, preferred_scores
 from service.runs.measurements.folding import FoldedStatistics
 
 Values = NDArray[np.float32]
@@ -36,18 +46,47 @@ class MeasuredComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredEnvironmentLink:
+    """A scorer in two environments: `first`, that of the chain, and `second`.
+
+    `excess` are value and bounds of `excess_over_environments`, None if one of the two is the run's own.
+    """
+
+    scorer: str
+    first: Environment
+    second: Environment
+    link: EnvironmentLink
+    logged: str | None
+    excess: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttributionResult:
-    """The chain of a step (None with fewer than two scores), its comparisons and the noise floors."""
+    """The chain of a step (None with fewer than two scores), its comparisons and the noise floors.
+
+    `used` are the chosen ones of the given scores; `run_fingerprints` those of the logged scores, by name.
+    """
 
     attribution: Attribution | None
     comparisons: tuple[MeasuredComparison, ...]
     floors: tuple[Floor, ...]
     of_rollouts: int
+    used: tuple[ScoreFiles, ...]
+    run_fingerprints: Mapping[str, Fingerprint | None]
+    environment_links: tuple[MeasuredEnvironmentLink, ...]
 
 
-def attribute_step(rollouts: PinnedRollouts, scores: Sequence[ScoreFiles]) -> AttributionResult:
-    """Return the attribution of a step: its logged and replayed scores over the same tokens."""
+def attribute_step(
+    rollouts: PinnedRollouts, published: Sequence[ScoreFiles], attempt_fingerprint: Mapping[str, Any] | None = None
+) -> AttributionResult:
+    """Return the attribution of a step: its logged and replayed scores over the same tokens.
+
+    `published` are the step's scores, newest first, in all environments. The chain takes those of the run's own
+    environment, as far as there are such; the others are compared with them.
+    """
     batch = read_rollouts(rollouts)
+    run = run_fingerprints(batch.attributes, attempt_fingerprint or {})
+    scores = preferred_scores(published, run)
     replayed = {each.name: read_aligned_scores(batch, each.files) for each in scores}
     plain = {each.name: replayed[each.name] for each in scores if not each.variant}
     attribution = _attribute(batch, {**logged_scores(batch), **plain})
@@ -61,7 +100,43 @@ def attribute_step(rollouts: PinnedRollouts, scores: Sequence[ScoreFiles]) -> At
         comparisons=tuple(compared.values()),
         floors=tuple(_floor(pair, compared[pair].folded) for pair in floors),
         of_rollouts=batch.num_rollouts,
+        used=tuple(scores),
+        run_fingerprints=run,
+        environment_links=tuple(_environment_links(batch, published, scores, known, run)),
     )
+
+
+def _environment_links(
+    batch: RolloutBatch,
+    published: Sequence[ScoreFiles],
+    chosen: Sequence[ScoreFiles],
+    known: Mapping[str, Values],
+    run: Mapping[str, Fingerprint | None],
+) -> Iterator[MeasuredEnvironmentLink]:
+    """Compare each scorer of the chain with its scores in other environments."""
+    where = (batch.response_offsets, batch.response_mask, batch.group_ids)
+    whole = (known["trainer"], known["rollout"]) if {"trainer", "rollout"} <= set(known) else None
+    for score in chosen:
+        if score.variant:
+            continue
+        first, values = environment_of(score), known[score.name]
+        side = SCORERS[score.scorer].side if score.scorer in SCORERS else None
+        logged = {"engine": "rollout", "trainer": "trainer"}.get(side or "")
+        own = run.get(logged) if logged is not None else None
+        for other in other_environments(published, score):
+            second, again = environment_of(other), read_aligned_scores(batch, other.files)
+            excess = None
+            if logged in known and not _is_one_of(own, (first, second)):
+                excess = excess_over_environments(known[logged], values, again, *where)
+            link = environment_link(values, again, whole, *where)
+            yield MeasuredEnvironmentLink(score.scorer, first, second, link, logged, excess)
+
+
+def _is_one_of(own: Fingerprint | None, environments: Iterable[Environment]) -> bool:
+    if own is None:
+        return False
+    environment = Environment.of_fingerprint(own)
+    return any(not differences(environment, each, same_engine=True) for each in environments)
 
 
 def logged_scores(batch: RolloutBatch) -> dict[str, Values]:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from foreshock.conclusions import AttributionEvidence, DriftPoint, LinkEvidence, ReferenceEvidence
+from foreshock.conclusions import (
+    AttributionEvidence,
+    DriftPoint,
+    EnvironmentLinkEvidence,
+    LinkEvidence,
+    ReferenceEvidence,
+)
 from foreshock.json_values import number_or_nan
 from foreshock.model_kind import ModelKind
-from service.replay.attribution.schemas import AttributionDocument, LinkRead, SideBranchRead
+from service.replay.attribution.schemas import AttributionDocument, EnvironmentLinkRead, LinkRead, SideBranchRead
 
 
 def evidence_of(
@@ -31,9 +37,13 @@ def evidence_of(
         cancellation=number_or_nan(document.cancellation),
         floors={floor.scorer: floor.k3_kl for floor in document.floors if floor.k3_kl is not None},
         reference=_reference(branch) if branch is not None else None,
-        drift=_drift(earlier),
+        drift=_drift(document, earlier),
         model_kind=model_kind,
         declared_precision=declared_precision,
+        environments={
+            name: read.environment() if read is not None else None for name, read in document.environments.items()
+        },
+        environment_links=tuple(map(_environment_link, document.environment_links)),
     )
 
 
@@ -62,10 +72,29 @@ def _reference(branch: SideBranchRead) -> ReferenceEvidence:
     )
 
 
-def _drift(documents: Sequence[AttributionDocument]) -> Mapping[str, tuple[DriftPoint, ...]]:
+def _environment_link(link: EnvironmentLinkRead) -> EnvironmentLinkEvidence:
+    return EnvironmentLinkEvidence(
+        scorer=link.scorer,
+        first=link.first.environment(),
+        second=link.second.environment(),
+        k3_kl=number_or_nan(link.k3_kl),
+        share=number_or_nan(link.share),
+        share_low=number_or_nan(link.share_low),
+        share_high=number_or_nan(link.share_high),
+        logged=link.logged,
+        excess=number_or_nan(link.excess),
+        excess_low=number_or_nan(link.excess_low),
+        excess_high=number_or_nan(link.excess_high),
+    )
+
+
+def _drift(now: AttributionDocument, documents: Sequence[AttributionDocument]) -> Mapping[str, tuple[DriftPoint, ...]]:
     found: dict[str, list[DriftPoint]] = {}
     for document in documents:
         for link in document.links:
             if link.k3_kl is not None:
-                found.setdefault(link.name, []).append(DriftPoint(document.step, link.k3_kl))
+                same = document.attempt == now.attempt and all(
+                    document.environments.get(name) == now.environments.get(name) for name in link.name.split("/")
+                )
+                found.setdefault(link.name, []).append(DriftPoint(document.step, link.k3_kl, same))
     return {name: tuple(points) for name, points in found.items()}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
 from foreshock.conclusions import Conclusion
+from foreshock.environment import Environment
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import Attribution, Link, SideBranch
+from service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink
 from service.replay.attribution.noise_floors import Floor, excess_over_floors
+from service.replay.scores.preferred import environment_of
 from service.runs.step_key import StepKey
 
 
@@ -119,6 +124,70 @@ class ScoreSource(BaseModel):
     rollouts: int
 
 
+class EnvironmentRead(BaseModel):
+    """What computed a score; null: unknown. `words` describe the hardware."""
+
+    words: str
+    device: str | None
+    instruction_set: str | None
+    mkl_kernels: str | None
+    driver: str | None
+    engine: str | None
+    engine_version: str | None
+    torch_version: str | None
+    dtype: str | None
+    head_dtype: str | None
+    quantization: str | None
+    attention_backend: str | None
+    settings: dict[str, str]
+
+    @classmethod
+    def of(cls, environment: Environment) -> Self:
+        """Return the environment as it is stored."""
+        return cls(words=environment.describe(), **asdict(environment))
+
+    def environment(self) -> Environment:
+        """Return the environment."""
+        return Environment(**self.model_dump(exclude={"words"}))
+
+
+class EnvironmentLinkRead(BaseModel):
+    """A scorer in two environments, `second` against `first`, that of the chain; in nats per token."""
+
+    scorer: str
+    first: EnvironmentRead
+    second: EnvironmentRead
+    k3_kl: float | None
+    rms_d: float | None
+    max_abs_d: float | None
+    share: float | None = Field(description="E[d_link·d]/E[d²] with d of the whole chain")
+    share_low: float | None = Field(description="95 % bootstrap-t interval by prompt group")
+    share_high: float | None
+    logged: str | None = Field(description="the logged score of the same side")
+    excess: float | None = Field(
+        description="½{E[(r₁−a)(r₂−a)] − ½E[(r₁−r₂)²]}: the difference between the logged score a and the replays r₁, "
+        "r₂ beyond that of their environments, if the run's is exchangeable with them; null if one of them is the run's"
+    )
+    excess_low: float | None = Field(description="95 % bootstrap-t interval by prompt group")
+    excess_high: float | None
+
+    @classmethod
+    def of(cls, measured: MeasuredEnvironmentLink) -> Self:
+        """Return the link as it is stored."""
+        link = {name: finite_or_none(value) for name, value in asdict(measured.link).items() if name != "tokens"}
+        excess, low, high = map(finite_or_none, measured.excess or (math.nan,) * 3)
+        return cls(
+            scorer=measured.scorer,
+            first=EnvironmentRead.of(measured.first),
+            second=EnvironmentRead.of(measured.second),
+            **link,
+            logged=measured.logged,
+            excess=excess,
+            excess_low=low,
+            excess_high=high,
+        )
+
+
 class AttributionDocument(BaseModel):
     """The causes of a step's mismatch: the chain of scores from the logged `rollout` to the logged `trainer`."""
 
@@ -141,6 +210,12 @@ class AttributionDocument(BaseModel):
     of_rollouts: int = Field(description="rollouts of the step when this was computed")
     from_sample: bool = Field(description="some rollouts of the step are not in it")
     scores: list[ScoreSource]
+    environments: dict[str, EnvironmentRead | None] = Field(
+        default_factory=dict, description="what computed each score of the chain; null: unknown"
+    )
+    environment_links: list[EnvironmentLinkRead] = Field(
+        default_factory=list, description="scorers that were replayed in two environments"
+    )
     computed_at_us: int
 
     @classmethod
@@ -148,12 +223,12 @@ class AttributionDocument(BaseModel):
         cls,
         key: StepKey,
         attribution: Attribution,
-        floors: Sequence[Floor],
-        of_rollouts: int,
+        result: AttributionResult,
         scores: Sequence[ScoreSource],
         computed_at_us: int,
     ) -> Self:
         """Return the document of a step."""
+        floors, of_rollouts = result.floors, result.of_rollouts
         of_scorer = {floor.scorer: floor.k3_kl for floor in floors}
         branch = attribution.side_branch
         return cls(
@@ -174,8 +249,20 @@ class AttributionDocument(BaseModel):
             of_rollouts=of_rollouts,
             from_sample=attribution.rollouts < of_rollouts,
             scores=list(scores),
+            environments=_environments(attribution.chain, result),
+            environment_links=[EnvironmentLinkRead.of(link) for link in result.environment_links],
             computed_at_us=computed_at_us,
         )
+
+
+def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, EnvironmentRead | None]:
+    made = {
+        name: Environment.of_fingerprint(fingerprint)
+        for name, fingerprint in result.run_fingerprints.items()
+        if fingerprint is not None
+    }
+    made |= {score.name: environment_of(score) for score in result.used}
+    return {name: EnvironmentRead.of(made[name]) if name in made else None for name in chain}
 
 
 class ConclusionRead(BaseModel):

@@ -12,11 +12,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.conclusions import conclude_attribution
+from foreshock.digests import digest_of_json
 from foreshock.scorers import CHAIN, score_name
 from service.platform.context import ServiceContext
 from service.platform.database.tables import Run
@@ -32,7 +34,7 @@ from service.replay.probes.pinned_rollouts import PinnedRollouts
 from service.replay.probes.service import rollouts_of_step
 from service.replay.scores.files import ScoreFiles
 from service.replay.scores.published import files_of_score, newest_scores
-from service.runs.attempts.service import attempts_of_run, resolve_step
+from service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
 from service.runs.events import MeasurementsChanged, StepClosed
 from service.runs.measurements.service import store_measurements
 from service.runs.runs.service import get_run, lock_run_for_background
@@ -78,6 +80,7 @@ class AttributionInputs:
     version: str
     rollouts: PinnedRollouts
     scores: tuple[ScoreFiles, ...]
+    attempt_fingerprint: dict[str, Any]
 
 
 def read_attribution(
@@ -172,7 +175,7 @@ def compute_attribution(context: ServiceContext, key: StepKey) -> None:
             inputs = attribution_inputs(context, session, key)
         if not inputs.scores:
             return
-        result = context.decoders.run(attribute_step, inputs.rollouts, inputs.scores)
+        result = context.decoders.run(attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint)
         if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
             return
 
@@ -181,12 +184,14 @@ def attribution_inputs(context: ServiceContext, session: Session, key: StepKey) 
     """Return the files of the step's rollouts and of its newest scores."""
     rollouts = rollouts_of_step(context, session, key)
     chosen = newest_scores(session, key)
+    attempt = find_attempt(session, key.run_id, key.attempt)
     lines = [f"{score.scorer} {score.variant} {score.job_id} {score.token}" for score in chosen]
     lines += [path.name for path in rollouts.files]
     return AttributionInputs(
         version=hashlib.sha256("\n".join(lines).encode()).hexdigest(),
         rollouts=rollouts,
         scores=tuple(files_of_score(session, context.store, score) for score in chosen),
+        attempt_fingerprint=dict(attempt.fingerprint) if attempt is not None else {},
     )
 
 
@@ -200,8 +205,13 @@ def store_attribution(
     now = now_us()
     document = None
     if result.attribution is not None:
-        sources = [_source(score) for score in newest_scores(session, key)]
-        document = AttributionDocument.of(key, result.attribution, result.floors, result.of_rollouts, sources, now)
+        used = {(each.scorer, each.variant, digest_of_json(each.fingerprint)) for each in result.used}
+        sources = [
+            _source(score)
+            for score in newest_scores(session, key)
+            if (score.scorer, score.variant, digest_of_json(score.fingerprint)) in used
+        ]
+        document = AttributionDocument.of(key, result.attribution, result, sources, now)
     repository.put(session, key, None if document is None else document.model_dump(mode="json"), now)
     store_measurements(
         session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]

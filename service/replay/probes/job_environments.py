@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foreshock.environment import Environment
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes
 from foreshock.scorers import ENGINES, SCORERS
-from service.platform.database.tables.probes import Worker
+
+if TYPE_CHECKING:  # Decoder processes, which know no database, import this module.
+    from service.platform.database.tables.probes import Worker
 
 # The values of a request that name no environment: the run's own, required; and any, as the worker is.
 OF_RUN, ANY = "run", "any"

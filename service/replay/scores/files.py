@@ -5,9 +5,10 @@ These functions know no database; they run in a decoder process too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,12 @@ from service.platform.decoding.limits import stored_limits
 
 @dataclass(frozen=True, slots=True)
 class ScoreFiles:
-    """A published score: its scorer, variant and files."""
+    """A published score: its scorer, variant, fingerprint and files."""
 
     scorer: str
     variant: str
     files: tuple[Path, ...]
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

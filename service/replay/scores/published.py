@@ -11,34 +11,46 @@ from sqlalchemy.orm import Session
 from service.platform.context import ScoredShard
 from service.platform.database.tables.probes import Score
 from service.platform.store.tokens import TokenStore
+from service.replay.probes.job_environments import run_fingerprints
 from service.replay.scores import repository
 from service.replay.scores.files import ScoreFiles, read_aligned_scores
+from service.replay.scores.preferred import environment_of, preferred_scores
+from service.runs.attempts.service import find_attempt
 from service.runs.step_key import StepKey
 
 
 def newest_scores(session: Session, key: StepKey) -> list[Score]:
-    """Return one score for each scorer and variant of a step: with the newest fingerprint, of the most rollouts.
+    """Return the scores of a step, newest first: one for each scorer, variant and platform that it was made on.
 
-    A later sample never hides the score of all rollouts that has the same fingerprint.
+    Of each, the newest fingerprint counts, with the most rollouts: a later sample never hides the score of all rollouts
+    that has the same fingerprint.
     """
-    chosen: dict[tuple[str, str], Score] = {}
+    chosen: dict[tuple[object, ...], Score] = {}
     for score in repository.of_step(session, *key):
-        best = chosen.setdefault((score.scorer, score.variant), score)
+        place = (score.scorer, score.variant, environment_of(score).platform)
+        best = chosen.setdefault(place, score)
         if score.fingerprint_digest == best.fingerprint_digest and score.rollouts > best.rollouts:
-            chosen[score.scorer, score.variant] = score
-    return [chosen[key] for key in sorted(chosen)]
+            chosen[place] = score
+    return list(chosen.values())
 
 
 def files_of_score(session: Session, store: TokenStore, score: Score) -> ScoreFiles:
     """Return the files that hold a score's log-probs."""
     shards = repository.shards_of_score(session, score)
-    return ScoreFiles(score.scorer, score.variant, tuple(store.path_of(shard.file) for shard in shards))
+    files = tuple(store.path_of(shard.file) for shard in shards)
+    return ScoreFiles(score.scorer, score.variant, files, score.fingerprint)
 
 
 def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard) -> Mapping[str, NDArray[np.float32]]:
-    """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts."""
+    """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts.
+
+    Of scores in several environments it is the one of the run's own, as in the attribution.
+    """
     found = {}
-    for score in newest_scores(session, StepKey(shard.run_id, shard.attempt, shard.step)):
+    attempt = find_attempt(session, shard.run_id, shard.attempt)
+    run = run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
+    scores = newest_scores(session, StepKey(shard.run_id, shard.attempt, shard.step))
+    for score in preferred_scores(scores, run):
         files = files_of_score(session, store, score)
         found[files.name] = read_aligned_scores(shard.batch, files.files)
     return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from foreshock.conclusions import AttributionEvidence, Conclusion, LinkEvidence, ReferenceEvidence
+from foreshock.environment import Environment
 from foreshock.measures.estimators.attribution import Attribution, Link, attribute
+from foreshock.scorers import SCORERS
 
 TOKENS = 40
 CHAIN = ("vllm.prefill", "torch.trainer", "trainer")
@@ -24,6 +26,7 @@ def evidence_of(found: Attribution, **changes: object) -> AttributionEvidence:
         "rollouts": found.rollouts,
         "tokens": found.tokens,
         "cancellation": found.cancellation,
+        "environments": {name: environment_of(name) for name in found.chain},
         "reference": None
         if branch is None
         else ReferenceEvidence(
@@ -37,6 +40,13 @@ def evidence_of(found: Attribution, **changes: object) -> AttributionEvidence:
         ),
     }
     return AttributionEvidence(**(values | changes))  # type: ignore[arg-type]
+
+
+def environment_of(score: str) -> Environment:
+    """Return the environment of a score in a run whose replays ran in its own environment."""
+    side = SCORERS[score].side
+    engine, version = ("vllm", "0.32.0") if side == "engine" else ("torch", "2.13.0")
+    return Environment("NVIDIA H200", driver="580.1", engine=engine, engine_version=version)
 
 
 def link_of(link: Link) -> LinkEvidence:

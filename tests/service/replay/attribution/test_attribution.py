@@ -55,7 +55,8 @@ def replay(run: Sender, scores: dict[str, Values], batch: RolloutBatch, **probe:
             values = np.concatenate(
                 [scores[name][slice(*batch.response_offsets[rows[i] : rows[i] + 2])] for i in part.sample_ids]
             )
-            body = scores_of(part, values, engine=each["scorer"].partition(".")[0])
+            engine = each["scorer"].partition(".")[0]
+            body = scores_of(part, values, engine, device_name="NVIDIA H200", driver="580.1")
             holder.put_scores(body, each["scorer"], variant=each["variant"]).raise_for_status()
         holder.complete().raise_for_status()
 
@@ -217,13 +218,18 @@ def test_side_branch_names_the_side_nearer_to_float32(http: httpx.Client) -> Non
 
 def test_conclusions_are_read_with_the_attribution(http: httpx.Client) -> None:
     batch = make_batch(20)
+    assert batch.rollout_log_probs is not None
     assert batch.trainer_log_probs is not None
     run = start(http, batch)
-    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, batch)
+    replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, batch)
     read = run.get("steps/1/attribution").json()
     headline = read["conclusions"][0]
     assert set(headline) == {"kind", "sentence", "link", "names_cause"}
-    assert (headline["kind"], headline["link"], headline["names_cause"]) == ("cause", "vllm.prefill/rollout", True)
+    assert (headline["kind"], headline["link"], headline["names_cause"]) == (
+        "cause",
+        "torch.trainer/vllm.prefill",
+        True,
+    )
     page = http.get(f"/runs/{run.run}/steps/1").raise_for_status().text
     assert headline["sentence"] in page
 
