@@ -130,8 +130,8 @@ def _on_two_environments(evidence: AttributionEvidence, link: EnvironmentLinkEvi
         share += f" ({interval_of_share(link.share_low, link.share_high)})"
     first, second = link.first.describe(), link.second.describe()
     if first == second:
-        found = differences(link.first, link.second, same_engine=True)
-        second = f"{second} ({'; '.join(each.words('before', 'now') for each in found)})"
+        differ = differences(link.first, link.second, same_engine=True)
+        second = f"{second} ({'; '.join(each.words('before', 'now') for each in differ)})"
     found = [
         Conclusion(
             "environment-measured",

@@ -52,7 +52,8 @@ def environment_link(
     arrays, starts, _, groups = _shared(scores, offsets, mask, group_ids)
     d = arrays[1] - arrays[0]
     if not d.size:
-        return EnvironmentLink(*[math.nan] * 6, 0)
+        nan = math.nan
+        return EnvironmentLink(nan, nan, nan, nan, nan, nan, tokens=0)
     share, low, high = math.nan, math.nan, math.nan
     if whole is not None:
         of_whole = arrays[2] - arrays[3]

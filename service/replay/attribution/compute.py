@@ -126,7 +126,7 @@ def _environment_links(
         for other in other_environments(published, score):
             second, again = environment_of(other), read_aligned_scores(batch, other.files)
             excess = None
-            if logged in known and not _is_one_of(own, (first, second)):
+            if logged is not None and logged in known and not _is_one_of(own, (first, second)):
                 excess = excess_over_environments(known[logged], values, again, *where)
             link = environment_link(values, again, whole, *where)
             yield MeasuredEnvironmentLink(score.scorer, first, second, link, logged, excess)
