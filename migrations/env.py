@@ -12,7 +12,7 @@ from service.platform.database.tables.base import JsonColumn
 
 
 def render_item(kind: str, item: Any, autogenerate: AutogenContext) -> str | Literal[False]:
-    """How a drafted migration spells the type of JSON columns; all others as Alembic does."""
+    """Return the text of a JSON column's type in a drafted migration; False: Alembic's own."""
     if kind == "type" and item is JsonColumn:
         autogenerate.imports.add("from sqlalchemy.dialects import postgresql")
         return 'sa.JSON().with_variant(postgresql.JSONB(), "postgresql")'

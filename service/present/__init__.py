@@ -1,1 +1,1 @@
-"""What people and Prometheus read: the pages and the exporter."""
+"""Presentation: the pages and the Prometheus exporter."""

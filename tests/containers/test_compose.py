@@ -57,9 +57,7 @@ def name_of_volume(volume: Any) -> str | None:
     return None if source.startswith((".", "/")) else source
 
 
-def test_the_file_is_valid_by_the_compose_specification(
-    compose: dict[str, Any], validator: Draft202012Validator
-) -> None:
+def test_compose_file_is_valid_by_the_specification(compose: dict[str, Any], validator: Draft202012Validator) -> None:
     problems = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(compose)]
     assert not problems
 
@@ -73,11 +71,11 @@ def test_the_file_is_valid_by_the_compose_specification(
         {"volumes": {"data": {"driver": 3}}},
     ],
 )
-def test_the_schema_refuses_what_is_wrong(broken: dict[str, Any], validator: Draft202012Validator) -> None:
+def test_schema_refuses_invalid_files(broken: dict[str, Any], validator: Draft202012Validator) -> None:
     assert not validator.is_valid(broken)
 
 
-def test_compose_itself_accepts_the_file_where_its_plugin_is_installed(tmp_path: Path) -> None:
+def test_docker_compose_accepts_the_file(tmp_path: Path) -> None:
     if (
         shutil.which("docker") is None
         or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
@@ -91,7 +89,7 @@ def test_compose_itself_accepts_the_file_where_its_plugin_is_installed(tmp_path:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_five_parts_are_there(services: dict[str, dict[str, Any]]) -> None:
+def test_compose_file_has_the_five_services(services: dict[str, dict[str, Any]]) -> None:
     assert {"service", "database", "prometheus", "grafana", "worker"} <= services.keys()
     assert "profiles" not in services["worker"], "a plain `docker compose up` starts a worker"
 
@@ -152,7 +150,7 @@ def test_images_are_pinned_to_a_version(services: dict[str, dict[str, Any]]) -> 
         assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-[a-z-]+", image) for image in images), dockerfile
 
 
-def test_servers_have_a_health_check_and_the_rest_says_that_it_has_none(services: dict[str, dict[str, Any]]) -> None:
+def test_servers_have_a_health_check_and_other_services_disable_it(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
         check = service["healthcheck"]
         if "ports" in service or name == "database":

@@ -60,7 +60,7 @@ def no_child_stays_behind(data: Path) -> bool:
     return not children_of(data)
 
 
-def test_a_child_that_dies_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_error_for_ended_child_has_the_end_of_its_log(tmp_path: Path) -> None:
     with Child("service", ["no-such-command"], {}, tmp_path / "service.log") as child:
         while child.exit_code is None:
             time.sleep(0.05)
@@ -85,7 +85,7 @@ def test_another_port_is_used_if_the_usual_one_is_taken() -> None:
             assert port != USUAL_PORT
 
 
-def test_two_demos_that_start_at_once_do_not_share_a_port() -> None:
+def test_demos_started_together_use_different_ports() -> None:
     with own_port() as first, own_port() as second:
         assert [first, second].count(USUAL_PORT) <= 1
 
@@ -95,9 +95,7 @@ def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_ctrl_c_exits_cleanly_as_soon_as_the_line_that_offers_it_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_exits_cleanly_once_it_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output: list[str] = []
 
     def interrupted_at_once(text: str, **_: object) -> None:
@@ -114,7 +112,7 @@ def test_ctrl_c_exits_cleanly_as_soon_as_the_line_that_offers_it_is_printed(
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(1500)
-def test_the_demo_does_its_work_once(tmp_path: Path) -> None:
+def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
     manifest = RunRecord(RECORDED).manifest()
     first = start_demo(tmp_path, "--once")
     output = finish(first)

@@ -28,7 +28,7 @@ def manifest(record: RunRecord) -> Manifest:
     return record.manifest()
 
 
-def test_every_step_is_there_and_holds_valid_rollouts(record: RunRecord, manifest: Manifest) -> None:
+def test_every_step_has_valid_rollouts(record: RunRecord, manifest: Manifest) -> None:
     assert record.steps() == list(range(1, manifest.steps + 1)) == sorted(record.scalars())
     for step in record.steps():
         batch = record.rollouts(step)
@@ -95,5 +95,5 @@ def test_the_checkpoints_are_the_weights_that_sampled_their_steps(record: RunRec
         assert parameter_count(load_model(folder)) == manifest.parameters < 2_000_000
 
 
-def test_the_record_stays_small(record: RunRecord) -> None:
+def test_size_of_the_record_is_bounded(record: RunRecord) -> None:
     assert sum(file.stat().st_size for file in record.folder.rglob("*") if file.is_file()) < 8 * MEBIBYTE

@@ -73,7 +73,7 @@ def run_python(*arguments: str) -> str:
     return done.stdout
 
 
-def test_a_few_steps_reach_the_service_as_they_were_recorded(tmp_path: Path) -> None:
+def test_service_receives_the_recorded_steps(tmp_path: Path) -> None:
     with running_service(tmp_path / "service") as (_, url), ServiceConnection(url) as connection:
         output = tmp_path / "run"
         run_python(
@@ -98,7 +98,7 @@ def test_a_few_steps_reach_the_service_as_they_were_recorded(tmp_path: Path) -> 
     assert all(values["reload_mean_abs_d"] < 0.05 for values in scalars.values())
 
 
-def test_the_check_tells_a_full_reload_from_one_that_left_old_weights_behind(tmp_path: Path) -> None:
+def test_reload_check_detects_old_weights(tmp_path: Path) -> None:
     said = dict(line.split(" ", 1) for line in run_python("-c", RELOADS, str(tmp_path)).splitlines() if " " in line)
     assert said["none"].startswith("stale:")
     assert said["half"].startswith("stale:")

@@ -29,21 +29,21 @@ def finished(text: str) -> list[int]:
 
 
 @given(problem=problems)
-def test_both_ways_of_answering_right_earn_the_reward_and_fit_under_the_cap(problem: Problem) -> None:
+def test_both_forms_of_a_correct_answer_earn_the_reward_within_the_length_cap(problem: Problem) -> None:
     for text in (problem.direct_answer(), problem.worked_answer()):
         assert reward(problem, finished(text)) == 1.0
         assert len(finished(text)) <= MAX_RESPONSE_TOKENS
 
 
 @given(problem=problems, error=st.integers(-9, 9).filter(bool))
-def test_another_sum_earns_nothing(problem: Problem, error: int) -> None:
+def test_wrong_sum_earns_no_reward(problem: Problem, error: int) -> None:
     assert reward(problem, finished(f">{abs(problem.answer + error)}")) == float(
         problem.answer + error == -problem.answer
     )
 
 
 @given(problem=problems)
-def test_an_answer_that_was_cut_off_or_padded_or_given_twice_earns_nothing(problem: Problem) -> None:
+def test_truncated_padded_or_repeated_answer_earns_no_reward(problem: Problem) -> None:
     direct = encode(problem.direct_answer())
     assert reward(problem, direct) == 0.0
     assert reward(problem, [*direct, PAD, END_OF_SEQUENCE]) == 0.0

@@ -39,7 +39,7 @@ def test_equal_rewards_of_a_prompt_give_no_update() -> None:
     assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
 
 
-def test_a_step_makes_the_rewarded_response_likelier_than_the_other() -> None:
+def test_update_makes_the_rewarded_response_likelier() -> None:
     prompts, responses = [encode("1+1=")] * 2, [[*encode(">2"), END_OF_SEQUENCE], [*encode(">3"), END_OF_SEQUENCE]]
     trainer = Trainer(new_model(0), TrainerOptions(learning_rate=1e-3))
     gaps = []
@@ -70,11 +70,11 @@ def test_the_model_is_small_and_its_head_is_untied() -> None:
 
 
 @given(slope=st.floats(-2, 2), cause=arrays(np.float64, 20, elements=st.floats(-1, 1)).filter(lambda a: a @ a > 1e-6))
-def test_the_slope_of_a_line_is_found(slope: float, cause: np.ndarray) -> None:
+def test_regression_slope_of_a_line_is_exact(slope: float, cause: np.ndarray) -> None:
     found, error = regression_slope(cause, slope * cause)
     assert found == pytest.approx(slope, abs=1e-9)
     assert error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_trainer_that_did_not_move_has_no_slope() -> None:
+def test_regression_slope_of_a_constant_cause_is_nan() -> None:
     assert math.isnan(regression_slope(np.zeros(3), np.ones(3))[0])

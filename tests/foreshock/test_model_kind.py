@@ -53,11 +53,11 @@ def test_a_dense_model_is_recognised(family: str) -> None:
         ({"format": "something else"}, None),
     ],
 )
-def test_the_number_of_experts_decides(configuration: dict[str, Any], kind: ModelKind | None) -> None:
+def test_model_kind_depends_on_the_number_of_experts(configuration: dict[str, Any], kind: ModelKind | None) -> None:
     assert model_kind_of_configuration(configuration) == kind
 
 
-def test_a_folder_is_judged_by_its_config_json(tmp_path: Path) -> None:
+def test_model_kind_of_a_folder_is_read_from_config_json(tmp_path: Path) -> None:
     assert model_kind_of_folder(tmp_path) is None
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 128}))
@@ -67,7 +67,7 @@ def test_a_folder_is_judged_by_its_config_json(tmp_path: Path) -> None:
         assert model_kind_of_folder(tmp_path) is None
 
 
-def test_an_unknown_kind_is_judged_as_dense() -> None:
+def test_unknown_model_kind_is_judged_as_dense() -> None:
     assert [judged_as(kind) for kind in (None, "dense", "moe")] == ["dense", "dense", "moe"]
     assert [known_model_kind(value) for value in ("dense", "moe", "a new kind", None, 3)] == [
         "dense",

@@ -65,7 +65,7 @@ def install(binaries: Path, requirement: str) -> None:
     run(*pip, "-c", constraints, requirement)
 
 
-def test_the_base_install_imports_with_three_dependencies_and_without_the_layers_above(
+def test_base_install_needs_three_dependencies_and_imports_no_service_or_probes(
     base_environment: Path, tmp_path: Path
 ) -> None:
     names = run(
@@ -80,7 +80,7 @@ def test_the_base_install_imports_with_three_dependencies_and_without_the_layers
     assert "report" in run(base_environment / "foreshock", "--help", PWD=str(tmp_path))
 
 
-def test_a_command_whose_extra_is_missing_says_which_to_install(base_environment: Path, tmp_path: Path) -> None:
+def test_command_without_its_extra_names_the_extra(base_environment: Path, tmp_path: Path) -> None:
     outcome = subprocess.run(
         [base_environment / "foreshock", "serve"], capture_output=True, text=True, cwd=tmp_path, check=False
     )

@@ -1,4 +1,4 @@
-"""Whether the 95 % interval of mean k3 can be relied upon; the threshold comes from `benchmarks/uneven_groups.py`.
+"""Reliability of the 95 % interval of mean k3; the threshold comes from `benchmarks/uneven_groups.py`.
 
 The interval (`bootstrap.nonnegative_intervals`) covers 94 % on average for 8 to 128 groups, even or uneven, unless k3
 itself has no variance: then tokens so rare that most batches lack them carry much of its mean. That shows in the tail

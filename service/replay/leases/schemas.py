@@ -84,7 +84,7 @@ class TokenBody(BaseModel):
 
 
 class FailBody(TokenBody):
-    """Why a try failed. retry: another try may succeed; final: none can; skipped: the weights are gone."""
+    """The reason of a failed try. retry: another try may succeed; final: none can; skipped: the weights are gone."""
 
     reason: Annotated[str, Field(min_length=1, max_length=20_000), AfterValidator(_storable)]
     kind: Literal["retry", "final", "skipped"]

@@ -90,7 +90,7 @@ def test_the_model_kind_is_declared_or_read_from_the_checkpoint(make: Callable[.
         make("wrong").start_run(model_kind="sparse")  # type: ignore[arg-type]
 
 
-def test_nothing_is_lost_when_the_service_restarts(
+def test_restart_of_the_service_loses_no_delivery(
     make: Callable[..., Client], real_service: RunningService, tmp_path: Path
 ) -> None:
     client = make("restarted")

@@ -148,7 +148,7 @@ def test_copied_log_probs_are_reported() -> None:
     assert "look like a copy of the engine's (bypass)" in " ".join(text.split())
 
 
-def test_run_without_the_trainers_log_probs_says_what_to_log() -> None:
+def test_report_without_trainer_log_probs_names_the_column_to_log() -> None:
     missing = Curve("trainer/rollout", (), {})
     assert "log both to see the mismatch" in text_of(mismatch=missing)
 

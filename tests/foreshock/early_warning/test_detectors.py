@@ -86,7 +86,7 @@ def test_state_stays_small_however_long_the_run() -> None:
     assert len(state.to_bytes()) < 12_000
 
 
-def test_only_named_quantities_are_read() -> None:
+def test_detectors_read_the_quantities_of_their_rules_only() -> None:
     assert LENGTH in CONFIGURATION.keys
     assert K3 in CONFIGURATION.keys
     assert "scalars:grad_norm" in CONFIGURATION.keys

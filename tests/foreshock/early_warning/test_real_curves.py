@@ -20,7 +20,7 @@ def test_only_a_labelled_surge_moves_the_learning_rate(curve: Curve) -> None:
     assert verdict.right, (curve.label, verdict.surge_step, verdict.moving)
 
 
-def test_every_label_was_read() -> None:
+def test_every_labelled_curve_was_tested() -> None:
     kinds = [curve.label.kind for curve in CURVES]
     assert len(kinds) == 15
     assert (kinds.count("surge"), kinds.count("ramp")) == (2, 2)

@@ -51,7 +51,7 @@ def strange_batches(draw: st.DrawFn) -> RolloutBatch:
 
 @settings(max_examples=150)
 @given(strange_batches(), strange_batches())
-def test_any_values_give_a_report(one: RolloutBatch, two: RolloutBatch) -> None:
+def test_random_values_give_a_valid_report(one: RolloutBatch, two: RolloutBatch) -> None:
     evidence = collect_evidence(one).merge(collect_evidence(two))
     again = LintEvidence.from_bytes(evidence.to_bytes(), evidence.examples_to_json())
     report = run_checks(again)

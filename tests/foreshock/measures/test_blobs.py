@@ -39,7 +39,7 @@ def test_blob_is_small() -> None:
     assert len(MEASUREMENT.step.to_bytes()) < 2_000
 
 
-def test_damage_is_detected() -> None:
+def test_damaged_bytes_are_rejected() -> None:
     generator = random.Random(0)
     for reader, data in (
         (ComparisonStatistics, COMPARISON.statistics.to_bytes()),
@@ -60,14 +60,14 @@ def test_damage_is_detected() -> None:
                 reader.from_bytes(data[:length])
 
 
-def test_other_kinds_are_rejected() -> None:
+def test_statistics_of_another_kind_are_rejected() -> None:
     with pytest.raises(StatisticsError, match="must hold 'comparison', got 'step'"):
         ComparisonStatistics.from_bytes(MEASUREMENT.step.to_bytes())
     with pytest.raises(StatisticsError, match="not a blob"):
         StepStatistics.from_bytes(b"pickle?")
 
 
-def test_other_versions_are_rejected_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_another_version_are_rejected_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     data = COMPARISON.statistics.to_bytes()
     monkeypatch.setattr(blob, "STATISTICS_VERSION", 3)
     with pytest.raises(StatisticsError, match=r"version 3, got 2.*remeasure"):

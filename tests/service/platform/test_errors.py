@@ -104,7 +104,7 @@ def test_unknown_paths_and_methods_are_problems(app: FastAPI, http: httpx.Client
                 assert_problem(answer, f"{method} {route.path}")
 
 
-def test_a_fault_of_the_service_is_a_problem_without_its_cause(settings: Settings, decoders: DecoderPool) -> None:
+def test_internal_error_is_a_problem_without_its_cause(settings: Settings, decoders: DecoderPool) -> None:
     app = create_app(settings, decoders)
 
     @app.get("/v1/broken")

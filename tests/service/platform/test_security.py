@@ -74,7 +74,7 @@ def test_project_key_sees_only_its_project(http: httpx.Client, make_key: MakeKey
     assert http.get("/v1/runs", params={"project": "ours"}, headers=bearer(theirs)).json()["items"] == []
 
 
-def test_a_revoked_key_is_refused_and_does_not_open_the_service(
+def test_revoked_key_is_refused_and_the_service_stays_protected(
     http: httpx.Client, make_key: MakeKey, database: Database
 ) -> None:
     secret = make_key(Scope.ADMIN)
@@ -144,7 +144,7 @@ def test_loopback_addresses_are_recognised(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-def test_an_open_port_without_a_key_is_refused(settings: Settings, make_key: MakeKey) -> None:
+def test_non_loopback_host_without_a_key_is_refused(settings: Settings, make_key: MakeKey) -> None:
     wide = settings.model_copy(update={"host": "0.0.0.0"})
     prepare_keys(settings)
     with pytest.raises(ConfigurationError, match="foreshock keys create"):

@@ -29,7 +29,7 @@ K3 = "trainer/rollout:k3_kl"
 
 @dataclass
 class RecordedRun:
-    """A run whose steps close as told; `values` are keyed as the detectors know them."""
+    """A run whose steps close with given values; `values` has the keys of the detectors."""
 
     database: Database
     run: str = ""
@@ -92,7 +92,7 @@ class RecordedRun:
         return {(alert.rule, alert.step): alert.state for alert in self.alerts()}
 
     def snapshots(self) -> list[DetectorSnapshot]:
-        """What is kept of the detectors' states, by step."""
+        """Return the stored snapshots of the detectors, by step."""
         with self.database.read() as session:
             query = select(DetectorSnapshot).where(DetectorSnapshot.run_id == self.run)
             return list(session.scalars(query.order_by(DetectorSnapshot.step)))

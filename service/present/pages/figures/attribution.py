@@ -41,7 +41,7 @@ class Chain:
 
 
 def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
-    """Return bars that begin where the one before ended; a bar to the left is a link that cancels part of another.
+    """Return the stacked bars of the links; a bar to the left is a link that cancels part of another.
 
     `chain` may be the reason why the step has no chain, or None if nothing was replayed.
     """

@@ -14,7 +14,7 @@ from service.platform.security import Principal
 
 @dataclass(frozen=True, slots=True)
 class Viewing:
-    """What every presenter works with. The session only reads: a page never writes."""
+    """The context of every presenter. Its session only reads: a page never writes."""
 
     context: ServiceContext
     session: Session

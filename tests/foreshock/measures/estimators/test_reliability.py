@@ -1,4 +1,4 @@
-"""When the interval of k3 is called unreliable, and the sentences that say so."""
+"""Tests of the condition for an unreliable interval of k3, and of its warning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_warning_names_the_number_and_the_threshold() -> None:
     assert interval_warning({}) is None
 
 
-def test_words_name_effective_groups_of_all() -> None:
+def test_effective_groups_are_shown_with_the_number_of_groups() -> None:
     assert effective_of_all({"effective_groups": 5.23, "prompt_groups": 8}) == "5.2 of 8"
     assert effective_of_all({"effective_groups": None, "prompt_groups": 8}) == "–"
 

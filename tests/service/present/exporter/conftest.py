@@ -1,4 +1,4 @@
-"""Prometheus's own programs; skipped with what to install where they are not there, an error in CI."""
+"""Prometheus's own programs. Tests are skipped with a hint if they are not installed; in CI that is an error."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_acknowledged_revision_and_applied_scale_are_exported(http: httpx.Client
     assert value(samples, "foreshock_learning_rate_applied_scale", run=run.run) == pytest.approx(0.5)
 
 
-def test_labels_are_bounded_and_names_follow_the_rules() -> None:
+def test_labels_are_bounded_and_names_are_unique_with_the_prefix() -> None:
     assert {label for family in FAMILIES for label in family.labels} <= BOUNDED
     assert all(family.name.startswith("foreshock_") for family in FAMILIES)
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)

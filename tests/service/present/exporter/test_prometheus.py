@@ -63,7 +63,7 @@ def ask(url: str, query: str) -> list[dict[str, Any]]:
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
-    """What `condition` gives once it is true."""
+    """Wait until `condition` returns a true value; return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():

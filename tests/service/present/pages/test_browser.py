@@ -112,7 +112,7 @@ def visit(window: BrowserContext) -> Iterator[Visit]:
 
 
 def drawn_traces(page: Page, plot: str) -> int:
-    """How many traces of a figure have a mark in its SVG."""
+    """Return the number of traces of a figure that have a mark in its SVG."""
     plot_area = page.locator(f'[data-figure$="/{plot}.json"] svg.main-svg').first
     return plot_area.locator("g.trace").count()
 
@@ -202,7 +202,7 @@ def test_the_condition_of_the_buckets_is_selected(visit: Visit, site: Site) -> N
     visit.assert_clean()
 
 
-def test_a_hostile_name_is_inert(visit: Visit, site: Site) -> None:
+def test_markup_in_a_name_is_not_executed(visit: Visit, site: Site) -> None:
     for path in ("/", site.hostile.address, f"{site.hostile.address}/steps/1"):
         page = visit.open(site.url, path)
         assert page.evaluate("window.hacked") is None
@@ -225,7 +225,7 @@ def test_policy_blocks_an_inline_script(visit: Visit, site: Site) -> None:
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_live_run_refreshes_itself(visit: Visit, site: Site) -> None:
+def test_page_of_a_running_run_refreshes_itself(visit: Visit, site: Site) -> None:
     run = send_run(site.http, "live", "a live run", steps=2)
     page = visit.open(site.url, run.address)
     page.evaluate("window.still = 'the same page'")

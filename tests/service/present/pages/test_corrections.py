@@ -43,7 +43,7 @@ def test_page_and_api_have_the_same_values(site: Site) -> None:
     affected = item["affected"]
     assert abs(lost - affected["touched"]["reward_mean"]) < 1e-2
     assert abs(kept - affected["untouched"]["reward_mean"]) < 1e-2
-    # No rollout of this run says turns or advantages: there is no column of dashes.
+    # No rollout of this run has turns or advantages, so the page omits their columns.
     assert "Turns" not in part
     assert "·A]" not in part
 
@@ -74,7 +74,7 @@ def test_step_without_two_scores_has_a_text_instead_of_corrections(http: httpx.C
     assert "No token of this step" in part_of(http, run, 1)
 
 
-def test_turns_and_advantages_are_shown_where_they_are_logged(http: httpx.Client) -> None:
+def test_turns_and_advantages_are_shown_if_logged(http: httpx.Client) -> None:
     sender = start_run(http)
     tokens = make_batch().num_tokens
     batch = make_batch(turn=np.zeros(tokens, np.int16), advantage=np.ones(tokens, np.float32))

@@ -131,7 +131,7 @@ class TestLengths:
 class TestLearningRate:
     STAIRS = ((0, 1.0), (198, 0.5), (396, 0.25), (594, 0.125), (792, 0.1))
 
-    def test_the_past_is_solid_and_the_plan_is_dotted(self) -> None:
+    def test_past_scale_is_solid_and_planned_scale_is_dotted(self) -> None:
         figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=False)))
         past, plan = figure.traces
         assert list(zip(past["x"], past["y"], strict=True)) == [(0, 1.0), (198, 0.5), (240, 0.5)]
@@ -257,7 +257,7 @@ class TestAttribution:
         LinkShare("trainer/torch.trainer", "not reproduced", -0.04, None, None),
     )
 
-    def test_each_bar_begins_where_the_one_before_ended_and_the_last_ends_at_the_whole(self) -> None:
+    def test_bars_of_links_are_stacked_and_end_at_the_whole(self) -> None:
         figure = drawn(attribution_figure(Chain(7, self.LINKS)))
         bars = figure.traces[0]
         ends = [base + share for base, share in zip(bars["base"], bars["x"], strict=True)]

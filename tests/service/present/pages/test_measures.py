@@ -16,7 +16,7 @@ WHOLE = "trainer/rollout"
 
 
 def value_of(name: str, values: Values, model_kind: ModelKind | None = None) -> Value:
-    """How one measure of one comparison is shown."""
+    """Return the row of one measure of one comparison."""
     rows = {row.name: row for group in measure_groups({WHOLE: values}, [WHOLE], model_kind) for row in group.rows}
     (value,) = rows[name].values
     return value
@@ -34,7 +34,7 @@ def test_every_measure_is_registered_and_shown_once() -> None:
     assert all(measure_named(name).name == name for name in names)
 
 
-def test_interval_is_the_bootstraps_or_names_students_t() -> None:
+def test_interval_is_of_the_bootstrap_or_labelled_students_t() -> None:
     students = {"k3_kl": 1e-4, "k3_kl_low": 5e-5, "k3_kl_high": 1.5e-4}
     assert value_of("k3_kl", students).interval == "5e-5 to 1.5e-4 (Student's t)"
     both = {**students, "k3_kl_bootstrap_low": 6e-5, "k3_kl_bootstrap_high": 2e-4}
@@ -59,7 +59,7 @@ def test_unreliable_interval_is_marked_and_effective_groups_are_shown() -> None:
         ("pareto_k", {"pareto_k": 0.8, "max_d": 2.0}, "critical"),
         ("pareto_k", {"pareto_k": 0.6, "max_d": 2.0}, "warning"),
         ("pareto_k", {"pareto_k": 0.4, "max_d": 2.0}, ""),
-        # Where no ratio reaches e, a heavy shape harms no mean.
+        # If no ratio reaches e, a heavy tail changes no mean.
         ("pareto_k", {"pareto_k": 0.8, "max_d": 0.2}, ""),
         ("pareto_k", {"pareto_k": None, "max_d": 2.0}, ""),
         ("pareto_k_inverse", {"pareto_k_inverse": 0.8, "min_d": -3.0}, "critical"),
@@ -88,7 +88,7 @@ def test_values_close_to_1_are_not_rounded_to_1() -> None:
     assert value_of("mean_ratio", {"mean_ratio": 1.0}).text == "1"
 
 
-def test_group_without_values_tells_what_to_log() -> None:
+def test_group_without_values_names_the_columns_to_log() -> None:
     without = group_called("With advantages", {"k3_kl": 1e-4})
     assert (list(without.rows), without.missing.endswith(".")) == ([], True)
     assert "advantage" in without.missing
@@ -96,7 +96,7 @@ def test_group_without_values_tells_what_to_log() -> None:
     assert (having.missing, len(having.rows)) == ("", 5)
 
 
-def test_the_page_shows_the_groups_to_open(site: Site) -> None:
+def test_page_has_every_group_of_measures(site: Site) -> None:
     page = site.http.get(f"{site.run.address}/steps/5").raise_for_status().text
     for words in ("tail_asymmetry(ln2)", "pareto_k", "ess_seq_predicted", "These rollouts carry no advantages"):
         assert words in page

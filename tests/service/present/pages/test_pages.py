@@ -26,7 +26,7 @@ PLOTS_OF_A_RUN = {
 }
 
 
-def test_empty_service_tells_how_to_start_a_run(http: httpx.Client) -> None:
+def test_empty_service_shows_how_to_start_a_run(http: httpx.Client) -> None:
     page = http.get("/").raise_for_status().text
     assert "No run yet" in page
     assert "foreshock.Client" in page
@@ -52,7 +52,7 @@ def test_list_of_runs_is_paged(http: httpx.Client) -> None:
     assert "?cursor=" not in second
 
 
-def test_a_run_shows_its_facts_its_advice_and_a_place_for_every_plot(site: Site) -> None:
+def test_run_page_has_its_description_advice_and_every_plot(site: Site) -> None:
     page = site.http.get(site.run.address).raise_for_status().text
     for text in (
         site.run.name,
@@ -94,12 +94,12 @@ def test_step_without_a_replay_has_a_text(site: Site) -> None:
     assert "data" not in figure
 
 
-def test_a_replayed_run_shows_where_its_mismatch_comes_from(site: Site) -> None:
+def test_page_of_a_replayed_run_has_the_attribution(site: Site) -> None:
     read = site.http.get(f"/v1/runs/{site.replayed.id}/steps/3/attribution").raise_for_status().json()
     figure = site.http.get(f"/pages/runs/{site.replayed.id}/figures/attribution.json").json()
     assert figure["data"][0]["x"] == [link["share"] for link in read["links"]]
     assert "Step 3." in figure["caption"]
-    assert "vllm.decode" in figure["caption"], "what was not scored is said"
+    assert "vllm.decode" in figure["caption"], "the caption names the missing score"
     assert " nearer to float32" in figure["caption"]
     page = html.unescape(site.http.get(f"{site.replayed.address}/steps/3").text)
     for link in [*read["links"], read["whole"]]:
@@ -217,7 +217,7 @@ def test_new_data_changes_the_tag(http: httpx.Client) -> None:
     assert http.get(path, headers={"If-None-Match": before}).status_code == 200
 
 
-def test_names_are_text_and_never_markup(site: Site) -> None:
+def test_names_are_escaped(site: Site) -> None:
     for path in ("/", site.hostile.address, f"{site.hostile.address}/steps/1"):
         page = site.http.get(path).raise_for_status().text
         assert "<script>window" not in page
@@ -303,7 +303,7 @@ class TestForms:
             page = http.get(own_run.address).text
             assert phase in page
 
-    def test_an_operator_lets_the_trainer_follow(self, http: httpx.Client, own_run: SentRun) -> None:
+    def test_operator_form_switches_to_apply_mode(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
         http.post(f"{own_run.address}/advice", data={"kind": "apply", "csrf_token": token})
         assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
@@ -316,7 +316,7 @@ class TestForms:
         assert "not held" in answer.text
 
     @pytest.mark.parametrize("token", ["", "0" * 64])
-    def test_a_form_without_its_token_changes_nothing(self, http: httpx.Client, own_run: SentRun, token: str) -> None:
+    def test_form_without_its_token_is_refused(self, http: httpx.Client, own_run: SentRun, token: str) -> None:
         answer = http.post(f"{own_run.address}/advice", data={"kind": "hold", "csrf_token": token})
         assert answer.status_code == 403
         assert http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["phase"] != "held"
@@ -330,7 +330,7 @@ class TestForms:
 class TestSessions:
     @pytest.fixture
     def secrets(self, database: Database, http: httpx.Client) -> dict[Scope, str]:
-        """A key for each scope; from now on nobody reads without one."""
+        """A key for each scope; every request needs a key from now on."""
         secrets = {scope: new_secret() for scope in Scope}
         for scope, secret in secrets.items():
             database.write(lambda session, s=secret, o=scope: create_key(session, s, o.value, None, [o]))  # type: ignore[misc]
@@ -350,7 +350,7 @@ class TestSessions:
         answer = self.sign_in(http, secrets[Scope.READ], "/runs/run_1?x=1")
         assert (answer.status_code, answer.headers["location"]) == (303, "/runs/run_1?x=1")
 
-    def test_the_cookie_is_closed_to_scripts_and_to_other_sites(
+    def test_session_cookie_is_http_only_and_same_site_strict(
         self, http: httpx.Client, secrets: dict[Scope, str]
     ) -> None:
         cookie = self.sign_in(http, secrets[Scope.READ]).headers["set-cookie"]
@@ -358,9 +358,7 @@ class TestSessions:
         assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
         assert secrets[Scope.READ] not in cookie
 
-    def test_a_session_reads_and_sees_no_forms_that_it_may_not_send(
-        self, http: httpx.Client, secrets: dict[Scope, str]
-    ) -> None:
+    def test_read_session_has_no_operator_forms(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
         admin = {"Authorization": f"Bearer {secrets[Scope.ADMIN]}"}
         run = http.post("/v1/runs", json={"key": "one"}, headers=admin).json()["id"]
         self.sign_in(http, secrets[Scope.READ])

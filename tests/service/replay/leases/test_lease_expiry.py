@@ -46,7 +46,9 @@ def run(http: httpx.Client) -> Sender:
     return sender
 
 
-def test_a_late_worker_is_refused_and_the_next_one_counts(http: httpx.Client, run: Sender, clock: Clock) -> None:
+def test_worker_with_an_expired_lease_is_refused_and_the_next_one_completes_the_job(
+    http: httpx.Client, run: Sender, clock: Clock
+) -> None:
     probe = ask_for_probe(run, 3).json()["id"]
     late = take_lease(http, "late")
     rollouts = late.rollouts()

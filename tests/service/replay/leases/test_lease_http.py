@@ -139,7 +139,7 @@ def test_job_is_leased_to_one_worker_only(http: httpx.Client, run: Sender) -> No
     assert len(set(jobs)) == len(jobs) == 8
 
 
-def test_waiting_for_a_job_ends_as_soon_as_one_comes(http: httpx.Client, run: Sender) -> None:
+def test_long_poll_for_a_job_ends_when_one_is_queued(http: httpx.Client, run: Sender) -> None:
     began = time.monotonic()
     assert ask_for_lease(http, wait=0.7).status_code == 204
     assert 0.6 < time.monotonic() - began < 20
@@ -153,7 +153,7 @@ def test_waiting_for_a_job_ends_as_soon_as_one_comes(http: httpx.Client, run: Se
     assert time.monotonic() - began < 20
 
 
-def test_a_hundred_waiting_workers_leave_the_service_free(server: RunningServer, run: Sender) -> None:
+def test_hundred_waiting_workers_do_not_block_other_requests(server: RunningServer, run: Sender) -> None:
     # The server's threads are 40 and a database pool has 60 connections: waiting must hold neither.
     async def ask() -> tuple[int, int]:
         limits = httpx.Limits(max_connections=200)

@@ -169,7 +169,7 @@ def test_shards_of_one_score_share_a_fingerprint_and_hold_each_rollout_once(hold
     assert holder.complete().status_code == 204
 
 
-def test_a_second_try_sends_its_own_scores(run: Sender, http: httpx.Client) -> None:
+def test_retry_discards_the_scores_of_the_failed_try(run: Sender, http: httpx.Client) -> None:
     ask_for_probe(run, 1).raise_for_status()
     first = take_lease(http, "first")
     rollouts = first.rollouts()

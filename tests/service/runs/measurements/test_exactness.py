@@ -38,7 +38,7 @@ def put_in_shards(sender: Sender, step: int, batch: RolloutBatch, shards: int) -
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_made_up_rollouts_with_large_small_and_missing_differences(http: httpx.Client, shards: int) -> None:
+def test_measures_of_synthetic_rollouts_equal_the_formulas(http: httpx.Client, shards: int) -> None:
     sender = start_run(http)
     for step, scale in enumerate((1e-6, 1e-2, 3.0)):
         batch = make_batch(30, seed=step)
@@ -54,7 +54,7 @@ def test_made_up_rollouts_with_large_small_and_missing_differences(http: httpx.C
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED_RUNS.exists(), reason="the recorded runs in ../shared are not there")
 @pytest.mark.parametrize(("run", "step"), [("healthy", 1), ("healthy", 120), ("collapsed", 20)])
-def test_recorded_rollouts(http: httpx.Client, run: str, step: int) -> None:
+def test_measures_of_recorded_rollouts_equal_the_formulas(http: httpx.Client, run: str, step: int) -> None:
     batch = read_jsonl(SHARED_RUNS / run / "rollouts" / f"step_{step:04d}.jsonl.gz", step=step)
     sender = start_run(http)
     put_in_shards(sender, step, batch, 4)

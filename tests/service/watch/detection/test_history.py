@@ -36,7 +36,7 @@ def test_history_equals_the_api(http: httpx.Client, app: FastAPI) -> None:
         assert dict(closed.values) == {key: value for key, value in expected[closed.step].items() if key in KEYS}
 
 
-def test_scalars_after_their_step_are_watched(http: httpx.Client) -> None:
+def test_late_scalars_reach_the_detectors(http: httpx.Client) -> None:
     run = start_run(http)
     for step in range(1, 15):
         assert run.put_shard(step, make_batch(seed=step)).status_code == 201

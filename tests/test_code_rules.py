@@ -1,4 +1,4 @@
-"""The rules of the code that a program can check: sizes of files and functions, docstrings, no path of one machine."""
+"""Rules of the code: sizes of files and functions, docstrings of modules, no path of one machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_module_has_a_docstring() -> None:
     assert not silent
 
 
-def test_no_tracked_file_names_a_path_of_one_machine() -> None:
+def test_no_tracked_file_has_a_path_of_one_machine() -> None:
     pattern = re.compile(r"/(work|farm|root)/[.a-z]")
     leaks = [
         f"{path.relative_to(REPOSITORY)}: {match.group()}"
