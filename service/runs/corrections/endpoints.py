@@ -35,7 +35,7 @@ def read_corrections(
     attempt: ActiveOrAttempt = None,
 ) -> CorrectionsRead:
     """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
-    question = service.CorrectionQuestion(run, step, attempt, comparison, correction or (), threshold or ())
+    query = service.CorrectionQuery(run, step, attempt, comparison, correction or (), threshold or ())
     with context.database.read() as session:
-        evaluated = service.evaluate_corrections(session, principal, question)
+        evaluated = service.evaluate_corrections(session, principal, query)
     return CorrectionsRead.of(evaluated)

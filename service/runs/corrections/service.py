@@ -17,7 +17,7 @@ from service.runs.measurements.service import stored_statistics
 
 
 @dataclass(frozen=True, slots=True)
-class CorrectionQuestion:
+class CorrectionQuery:
     """Request for corrections and thresholds; none named: all corrections, at the thresholds in use."""
 
     run_id: str
@@ -62,23 +62,23 @@ def read_pair(
     )
 
 
-def evaluate_corrections(session: Session, principal: Principal, question: CorrectionQuestion) -> EvaluatedCorrections:
+def evaluate_corrections(session: Session, principal: Principal, query: CorrectionQuery) -> EvaluatedCorrections:
     """Evaluate the corrections; raise InvalidRequest naming the invalid value, and the errors of `read_pair`."""
     try:
-        asked = list(_asked(question))
+        requested = list(_requested(query))
     except InvalidArgumentError as error:
         raise InvalidRequest(f"query.{error.argument}: {error.message}") from error
-    pair = read_pair(session, principal, question.run_id, question.step, question.attempt, question.comparison)
+    pair = read_pair(session, principal, query.run_id, query.step, query.attempt, query.comparison)
     evaluator = Evaluator(pair.statistics, pair.summaries)
-    return EvaluatedCorrections(pair, tuple(evaluator.evaluate(name, threshold) for name, threshold in asked))
+    return EvaluatedCorrections(pair, tuple(evaluator.evaluate(name, threshold) for name, threshold in requested))
 
 
-def _asked(question: CorrectionQuestion) -> Iterator[tuple[str, Threshold | None]]:
+def _requested(query: CorrectionQuery) -> Iterator[tuple[str, Threshold | None]]:
     """Return the names and thresholds to evaluate; a correction without a threshold in use is listed once."""
-    if question.thresholds and len(question.corrections) != 1:
+    if query.thresholds and len(query.corrections) != 1:
         raise InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
-    for name in question.corrections or CORRECTIONS:
+    for name in query.corrections or CORRECTIONS:
         correction = correction_named(name)
-        named = tuple(correction.threshold(text) for text in question.thresholds)
+        named = tuple(correction.threshold(text) for text in query.thresholds)
         for threshold in named or correction.usual or (None,):
             yield name, threshold

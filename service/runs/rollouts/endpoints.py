@@ -31,5 +31,5 @@ def read_tokens(
     attempt: ActiveOrAttempt = None,
 ) -> TokensRead:
     """Return the worst tokens of a step, or one rollout token by token, with each scorer's log-prob."""
-    question = tokens.TokenQuestion(run, step, attempt, comparison, worst, sample_id)
-    return tokens.read_tokens(context, principal, question)
+    query = tokens.TokenQuery(run, step, attempt, comparison, worst, sample_id)
+    return tokens.read_tokens(context, principal, query)

@@ -34,7 +34,7 @@ class RolloutNotFound(ProblemError):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenQuestion:
+class TokenQuery:
     """Request for tokens: the `worst` of a step by |d|, or all of one rollout if `sample_id` is given."""
 
     run_id: str
@@ -45,27 +45,27 @@ class TokenQuestion:
     sample_id: str | None
 
 
-def read_tokens(context: ServiceContext, principal: Principal, question: TokenQuestion) -> TokensRead:
+def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery) -> TokensRead:
     """Return the requested tokens; raise RolloutNotFound, and MeasurementNotFound if one of the scores is missing."""
-    target, _, behaviour = question.comparison.partition("/")
+    target, _, behaviour = query.comparison.partition("/")
     if not target or not behaviour:
         raise InvalidRequest(f"query.comparison: must be target/behaviour, such as {TRAINER_ROLLOUT}")
     with context.database.read() as session:
-        get_run(session, principal, question.run_id)
-        key = resolve_step(session, question.run_id, question.step, question.attempt)
-        parts = _read_shards(context, session, shards_of_step(session, key), question.sample_id)
+        get_run(session, principal, query.run_id)
+        key = resolve_step(session, query.run_id, query.step, query.attempt)
+        parts = _read_shards(context, session, shards_of_step(session, key), query.sample_id)
         found = _FoundTokens(target, behaviour)
         for shard, batch, scores in parts:
-            found.add(shard, batch, scores, question)
-    if question.sample_id is not None and found.rollout is None:
-        raise RolloutNotFound(f"step {question.step} of attempt {key.attempt} has no rollout {question.sample_id!r}")
-    if not found.compared and question.sample_id is None:
-        raise MeasurementNotFound(f"step {question.step} of attempt {key.attempt} has no {question.comparison}")
+            found.add(shard, batch, scores, query)
+    if query.sample_id is not None and found.rollout is None:
+        raise RolloutNotFound(f"step {query.step} of attempt {key.attempt} has no rollout {query.sample_id!r}")
+    if not found.compared and query.sample_id is None:
+        raise MeasurementNotFound(f"step {query.step} of attempt {key.attempt} has no {query.comparison}")
     return TokensRead(
-        comparison=question.comparison,
-        step=question.step,
+        comparison=query.comparison,
+        step=query.step,
         attempt=key.attempt,
-        sample_id=question.sample_id,
+        sample_id=query.sample_id,
         prompt_token_ids=found.prompt,
         scorers=sorted(found.scorers),
         items=found.rows(),
@@ -83,24 +83,24 @@ class _FoundTokens:
         self.rollout: list[TokenRow] | None = None
         self.prompt: list[int] | None = None
 
-    def add(self, shard: int, batch: RolloutBatch, scores: Scores, question: TokenQuestion) -> None:
+    def add(self, shard: int, batch: RolloutBatch, scores: Scores, query: TokenQuery) -> None:
         """Add the tokens of one shard."""
         self.scorers |= scores.keys()
         d = self._difference(scores, batch.num_tokens)
-        if question.sample_id is not None:
-            row = batch.sample_ids.index(question.sample_id)
+        if query.sample_id is not None:
+            row = batch.sample_ids.index(query.sample_id)
             start, end = (int(position) for position in batch.response_offsets[row : row + 2])
             self.rollout = [_token(shard, batch, scores, d, row, position) for position in range(start, end)]
             first, last = (int(position) for position in batch.prompt_offsets[row : row + 2])
             self.prompt = batch.prompt_token_ids[first:last].tolist()
             return
         sizes = np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0)
-        for position in _largest(sizes, question.worst):
+        for position in _largest(sizes, query.worst):
             row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
             token = _token(shard, batch, scores, d, row, position)
             self._worst.append((float(sizes[position]), token))
         # Stable sort: of equal values, the earlier shard and position come first.
-        self._worst = sorted(self._worst, key=lambda each: -each[0])[: question.worst]
+        self._worst = sorted(self._worst, key=lambda each: -each[0])[: query.worst]
 
     def rows(self) -> list[TokenRow]:
         """Return the tokens to show, in order of position or of decreasing |d|."""

@@ -39,7 +39,7 @@ def read_theory(
     scalar `learning_rate` or `lr`, else the newest rate that the trainer acknowledged up to this step,
     else the run's initial learning rate.
     """
-    question = service.TheoryQuestion(run, step, attempt, comparison, delta_max, gradient_bound)
+    query = service.TheoryQuery(run, step, attempt, comparison, delta_max, gradient_bound)
     with context.database.read() as session:
-        found = service.find_theory(session, principal, question)
+        found = service.find_theory(session, principal, query)
     return TheoryRead.of(found)

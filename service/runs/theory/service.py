@@ -23,7 +23,7 @@ LEARNING_RATE_SCALARS = ("learning_rate", "lr")
 
 
 @dataclass(frozen=True, slots=True)
-class TheoryQuestion:
+class TheoryQuery:
     """Request for the theory of a comparison; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
 
     run_id: str
@@ -47,27 +47,27 @@ class FoundTheory:
     gradient_missing: str | None
 
 
-def find_theory(session: Session, principal: Principal, question: TheoryQuestion) -> FoundTheory:
+def find_theory(session: Session, principal: Principal, query: TheoryQuery) -> FoundTheory:
     """Evaluate the theory of the step; raise MeasurementNotFound, StatisticsOutOfDate."""
-    pair = read_pair(session, principal, question.run_id, question.step, question.attempt, question.comparison)
-    return theory_of_pair(session, principal, question, pair)
+    pair = read_pair(session, principal, query.run_id, query.step, query.attempt, query.comparison)
+    return theory_of_pair(session, principal, query, pair)
 
 
-def theory_of_pair(session: Session, principal: Principal, question: TheoryQuestion, pair: MeasuredPair) -> FoundTheory:
+def theory_of_pair(session: Session, principal: Principal, query: TheoryQuery, pair: MeasuredPair) -> FoundTheory:
     """Evaluate the theory of a pair that was read already."""
-    run = get_run(session, principal, question.run_id)
-    scalars = scalars_of_step(session, StepKey(question.run_id, pair.attempt, question.step))
+    run = get_run(session, principal, query.run_id)
+    scalars = scalars_of_step(session, StepKey(query.run_id, pair.attempt, query.step))
     rate, source = _learning_rate(session, run, pair, scalars)
     norms, missing = _norms(scalars)
     theory = evaluate_theory(
         pair.statistics,
         pair.summaries,
-        delta_max=question.delta_max,
+        delta_max=query.delta_max,
         norms=norms,
         learning_rate=rate,
-        gradient_bound=question.gradient_bound,
+        gradient_bound=query.gradient_bound,
     )
-    return FoundTheory(pair, theory, question.delta_max, question.gradient_bound, rate, source, missing)
+    return FoundTheory(pair, theory, query.delta_max, query.gradient_bound, rate, source, missing)
 
 
 def _learning_rate(

@@ -14,20 +14,20 @@ from foreshock.theory import GradientNoise, StepNoise
 from service.present.pages.formatting import DASH, number
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import CorrectionRow, CorrectionsPart, TheoryRow
-from service.runs.corrections.service import CorrectionQuestion, evaluate_corrections
+from service.runs.corrections.service import CorrectionQuery, evaluate_corrections
 from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate
-from service.runs.theory.service import FoundTheory, TheoryQuestion, theory_of_pair
+from service.runs.theory.service import FoundTheory, TheoryQuery, theory_of_pair
 
 
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
     """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
-        question = CorrectionQuestion(run_id, step, None, TRAINER_ROLLOUT)
-        evaluated = evaluate_corrections(viewing.session, viewing.principal, question)
+        query = CorrectionQuery(run_id, step, None, TRAINER_ROLLOUT)
+        evaluated = evaluate_corrections(viewing.session, viewing.principal, query)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
         return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
-    of_theory = TheoryQuestion(run_id, step, None, TRAINER_ROLLOUT)
-    theory = theory_of_pair(viewing.session, viewing.principal, of_theory, evaluated.pair)
+    theory_query = TheoryQuery(run_id, step, None, TRAINER_ROLLOUT)
+    theory = theory_of_pair(viewing.session, viewing.principal, theory_query, evaluated.pair)
     # The first threshold in use of each correction; the API has every other one.
     evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)

@@ -18,7 +18,7 @@ from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, StepPage, TokenRow, TokensPart
 from service.runs.measurements.curves import Curves
 from service.runs.measurements.service import CurveQuery, MeasurementNotFound, is_out_of_date, read_curves
-from service.runs.rollouts.tokens import TokenQuestion, read_tokens
+from service.runs.rollouts.tokens import TokenQuery, read_tokens
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps.schemas import StepRead
@@ -72,9 +72,9 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
 
 def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
     """Return the tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
-    question = TokenQuestion(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
+    query = TokenQuery(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
     try:
-        found = read_tokens(viewing.context, viewing.principal, question)
+        found = read_tokens(viewing.context, viewing.principal, query)
     except MeasurementNotFound as error:
         return TokensPart(TRAINER_ROLLOUT, (), (), f"{error.detail}.")
     rows = [
