@@ -22,11 +22,12 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "measures.md"
 INTRODUCTION = """\
 # Measures
 
-Generated from `foreshock/measures/registry.py` by `python -m scripts.measures_page`: change it there.
+Compute every measure of a step from your own tensors, or look up a measure in the [tables](#contents).
 
 μ is the sampling policy, π the trained policy. Per token `d = log π − log μ` and `ρ = exp(d)`. A comparison is written
 `target/behaviour`, π/μ. Expectations are over tokens or sequences drawn from μ. For the meaning of the numbers in a
-run, and their healthy ranges, see [reading-the-numbers.md](reading-the-numbers.md).
+run, and their healthy ranges, see [read the numbers](reading-the-numbers.md). This page is generated from
+`foreshock/measures/registry.py` by `python -m scripts.measures_page`.
 """
 
 FRAMEWORKS = """\

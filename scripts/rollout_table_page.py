@@ -14,8 +14,6 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "rollout-table.md"
 INTRODUCTION = """\
 # The rollout table
 
-Generated from `foreshock/rollouts/schema.py` by `python -m scripts.rollout_table_page`: change it there.
-
 To log rollouts, pass a mapping of these columns:
 
 ```python
@@ -44,6 +42,8 @@ for these columns of tokens: {repeatable}.
 
 **Valid values.** Another value is refused with its row and column. NaN and infinite log-probs are accepted, and counted
 apart when they are measured. A null is NaN in a column of floats per rollout, and an error in a list.
+
+This page is generated from `foreshock/rollouts/schema.py` by `python -m scripts.rollout_table_page`.
 """
 
 
