@@ -140,22 +140,27 @@ def _mismatch_of_kind(kind: ModelKind) -> tuple[AlertRule, ...]:
     )
 
 
-def _mismatch() -> tuple[AlertRule, ...]:
-    k3, tail = _of_trainer("foreshock_k3_kl_nats"), required_range("tail_2")
-    smallest = required_range("k3_kl").warning
+def _growing_of_kind(kind: ModelKind) -> AlertRule:
+    k3, smallest = _of_trainer("foreshock_k3_kl_nats"), required_range("k3_kl", kind).warning
     assert smallest is not None
+    return AlertRule(
+        "ForeshockMismatchGrowing",
+        _of_kind(f"{k3}\n  > 10 * {_of_trainer(_QUIETEST)}\nand {k3} > {threshold_number(smallest / 10)}", kind),
+        "warning",
+        "Run {{ $labels.run }}: the mismatch is ten times what it was",
+        f"k3 of {TRAINER_ROLLOUT} has risen to {{{{ $value | humanize }}}} nats per token, ten times its lowest "
+        f"value of the last six hours. {_PROBE}",
+        wait="10m",
+        comment="Relative to the run's own lowest value of six hours, and not below a tenth of the healthy range.",
+        model_kind=kind,
+    )
+
+
+def _mismatch() -> tuple[AlertRule, ...]:
+    tail = required_range("tail_2")
     return (
         *(rule for kind in MODEL_KINDS for rule in _mismatch_of_kind(kind)),
-        AlertRule(
-            "ForeshockMismatchGrowing",
-            f"{k3}\n  > 10 * {_of_trainer(_QUIETEST)}\nand {k3} > {threshold_number(smallest / 10)}",
-            "warning",
-            "Run {{ $labels.run }}: the mismatch is ten times what it was",
-            f"k3 of {TRAINER_ROLLOUT} has risen to {{{{ $value | humanize }}}} nats per token, ten times its lowest "
-            f"value of the last six hours. {_PROBE}",
-            wait="10m",
-            comment="Relative to the run's own lowest value of six hours, and not below a tenth of the healthy range.",
-        ),
+        *(_growing_of_kind(kind) for kind in MODEL_KINDS),
         AlertRule(
             "ForeshockTailHeavy",
             f"{_of_trainer('foreshock_tail_2_ratio')} > {tail.critical}",

@@ -7,11 +7,13 @@ from typing import Literal
 
 from dashboards.panels import Dashboard, Panel, Row, SqlQuery, Variable, levels_of
 from foreshock.measures.registry import measure_named
+from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.ranges import required_range, threshold_number
 from foreshock.scorers import main_comparisons
 
 TAIL = required_range("tail_2")
+SHAPE = required_range("pareto_k")
 TAIL_LEVELS = levels_of(TAIL)
 
 # A step survives in the newest attempt that begins at or before it; older tails are superseded.
@@ -118,8 +120,9 @@ def _mismatch() -> tuple[Panel, ...]:
             "k3 per token, every comparison",
             "trend",
             (measure_by_comparison("k3_kl", main_comparisons(), judged=True),),
-            "Estimate of KL(behaviour‖target) in nats, mean over tokens. The straight lines are the thresholds of the "
-            "run's model kind at lag 0; an unknown kind is judged as dense. 0 is not drawn on a log axis.",
+            "Mean of k3 over tokens, in nats. Against rollout, which sampled the tokens, it estimates "
+            "KL(rollout‖target); otherwise it is the size of a link, no KL. The straight lines are the thresholds of "
+            "the run's model kind at lag 0; an unknown kind is judged as dense. 0 is not drawn on a log axis.",
             width=24,
             height=11,
             logarithmic=True,
@@ -128,8 +131,8 @@ def _mismatch() -> tuple[Panel, ...]:
             "k3 and its interval",
             "trend",
             (interval(COMPARISON, "k3_kl"),),
-            "95 % interval by prompt group: bootstrap-t, else Student's t. Unreliable if k̂ is above 0.3. An end "
-            "below 0 is not drawn on a log axis.",
+            "95 % interval by prompt group: bootstrap-t, else Student's t. "
+            f"Unreliable if k̂ is above {LARGEST_TAIL_SHAPE:g}. An end below 0 is not drawn on a log axis.",
             logarithmic=True,
         ),
         Panel(
@@ -178,8 +181,8 @@ def _tails() -> tuple[Panel, ...]:
             "Shape of the tails, k̂",
             "trend",
             (curves(COMPARISON, ("pareto_k", "pareto_k_inverse")),),
-            "Of ρ and of 1/ρ. If ratios reach e: above 0.5 an effective sample size, above 0.7 a mean of ratios cannot "
-            "be trusted. If they do not, k̂ harms neither.",
+            f"Of ρ and of 1/ρ. Above {LARGEST_TAIL_SHAPE:g} the interval of k3 is unreliable. If ratios reach e: above "
+            f"{SHAPE.warning} an effective sample size, above {SHAPE.critical} a mean of ratios cannot be trusted.",
         ),
         Panel(
             "χ² both ways",

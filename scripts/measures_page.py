@@ -131,8 +131,8 @@ runs the standard error of k3 is 1.05 times that of independent tokens by sequen
 | `…_low`, `…_high` | Student's t with G − 1 degrees of freedom; symmetric | mergeable sums: always available |
 | `…_bootstrap_low`, `…_bootstrap_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
 
-k3, χ² and TV are never negative, and neither are the ends of their intervals: a lower end of 0 means that the data are
-compatible with no mismatch.
+k3, χ² and TV are never negative, and neither are the ends of their intervals: a lower end of 0 says only
+that these data give no lower bound. Two scores that differ at any token have a k3 above 0.
 
 **Few or uneven groups.** If prompts differ, 8 of them often miss the large ones, and no resampling shows that. The
 upper end of the bootstrap interval is therefore at least that of Cox's method, from the spread of the logarithms of the

@@ -22,7 +22,7 @@ from foreshock.commands.text import (
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.conclusions.health import step_verdict
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
-from foreshock.model_kind import UNDECLARED_NOTE
+from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import required_range
 
 __all__ = ["buckets_section", "mismatch_section"]
@@ -58,7 +58,7 @@ def mismatch_section(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     peak, at = max((value, step) for value, step in zip(curve.of("k3_kl"), curve.steps, strict=True) if value == value)
     window = f"steps {diagnosis.health.first_step} to {diagnosis.health.last_step}"
     lines += note(f"now: pooled over {window}; k3_kl in log scale, at most {number(peak)} (step {at})", paint)
-    lines += ["", *_steps_table(diagnosis, paint), *_shape(curve)]
+    lines += ["", *_steps_table(diagnosis, paint), *_shape(curve, diagnosis.model_kind)]
     if _all_zero(curve):
         lines += wrap(_COPIED, "    ", "  ! ")
     return lines
@@ -104,12 +104,12 @@ def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     return lines
 
 
-def _shape(curve: Curve) -> list[str]:
+def _shape(curve: Curve, model_kind: ModelKind | None) -> list[str]:
     """Return a table of tail and advantage measures: medians of the newest steps."""
     reach = recent_median(curve.of("max_d"))
     measures = (
         ("tail_asymmetry_ln2", "tail asymmetry at ln 2", "> 0: π ≪ μ is more frequent; < 0: π ≫ μ is"),
-        ("pareto_k", "k̂ of π/μ", _pareto_meaning(recent_median(curve.of("pareto_k")), reach)),
+        ("pareto_k", "k̂ of π/μ", _pareto_meaning(recent_median(curve.of("pareto_k")), reach, model_kind)),
         ("ess_seq_predicted", "ESS of sequences, exp(−2·KL·T)", "fraction of the sample, with sequence weights"),
         ("advantage_d_cov", "cov(advantage, d)", "> 0: π > μ on tokens with a high advantage"),
         ("advantage_skew", "mean of A·(π/μ − 1)", "0: the mismatch is independent of the reward"),
@@ -122,10 +122,10 @@ def _shape(curve: Curve) -> list[str]:
     return ["", *table(["tails and reward, now", "", ""], rows, left=(0, 2))] if rows else []
 
 
-def _pareto_meaning(shape: float, reach: float) -> str:
+def _pareto_meaning(shape: float, reach: float, model_kind: ModelKind | None) -> str:
     if reach < 1.0:
         return "no ratio exceeds e: k̂ matters to intervals only"
-    limit = required_range("pareto_k").critical
+    limit = required_range("pareto_k", model_kind).critical
     assert limit is not None
     if shape > limit:
         return f"above {limit}: means of ratios and ESS cannot be trusted"

@@ -104,7 +104,11 @@ def _advice(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     if reading is None:
         return []
     advice = reading.advice
-    effect = "the trainer follows it" if advice.mode == "apply" else "shown only, the trainer gets 1.0"
+    effect = (
+        "the trainer is sent it; its page has what was applied"
+        if advice.mode == "apply"
+        else "shown only, the trainer gets 1.0"
+    )
     lines = [
         section_title("Learning-rate advice", paint, advice.phase),
         f"  scale {reading.advised_scale:g}; mode {advice.mode} ({effect}); revision {advice.revision}",

@@ -34,9 +34,9 @@ def default_rules(model_kind: ModelKind | None = None) -> tuple[ThresholdRule, .
     return (
         *_mismatch_rules(k3, model),
         *_rising_mismatch_rules(k3, model),
-        *_difference_rules(),
-        *_tail_rules(),
-        *_run_rules(),
+        *_difference_rules(model_kind),
+        *_tail_rules(model_kind),
+        *_run_rules(model_kind),
     )
 
 
@@ -115,8 +115,10 @@ def _rising_mismatch_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule,
     )
 
 
-def _difference_rules() -> tuple[ThresholdRule, ...]:
-    difference, error = required_range("rollout_probs_diff_mean"), required_range("token_mult_prob_error")
+def _difference_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
+    difference, error = (
+        required_range(name, model_kind) for name in ("rollout_probs_diff_mean", "token_mult_prob_error")
+    )
     return (
         ThresholdRule(
             name="probability_difference",
@@ -152,8 +154,8 @@ def _difference_rules() -> tuple[ThresholdRule, ...]:
     )
 
 
-def _tail_rules() -> tuple[ThresholdRule, ...]:
-    tail, ess = required_range("tail_2"), required_range("ess_token")
+def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
+    tail, ess = required_range("tail_2", model_kind), required_range("ess_token", model_kind)
     return (
         ThresholdRule(
             name="tail_heavy",
@@ -194,8 +196,8 @@ def _tail_rules() -> tuple[ThresholdRule, ...]:
     )
 
 
-def _run_rules() -> tuple[ThresholdRule, ...]:
-    truncated = required_range("truncated_fraction")
+def _run_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
+    truncated = required_range("truncated_fraction", model_kind)
     return (
         ThresholdRule(
             name="gradient_rise",

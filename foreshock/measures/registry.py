@@ -85,8 +85,8 @@ def _level(name: str) -> str:
 
 # Measures with an interval clustered by prompt group: their unit, and the divergence that they estimate.
 WITH_INTERVAL = {
-    "kl": ("nats", "KL(μ‖π)"),
-    "k3_kl": ("nats", "KL(μ‖π)"),
+    "kl": ("nats", "KL(μ‖π) if μ sampled"),
+    "k3_kl": ("nats", "KL(μ‖π) if μ sampled"),
     "chi2_token": ("1", "χ²(π‖μ)"),
     "reverse_chi2_token": ("1", "χ²(μ‖π)"),
     "tv_token": ("1", "D_TV(π, μ)"),
@@ -101,9 +101,9 @@ PSIS = "Zhang and Stephens (2009); Pareto smoothed importance sampling (2024)"
 VERL_DEBUG = "verl, debug metrics"
 
 _PER_TOKEN: tuple[Measure, ...] = (
-    _token("kl", "−d", "nats", "KL(μ‖π), k1", SCHULMAN),
-    _token("k2_kl", "d²/2", "nats", "KL(μ‖π) for small d", SCHULMAN),
-    _token("k3_kl", "ρ − 1 − d", "nats", "KL(μ‖π), never negative", SCHULMAN),
+    _token("kl", "−d", "nats", "KL(μ‖π) if μ sampled, k1", SCHULMAN),
+    _token("k2_kl", "d²/2", "nats", "KL(μ‖π) if μ sampled, for small d", SCHULMAN),
+    _token("k3_kl", "ρ − 1 − d", "nats", "KL(μ‖π) if μ sampled, never negative", SCHULMAN),
     _token("chi2_token", "(ρ − 1)²", "1", "χ²(π‖μ)", "definition of χ²"),
     _token("reverse_chi2_token", "(1 − ρ)²/ρ", "1", "χ²(μ‖π)", "definition of χ²"),
     _token("tv_token", "(1 − ρ)⁺", "1", "D_TV(π, μ), also under truncation", "definition of total variation"),
@@ -143,12 +143,13 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     Measure(
         "pareto_k", f"k̂ of the generalised Pareto distribution of ρ, {_LARGEST}", "1",
-        "above 0.3 intervals of χ²(π‖μ) and k3 are too short; if d reaches 1, ESS is unreliable above 0.5, "
-        "means of ρ above 0.7", "over tokens", "comparison", PSIS,
+        f"above {LARGEST_TAIL_SHAPE:g} intervals of χ²(π‖μ) and k3 are too short; if d reaches 1, ESS is unreliable "
+        "above 0.5, means of ρ above 0.7", "over tokens", "comparison", PSIS,
     ),
     Measure(
         "pareto_k_inverse", f"k̂ of the generalised Pareto distribution of 1/ρ, {_LARGEST}", "1",
-        "above 0.3 the interval of χ²(μ‖π) is too short; if d reaches −1, χ²(μ‖π) is unreliable above 0.5",
+        f"above {LARGEST_TAIL_SHAPE:g} the interval of χ²(μ‖π) is too short; if d reaches −1, χ²(μ‖π) is unreliable "
+        "above 0.5",
         "over tokens", "comparison", PSIS,
     ),
     Measure(
@@ -216,7 +217,7 @@ _OF_SEQUENCES: tuple[Measure, ...] = (
                   f"{measure.direction}; biased if length depends on the tokens", measure.source)
         for measure in _PER_TOKEN
     ),
-    _sequence("log_ppl_diff", "mean over the sequence of −d", "nats", "KL(μ‖π), 1/T-weighted", VERL),
+    _sequence("log_ppl_diff", "mean over the sequence of −d", "nats", "KL(μ‖π) if μ sampled, 1/T-weighted", VERL),
     _sequence("log_ppl_abs_diff", "|mean over the sequence of −d|", "nats", "0 is agreement", VERL),
     _sequence("sequence_log_ppl_abs_diff", "|Σ d|", "nats", "0 is agreement; grows with length",
               "length-decay learning-rate paper, eq. 8"),

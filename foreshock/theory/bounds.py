@@ -14,7 +14,7 @@ import numpy as np
 from foreshock.corrections.sequences import undersampling_notes
 from foreshock.corrections.sums import mean
 from foreshock.errors import InvalidArgumentError
-from foreshock.measures.estimators.intervals import clustered_interval
+from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 class BiasBound:
     """The bound ‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], estimated from the batch for B = 1.
 
-    `per_unit` is the estimate; `low` and `high` end its 95 % interval, clustered by prompt group. `trivial` is
+    `per_unit` is the estimate; `low` and `high` end its 95 % bootstrap-t interval by prompt group. `trivial` is
     2·T·max|R| with the mean length T: no two policies with this mean length exceed it. `sequences` counts those with a
     reward; the fields are NaN if there are none.
     """
@@ -89,7 +89,8 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
     with np.errstate(over="ignore", invalid="ignore"):
         terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
-        interval = clustered_interval(terms, np.ones(terms.size, np.int64), summaries.clusters()[chosen])
+        ones = np.ones(terms.size, np.int64)
+        (interval,) = nonnegative_intervals(terms[:, None], ones, summaries.clusters()[chosen])
     average, largest = mean(lengths), float(rewards.max())
     per_unit, trivial = mean(terms), 2.0 * average * largest
     vacuous = ("no better than the trivial bound",) if per_unit >= trivial > 0.0 else ()

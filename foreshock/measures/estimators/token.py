@@ -50,17 +50,17 @@ def ratio_minus_one(d: Float64) -> Float64:
 
 
 def kl(d: Float64) -> Float64:
-    """Return k1 = −d in nats. Its mean estimates KL(μ‖π); about half of the single values are negative."""
+    """Return k1 = −d in nats. Its mean estimates KL(μ‖π) if μ sampled; about half of the single values are negative."""
     return -d
 
 
 def k2_kl(d: Float64) -> Float64:
-    """Return d²/2 in nats. Its mean approximates KL(μ‖π) for small d."""
+    """Return d²/2 in nats. Its mean approximates KL(μ‖π) for small d if μ sampled the tokens."""
     return 0.5 * d * d
 
 
 def k3_kl(d: Float64, rho_minus_one: Float64 | None = None) -> Float64:
-    """Return k3 = ρ − 1 − d in nats, never negative. Its mean estimates KL(μ‖π) (Schulman 2020).
+    """Return k3 = ρ − 1 − d in nats, never negative. Its mean estimates KL(μ‖π) if μ sampled (Schulman 2020).
 
     Unbiased only if μ's support contains π's and the logged μ is the sampling distribution; otherwise E[k3] = KL − (1 −
     E ρ).

@@ -47,8 +47,12 @@ def _of_step(name: str, text: str) -> Family:
 
 # Column of the wide table → metric. Newest step of the run that has the comparison.
 OF_COMPARISONS: dict[str, Family] = {
-    "k3_kl": _of_comparison("foreshock_k3_kl_nats", "Mismatch: token mean of k3, KL(behaviour‖target)"),
-    "kl": _of_comparison("foreshock_kl_nats", "Mismatch: token mean of -d (k1), KL(behaviour‖target)"),
+    "k3_kl": _of_comparison(
+        "foreshock_k3_kl_nats", "Mismatch: token mean of k3; KL(rollout‖target) if behaviour is rollout"
+    ),
+    "kl": _of_comparison(
+        "foreshock_kl_nats", "Mismatch: token mean of -d (k1); KL(rollout‖target) if behaviour is rollout"
+    ),
     "mean_abs_d": _of_comparison(
         "foreshock_log_prob_difference_abs_nats", "Token mean of |log target - log behaviour|"
     ),

@@ -261,6 +261,8 @@ class StepPage:
     sampled: Sequence[str]
     measures: Sequence[MeasureGroup]
     ranges_note: str
+    intervals_note: str
+    tails_note: str
     step_measures: Sequence[StepMeasure]
     figures: Sequence[Plot]
     links: Sequence[LinkRow]

@@ -16,7 +16,7 @@ class BiasRead(BaseModel):
     """Bound ‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
 
     per_unit: float | None = Field(description="per unit of B; null if no rollout has a reward")
-    low: float | None = Field(description="lower end of the 95 % interval, clustered by prompt group")
+    low: float | None = Field(description="lower end of the 95 % bootstrap-t interval by prompt group")
     high: float | None = Field(description="upper end of the interval")
     trivial: float | None = Field(description="2·T·max|R| for the mean length T: upper bound for any two policies")
     sequences: int = Field(description="number of sequences with a reward")

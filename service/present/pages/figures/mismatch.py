@@ -55,7 +55,7 @@ def style_of(comparison: str) -> tuple[str, str]:
 def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = None) -> Figure | Missing:
     """Return the mismatch over steps in front of the ranges of a kind of model.
 
-    `curves`: k3_kl by comparison, an estimate of KL(behaviour‖target) in nats per token.
+    `curves`: k3_kl by comparison, in nats per token; an estimate of KL(μ‖π) only if the behaviour sampled.
     """
     there = [name for name in sorted(curves, key=known_first) if curves[name]]
     drawn = {name: curves[name] for name in shown_comparisons(there)}
@@ -150,7 +150,8 @@ def _caption(curves: Mapping[str, Curve], model_kind: ModelKind | None) -> str:
         if (points := curve.points()) and (count := sum(value == 0 for _, value in points))
     ]
     bands = (
-        "Estimate of KL(behaviour‖target), mean over tokens, named target/behaviour. "
+        "k3 per token, named target/behaviour. Against rollout, which sampled the tokens, it estimates KL(μ‖π); "
+        "between other scores it is the size of a link, no KL. "
         f"{ranges_note('k3_kl', model_kind)}"
     )
     smoothed = any(len(curve.points()) > SMOOTHED_ABOVE for curve in curves.values())

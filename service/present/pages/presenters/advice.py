@@ -17,7 +17,7 @@ HOLD = Action("hold", "Hold", "Freeze the scale until it is released")
 RELEASE = Action("release", "Release", "Continue the schedule from here")
 HALVE = Action("halve", "Halve now", "Halve the scale once, from the next step on")
 RAISE = Action("raise", "Raise once", "Take one halving back, from the next step on")
-APPLY = Action("apply", "Let the trainer follow", "Apply mode: the trainer gets the advised scale")
+APPLY = Action("apply", "Send it to the trainer", "Apply mode: the trainer is sent the advised scale")
 SHADOW = Action("shadow", "Only show it", "Shadow mode: the trainer gets 1.0, the advice is only shown")
 
 # A plan without an end is drawn at least this many steps beyond now.
@@ -117,9 +117,9 @@ def _schedule(advice: AdviceRead) -> str:
     return f"{rule} (surge at {advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
 
 
-def _applied(viewing: Viewing, run_id: str) -> str | None:
+def _applied(viewing: Viewing, run_id: str) -> str:
     applied = newest_acknowledgement(viewing.session, run_id)
-    return None if applied is None else f"{number(applied.applied_learning_rate)} at step {applied.step}"
+    return "not acknowledged" if applied is None else f"{number(applied.applied_learning_rate)} at step {applied.step}"
 
 
 def _actions(advice: AdviceRead) -> list[Action]:

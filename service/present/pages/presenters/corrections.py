@@ -71,11 +71,16 @@ def _row(found: Evaluation) -> CorrectionRow:
 
 def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     theory, bias = found.theory, found.theory.bias
-    reach = f", its 95 % interval ends at {number(bias.high)}" if math.isfinite(bias.high) else ""
+    reach = (
+        f"95 % bootstrap-t interval {number(bias.low)} to {number(bias.high)}"
+        if math.isfinite(bias.high)
+        else ("no interval: too few prompts")
+    )
     yield TheoryRow(
-        "Bias of the gradient, at most",
+        "Bound of the gradient's bias, estimated",
         f"{_number(bias.per_unit)} · B",
-        f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts{reach}; B bounds the gradient of one token's log-prob. "
+        f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts ({reach}): the bias itself may be larger than this "
+        "estimate. B bounds the gradient of one token's log-prob. "
         f"The trivial bound 2·B·T·max|R|, at the mean length: {_number(bias.trivial)} · B."
         + "".join(f" {_sentence(note)}" for note in bias.notes),
     )

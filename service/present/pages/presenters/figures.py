@@ -8,6 +8,7 @@ from functools import partial
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import HealthyRange, required_range
 from service.platform.database.tables import Run
 from service.platform.problem import ProblemError
@@ -103,9 +104,10 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token", "max_d")
     found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {})
     tail, asymmetry, shape, difference, ess, largest = (found.get(name, Curve((), ())) for name in names)
-    tail_range, shape_range = required_range("tail_2"), required_range("pareto_k")
-    difference_range = required_range("rollout_probs_diff_mean")
-    # If no ratio reaches e, a heavy shape harms no mean.
+    kind = run.model_kind
+    tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
+    difference_range = required_range("rollout_probs_diff_mean", kind)
+    # If no ratio reaches e, a heavy shape makes intervals too short, and leaves means of ratios alone.
     matters = any(value >= PARETO_FAR for _, value in largest.points())
     panels = (
         _judged("F(2): tokens off by more than a factor of 2", tail, tail_range),
@@ -114,10 +116,15 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
         _judged("mean |Δ probability|", difference, difference_range),
         Panel("effective sample size of the token weights", ess),
     )
+    means = (
+        f"Ratios of this run reach e: if k̂ is above {shape_range.critical}, means of ratios and effective sizes cannot "
+        "be trusted."
+        if matters
+        else "No ratio of this run reaches e, so k̂ concerns intervals only."
+    )
     caption = (
         f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Mean |Δ probability|: {difference_range.text}. "
-        f"{'Ratios of this run reach e' if matters else 'No ratio of this run reaches e, so k̂ harms no mean'}; if they "
-        f"do and k̂ is above {shape_range.critical}, means of ratios and effective sizes cannot be trusted."
+        f"k̂ above {LARGEST_TAIL_SHAPE:g}: the interval of k3 is unreliable. {means}"
     )
     missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."
     return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)

@@ -17,7 +17,7 @@ from service.present.pages.rendering import with_code
 from tests.service.present.pages.conftest import SentRun, Site, replay, send_run
 
 PLOTS_OF_A_RUN = {
-    "mismatch": "Estimate of KL",
+    "mismatch": "it estimates KL(μ‖π)",
     "length": "before any filtering",
     "learning-rate": "multiplies",
     "buckets": "trainer/rollout at step 12",
@@ -127,7 +127,7 @@ def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
     assert re.search(
         r'<th scope="row">k3_kl</th>.*?[\d.]+e-5<br><span class="interval">[\d.]+e-5 to [\d.]+e-5<', page, re.DOTALL
     )
-    assert "KL(μ‖π), never negative" in page
+    assert "KL(μ‖π) if μ sampled, never negative" in page
     assert f'href="{site.run.address}/steps/4" rel="prev"' in page
     assert f'href="{site.run.address}/steps/6" rel="next"' in page
     assert re.findall(r'data-figure="[^"]+/([a-z-]+)\.json"', page) == list(STEP_PLOTS)
@@ -307,7 +307,7 @@ class TestForms:
         token = token_of(http.get(own_run.address).text)
         http.post(f"{own_run.address}/advice", data={"kind": "apply", "csrf_token": token})
         assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
-        assert "apply mode: the trainer gets this scale" in http.get(own_run.address).text
+        assert "apply mode: the trainer is sent this scale" in http.get(own_run.address).text
 
     def test_decision_that_changes_nothing_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
