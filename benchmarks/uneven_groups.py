@@ -90,7 +90,7 @@ class Population:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """B batches of G groups: Σ k3 and tokens of each, [B, G], and where they came from."""
+    """B batches of G groups: Σ k3 and tokens of each, [B, G], and their origin."""
 
     sums: Float64
     tokens: Float64
@@ -127,7 +127,7 @@ class Cell:
 
     @property
     def reached(self) -> bool:
-        """Whether the bar is reached, within two binomial errors; true where hardly any batch is called reliable."""
+        """True if the bar is reached within two binomial errors, or if hardly any batch is called reliable."""
         if self.reliable_share < LEAST_RELIABLE:
             return True
         counts = ((self.coverage["reported"], self.batches), (self.reliable_coverage, int(self.reliable.sum())))

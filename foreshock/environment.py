@@ -69,7 +69,7 @@ _NOT_INTEL = {MklKernels.AMD: "amd", MklKernels.SSE4_2: "sse4.2", None: "other"}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What computed a score. None: unknown.
+    """Hardware and software that computed a score; None: unknown.
 
     `device` is "CPU" or the name of the GPU. `instruction_set` (a value of `InstructionSet`, or torch's name of another
     one) and `mkl_kernels` (a value of `MklKernels`) are those of a CPU, `driver` that of a GPU. `settings` are the
@@ -164,7 +164,7 @@ class Difference:
 
     @property
     def is_known(self) -> bool:
-        """Whether both values are known, and differ."""
+        """True if both values are known; they then differ."""
         return self.earlier is not None and self.later is not None
 
     def words(self, earlier: str, later: str) -> str:

@@ -95,7 +95,7 @@ def retry(
 def sleep_until_stopped(stopped: Callable[[], bool]) -> Wait:
     """Return a Wait that ends early once `stopped()` is true.
 
-    For flags set in signal handlers, where `threading.Event.set` can deadlock: the flag is polled every 0.2 s.
+    For flags set in signal handlers, in which `threading.Event.set` can deadlock. The flag is polled every 0.2 s.
     """
 
     def wait(seconds: float) -> bool:

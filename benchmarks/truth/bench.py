@@ -1,4 +1,4 @@
-"""What the cases share: one real service, runs logged to it, workers that replay them, and engines that stay warm.
+"""Shared parts of the cases: one real service, runs logged to it, workers that replay them, and warm engines.
 
     def stale_head(bench: Bench) -> Outcome:
         run = bench.log_run("stale-head", {60: rollouts}, checkpoints={60: folder})

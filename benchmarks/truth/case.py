@@ -64,7 +64,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether what was shown is true: `shown` is the sentence that decided."""
+    """Judgement on a case: `shown` is the sentence that decided it."""
 
     case: Case
     shown: str

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class DemoError(RuntimeError):
-    """A part of the demo failed; the message says which and where to look."""
+    """A part of the demo failed; the message names it and its log."""

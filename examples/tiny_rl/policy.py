@@ -22,8 +22,8 @@ class PaddedBatch:
     """B sequences of at most W tokens, right-padded, each a prompt and its response."""
 
     token_ids: torch.Tensor  # [B, W] int64
-    attention_mask: torch.Tensor  # [B, W] int64; 1 where there is a token
-    response_mask: torch.Tensor  # [B, W - 1] bool; True where the *next* token is one of the response
+    attention_mask: torch.Tensor  # [B, W] int64; 1 for tokens, 0 for padding
+    response_mask: torch.Tensor  # [B, W - 1] bool; True if the *next* token is one of the response
 
 
 def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> PaddedBatch:

@@ -3,7 +3,7 @@
     python -m examples.tiny_rl.verify examples/tiny_rl/recorded
 
 log μ is scored again by vLLM prefill, log π by the trainer's forward pass, held to the instruction set that the
-record's manifest names. Where the CPU has it, both agree within 1e-5.
+record's manifest names. If the CPU has it, both agree within 1e-5.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a failed request says: try everything later, this run later, this item later, or never.
+"""Scope of a failed request: retry everything later, this run later, this item later, or never.
 
     service   no answer, 408, 425, 429, 502 to 504, a redirect; and refusals of every request of this client that a
-              change of configuration mends: 400 for its Host, 401, 421
+              change of configuration corrects: 400 for its Host, 401, 421
     run       403 (the key lacks the scope or the project), 404 (no such run or attempt, or another service), and
               whatever else is refused when the run is registered
-    item      413 (a limit of the service), other 5xx, and anything else that does not say that the item is invalid
+    item      413 (a limit of the service), other 5xx, and anything else that is no proof of an invalid item
     final     409 (other bytes are stored), 410 (the run was deleted), 422 (invalid): the same bytes fail again
 
 Only `final` refusals reject an item. The others keep its bytes.

@@ -1,4 +1,4 @@
-"""What `flush` and `close` return: how much was not delivered, and why."""
+"""The result of `flush` and `close`: undelivered items, and the reason."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class EnvironmentLinkEvidence:
 
 @dataclass(frozen=True, slots=True)
 class AttributionEvidence:
-    """What is known of the attribution of one step.
+    """Evidence on the attribution of one step.
 
     Args:
         chain: available scores, from `rollout` to `trainer`.

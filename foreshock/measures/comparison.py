@@ -90,7 +90,7 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
 
 
 def _advantage(batch: RolloutBatch) -> NDArray[np.float32] | None:
-    """Return the batch's advantages, [T] or [N]; always [T] if T equals N, where the sizes are ambiguous."""
+    """Return the batch's advantages, [T] or [N]; always [T] if T equals N, because the sizes are ambiguous then."""
     advantage = batch.advantage
     if advantage is None or batch.advantage_per_token or batch.num_rollouts != batch.num_tokens:
         return advantage

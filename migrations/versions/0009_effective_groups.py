@@ -1,4 +1,4 @@
-"""Columns of the number of prompt groups and of what it says; NULL until `foreshock remeasure` fills them."""
+"""Columns of prompt groups, effective groups and reliability; NULL until `foreshock remeasure` fills them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds a process to an instruction set, and which of them a CPU has.
+"""Environment variables that hold a process to an instruction set, and the instruction sets of a CPU.
 
 A CPU has an instruction set if Linux lists its flags; a score's fingerprint names the one that its process was held to.
 Sets that make no difference to bfloat16 and float32 products are omitted.

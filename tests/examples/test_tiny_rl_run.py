@@ -99,7 +99,7 @@ def test_service_receives_the_recorded_steps(tmp_path: Path) -> None:
 
 
 def test_reload_check_detects_old_weights(tmp_path: Path) -> None:
-    said = dict(line.split(" ", 1) for line in run_python("-c", RELOADS, str(tmp_path)).splitlines() if " " in line)
-    assert said["none"].startswith("stale:")
-    assert said["half"].startswith("stale:")
-    assert 0.8 < float(said["full"].split()[1]) < 1.2
+    results = dict(line.split(" ", 1) for line in run_python("-c", RELOADS, str(tmp_path)).splitlines() if " " in line)
+    assert results["none"].startswith("stale:")
+    assert results["half"].startswith("stale:")
+    assert 0.8 < float(results["full"].split()[1]) < 1.2

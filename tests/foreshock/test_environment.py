@@ -26,7 +26,7 @@ def on_cpu(
 ) -> Environment:  # fmt: skip
     """A CPU's environment, as a worker's fingerprint tells it."""
     isa, features = FEATURES[instruction_set]
-    told = {
+    fields = {
         "engine": "vllm",
         "engine_version": "0.32.0",
         "cpu_isa": isa,
@@ -35,12 +35,12 @@ def on_cpu(
         "flags": {"cpu_features": features, "mkl_kernels": mkl, **(flags or {})},
         **known,
     }
-    return Environment.of_fingerprint(Fingerprint(**told))
+    return Environment.of_fingerprint(Fingerprint(**fields))
 
 
 def on_gpu(device: str | None = "NVIDIA H200", driver: str | None = "580.1", **known: Any) -> Environment:
-    told = {"engine": "vllm", "engine_version": "0.32.0", "device_name": device, "driver": driver, **known}
-    return Environment.of_fingerprint(Fingerprint(**told))
+    fields = {"engine": "vllm", "engine_version": "0.32.0", "device_name": device, "driver": driver, **known}
+    return Environment.of_fingerprint(Fingerprint(**fields))
 
 
 def titles(earlier: Environment | None, later: Environment | None, *, same_engine: bool = True) -> list[str]:
@@ -60,7 +60,7 @@ def test_instruction_sets_are_named_in_words() -> None:
     )
 
 
-def test_makers_of_mkl_kernels_are_told_apart() -> None:
+def test_mkl_kernels_are_distinguished_by_vendor() -> None:
     assert titles(on_cpu(mkl="amd"), on_cpu(mkl="sse4.2")) == ["MKL's kernels, chosen by the CPU's maker"]
 
 
@@ -76,7 +76,7 @@ def test_devices_and_drivers_of_gpus_count() -> None:
     assert titles(on_gpu(cpu_isa="AVX2"), on_gpu(cpu_isa="AVX512")) == []
 
 
-def test_what_is_not_told_is_unknown_and_not_equal() -> None:
+def test_missing_fields_are_unknown_and_not_equal() -> None:
     nothing = Environment.of_fingerprint(Fingerprint(engine="vllm", engine_version="0.32.0"))
     for known in (on_cpu(), on_gpu()):
         (found,) = differences(nothing, known, same_engine=True)
@@ -109,7 +109,7 @@ def test_flags_that_choose_kernels_count_and_those_of_the_batch_do_not() -> None
     assert titles(on_cpu(flags={"MKL_CBWR": "AVX2"}), on_cpu(), same_engine=False) == ["MKL_CBWR"]
 
 
-def test_a_gpu_of_a_release_without_flags_is_told_from_a_cpu_by_its_name() -> None:
+def test_gpu_without_flags_is_recognised_by_its_name() -> None:
     for name in ("AMD EPYC", "Intel(R) Core(TM) i7", "Neoverse-V2", "unknown CPU"):
         assert Environment.of_fingerprint(Fingerprint(engine="vllm", device_name=name)).device == CPU
     for name in ("NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X", "Intel(R) Data Center GPU Max 1550"):

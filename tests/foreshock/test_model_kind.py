@@ -45,7 +45,7 @@ def test_a_dense_model_is_recognised(family: str) -> None:
         ({"model_type": "ernie4_5_vl_moe", "moe_num_experts": [64, 64]}, "moe"),
         ({"architectures": ["LongModel"], "text_config": {"num_local_experts": 16}}, "moe"),
         ({"text_config": {"hidden_size": 64}}, "dense"),
-        # A distillation of a mixture is dense: its name says DeepSeek, its configuration Qwen2.
+        # A distillation of a mixture is dense: its name has DeepSeek, its configuration Qwen2.
         ({"_name_or_path": "DeepSeek-R1-Distill-Qwen-7B", "model_type": "qwen2"}, "dense"),
         ({"model_type": "llama", "num_experts": True}, "dense"),
         ({"model_type": "llama", "num_experts_per_tok": 8}, "dense"),

@@ -22,7 +22,7 @@ _OF_COLUMNS = (
     "rounding_seen",  # tokens of the sample that was tested for rounding
     "as_bfloat16",  # of these: exactly representable in bfloat16
     "as_float16",
-    "large_seen",  # of `rounding_seen`: |log-prob| of 0.5 or more, where few values fit by chance
+    "large_seen",  # of `rounding_seen`: |log-prob| of 0.5 or more: few such values fit by chance
     "large_as_bfloat16",
     "large_as_float16",
     "non_finite_first",  # not finite, at the first or the last generated token of a response
@@ -50,7 +50,7 @@ COUNTS = (
     "shift_rollouts",
     "shift_prefer_earlier",
     "shift_prefer_later",
-    "shift_clear_earlier",  # rollouts where the neighbour fits at least four times as well
+    "shift_clear_earlier",  # rollouts in which the neighbour fits at least four times as well
     "shift_clear_later",
     "scale_tokens",  # with two finite log-probs clearly below 0
     "surprisal_tokens",
@@ -89,8 +89,8 @@ SUMS = (
     "target_surprisal",  # Σ ρ·(−log π), over tokens with two finite log-probs and an entropy
     "target_entropy",  # Σ H over the same tokens
     "sharp_bound",  # Σ of the bound of E[(−log μ)²] over tokens with an entropy of at most 0.5
-    "broad_bound",  # the same where the entropy is above 0.5
-    "broad_squares",  # Σ (−log μ − H)² where the entropy is above 0.5
+    "broad_bound",  # the same at entropies above 0.5
+    "broad_squares",  # Σ (−log μ − H)² at entropies above 0.5
     "rollout_bfloat16_variance",  # Σ of the squared spacing of bfloat16 values, over `rounding_seen`
     "rollout_float16_variance",
     "trainer_bfloat16_variance",

@@ -22,7 +22,7 @@ _LARGE = 0.5
 
 
 def count_values(batch: RolloutBatch, piece: Piece, name: str, builder: EvidenceBuilder) -> NDArray[np.bool_] | None:
-    """Count the invalid values of a column; return True where a value is finite, shape [T], or None if all are."""
+    """Count the invalid values of a column; return a mask [T] of finite values, or None if all are."""
     values = piece.column(name)
     if values is None or values.size == 0:
         return None

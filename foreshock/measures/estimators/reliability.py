@@ -32,7 +32,7 @@ def interval_is_reliable(prompt_groups: float, pareto_k: float, pareto_k_inverse
 
 
 def interval_warning(values: Values) -> str | None:
-    """Return a sentence that says why the interval of k3 is unreliable; None if it is reliable or was not measured.
+    """Return the reason why the interval of k3 is unreliable as a sentence; None if it is reliable or was not measured.
 
     `values` are measures by column: `prompt_groups`, `pareto_k` and `pareto_k_inverse`.
     """

@@ -94,7 +94,7 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _checked_shape(name: str, given: object, dtype: str, shape: tuple[int | None, ...]) -> tuple[int, ...]:
-    """Return the shape in the header; it must equal `shape`, where None allows any length."""
+    """Return the shape in the header; it must equal `shape`; None in it allows any length."""
     if not isinstance(given, list) or len(given) != 2 or given[0] != dtype or not isinstance(given[1], list):
         raise StatisticsError(f"the blob is damaged: `{name}` must be {dtype}, got {given!r}")
     sizes = given[1]

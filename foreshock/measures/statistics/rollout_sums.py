@@ -50,12 +50,12 @@ TOKEN_SUMS = (
     "advantage",
     "advantage2",
     "advantage_d",
-    "positive_advantage_skew",  # Σ A·(ρ − 1) where A > 0
-    "negative_advantage_skew",  # Σ A·(ρ − 1) where A < 0
+    "positive_advantage_skew",  # Σ A·(ρ − 1) over A > 0
+    "negative_advantage_skew",  # Σ A·(ρ − 1) over A < 0
     "d_with_advantage",  # Σ d of the tokens that have an advantage
 )
 
-# DPPO calls an update bad where A < 0 and μ − π is at least this.
+# DPPO calls an update bad if A < 0 and μ − π is at least this.
 DPPO_PROBABILITY_GAP = 0.5
 
 

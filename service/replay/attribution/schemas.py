@@ -125,7 +125,7 @@ class ScoreSource(BaseModel):
 
 
 class EnvironmentRead(BaseModel):
-    """What computed a score; null: unknown. `words` describe the hardware."""
+    """Environment that computed a score; null: unknown. `words` describe the hardware."""
 
     words: str
     device: str | None

@@ -16,7 +16,7 @@ _KIND = (ProbeJob.needs, ProbeJob.accelerator, ProbeJob.environments, ProbeJob.e
 
 
 class JobKind(NamedTuple):
-    """What decides which workers get a job: the scorers that it needs, the accelerator, and the environments."""
+    """Requirements of a job on its worker: scorers, accelerator and environments."""
 
     needs: str
     accelerator: str | None

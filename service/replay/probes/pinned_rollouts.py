@@ -52,7 +52,7 @@ def read_rollouts(pinned: PinnedRollouts) -> RolloutBatch:
 def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
     """Count the pinned rollouts.
 
-    Raises InvalidRolloutsError if two shards have the same sample id: their scores could not be told apart.
+    Raises InvalidRolloutsError if two shards have the same sample id: their scores could not be distinguished.
     """
     everything = read_rollouts(PinnedRollouts(pinned.files, None))
     if len(set(everything.sample_ids)) != everything.num_rollouts:

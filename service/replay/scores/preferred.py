@@ -1,4 +1,4 @@
-"""Which of several scores of a step count: those made in the run's own environment, else the newest.
+"""Choose among several scores of a step: those made in the run's own environment, else the newest.
 
 Scores of one scorer in two environments coexist. The chain takes those whose environment differs least from that of the
 run; the others are compared with them.

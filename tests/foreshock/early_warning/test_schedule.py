@@ -15,8 +15,8 @@ def test_surge_at_110_halves_at_198_396_594_and_reaches_the_floor_at_792() -> No
     schedule = LengthDecaySchedule.from_surge(110)
     assert schedule.decay_period == 198
     assert schedule.boundaries_until(800) == (198, 396, 594, 792)
-    told = {step: schedule.scale(step) for step in (0, 197, 198, 395, 396, 593, 594, 791, 792, 5000)}
-    assert told == {
+    scales = {step: schedule.scale(step) for step in (0, 197, 198, 395, 396, 593, 594, 791, 792, 5000)}
+    assert scales == {
         0: 1.0, 197: 1.0, 198: 0.5, 395: 0.5, 396: 0.25, 593: 0.25, 594: 0.125, 791: 0.125, 792: 0.1, 5000: 0.1
     }  # fmt: skip
 

@@ -78,11 +78,11 @@ def test_training_step_counts_optimizer_steps_or_calls_a_function() -> None:
         scheduler.step()
     assert seen == [1.0] * 4 + [0.5] * 4 + [1 / 3] * 4
     now = [7]
-    told = ForeshockLR(sgd(1.0), lambda step: 1 / step, training_step=lambda: now[0])
-    assert told.get_last_lr() == [1 / 7]
+    scheduled = ForeshockLR(sgd(1.0), lambda step: 1 / step, training_step=lambda: now[0])
+    assert scheduled.get_last_lr() == [1 / 7]
     now[0] = 8
-    told.step()
-    assert told.get_last_lr() == [1 / 8]
+    scheduled.step()
+    assert scheduled.get_last_lr() == [1 / 8]
 
 
 def test_applied_rate_is_acknowledged() -> None:

@@ -99,10 +99,10 @@ def test_summaries_survive_as_bytes_and_reject_other_versions() -> None:
     assert RolloutSummaries.from_bytes(data).table.equals(COMPARISON.summaries.table)
     with pytest.raises(StatisticsError, match="damaged"):
         RolloutSummaries.from_bytes(b"ARROW1")
-    for metadata, says in (({"statistics_version": "1"}, "got '1'"), ({}, "got 'none'")):
+    for metadata, message in (({"statistics_version": "1"}, "got '1'"), ({}, "got 'none'")):
         sink = pa.BufferOutputStream()
         table = COMPARISON.summaries.table.replace_schema_metadata(metadata)
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-        with pytest.raises(StatisticsError, match=says):
+        with pytest.raises(StatisticsError, match=message):
             RolloutSummaries.from_bytes(bytes(sink.getvalue()))

@@ -79,9 +79,9 @@ def test_without_a_finish_reason_a_response_at_the_cap_is_truncated() -> None:
     }
     capped = RolloutBatch.from_lists(**rows, attributes=BatchAttributes(length_cap=4))
     assert StepStatistics.of(capped).measures()["truncated_fraction"] == pytest.approx(2 / 3)
-    said = dataclasses.replace(capped, finish_reasons=["stop", None, "length"])
-    assert StepStatistics.of(said).measures()["truncated_fraction"] == pytest.approx(1 / 3)
-    unknown = dataclasses.replace(said, attributes=BatchAttributes())
+    with_reasons = dataclasses.replace(capped, finish_reasons=["stop", None, "length"])
+    assert StepStatistics.of(with_reasons).measures()["truncated_fraction"] == pytest.approx(1 / 3)
+    unknown = dataclasses.replace(with_reasons, attributes=BatchAttributes())
     assert StepStatistics.of(unknown).measures()["truncated_fraction"] == pytest.approx(1 / 2)
 
 

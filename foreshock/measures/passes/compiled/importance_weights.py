@@ -61,7 +61,7 @@ def close_turn(state: LaneState) -> None:
 
 @compiled
 def add_turns(state: LaneState, row: int, n: int, before: int) -> None:
-    """Add n tokens to the turns of their rollout; a turn ends where its number changes.
+    """Add n tokens to the turns of their rollout; a turn ends when its number changes.
 
     `before` is the number of measured tokens of the rollout in earlier chunks.
     """

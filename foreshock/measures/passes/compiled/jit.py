@@ -1,7 +1,7 @@
 """Decorators that compile the functions of the pass: without the GIL, and without unsafe floating-point assumptions.
 
 Importing this module imports numba. `reassoc` and `contract` allow vectorised loops and fused multiply-adds. No
-function may assume that there are no NaNs or infinities, except where a comment says why there are none.
+function may assume that there are no NaNs or infinities, unless a comment gives the reason why there are none.
 """
 
 from __future__ import annotations

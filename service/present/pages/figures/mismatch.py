@@ -38,7 +38,7 @@ SMOOTHED_ABOVE = 60
 MEDIAN_WINDOW = 9
 
 # The same comparison has the same colour and dash on every page.
-# A link has the colour of the scorer that it ends at, and the whole has that of the scorer where it begins.
+# A link has the colour of the scorer that it ends at, and the whole has that of its first scorer.
 MAIN_COMPARISONS = main_comparisons()
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 

@@ -24,7 +24,7 @@ ROW_HEIGHT = 130
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One row: a curve, its name, and the lines where the warning and critical ranges begin."""
+    """One row: a curve, its name, and lines at the warning and critical thresholds."""
 
     name: str
     curve: Curve

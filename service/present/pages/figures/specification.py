@@ -28,7 +28,7 @@ SERIES_BAND = "var(--series-band)"
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over steps, in step order; None where a value is missing or not estimable."""
+    """Values over steps, in step order; None if a value is missing or not estimable."""
 
     steps: Sequence[int]
     values: Sequence[float | None]

@@ -69,8 +69,8 @@ def test_applied_learning_rate_precedes_initial_one(sender: Sender) -> None:
     sender.put_scalars(0, GRADIENTS).raise_for_status()
     at_first = sender.get("steps/0/theory").raise_for_status().json()["step_noise"]["at_learning_rate"]
     for step, rate in ((0, 5e-4), (1, 2.5e-4)):
-        said = {"revision": 0, "step": step, "applied_lr": rate}
-        sender.http.post(f"/v1/runs/{sender.run}/lr-advice/ack", json=said).raise_for_status()
+        body = {"revision": 0, "step": step, "applied_lr": rate}
+        sender.http.post(f"/v1/runs/{sender.run}/lr-advice/ack", json=body).raise_for_status()
     answer = sender.get("steps/0/theory").json()
     assert (answer["learning_rate"], answer["learning_rate_source"]) == (5e-4, "what the trainer applied at step 0")
     assert answer["step_noise"]["at_learning_rate"] == pytest.approx(at_first / 4)

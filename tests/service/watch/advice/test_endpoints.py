@@ -67,8 +67,8 @@ def test_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) -> N
     assert (advice["phase"], advice["mode"], advice["next_decay_step"]) == ("decaying", "apply", 199)
     assert (advice["observed_step"], advice["stale"], advice["want_weights_at_step"]) == (118, False, 120)
     assert [alert["rule"] for alert in advice["alerts"]] == ["length_surge"]
-    told = [http.get(address(surged), params={"step": step}).json()["scale"] for step in (198, 199, 398, 597, 796)]
-    assert told == [1.0, 0.5, 0.25, 0.125, 0.1]
+    scales = [http.get(address(surged), params={"step": step}).json()["scale"] for step in (198, 199, 398, 597, 796)]
+    assert scales == [1.0, 0.5, 0.25, 0.125, 0.1]
 
 
 def test_client_computes_the_same_scale_for_every_step(http: httpx.Client, surged: RecordedRun) -> None:

@@ -39,9 +39,9 @@ def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: Recorded
     for step in shuffled:
         other.close(step, {LENGTH: lengths[step], K3: 2e-3})
     assert other.snapshots()[-1].state == recorded.snapshots()[-1].state
-    told = [(a.rule, a.step, a.value, a.evidence) for a in recorded.alerts()]
-    assert told
-    assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == told
+    alerts = [(a.rule, a.step, a.value, a.evidence) for a in recorded.alerts()]
+    assert alerts
+    assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == alerts
 
 
 def test_late_data_retracts_an_alert_and_ends_the_schedule(recorded: RecordedRun) -> None:
