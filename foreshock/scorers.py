@@ -2,7 +2,8 @@
 
 The service offers these scorers, workers implement them, and attribution, commands, pages and dashboards read their
 names, order, texts and colours here. To add a scorer, write its function in a file of `probes/scorers/` and add its
-row to `SCORERS`; a scorer of a new engine also adds the engine to `ENGINES`.
+row to `SCORERS`; a scorer of a new engine also adds the engine to `ENGINES`. `EXACT_PAIRS` lists the pairs of scorers
+whose distributions workers compare over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
 __all__ = [
     "CHAIN",
     "ENGINES",
+    "EXACT_PAIRS",
     "NOISE_FLOOR_VARIANT",
     "PLACES",
     "REFERENCE",
     "SCORERS",
     "VARIANTS",
     "Engine",
+    "ExactPair",
     "Place",
     "Scorer",
     "available_scorers",
@@ -93,6 +96,28 @@ class Scorer:
     def side(self) -> Side | None:
         """The side of the chain that the scorer belongs to; None beside the chain."""
         return self.place.side if self.place is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPair:
+    """Two scorers whose distributions a worker compares at each visited state, with the same weights.
+
+    `target` gives π and `behaviour` μ. The engine of `target` must be torch and that of `behaviour` vLLM
+    (`probes.exact_divergence.pairs`).
+    """
+
+    target: str
+    behaviour: str
+
+    @property
+    def key(self) -> str:
+        """The comparison `target/behaviour` that is computed exactly: the pair's name in requests and tables."""
+        return comparison_name(self.target, self.behaviour)
+
+    @property
+    def name(self) -> str:
+        """The name in texts: `exact(target, behaviour)`."""
+        return f"exact({self.target}, {self.behaviour})"
 
 
 ENGINES: dict[str, Engine] = {
@@ -185,6 +210,10 @@ SCORERS: dict[str, Scorer] = {
             implementation="probes.scorers.torch_forward:score_in_float32",
         ),
     )
+}
+
+EXACT_PAIRS: dict[str, ExactPair] = {
+    pair.key: pair for pair in (ExactPair(target="torch.trainer", behaviour="vllm.prefill"),)
 }
 
 # The side branch compares every score with this one: the most exact forward pass that is affordable.

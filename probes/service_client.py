@@ -70,7 +70,7 @@ class JobRollouts(_FromService):
 
 
 class Job(_FromService):
-    """The rollouts, weights and scorers of a job. `options` are keyed by scorer.
+    """The rollouts, weights and scorers or exact pairs of a job. `options` are keyed by scorer.
 
     `environment` is one that this worker offers, to score in; None: as the machine is.
     """
@@ -82,6 +82,7 @@ class Job(_FromService):
     step: int
     kind: str = "exact"
     scorers: tuple[RequestedScorer, ...]
+    exact_pairs: tuple[str, ...] = ()
     options: dict[str, dict[str, Any]] = {}
     environment: str | None = None
     checkpoint: Checkpoint
@@ -115,8 +116,9 @@ class LeaseClient:
         scorers: tuple[str, ...],
         wait_seconds: float,
         environments: Sequence[str] = (),
+        exact_pairs: Sequence[str] = (),
     ) -> Lease | None:
-        """Return a lease on the next job for these scorers, None if there is none within `wait_seconds`.
+        """Return a lease on the next job for these scorers or pairs, None if there is none within `wait_seconds`.
 
         `environments` are the names of those that this worker can score in.
         """
@@ -126,6 +128,7 @@ class LeaseClient:
             "device_name": device_name[:200],
             "environments": list(environments),
             "scorers": list(scorers),
+            "exact_pairs": list(exact_pairs),
             "wait": wait_seconds,
         }
         response = self._connection.request("POST", "/v1/leases", json_body=body, timeout_seconds=wait_seconds + 30.0)
@@ -155,6 +158,18 @@ class LeaseClient:
             f"scores/{shard}",
             query={"scorer": requested.scorer, "variant": requested.variant},
             content=scores,
+            headers={"Content-Type": _PARQUET},
+            timeout_seconds=_TRANSFER_SECONDS,
+        )
+
+    def upload_exact(self, lease: Lease, pair: str, divergences: bytes, shard: int = 0) -> None:
+        """Upload the divergences of an exact pair. Uploading the same bytes again has no effect."""
+        self._on_lease(
+            "PUT",
+            lease,
+            f"exact/{shard}",
+            query={"pair": pair},
+            content=divergences,
             headers={"Content-Type": _PARQUET},
             timeout_seconds=_TRANSFER_SECONDS,
         )

@@ -19,6 +19,7 @@ from typing import TypeVar
 from foreshock.environment import device_slug
 from foreshock.errors import ConfigurationError, ForeshockError, ServiceError, ServiceUnavailable
 from foreshock.retry import Backoff, retry, sleep_until_stopped
+from foreshock.scorers import EXACT_PAIRS
 from probes.console import WorkerConsole
 from probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_environments
 from probes.engines.pool import EnginePool
@@ -27,7 +28,7 @@ from probes.engines.protocol import ScoreCommand
 from probes.hardware import accelerator_name, device_name, gpu_name
 from probes.heartbeat import Heartbeat
 from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.table import installed_scorers, scorer_named
+from probes.scorers.table import installed_scorers, offered_pairs, scorer_named
 from probes.service_client import (
     Checkpoint,
     FailKind,
@@ -73,6 +74,7 @@ class Worker:
         self._settings = settings
         self._console = console
         self._scorers = _offered(scorers)
+        self._exact_pairs = offered_pairs(self._scorers)
         self._engines = engines
         self._accelerator = accelerator_name(settings.accelerator)
         self._environments = _environments(self._accelerator)
@@ -135,6 +137,7 @@ class Worker:
                 self._scorers,
                 wait,
                 tuple(self._environments),
+                self._exact_pairs,
             )
             self._backoff.reset()
             return lease
@@ -157,7 +160,7 @@ class Worker:
     def _run_job(self, lease: Lease, pool: EnginePool, folder: Path) -> None:
         """Run the leased job and report its outcome to the service."""
         job = lease.job
-        names = ", ".join(scorer_name(requested) for requested in job.scorers)
+        names = ", ".join([*map(scorer_name, job.scorers), *(EXACT_PAIRS[key].name for key in job.exact_pairs)])
         self._console.log(f"job {job.id}: {names} on {job.rollouts.count} rollouts of step {job.step} of {job.run}")
         with Heartbeat(lease, self._connect) as heartbeat:
 
@@ -192,9 +195,24 @@ class Worker:
             weights.check_unchanged()
             data = scores.read_bytes()
             self._call(partial(self._client.upload_scores, lease, requested, data), abandoned)
-            self._console.log(
-                f"job {job.id}: {scorer_name(requested)}: {job.rollouts.tokens} tokens in {seconds:.1f} s"
-            )
+            self._log_done(lease, scorer_name(requested), seconds)
+        for key in job.exact_pairs:
+            scores.unlink(missing_ok=True)
+            pair, states, seconds = EXACT_PAIRS[key], folder / "states.safetensors", 0.0
+            try:
+                for scorer in (pair.target, pair.behaviour):
+                    command = self._command(lease, RequestedScorer(scorer=scorer), weights, rollouts, scores)
+                    command = command.model_copy(update={"pair": key, "states": str(states)})
+                    with self._console.progress(f"{pair.name}: {scorer}", job.rollouts.tokens) as report:
+                        seconds += pool.score(command, report, abandoned, environment)
+            finally:
+                states.unlink(missing_ok=True)  # as large as the head and all states
+            weights.check_unchanged()
+            self._call(partial(self._client.upload_exact, lease, key, scores.read_bytes()), abandoned)
+            self._log_done(lease, pair.name, seconds)
+
+    def _log_done(self, lease: Lease, name: str, seconds: float) -> None:
+        self._console.log(f"job {lease.job.id}: {name}: {lease.job.rollouts.tokens} tokens in {seconds:.1f} s")
 
     def _command(
         self, lease: Lease, requested: RequestedScorer, weights: Weights, rollouts: Path, scores: Path
@@ -258,9 +276,8 @@ class Worker:
     def _log_settings(self) -> None:
         for name, value in self._settings.shown().items():
             self._console.log(f"{name}: {value}")
-        self._console.log(
-            f"offering {', '.join(self._scorers)} on {self._accelerator} ({device_name(self._accelerator)})"
-        )
+        offered = ", ".join([*self._scorers, *(EXACT_PAIRS[key].name for key in self._exact_pairs)])
+        self._console.log(f"offering {offered} on {self._accelerator} ({device_name(self._accelerator)})")
         if not self._settings.weights_roots:
             self._console.log(
                 "no weights root is configured, so no checkpoint can be loaded; set "

@@ -36,6 +36,7 @@ from service.replay.attribution.service import (
     mark_stale_after_late_rollouts,
 )
 from service.replay.events import ScoresPublished
+from service.replay.exact.endpoints import router as exact
 from service.replay.hardware.endpoints import router as hardware
 from service.replay.leases.endpoints import router as leases
 from service.replay.leases.service import sweep as sweep_leases
@@ -91,6 +92,7 @@ ROUTERS = (
     probes,
     leases,
     scores,
+    exact,
     attribution,
     hardware,
     exporter,

@@ -14,7 +14,7 @@ from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import table
 from foreshock.errors import ConfigurationError, ServiceUnavailable
-from foreshock.scorers import default_scorers, noise_floor_scorers, split_score_name
+from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers, split_score_name
 
 __all__ = ["command"]
 
@@ -37,6 +37,13 @@ class ProbeCommand:
             action="append",
             metavar="NAME[@VARIANT]",
             help=f"may be repeated (default: {', '.join(default_scorers())})",
+        )
+        parser.add_argument(
+            "--exact",
+            action="store_true",
+            help="also compute the divergence of "
+            + ", ".join(f"{pair.target} and {pair.behaviour}" for pair in EXACT_PAIRS.values())
+            + " over the whole vocabulary at each token",
         )
         parser.add_argument("--accelerator", help="run only on workers with this accelerator, such as cpu or H100")
         parser.add_argument(
@@ -97,6 +104,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     body = {
         "step": arguments.step,
         "scorers": scorers,
+        "exact_pairs": list(EXACT_PAIRS) if arguments.exact else None,
         "kind": "exact",
         "accelerator": arguments.accelerator,
         "environment": arguments.environment,
@@ -138,7 +146,12 @@ def _lines(probe: dict[str, Any]) -> list[str]:
     rows = [
         [
             str(job["engine"]),
-            ", ".join(scorer["scorer"] for scorer in job.get("scorers") or ()),
+            ", ".join(
+                [
+                    *(scorer["scorer"] for scorer in job.get("scorers") or ()),
+                    *(EXACT_PAIRS[key].name for key in job.get("exact_pairs") or () if key in EXACT_PAIRS),
+                ]
+            ),
             str(job["state"]),
             str(job.get("worker") or ""),
             str(job.get("environment") or ""),

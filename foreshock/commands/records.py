@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from foreshock.conclusions.health import HealthVerdict
@@ -116,7 +116,8 @@ class NoiseFloorRecord:
 class AttributionRecord:
     """The chain of one step; see `foreshock.measures.estimators.attribution.Attribution`.
 
-    `conclusions` are the service's sentences, the headline first.
+    `conclusions` are the service's sentences, the headline first. `exact` has KL(μ‖π) over the whole vocabulary, in
+    nats per token, of the links that it was computed for with the settings of their scores.
     """
 
     step: int
@@ -133,6 +134,7 @@ class AttributionRecord:
     floors: tuple[NoiseFloorRecord, ...]
     conclusions: tuple[str, ...] = ()
     stale: bool = False
+    exact: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,4 +259,9 @@ def attribution_record(step: int, value: Mapping[str, Any]) -> AttributionRecord
         ),
         conclusions=tuple(str(conclusion["sentence"]) for conclusion in value.get("conclusions") or ()),
         stale=bool(value.get("stale")),
+        exact={
+            str(each["pair"]): number_or_nan(each["kl"]["mean"])
+            for each in value.get("exact") or ()
+            if not each.get("other_settings")
+        },
     )

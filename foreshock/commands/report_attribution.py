@@ -33,12 +33,14 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         f"  step {attribution.step}: {' → '.join(attribution.chain)}   "
         + paint(f"({count(attribution.rollouts)} rollouts, {count(attribution.tokens)} tokens)", "dim")
     ]
-    rows = [_link_row(link) for link in attribution.links]
+    rows = [_link_row(link, attribution.exact.get(link.name, math.nan)) for link in attribution.links]
     whole = attribution.whole
     rows.append([whole.name + " (all)", *_moments(whole), _share(1.0 if math.isfinite(whole.share) else math.nan),
                  "", ""])  # fmt: skip
     header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "95 %", ""]
     lines += table(header, rows, left=(0, 7), indent="    ")
+    if any(link.name in attribution.exact for link in attribution.links):
+        lines += note("exact: KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
     for sentence in attribution.conclusions:
         lines += wrap(sentence, "      ", "    → ")
     if attribution.floors:
@@ -68,11 +70,14 @@ def _reference(attribution: AttributionRecord) -> list[str]:
     return wrap(f"k3 of the same weights at float32 against {distances}", "      ", "    → ")
 
 
-def _link_row(link: LinkRecord) -> list[str]:
+def _link_row(link: LinkRecord, exact: float) -> list[str]:
     interval = ""
     if math.isfinite(link.share_low) and math.isfinite(link.share_high):
         interval = f"{_share(link.share_low)} … {_share(link.share_high)}"
-    return [link.name, *_moments(link), _share(link.share), interval, bar(link.share, 10).rstrip()]
+    k3, *others = _moments(link)
+    if math.isfinite(exact):
+        k3 = f"exact {number(exact)}"
+    return [link.name, k3, *others, _share(link.share), interval, bar(link.share, 10).rstrip()]
 
 
 def _share(share: float) -> str:

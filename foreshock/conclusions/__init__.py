@@ -9,6 +9,7 @@ from foreshock.conclusions.evidence import (
     AttributionEvidence,
     DriftPoint,
     EnvironmentLinkEvidence,
+    ExactEvidence,
     LinkEvidence,
     ReferenceEvidence,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "ConclusionKind",
     "DriftPoint",
     "EnvironmentLinkEvidence",
+    "ExactEvidence",
     "LinkEvidence",
     "ReferenceEvidence",
     "conclude_attribution",

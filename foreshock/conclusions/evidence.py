@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from foreshock.environment import Environment
 from foreshock.model_kind import ModelKind
 
-__all__ = ["AttributionEvidence", "DriftPoint", "EnvironmentLinkEvidence", "LinkEvidence", "ReferenceEvidence"]
+__all__ = [
+    "AttributionEvidence",
+    "DriftPoint",
+    "EnvironmentLinkEvidence",
+    "ExactEvidence",
+    "LinkEvidence",
+    "ReferenceEvidence",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,31 @@ class EnvironmentLinkEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactEvidence:
+    """The exact divergences of the pair `link` = `target/behaviour`, token means with the ends of their 95 % intervals.
+
+    `kl` is KL(μ‖π) in nats per token, with μ the behaviour and π the target; see `foreshock.measures.exact`. `k3_kl` is
+    its sampled estimate from the same scores at the same tokens. `other_settings` names the fields of the fingerprints,
+    except batches, in which the pair's scorers differ from the scores of the link.
+    """
+
+    link: str
+    kl: float
+    kl_low: float
+    kl_high: float
+    tv: float
+    delta_max: float
+    top1_flip: float
+    k3_kl: float
+    k3_low: float
+    k3_high: float
+    tokens: int
+    prompt_groups: int
+    non_finite: int = 0
+    other_settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AttributionEvidence:
     """Evidence on the attribution of one step.
 
@@ -104,7 +136,7 @@ class AttributionEvidence:
         environments: the environment that made each score, by score; None if unknown.
         environment_links: scorers that were replayed in two environments.
         weights_search: the result of replays with weights of other steps.
-        exact: exact divergences of a pair of scores.
+        exact: exact divergences of pairs of scores.
     """
 
     step: int
@@ -124,4 +156,4 @@ class AttributionEvidence:
     environments: Mapping[str, Environment | None] = field(default_factory=dict)
     environment_links: tuple[EnvironmentLinkEvidence, ...] = ()
     weights_search: object | None = None
-    exact: object | None = None
+    exact: tuple[ExactEvidence, ...] = ()

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.exact import ExactBatch
 from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.parquet import decode_rollouts, decode_scores, encode_rollouts, encode_scores
+from foreshock.rollouts.parquet import (
+    decode_exact,
+    decode_rollouts,
+    decode_scores,
+    encode_exact,
+    encode_rollouts,
+    encode_scores,
+)
 from foreshock.rollouts.scores import ScoreBatch
 
 __all__ = [
     "BatchAttributes",
     "DecodeLimits",
+    "ExactBatch",
     "RolloutBatch",
     "ScoreBatch",
+    "decode_exact",
     "decode_rollouts",
     "decode_scores",
+    "encode_exact",
     "encode_rollouts",
     "encode_scores",
 ]

@@ -1,4 +1,4 @@
-"""Encode and decode rollouts and scores as Parquet: plain lists that any Parquet reader reads.
+"""Encode and decode rollouts, scores and exact divergences as Parquet: plain lists that any Parquet reader reads.
 
 A row group has 64 rollouts, so that one rollout can be read without the rest. Compression is zstd; lists of floats are
 split by byte position first (BYTE_STREAM_SPLIT), without which log-probs hardly compress.
@@ -23,17 +23,29 @@ from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExce
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.exact import ExactBatch
 from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.parquet_columns import ColumnReader
 from foreshock.rollouts.parquet_footer import open_checked
-from foreshock.rollouts.schema import ATTRIBUTES_KEY, FINGERPRINT_KEY, ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
+from foreshock.rollouts.schema import (
+    ATTRIBUTES_KEY,
+    BEHAVIOUR_FINGERPRINT_KEY,
+    EXACT_COLUMNS,
+    FINGERPRINT_KEY,
+    ROLLOUT_COLUMNS,
+    SCORE_COLUMNS,
+    TARGET_FINGERPRINT_KEY,
+    ColumnSpec,
+)
 from foreshock.rollouts.scores import ScoreBatch
-from foreshock.rollouts.validation import validate_rollouts, validate_scores
+from foreshock.rollouts.validation import validate_exact, validate_rollouts, validate_scores
 
 __all__ = [
     "ROLLOUTS_PER_ROW_GROUP",
+    "decode_exact",
     "decode_rollouts",
     "decode_scores",
+    "encode_exact",
     "encode_rollouts",
     "encode_rollouts_view",
     "encode_scores",
@@ -65,6 +77,19 @@ def encode_scores(scores: ScoreBatch) -> bytes:
     values = {"sample_id": (scores.sample_ids, None), "log_probs": (scores.log_probs, scores.offsets)}
     columns = [(column, _to_arrow(column, *values[column.name])) for column in SCORE_COLUMNS]
     return bytes(_write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()}))
+
+
+def encode_exact(exact: ExactBatch) -> bytes:
+    """Return `exact` as the bytes of a Parquet file, with both fingerprints in its metadata."""
+    columns = []
+    for column in EXACT_COLUMNS:
+        offsets = None if column.is_string else exact.offsets
+        columns.append((column, _to_arrow(column, getattr(exact, column.field), offsets)))
+    fingerprints = {
+        TARGET_FINGERPRINT_KEY: exact.target_fingerprint.to_json().encode(),
+        BEHAVIOUR_FINGERPRINT_KEY: exact.behaviour_fingerprint.to_json().encode(),
+    }
+    return bytes(_write(columns, fingerprints))
 
 
 def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_values: bool = True) -> RolloutBatch:
@@ -110,19 +135,49 @@ def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
 
 
 def _to_scores(reader: ColumnReader) -> ScoreBatch:
-    text = reader.metadata.get(FINGERPRINT_KEY)
-    if text is None:
-        raise InvalidRolloutsError(
-            f"the Parquet metadata lacks the key {FINGERPRINT_KEY.decode()!r}: write the fingerprint of the scorer"
-        )
-    try:
-        fingerprint = Fingerprint.from_json(text)
-    except ConfigurationError as error:
-        raise InvalidRolloutsError(str(error)) from error
+    fingerprint = _fingerprint(reader, FINGERPRINT_KEY)
     names, log_probs = SCORE_COLUMNS
     flat, offsets = reader.ragged(log_probs)
-    sample_ids = [name if name is not None else "" for name in reader.strings(names)]
-    return ScoreBatch(sample_ids=sample_ids, log_probs=flat, offsets=offsets, fingerprint=fingerprint)
+    return ScoreBatch(_sample_ids(reader, names), log_probs=flat, offsets=offsets, fingerprint=fingerprint)
+
+
+def decode_exact(data: Body, limits: DecodeLimits | None = None) -> ExactBatch:
+    """Return the validated divergences in `data`; raises as `decode_rollouts`, and if a fingerprint is missing."""
+    limits = limits or DecodeLimits()
+    with _arrow_errors():
+        exact = _to_exact(_read(data, EXACT_COLUMNS, limits))
+    validate_exact(exact, limits)
+    return exact
+
+
+def _to_exact(reader: ColumnReader) -> ExactBatch:
+    names, first, *others = EXACT_COLUMNS
+    flat, offsets = reader.ragged(first)
+    values: dict[str, Any] = {
+        first.field: flat,
+        "target_fingerprint": _fingerprint(reader, TARGET_FINGERPRINT_KEY),
+        "behaviour_fingerprint": _fingerprint(reader, BEHAVIOUR_FINGERPRINT_KEY),
+    }
+    for column in others:
+        values[column.field], of_column = reader.ragged(column)
+        reader.check_lengths(column, of_column, offsets, first.name)
+    return ExactBatch(_sample_ids(reader, names), offsets, **values)
+
+
+def _fingerprint(reader: ColumnReader, key: bytes) -> Fingerprint:
+    text = reader.metadata.get(key)
+    if text is None:
+        raise InvalidRolloutsError(
+            f"the Parquet metadata lacks the key {key.decode()!r}: write the fingerprint of the scorer"
+        )
+    try:
+        return Fingerprint.from_json(text)
+    except ConfigurationError as error:
+        raise InvalidRolloutsError(str(error)) from error
+
+
+def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:
+    return [name if name is not None else "" for name in reader.strings(column)]
 
 
 def _to_arrow(column: ColumnSpec, value: Any, offsets: np.ndarray[Any, Any] | None) -> pa.Array:

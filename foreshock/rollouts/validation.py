@@ -1,4 +1,4 @@
-"""Validate rollouts and scores beyond their types. Every error names the first row that breaks a rule."""
+"""Validate rollouts, scores and divergences beyond their types. Every error names the first row that breaks a rule."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
+from foreshock.rollouts.exact import ExactBatch
 from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.ragged import row_of_position
-from foreshock.rollouts.schema import ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
+from foreshock.rollouts.schema import EXACT_COLUMNS, ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
 from foreshock.rollouts.scores import ScoreBatch
 
-__all__ = ["validate_rollouts", "validate_scores"]
+__all__ = ["validate_exact", "validate_rollouts", "validate_scores"]
 
 
 class RolloutColumns(Protocol):
@@ -72,6 +73,16 @@ def validate_scores(scores: ScoreBatch, limits: DecodeLimits | None = None) -> N
     check_sample_ids(scores.sample_ids, limits)
     _check_offsets("log_probs", scores.offsets, len(scores.sample_ids), scores.log_probs.size, limits)
     _check_range(SCORE_COLUMNS[1], scores.log_probs, scores.offsets)
+
+
+def validate_exact(exact: ExactBatch, limits: DecodeLimits | None = None) -> None:
+    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `exact` breaks a rule."""
+    limits = limits or DecodeLimits()
+    check_sample_ids(exact.sample_ids, limits)
+    for column in EXACT_COLUMNS[1:]:
+        values = getattr(exact, column.field)
+        _check_offsets(column.name, exact.offsets, len(exact.sample_ids), values.size, limits)
+        _check_range(column, values, exact.offsets)
 
 
 def check_sample_ids(sample_ids: Sequence[str], limits: DecodeLimits) -> None:

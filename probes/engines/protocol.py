@@ -26,7 +26,11 @@ class Message(BaseModel):
 
 
 class ScoreCommand(Message):
-    """Command to the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`."""
+    """Command to the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`.
+
+    With `states`, `scorer` is one of the two of the exact pair `pair`: its target writes the states of its model to the
+    file `states`, its behaviour compares them with its own distributions and writes the divergences to `scores`.
+    """
 
     number: int
     scorer: str
@@ -38,6 +42,8 @@ class ScoreCommand(Message):
     accelerator: str
     rollouts: str
     scores: str
+    pair: str | None = None
+    states: str | None = None
 
 
 class Ready(Message):

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from foreshock.errors import ForeshockError
-from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_scores
+from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_exact, encode_scores
 from probes.engines.protocol import Failed, Message, Progress, ScoreCommand, Scored
 from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 from probes.scorers.table import scorer_named
@@ -67,7 +67,7 @@ def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: int) ->
 
 
 def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) -> None:
-    """Read the rollouts, score them and write the scores; the file gets its name when it is complete."""
+    """Read the rollouts, score them, and write the result."""
     scorer = scorer_named(command.scorer)
     if scorer.engine != engine:
         raise UnsupportedScoreError(
@@ -85,6 +85,9 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         options=command.options,
         accelerator=command.accelerator,
     )
+    if command.pair is not None and command.states is not None:
+        _compare(command.pair, request, Path(command.states), Path(command.scores), warm, report)
+        return
     scored = scorer.load()(request, warm, report)
     if scored.log_probs.shape != (rollouts.num_tokens,):
         raise AssertionError(
@@ -96,9 +99,23 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         offsets=rollouts.response_offsets,
         fingerprint=scored.fingerprint,
     )
-    temporary = Path(command.scores + ".part")
-    temporary.write_bytes(encode_scores(scores))
-    temporary.replace(command.scores)
+    _write(encode_scores(scores), Path(command.scores))
+
+
+def _compare(pair: str, request: ScoreRequest, states: Path, result: Path, warm: WarmModel, report: Report) -> None:
+    """Do the request's part of an exact pair: write the target's states, or compare with them."""
+    from probes.exact_divergence.pairs import part_of_pair
+
+    divergences = part_of_pair(pair, request, states, warm, report)
+    if divergences is not None:
+        _write(encode_exact(divergences), result)
+
+
+def _write(data: bytes, result: Path) -> None:
+    """Write the result under a temporary name first, so that a partial file never has its name."""
+    temporary = result.with_name(result.name + ".part")
+    temporary.write_bytes(data)
+    temporary.replace(result)
 
 
 def send(descriptor: int, message: Message) -> None:

@@ -19,7 +19,7 @@ from foreshock.rollouts import RolloutBatch
 from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from probes.exact_divergence.engine_distribution import EngineDistribution
 from probes.exact_divergence.logit_sources import LogitSource
-from probes.scorers.forward_pass import PaddedBatch
+from probes.scorers.forward_pass import PaddedBatch, head_in
 from probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["Head", "ModelDistribution", "exact_divergences_of_models", "head_of"]
@@ -38,25 +38,39 @@ class Head:
 class ModelDistribution:
     """The distribution of a causal language model of transformers in evaluation mode, at `temperature`.
 
-    `autocast` computes as a trainer with mixed precision does, for example in bfloat16 over float32 weights.
+    `autocast` computes as a trainer with mixed precision does, for example in bfloat16 over float32 weights;
+    `head_dtype` computes the head in a dtype of its own.
     """
 
     model: Any
     temperature: float = 1.0
     autocast: torch.dtype | None = None
+    head_dtype: torch.dtype | None = None
+
+    @property
+    def states_dtype(self) -> torch.dtype:
+        """The dtype in which states and head are multiplied."""
+        own: torch.dtype = head_of(self.model).weight.dtype
+        return self.head_dtype or self.autocast or own
 
     def source(self, hidden: torch.Tensor) -> LogitSource:
         """Return the logits of the states `hidden` [T, H]."""
         head = head_of(self.model)
-        dtype = self.autocast or head.weight.dtype
+        dtype = self.states_dtype
         bias = None if head.bias is None else head.bias.to(dtype)
         return LogitSource(hidden.to(dtype), head.weight.to(dtype), bias, self.temperature, head.softcap)
 
-    def hidden(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the hidden states that the head is applied to, shape [rows, time, H]."""
+    def hidden(
+        self, ids: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the hidden states that the head is applied to, shape [rows, time, H].
+
+        `positions` [rows, time] None: 0, 1, … in each row.
+        """
+        named = {} if positions is None else {"position_ids": positions}
         with self._precision(ids.device):
             states: torch.Tensor = self.model.get_decoder()(
-                input_ids=ids, attention_mask=mask, use_cache=False
+                input_ids=ids, attention_mask=mask, use_cache=False, **named
             ).last_hidden_state
         return states
 
@@ -67,7 +81,7 @@ class ModelDistribution:
             raise UnsupportedScoreError(
                 "the model is in training mode, in which dropout changes its distribution; call model.eval() first"
             )
-        with self._precision(ids.device):
+        with self._precision(ids.device), head_in(self.model, self.head_dtype):
             own = self.model(input_ids=ids, use_cache=False).logits[0].double()
         source = self.source(self.hidden(ids)[0])
         found = torch.empty(own.shape, dtype=source.held_in, device=own.device)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from foreshock.scorers import ENGINES
+from foreshock.scorers import ENGINES, EXACT_PAIRS
 from foreshock.scorers import SCORERS as TABLE
 from probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
 
-__all__ = ["SCORERS", "ImplementedScorer", "installed_scorers", "scorer_named"]
+__all__ = ["SCORERS", "ImplementedScorer", "installed_scorers", "offered_pairs", "scorer_named"]
 
 ScoreFunction = Callable[[ScoreRequest, WarmModel, Report], Scored]
 
@@ -46,6 +46,11 @@ def installed_scorers() -> tuple[str, ...]:
         if all(importlib.util.find_spec(package) is not None for package in engine.packages)
     }
     return tuple(name for name, scorer in SCORERS.items() if scorer.engine in installed)
+
+
+def offered_pairs(scorers: Collection[str]) -> tuple[str, ...]:
+    """Return the keys of the exact pairs that a worker with these scorers can compare: those with both of them."""
+    return tuple(key for key, pair in EXACT_PAIRS.items() if {pair.target, pair.behaviour} <= set(scorers))
 
 
 def scorer_named(name: str) -> ImplementedScorer:

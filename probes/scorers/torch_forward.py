@@ -9,20 +9,31 @@ and custom kernels are not covered; their effect is part of the link "not reprod
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
+from foreshock.fingerprint import Fingerprint
 from probes.fingerprints import score_fingerprint
-from probes.scorers.composition import compose
+from probes.scorers.composition import Composition, compose
 from probes.scorers.forward_pass import PaddedBatch, head_in, load_model, next_token_log_probs
 from probes.scorers.request import Options, Report, Scored, ScoreRequest, WarmModel, parse_options
 from probes.scorers.sampling import divisors, sampled_temperature
 from probes.scorers.tokens import check_tokens, sequence_lengths
 
-__all__ = ["ForwardOptions", "TrainerOptions", "score_as_trainer", "score_in_bfloat16", "score_in_float32"]
+__all__ = [
+    "ForwardOptions",
+    "ForwardPass",
+    "TrainerOptions",
+    "prepare_forward_pass",
+    "score_as_trainer",
+    "score_in_bfloat16",
+    "score_in_float32",
+]
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 
@@ -68,12 +79,28 @@ def score_in_float32(request: ScoreRequest, warm: WarmModel, report: Report) -> 
     return _score(request, TrainerOptions(**chosen, autocast=None, master_dtype="float32"), warm, report)
 
 
-def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """A loaded model with the numerics of the options, and the plan of its batches.
+
+    `divisor` [N] divides the logits of each rollout. `head_dtype` None: the head is computed as the rest.
+    """
+
+    model: Any
+    device: torch.device
+    plan: Composition
+    divisor: NDArray[np.float64]
+    autocast: torch.dtype | None
+    head_dtype: torch.dtype | None
+    fingerprint: Fingerprint
+
+
+def prepare_forward_pass(request: ScoreRequest, options: TrainerOptions, warm: WarmModel) -> ForwardPass:
+    """Load the model, if it is not warm, and plan the batches. Raises UnsupportedScoreError."""
     rollouts = request.rollouts
     check_tokens(rollouts, request.weights_folder)
     divisor = divisors(rollouts, options.temperature)
-    lengths = sequence_lengths(rollouts)
-    plan = compose(lengths, options.batch_size, request.variant, padding=f"padded {options.padding}")
+    plan = compose(sequence_lengths(rollouts), options.batch_size, request.variant, padding=f"padded {options.padding}")
     device = torch.device("cuda" if request.accelerator != "cpu" and torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("highest")
     model = warm.get(
@@ -82,15 +109,6 @@ def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, repo
             request.weights_folder, _dtype(options.master_dtype), options.attention_implementation, device
         ),
     )
-    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
-    autocast = _dtype(options.autocast) if options.autocast else None
-    done = 0
-    with torch.no_grad(), head_in(model, _dtype(options.head_dtype) if options.head_dtype else None):
-        for rows in plan.batches:
-            batch = PaddedBatch(rollouts, rows, options.padding, device)
-            batch.write(next_token_log_probs(model, batch, divisor[rows], autocast, options.logits_bytes), log_probs)
-            done += batch.num_response_tokens
-            report(done)
     fingerprint = score_fingerprint(
         request,
         "torch",
@@ -104,7 +122,26 @@ def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, repo
         temperature=sampled_temperature(divisor),
         flags={"log_softmax": "float32", "float32_matmul_precision": torch.get_float32_matmul_precision()},
     )
-    return Scored(log_probs=log_probs, fingerprint=fingerprint)
+    autocast = _dtype(options.autocast) if options.autocast else None
+    head_dtype = _dtype(options.head_dtype) if options.head_dtype else None
+    return ForwardPass(model, device, plan, divisor, autocast, head_dtype, fingerprint)
+
+
+def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
+    rollouts = request.rollouts
+    forward = prepare_forward_pass(request, options, warm)
+    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
+    done = 0
+    with torch.no_grad(), head_in(forward.model, forward.head_dtype):
+        for rows in forward.plan.batches:
+            batch = PaddedBatch(rollouts, rows, options.padding, forward.device)
+            found = next_token_log_probs(
+                forward.model, batch, forward.divisor[rows], forward.autocast, options.logits_bytes
+            )
+            batch.write(found, log_probs)
+            done += batch.num_response_tokens
+            report(done)
+    return Scored(log_probs=log_probs, fingerprint=forward.fingerprint)
 
 
 def _dtype(name: str) -> torch.dtype:

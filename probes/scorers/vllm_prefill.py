@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from foreshock.fingerprint import Fingerprint
 from probes.fingerprints import score_fingerprint
 from probes.scorers.composition import compose
 from probes.scorers.request import (
@@ -44,7 +46,15 @@ from probes.scorers.tokens import (
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
 
-__all__ = ["PrefillEngine", "PrefillOptions", "engine_arguments", "prompt_log_probs", "score"]
+__all__ = [
+    "Prefill",
+    "PrefillEngine",
+    "PrefillOptions",
+    "engine_arguments",
+    "prepare_prefill",
+    "prompt_log_probs",
+    "score",
+]
 
 T = TypeVar("T")
 
@@ -78,12 +88,9 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score all response tokens of the request. Raises UnsupportedScoreError if that cannot be done correctly."""
     options = parse_options(PrefillOptions, request)
     rollouts = request.rollouts
-    check_tokens(rollouts, request.weights_folder)
-    divisor = divisors(rollouts, options.temperature)
-    lengths = sequence_lengths(rollouts)
+    prefill = prepare_prefill(request, options, warm)
+    engine, lengths, divisor = prefill.engine, sequence_lengths(rollouts), prefill.divisor
     plan = compose(lengths, options.batch_size, request.variant)
-    arguments = engine_arguments(request.weights_folder, options, int(lengths.max(initial=1)))
-    engine = warm.get(repr(sorted(arguments.items())), lambda: PrefillEngine(arguments))
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
     done = 0
     for rows in plan.batches:
@@ -95,18 +102,40 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
             for row, output in zip(chosen.tolist(), outputs, strict=True):
                 done += _write(output, rollouts.prompt_offsets, rollouts.response_offsets, row, log_probs)
         report(done)
-    fingerprint = score_fingerprint(
-        request,
-        "vllm",
-        engine.device,
-        dtype=options.dtype,
-        head_dtype=options.head_dtype or options.dtype,
-        attention_backend=engine.attention_backend,
-        batch_composition=plan.name,
-        temperature=sampled_temperature(divisor),
-        flags=engine.flags(options),
-    )
-    return Scored(log_probs=log_probs, fingerprint=fingerprint)
+    return Scored(log_probs=log_probs, fingerprint=prefill.fingerprint(request, options, plan.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A loaded engine, and the divisor [N] of each rollout's logits."""
+
+    engine: PrefillEngine
+    divisor: NDArray[np.float64]
+
+    def fingerprint(self, request: ScoreRequest, options: PrefillOptions, batch_composition: str) -> Fingerprint:
+        """Return the fingerprint of what the engine computed for the request."""
+        return score_fingerprint(
+            request,
+            "vllm",
+            self.engine.device,
+            dtype=options.dtype,
+            head_dtype=options.head_dtype or options.dtype,
+            attention_backend=self.engine.attention_backend,
+            batch_composition=batch_composition,
+            temperature=sampled_temperature(self.divisor),
+            flags=self.engine.flags(options),
+        )
+
+
+def prepare_prefill(request: ScoreRequest, options: PrefillOptions, warm: WarmModel) -> Prefill:
+    """Load the engine, if it is not warm. Raises UnsupportedScoreError."""
+    rollouts = request.rollouts
+    check_tokens(rollouts, request.weights_folder)
+    divisor = divisors(rollouts, options.temperature)
+    longest = int(sequence_lengths(rollouts).max(initial=1))
+    arguments = engine_arguments(request.weights_folder, options, longest)
+    engine = warm.get(repr(sorted(arguments.items())), lambda: PrefillEngine(arguments))
+    return Prefill(engine, divisor)
 
 
 def engine_arguments(weights_folder: Path, options: PrefillOptions, longest: int) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_rollouts, encode_scores
-from foreshock.scorers import available_scorers
+from foreshock.rollouts import ExactBatch, RolloutBatch, ScoreBatch, decode_rollouts, encode_exact, encode_scores
+from foreshock.scorers import EXACT_PAIRS, available_scorers
 from tests.service.sending import PARQUET, Sender
 
 EVERYTHING = available_scorers()
+PAIR = next(iter(EXACT_PAIRS))
 WEIGHTS = "sha256:" + "ab" * 32
 
 
@@ -73,6 +74,12 @@ class LeaseHolder:
         query = {"scorer": scorer, "variant": variant}
         headers = {**self._headers, "Content-Type": PARQUET}
         return self.http.put(f"{self.url}/scores/{shard}", params=query, content=content, headers=headers)
+
+    def put_exact(self, body: bytes | ExactBatch, pair: str = PAIR, shard: int = 0) -> httpx.Response:
+        """Upload a shard of exact divergences."""
+        content = body if isinstance(body, bytes) else encode_exact(body)
+        headers = {**self._headers, "Content-Type": PARQUET}
+        return self.http.put(f"{self.url}/exact/{shard}", params={"pair": pair}, content=content, headers=headers)
 
     def complete(self) -> httpx.Response:
         """Complete the job."""

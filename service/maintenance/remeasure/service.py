@@ -23,6 +23,7 @@ from service.platform.context import ServiceContext
 from service.platform.problem import ProblemError
 from service.replay.attribution.compute import AttributionResult, attribute_step
 from service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
+from service.replay.exact.service import remeasure_exact
 from service.runs.lint.judging import judge_step
 from service.runs.measurements.folding import fold_step
 from service.runs.rollouts.service import replace_shards, shards_of_step
@@ -78,7 +79,7 @@ def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
                 return StepReport(key, gone)
             measured, gone = _measure(context, key, stored)
             if context.database.write(partial(_replace, context, key, measured)):
-                return StepReport(key, gone or _still_old(context, key))
+                return StepReport(key, gone or _still_old(context, key) or remeasure_exact(context, key))
         return StepReport(key, "rollouts or scores of it kept arriving: run it again")
     except OSError as error:
         return StepReport(key, f"a file of it cannot be read: {error}")

@@ -88,6 +88,11 @@ def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: s
     return f"{run_id}/{attempt:04d}/{step:09d}/scores/{job_id}-{digest.removeprefix('sha256:')}.parquet"
 
 
+def exact_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
+    """Return the name of a shard of a job's exact divergences; equal bytes from two tries are one file."""
+    return f"{run_id}/{attempt:04d}/{step:09d}/exact/{job_id}-{digest.removeprefix('sha256:')}.parquet"
+
+
 def _make_folders(folder: Path) -> list[Path]:
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,19 @@ from foreshock.conclusions import (
     AttributionEvidence,
     DriftPoint,
     EnvironmentLinkEvidence,
+    ExactEvidence,
     LinkEvidence,
     ReferenceEvidence,
 )
 from foreshock.json_values import number_or_nan
 from foreshock.model_kind import ModelKind
-from service.replay.attribution.schemas import AttributionDocument, EnvironmentLinkRead, LinkRead, SideBranchRead
+from service.replay.attribution.schemas import (
+    AttributionDocument,
+    EnvironmentLinkRead,
+    ExactOfLink,
+    LinkRead,
+    SideBranchRead,
+)
 
 
 def evidence_of(
@@ -22,6 +29,7 @@ def evidence_of(
     earlier: Sequence[AttributionDocument] = (),
     model_kind: ModelKind | None = None,
     declared_precision: str | None = None,
+    exact: Sequence[ExactOfLink] = (),
 ) -> AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
     branch = document.side_branch
@@ -44,6 +52,7 @@ def evidence_of(
             name: read.environment() if read is not None else None for name, read in document.environments.items()
         },
         environment_links=tuple(map(_environment_link, document.environment_links)),
+        exact=tuple(map(_exact, exact)),
     )
 
 
@@ -85,6 +94,25 @@ def _environment_link(link: EnvironmentLinkRead) -> EnvironmentLinkEvidence:
         excess=number_or_nan(link.excess),
         excess_low=number_or_nan(link.excess_low),
         excess_high=number_or_nan(link.excess_high),
+    )
+
+
+def _exact(read: ExactOfLink) -> ExactEvidence:
+    return ExactEvidence(
+        link=read.pair,
+        kl=number_or_nan(read.kl.mean),
+        kl_low=number_or_nan(read.kl.low),
+        kl_high=number_or_nan(read.kl.high),
+        tv=number_or_nan(read.tv.mean),
+        delta_max=number_or_nan(read.delta_max),
+        top1_flip=number_or_nan(read.top1_flip.mean),
+        k3_kl=number_or_nan(read.k3_kl.mean),
+        k3_low=number_or_nan(read.k3_kl.low),
+        k3_high=number_or_nan(read.k3_kl.high),
+        tokens=read.tokens,
+        prompt_groups=read.groups,
+        non_finite=read.non_finite,
+        other_settings=tuple(read.other_settings),
     )
 
 

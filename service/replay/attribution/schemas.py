@@ -15,6 +15,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import Attribution, Link, SideBranch
 from service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink
 from service.replay.attribution.noise_floors import Floor, excess_over_floors
+from service.replay.exact.schemas import ExactRead
 from service.replay.scores.preferred import environment_of
 from service.runs.step_key import StepKey
 
@@ -284,8 +285,27 @@ class ConclusionRead(BaseModel):
         )
 
 
+class ExactOfLink(ExactRead):
+    """The exact divergences of a link of the chain."""
+
+    other_settings: list[str] = Field(
+        description="fields of the fingerprints in which its scorers differ from the link's scores, except batches"
+    )
+
+    @classmethod
+    def of_scores(cls, exact: ExactRead, scores: Sequence[ScoreSource]) -> Self:
+        """Return the divergences with what differs from the scores of the same names."""
+        plain = {score.scorer: score.fingerprint for score in scores if not score.variant}
+        differing: set[str] = set()
+        for name, own in ((exact.target, exact.target_fingerprint), (exact.behaviour, exact.behaviour_fingerprint)):
+            other = plain.get(name, own)
+            differing |= {field for field in own.keys() | other.keys() if own.get(field) != other.get(field)}
+        return cls(**exact.model_dump(), other_settings=sorted(differing - {"batch_composition"}))
+
+
 class AttributionRead(AttributionDocument):
     """The stored attribution of a step, and the conclusions from it."""
 
+    exact: list[ExactOfLink] = Field(description="exact divergences of pairs of these scores, the newest of each pair")
     conclusions: list[ConclusionRead] = Field(description="computed when read; the first one is the headline")
     stale: bool = Field(description="scores or rollouts arrived since; a new attribution is being computed")

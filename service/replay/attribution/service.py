@@ -28,8 +28,15 @@ from service.platform.security import Principal
 from service.replay.attribution import repository
 from service.replay.attribution.compute import AttributionResult, attribute_step
 from service.replay.attribution.evidence import evidence_of
-from service.replay.attribution.schemas import AttributionDocument, AttributionRead, ConclusionRead, ScoreSource
+from service.replay.attribution.schemas import (
+    AttributionDocument,
+    AttributionRead,
+    ConclusionRead,
+    ExactOfLink,
+    ScoreSource,
+)
 from service.replay.events import ScoresPublished
+from service.replay.exact.service import exact_of_step
 from service.replay.probes.pinned_rollouts import PinnedRollouts
 from service.replay.probes.service import rollouts_of_step
 from service.replay.scores.files import ScoreFiles
@@ -116,13 +123,16 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
     others = repository.other_documents(session, run.id, attempts, document.step, _DRIFT_STEPS)
+    found = exact_of_step(session, StepKey(run.id, document.attempt, document.step))
+    exact = [ExactOfLink.of_scores(each, document.scores) for each in found]
     evidence = evidence_of(
         document,
         earlier=[AttributionDocument(**each) for each in others],
         model_kind=run.model_kind,
+        exact=exact,
     )
     conclusions = [ConclusionRead.of(each) for each in conclude_attribution(evidence)]
-    return AttributionRead(**document.model_dump(), stale=stale, conclusions=conclusions)
+    return AttributionRead(**document.model_dump(), stale=stale, exact=exact, conclusions=conclusions)
 
 
 def newest_replayed_steps(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[int]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from service.platform.schemas import Name
-from service.replay.probes.schemas import Accelerator, EnvironmentName, ScorerName, ScorerRequest
+from service.replay.probes.schemas import Accelerator, EnvironmentName, PairKey, ScorerName, ScorerRequest
 
 Token = int
 
@@ -27,6 +27,7 @@ class LeaseRequest(BaseModel):
         default_factory=list, max_length=64, description="the environments that the worker can score in"
     )
     scorers: list[ScorerName] = Field(min_length=1, max_length=64, description="all scorers that the worker offers")
+    exact_pairs: list[PairKey] = Field(default=[], max_length=64, description="all exact pairs that the worker offers")
     wait: float = Field(default=0.0, ge=0, le=60, description="seconds to wait if there is no job")
 
 
@@ -59,6 +60,7 @@ class LeasedJob(BaseModel):
     step: int
     kind: str
     scorers: list[ScorerRequest]
+    exact_pairs: list[str] = Field(description="comparisons `target/behaviour` over the whole vocabulary")
     options: dict[str, Any] = Field(description="options by scorer")
     environment: str | None = Field(description="the environment to score in; null: as the worker is")
     checkpoint: CheckpointRead

@@ -20,7 +20,7 @@ from service.replay.probes import job_transitions
 from service.replay.probes.job_environments import Fit, WantedEnvironment, fit, other_offers
 from service.replay.probes.job_transitions import ENDED, JobState, Outcome
 from service.replay.probes.pinned_rollouts import write_rollouts
-from service.replay.probes.schemas import ScorerRequest
+from service.replay.probes.schemas import ScorerRequest, scorers_of_pairs
 from service.replay.probes.service import lock_jobs, rollouts_of_probe
 from service.replay.workers.service import live_workers, record_worker, touch_worker
 from service.runs.runs.service import get_run
@@ -105,6 +105,11 @@ def find_lease(session: Session, principal: Principal, lease_id: str) -> tuple[L
     return lease, job, probe
 
 
+def is_completed(lease: Lease, token: int) -> bool:
+    """Return whether this try has completed its job: a repeated request, because its answer was lost."""
+    return lease.outcome == Outcome.COMPLETED and lease.token == token
+
+
 def check_held(lease: Lease, job: ProbeJob, token: int) -> None:
     """Raise LeaseLost unless this lease, with this token, owns the job."""
     if job_transitions.holds(job, lease, token):
@@ -153,7 +158,8 @@ def _claim(session: Session, context: ServiceContext, principal: Principal, requ
 def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest, now: int) -> dict[JobKind, Fit]:
     """Return the kinds of queued jobs that the worker gets, and how."""
     waiting = repository.kinds_of_waiting_jobs(session, principal.project, request.accelerator)
-    waiting = [kind for kind in waiting if set(kind.needs.split(",")) <= set(request.scorers)]
+    offered = {*request.scorers, *request.exact_pairs}
+    waiting = [kind for kind in waiting if set(kind.needs.split(",")) <= offered]
     asking = any(kind.environments for kind in waiting)
     live = live_workers(session, principal.project, now) if asking else ()
     worker = (principal.project or "", request.worker)
@@ -215,6 +221,7 @@ def _worker(principal: Principal, request: LeaseRequest, now: int) -> Worker:
         device_name=request.device_name,
         environments=list(dict.fromkeys(request.environments)),
         scorers=sorted(set(request.scorers)),
+        exact_pairs=sorted(set(request.exact_pairs)),
         first_seen_at_us=now,
         last_seen_at_us=now,
     )
@@ -226,7 +233,7 @@ def _duration_us(context: ServiceContext) -> int:
 
 def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe) -> LeaseRead:
     assert job.lease_expires_at_us is not None
-    asked = {each["scorer"] for each in job.scorers}
+    asked = {each["scorer"] for each in job.scorers} | scorers_of_pairs(job.exact_pairs)
     return LeaseRead(
         lease=lease.id,
         token=lease.token,
@@ -240,6 +247,7 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe) ->
             step=probe.step,
             kind=probe.kind,
             scorers=[ScorerRequest(**each) for each in job.scorers],
+            exact_pairs=list(job.exact_pairs),
             options={name: options for name, options in probe.options.items() if name in asked},
             environment=job.environment,
             checkpoint=CheckpointRead(**probe.checkpoint),

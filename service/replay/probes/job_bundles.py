@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from foreshock.scorers import SCORERS
+from foreshock.scorers import EXACT_PAIRS, SCORERS
 from service.platform.database.tables.probes import Probe, ProbeJob, Worker
 from service.platform.identifiers import new_identifier
 from service.replay.probes.job_environments import WantedEnvironment, names_in_words
 from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ScorerRequest
-from service.replay.workers.service import LIVE_MINUTES
+from service.replay.workers.service import LIVE_MINUTES, offers_of
 
 
 def new_jobs(
@@ -19,8 +19,11 @@ def new_jobs(
     live: Iterable[Worker],
     now_us: int,
     wanted: Mapping[str, WantedEnvironment] | None = None,
+    exact_pairs: Sequence[str] = (),
 ) -> list[ProbeJob]:
     """Return the jobs of a new probe; `wanted` has the environments of each engine's job.
+
+    An exact pair is a job of its own, in the environment of its behaviour's engine.
 
     An engine is started once for all scorers of a job, so that there is one job for each engine. A scorer that no live
     worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
@@ -35,7 +38,7 @@ def new_jobs(
         together = _done_together(of_engine, offers)
         jobs.append(_job(probe, engine, together, scorers, environment, now_us))
         jobs += [_job(probe, name, {name}, scorers, environment, now_us) for name in sorted(of_engine - together)]
-    return jobs
+    return jobs + [_exact_job(probe, pair, wanted or {}, now_us) for pair in exact_pairs]
 
 
 def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
@@ -46,7 +49,7 @@ def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
     offers = _offers(live, job.accelerator)
     if any(needs <= offered for offered in offers):
         if not (wanted.is_required and wanted.names) or any(
-            needs <= set(worker.scorers) and wanted.best_of(worker.environments) is not None
+            needs <= offers_of(worker) and wanted.best_of(worker.environments) is not None
             for worker in live
             if job.accelerator in (None, worker.accelerator)
         ):
@@ -55,7 +58,9 @@ def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
             f"waiting for a worker that offers {job.needs.replace(',', ', ')} in the environment "
             f"{names_in_words(wanted.names)}: no live worker does"
         )
-    missing = sorted(needs.difference(*offers) or needs)
+    missing = [
+        EXACT_PAIRS[name].name if name in EXACT_PAIRS else name for name in sorted(needs.difference(*offers) or needs)
+    ]
     on = f" on {job.accelerator}" if job.accelerator is not None else ""
     return (
         f"waiting for a worker that offers {', '.join(missing)}{on}: "
@@ -64,7 +69,7 @@ def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
 
 
 def _offers(live: Iterable[Worker], accelerator: str | None) -> list[frozenset[str]]:
-    return [frozenset(worker.scorers) for worker in live if accelerator in (None, worker.accelerator)]
+    return [offers_of(worker) for worker in live if accelerator in (None, worker.accelerator)]
 
 
 def _done_together(names: set[str], offers: Sequence[frozenset[str]]) -> set[str]:
@@ -80,12 +85,26 @@ def _job(
     wanted: WantedEnvironment,
     now_us: int,
 ) -> ProbeJob:
+    job = _new_job(probe, label, sorted(names), wanted, now_us)
+    job.scorers = [each.model_dump() for each in scorers if each.scorer in names]
+    return job
+
+
+def _exact_job(probe: Probe, pair: str, wanted: Mapping[str, WantedEnvironment], now_us: int) -> ProbeJob:
+    engine = str(SCORERS[EXACT_PAIRS[pair].behaviour].engine)
+    job = _new_job(probe, f"exact.{pair}", [pair], wanted.get(engine, WantedEnvironment()), now_us)
+    job.exact_pairs = [pair]
+    return job
+
+
+def _new_job(probe: Probe, label: str, needs: Sequence[str], wanted: WantedEnvironment, now_us: int) -> ProbeJob:
     return ProbeJob(
         id=new_identifier("job"),
         probe_id=probe.id,
         engine=label,
-        scorers=[each.model_dump() for each in scorers if each.scorer in names],
-        needs=",".join(sorted(names)),
+        scorers=[],
+        exact_pairs=[],
+        needs=",".join(needs),
         accelerator=probe.accelerator,
         environments=wanted.text(),
         environment_required=wanted.is_required,

@@ -73,7 +73,7 @@ def other_offers(
         for each in live
         if (each.project, each.name) != worker
         and accelerator in (None, each.accelerator)
-        and set(needs) <= set(each.scorers)
+        and {*each.scorers, *each.exact_pairs}.issuperset(needs)
     ]
 
 

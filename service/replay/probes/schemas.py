@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.schemas import AttemptNumber, JsonObject, Step
@@ -18,6 +18,15 @@ Accelerator = Annotated[str, StringConstraints(min_length=1, max_length=100, pat
 
 
 EnvironmentName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+PairKey = Annotated[
+    str,
+    StringConstraints(max_length=201, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$"),
+]
+
+
+def scorers_of_pairs(pairs: Iterable[str]) -> set[str]:
+    """Return the scorers of exact pairs, whose options apply to them."""
+    return {scorer for pair in pairs for scorer in pair.split("/")}
 
 
 class ScorerRequest(BaseModel):
@@ -36,7 +45,10 @@ class ProbeCreate(BaseModel):
 
     step: Step
     attempt: AttemptNumber | None = Field(default=None, description="absent: the attempt in which the step is active")
-    scorers: list[ScorerRequest] = Field(min_length=1, max_length=32)
+    scorers: list[ScorerRequest] = Field(default=[], max_length=32)
+    exact_pairs: list[PairKey] = Field(
+        default=[], max_length=8, description="comparisons `target/behaviour` to compute over the whole vocabulary"
+    )
     kind: Literal["exact"] = Field(default="exact", description="exact: with the weights that sampled the step")
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
     environment: EnvironmentName | None = Field(
@@ -54,6 +66,12 @@ class ProbeCreate(BaseModel):
         default=None, description="absent, or the step itself: an exact probe needs its weights"
     )
 
+    @model_validator(mode="after")
+    def _check_anything_asked(self) -> Self:
+        if not self.scorers and not self.exact_pairs:
+            raise ValueError("a probe needs at least one item in `scorers` or `exact_pairs`, got none")
+        return self
+
 
 class JobRead(BaseModel):
     """A part of a probe that one worker does; `attempts` counts its tries."""
@@ -61,6 +79,7 @@ class JobRead(BaseModel):
     id: str
     engine: str
     scorers: list[ScorerRequest]
+    exact_pairs: list[str]
     state: JobState
     attempts: int
     reason: str | None = Field(
@@ -80,6 +99,7 @@ class JobRead(BaseModel):
             id=job.id,
             engine=job.engine.partition(".")[0],
             scorers=[ScorerRequest(**each) for each in job.scorers],
+            exact_pairs=list(job.exact_pairs),
             state=JobState(job.state),
             attempts=job.tries,
             reason=job.reason or waiting_reason,
@@ -109,6 +129,7 @@ class ProbeRead(BaseModel):
     step: int
     kind: str
     scorers: list[ScorerRequest]
+    exact_pairs: list[str]
     options: dict[str, Any]
     environment: str | None = Field(description="as requested")
     state: JobState
@@ -131,6 +152,7 @@ class ProbeRead(BaseModel):
             step=probe.step,
             kind=probe.kind,
             scorers=[ScorerRequest(**each) for each in probe.scorers],
+            exact_pairs=list(probe.exact_pairs),
             options=dict(probe.options),
             environment=probe.environment,
             state=state,

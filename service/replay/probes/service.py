@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.digests import digest_of_json
-from foreshock.scorers import SCORERS, VARIANTS, available_scorers
+from foreshock.scorers import EXACT_PAIRS, SCORERS, VARIANTS, available_scorers
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us, insert_if_absent
 from service.platform.database.tables import Run, Shard
@@ -29,7 +29,7 @@ from service.replay.probes.job_environments import (
 )
 from service.replay.probes.job_transitions import ENDED, JobState, requeue
 from service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
-from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest
+from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
 from service.replay.workers.service import live_workers
 from service.runs.attempts.service import require_attempt, resolve_step
 from service.runs.rollouts.service import shards_of_step
@@ -81,14 +81,21 @@ class _Plan:
     def scorers(self) -> list[ScorerRequest]:
         return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
 
+    @property
+    def exact_pairs(self) -> list[str]:
+        return sorted(self.body.exact_pairs)
+
     def request_digest(self) -> str:
         """Return the digest that equal requests have in common."""
-        asked = self.body.model_dump(mode="json", exclude={"attempt", "scorers", "checkpoint_step", "environment"})
+        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment"}
+        asked = self.body.model_dump(mode="json", exclude=settled)
         if self.body.environment is not None:
             asked["environment"] = self.body.environment
         scorers = [each.model_dump() for each in self.scorers]
         meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
-        return digest_of_json({**asked, **meant})
+        # Left out if there are none, so that probes of the release before keep their digests.
+        pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
+        return digest_of_json({**asked, **meant, **pairs})
 
 
 def create_probe(
@@ -176,9 +183,12 @@ def _check_scorers(body: ProbeCreate) -> None:
             raise UnknownScorer(f"{wrong}; available scorers: {', '.join(available_scorers())}")
         if asked.variant not in VARIANTS:
             raise UnknownScorer(f"unknown variant {asked.variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
-    if len(set(body.scorers)) != len(body.scorers):
-        raise ProbeNotPossible("a scorer is named twice: name each scorer and variant once")
-    unused = set(body.options) - {asked.scorer for asked in body.scorers}
+    for pair in body.exact_pairs:
+        if pair not in EXACT_PAIRS:
+            raise UnknownScorer(f"unknown exact pair {pair!r}; available pairs: {', '.join(EXACT_PAIRS)}")
+    if len(set(body.scorers)) != len(body.scorers) or len(set(body.exact_pairs)) != len(body.exact_pairs):
+        raise ProbeNotPossible("a scorer is named twice: name each scorer and variant, and each exact pair, once")
+    unused = set(body.options) - {asked.scorer for asked in body.scorers} - scorers_of_pairs(body.exact_pairs)
     if unused:
         raise ProbeNotPossible(f"options name {', '.join(sorted(unused))}, which is not among the scorers")
 
@@ -236,6 +246,7 @@ def _insert(
         "kind": body.kind,
         "request_digest": request_digest,
         "scorers": [each.model_dump() for each in plan.scorers],
+        "exact_pairs": plan.exact_pairs,
         "options": dict(body.options),
         "accelerator": body.accelerator,
         "environment": body.environment,
@@ -253,7 +264,8 @@ def _insert(
     probe = repository.find_by_request(session, plan.run.id, request_digest)
     assert probe is not None
     if created:
-        session.add_all(new_jobs(probe, plan.scorers, live_workers(session, plan.run.project, now), now, wanted))
+        live = live_workers(session, plan.run.project, now)
+        session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs))
         session.flush()
     return _read(session, plan.run, [probe])[0], created
 

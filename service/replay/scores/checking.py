@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import DecodeLimits, RolloutBatch, ScoreBatch, decode_scores, encode_scores
+from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_scores, encode_scores
 from service.platform.schemas import storable_json
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 from service.replay.scores.files import read_scores
@@ -37,9 +39,10 @@ def check_scores(
     try:
         with body.open("rb") as file:
             scores = decode_scores(file, limits)
-        _check_fingerprint(scores.fingerprint)
-        _check_against(scores, read_rollouts(pinned))
-        _check_apart(scores, siblings)
+        check_fingerprint(scores.fingerprint)
+        check_one_value_per_token(scores.sample_ids, np.diff(scores.offsets), read_rollouts(pinned), "log_probs")
+        for path in siblings:
+            check_rollouts_are_new(scores.sample_ids, read_scores(path).sample_ids)
         data = encode_scores(scores)
     except MemoryError as error:
         raise LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
@@ -50,33 +53,37 @@ def check_scores(
     return CheckedScores(scores.num_rollouts, scores.num_tokens, scores.fingerprint)
 
 
-def _check_fingerprint(fingerprint: Fingerprint) -> None:
+def check_fingerprint(fingerprint: Fingerprint) -> None:
+    """Raise InvalidRolloutsError if the database cannot store the fingerprint."""
     try:
         storable_json(fingerprint.to_dict())
     except ValueError as error:
         raise InvalidRolloutsError(f"its fingerprint {error}") from error
 
 
-def _check_against(scores: ScoreBatch, rollouts: RolloutBatch) -> None:
+def check_one_value_per_token(
+    sample_ids: Sequence[str], lengths: NDArray[np.int64], rollouts: RolloutBatch, column: str
+) -> None:
+    """Raise InvalidRolloutsError unless all rollouts are of the job, with as many values as response tokens."""
     expected = dict(zip(rollouts.sample_ids, rollouts.response_lengths.tolist(), strict=True))
-    for row, (sample_id, length) in enumerate(zip(scores.sample_ids, np.diff(scores.offsets).tolist(), strict=True)):
+    for row, (sample_id, length) in enumerate(zip(sample_ids, lengths.tolist(), strict=True)):
         if sample_id not in expected:
             raise InvalidRolloutsError(f"{sample_id!r} is not one of this job's rollouts", row=row, column="sample_id")
         if length != expected[sample_id]:
             raise InvalidRolloutsError(
                 f"got {length} values, expected {expected[sample_id]}, one for each response token",
                 row=row,
-                column="log_probs",
+                column=column,
             )
 
 
-def _check_apart(scores: ScoreBatch, siblings: tuple[Path, ...]) -> None:
-    rows = {sample_id: row for row, sample_id in enumerate(scores.sample_ids)}
-    for path in siblings:
-        for sample_id in read_scores(path).sample_ids:
-            if sample_id in rows:
-                raise InvalidRolloutsError(
-                    f"{sample_id!r} is in another shard of this score: send each rollout once",
-                    row=rows[sample_id],
-                    column="sample_id",
-                )
+def check_rollouts_are_new(sample_ids: Sequence[str], of_sibling: Sequence[str]) -> None:
+    """Raise InvalidRolloutsError if another shard of the same result has one of the rollouts."""
+    rows = {sample_id: row for row, sample_id in enumerate(sample_ids)}
+    for sample_id in of_sibling:
+        if sample_id in rows:
+            raise InvalidRolloutsError(
+                f"{sample_id!r} is in another shard of this score: send each rollout once",
+                row=rows[sample_id],
+                column="sample_id",
+            )

@@ -1,4 +1,4 @@
-"""Scores: stored shard by shard while a job runs, published together when it is complete.
+"""Scores: stored shard by shard while a job runs, published together when it is complete, as its exact divergences.
 
 A shard's catalogue row is its commit point. Shards belong to the try that sent them: shards of a failed try never mix
 with those of the next one, and the score that counts is that of the try which completed the job.
@@ -7,7 +7,7 @@ with those of the next one, and the score that counts is that of the try which c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -22,9 +22,9 @@ from service.platform.security import Principal
 from service.platform.store.tokens import score_file_name
 from service.platform.uploads import Upload
 from service.replay.events import ScoresPublished
-from service.replay.leases.service import check_held, find_lease, hold
+from service.replay.exact.service import MeasuredPair, measure_job, publish_exact
+from service.replay.leases.service import check_held, find_lease, hold, is_completed
 from service.replay.probes import job_transitions
-from service.replay.probes.job_transitions import Outcome
 from service.replay.probes.service import rollouts_of_probe
 from service.replay.scores import repository
 from service.replay.scores.checking import CheckedScores, check_scores
@@ -62,7 +62,7 @@ def check_address(context: ServiceContext, principal: Principal, address: ScoreA
     with context.database.read() as session:
         lease, job, _ = find_lease(session, principal, address.lease_id)
         _check_scorer(job, address)
-        if not _is_completed(lease, address.token):
+        if not is_completed(lease, address.token):
             check_held(lease, job, address.token)
 
 
@@ -95,30 +95,46 @@ def store_scores(context: ServiceContext, principal: Principal, address: ScoreAd
 
 
 def complete_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> None:
-    """Publish the job's scores and end the job; a repeated request changes nothing.
+    """Publish the job's scores and exact divergences and end the job; a repeated request changes nothing.
 
-    Raises LeaseNotFound, LeaseLost unless the token is the newest, ScoresIncomplete if scores are missing.
+    Raises LeaseNotFound, LeaseLost unless the token is the newest, ScoresIncomplete or ExactIncomplete if some are
+    missing.
     """
-    published = context.database.write(lambda session: publish_job(session, context, principal, lease_id, token))
+    measured = measure_job(context, principal, lease_id, token)
+    published = context.database.write(
+        lambda session: publish_job(session, context, principal, lease_id, token, measured)
+    )
     if published is not None:
         context.events.publish_after_commit(context, published)
 
 
 def publish_job(
-    session: Session, context: ServiceContext, principal: Principal, lease_id: str, token: int
+    session: Session,
+    context: ServiceContext,
+    principal: Principal,
+    lease_id: str,
+    token: int,
+    measured: Mapping[str, MeasuredPair],
 ) -> ScoresPublished | None:
-    """Publish the job's scores in this transaction; None if this try has done so before."""
+    """Publish the job's scores and exact divergences in this transaction; None if no score was published.
+
+    `measured` are the measures of the exact pairs. A try that has published before publishes nothing.
+    """
     lease, job, probe = find_lease(session, principal, lease_id)
-    if _is_completed(lease, token):
+    if is_completed(lease, token):
         return None
     lease, job, probe = hold(session, principal, lease_id, token)
     sent = _by_scorer(repository.shards_of_try(session, job.id, token))
     for key in _asked(job):
         _check_complete(key, sent.get(key, []), probe)
     now = database_now_us(session)
-    repository.publish(session, [_score_row(key, sent[key], lease, job, probe, now) for key in sorted(_asked(job))])
-    published = ScoresPublished(probe.run_id, probe.attempt, probe.step, now)
-    context.events.publish(session, published)
+    publish_exact(session, job, lease, probe, measured, now)
+    rows = [_score_row(key, sent[key], lease, job, probe, now) for key in sorted(_asked(job))]
+    published = None
+    if rows:
+        repository.publish(session, rows)
+        published = ScoresPublished(probe.run_id, probe.attempt, probe.step, now)
+        context.events.publish(session, published)
     job_transitions.complete(job, lease, now)
     return published
 
@@ -226,8 +242,3 @@ def _asked(job: ProbeJob) -> set[ScorerKey]:
 
 def _key_of(address: ScoreAddress) -> ScorerKey:
     return address.scorer, address.variant
-
-
-def _is_completed(lease: Lease, token: int) -> bool:
-    """Return whether this try has completed its job: a repeated request, because its answer was lost."""
-    return lease.outcome == Outcome.COMPLETED and lease.token == token

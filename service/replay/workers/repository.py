@@ -13,7 +13,7 @@ from service.platform.database.tables.probes import Worker
 
 def record(session: Session, worker: Worker) -> None:
     """Add the worker, or update when it was last seen and what it offers."""
-    names = ("accelerator", "device_name", "environments", "scorers", "last_seen_at_us")
+    names = ("accelerator", "device_name", "environments", "scorers", "exact_pairs", "last_seen_at_us")
     row = {name: getattr(worker, name) for name in (*names, "project", "name", "first_seen_at_us")}
     if insert_if_absent(session, Worker, row):
         return

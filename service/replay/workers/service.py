@@ -26,6 +26,11 @@ def touch_worker(session: Session, project: str, name: str, now_us: int) -> None
     repository.set_last_seen(session, project, name, now_us)
 
 
+def offers_of(worker: Worker) -> frozenset[str]:
+    """Return the names of the scorers and the keys of the exact pairs that the worker offers."""
+    return frozenset([*worker.scorers, *worker.exact_pairs])
+
+
 def newest_workers(session: Session, project: str | None, limit: int) -> Sequence[Worker]:
     """Return up to `limit` workers that may work for the project, the one seen last first; None: of all projects."""
     return repository.newest(session, project, limit)

@@ -10,6 +10,7 @@ from service.platform.database.tables.advice import AdviceAcknowledgement, Advic
 from service.platform.database.tables.alerts import Alert, DetectorSnapshot
 from service.platform.database.tables.base import Base
 from service.platform.database.tables.checkpoints import Checkpoint
+from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.keys import ApiKey
 from service.platform.database.tables.lint import ShardLint, StepLint
 from service.platform.database.tables.measurements import MeasurementStatistics, measurements
@@ -28,6 +29,8 @@ __all__ = [
     "Base",
     "Checkpoint",
     "DetectorSnapshot",
+    "ExactDivergence",
+    "ExactShard",
     "Lease",
     "MeasurementStatistics",
     "Probe",

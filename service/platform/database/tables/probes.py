@@ -14,6 +14,7 @@ class Probe(Base):
     """A request to score rollouts of one step. The rollouts and the checkpoint are pinned when it is made.
 
     `selection` is `[[shard, digest], …]`, the shards whose rollouts are scored; `max_rollouts` set: that many of them.
+    `exact_pairs` are the comparisons `target/behaviour` that are computed over the whole vocabulary.
     """
 
     __tablename__ = "probes"
@@ -30,6 +31,7 @@ class Probe(Base):
     kind: Mapped[str]
     request_digest: Mapped[str]
     scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
+    exact_pairs: Mapped[list[str]]
     options: Mapped[dict[str, Any]]
     accelerator: Mapped[str | None]
     environment: Mapped[str | None]
@@ -47,11 +49,12 @@ class Probe(Base):
 class ProbeJob(Base):
     """A part of a probe that one worker does. `fencing_token` grows with every lease and is never reused.
 
-    `engine` is unique in a probe: the engine's name, or the scorer's for a job that was split from its engine's job.
-    `needs` names its scorers, sorted and joined by commas: a worker must offer them all. `reasons` keeps the failure of
-    each try; `lease_id` and `lease_expires_at_us` are set while it is leased. `environments` names the environments to
-    score in, best first and joined by commas; empty: any. `environment_required`: no other will do. `environment` is
-    the one of the newest try, None if its worker was used as it is.
+    `engine` is unique in a probe: the engine's name, the scorer's for a job that was split from its engine's job, or
+    `exact.` and the pair. `needs` names its scorers and pairs, sorted and joined by commas: a worker must offer them
+    all. `reasons` keeps the failure of each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
+    `environments` names the environments to score in, best first and joined by commas; empty: any.
+    `environment_required`: no other will do. `environment` is the one of the newest try, None if its worker was used as
+    it is.
     """
 
     __tablename__ = "probe_jobs"
@@ -61,6 +64,7 @@ class ProbeJob(Base):
     probe_id: Mapped[str] = mapped_column(ForeignKey("probes.id"))
     engine: Mapped[str]
     scorers: Mapped[list[dict[str, str]]] = mapped_column(JsonColumn)
+    exact_pairs: Mapped[list[str]]
     needs: Mapped[str]
     accelerator: Mapped[str | None]
     environments: Mapped[str]
@@ -108,6 +112,7 @@ class Worker(Base):
     device_name: Mapped[str]
     environments: Mapped[list[str]]
     scorers: Mapped[list[str]]
+    exact_pairs: Mapped[list[str]]
     first_seen_at_us: Mapped[int]
     last_seen_at_us: Mapped[int]
 

@@ -54,11 +54,12 @@ def link_rows(read: AttributionRead | None) -> list[LinkRow]:
     """Return the links, then the whole, as rows of a table."""
     if read is None:
         return []
+    exact = {each.pair: each.kl.mean for each in read.exact if not each.other_settings}
     return [
         LinkRow(
             link.name,
             link.cause,
-            number(link.k3_kl),
+            f"{number(exact[link.name])} (exact)" if link.name in exact else number(link.k3_kl),
             number(link.excess_k3_kl),
             number(link.mean_d),
             number(link.max_abs_d),
@@ -82,6 +83,8 @@ def notes_of(read: AttributionRead | None) -> list[str]:
         notes.append("Scores or rollouts have arrived since; a new attribution is being computed.")
     if read.missing:
         notes.append(f"Not scored; the adjacent links are merged: {', '.join(read.missing)}.")
+    if any(not each.other_settings for each in read.exact):
+        notes.append("(exact): KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate.")
     if read.from_sample:
         notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
     return notes

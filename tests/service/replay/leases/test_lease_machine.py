@@ -131,7 +131,7 @@ class LeaseMachine(RuleBasedStateMachine):
         job = lease.job.id
         if self._holds(lease):
             self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
-            assert leases.heartbeat(self.context, self.principal, lease.lease, lease.token) == self.ends_at[job]
+            assert leases.heartbeat(self.context, self.principal, lease.lease, lease.token, {}) == self.ends_at[job]
         else:
             with pytest.raises(LeaseLost):
                 leases.heartbeat(self.context, self.principal, lease.lease, lease.token)
@@ -271,8 +271,8 @@ class LeaseMachine(RuleBasedStateMachine):
 def _probe(run: str, request: str, created_at_us: int) -> Probe:
     return Probe(
         id=new_identifier("probe"), run_id=run, attempt=1, step=1, kind="exact", request_digest=request, scorers=[],
-        options={}, accelerator=None, max_rollouts=None, checkpoint_expires_at_us=None, selection=[], rollouts=1,
-        tokens=1, rollout_set_digest=request, from_sample=False, created_at_us=created_at_us,
+        exact_pairs=[], options={}, accelerator=None, max_rollouts=None, checkpoint_expires_at_us=None, selection=[],
+        rollouts=1, tokens=1, rollout_set_digest=request, from_sample=False, created_at_us=created_at_us,
         checkpoint={"root": "r", "path": "p", "format": "f", "digest": "d", "step": 1, "weights_version": None},
     )  # fmt: skip
 

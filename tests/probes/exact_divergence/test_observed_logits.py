@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from probes.exact_divergence import GivenLogits, LogitSource, exact_divergences
-from probes.exact_divergence.engine_process import (
+from probes.exact_divergence.observed_logits import (
     NotReproducedError,
     PromptLogitsHook,
     RolloutReduction,

@@ -1,0 +1,102 @@
+"""Measures of exact divergences: token means with intervals, for one pair of scorers at one step.
+
+The divergence at a visited state is a sum over the vocabulary, without the sampling noise of the token. The states were
+sampled, so that its mean still varies with the prompts and rollouts of the step; the intervals show that variation. k3
+of the same scores at the same tokens stands beside it: its interval has both kinds of noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foreshock.measures.estimators.bootstrap import nonnegative_intervals
+from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
+from foreshock.measures.estimators.token import k3_kl
+from foreshock.measures.estimators.uneven_groups import effective_number
+from foreshock.measures.inputs import check_size, group_names, numbers_of
+from foreshock.rollouts.exact import ExactBatch
+
+__all__ = ["ExactMeasures", "measure_exact"]
+
+Float64 = NDArray[np.float64]
+
+_MEANS = ("kl", "reverse_kl", "tv", "top1_flip", "target_entropy", "behaviour_entropy", "k3_kl")
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMeasures:
+    """Token means over the states before model-generated tokens, each with its 95 % interval by prompt group.
+
+    `kl` is KL(μ‖π) and `reverse_kl` KL(π‖μ), in nats per token; `tv` the total variation; `delta_max` its largest
+    value, NaN without states; `top1_flip` the share of states whose likeliest tokens differ; the entropies H(π) and
+    H(μ) in nats; `k3_kl` the sampled estimate of `kl` from the log-probs of the same tokens. `non_finite` states have a
+    divergence or log-prob that is NaN or infinite; they are excluded and not among `tokens`. `effective_groups` is
+    (Σ S_g)²/Σ S_g² of KL(μ‖π) over `groups` prompt groups.
+    """
+
+    kl: Interval
+    reverse_kl: Interval
+    tv: Interval
+    top1_flip: Interval
+    target_entropy: Interval
+    behaviour_entropy: Interval
+    k3_kl: Interval
+    delta_max: float
+    tokens: int
+    rollouts: int
+    groups: int
+    effective_groups: float
+    non_finite: int
+
+
+def measure_exact(
+    exact: ExactBatch, mask: ArrayLike | None = None, group_ids: Iterable[object] | None = None
+) -> ExactMeasures:
+    """Return the measures of `exact`.
+
+    `mask` [T] is 0 for tokens that the model did not sample: their states are excluded. `group_ids` [N] name the
+    prompts, by which intervals are clustered; a rollout without one is a group. Raises InvalidRolloutsError if sizes do
+    not fit.
+    """
+    generated = np.ones(exact.num_tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
+    check_size("response_mask", generated, exact.num_tokens)
+    names = group_names(group_ids, exact.num_rollouts)
+    with np.errstate(invalid="ignore", over="ignore"):
+        d = exact.target_log_probs.astype(np.float64) - exact.behaviour_log_probs.astype(np.float64)
+        known = {name: getattr(exact, name).astype(np.float64) for name in _MEANS if name != "k3_kl"}
+        columns = np.stack([{**known, "k3_kl": k3_kl(d)}[name] for name in _MEANS], axis=1)
+    finite = np.isfinite(columns).all(axis=1)
+    keep = generated & finite
+    sums, tokens = _sums_of_rollouts(np.where(keep[:, None], columns, 0.0), exact.offsets), _count(keep, exact.offsets)
+    keys = [f"r{row}" if name is None else f"g{name}" for row, name in enumerate(names)]
+    clusters = np.unique(keys, return_inverse=True)[1].astype(np.int64)
+    means = dict(zip(_MEANS, nonnegative_intervals(sums, tokens, clusters), strict=True))
+    of_groups, sizes = sums_of_clusters(sums[:, :1], tokens, clusters)
+    return ExactMeasures(
+        **means,
+        delta_max=float(exact.tv[keep].max()) if keep.any() else math.nan,
+        tokens=int(tokens.sum()),
+        rollouts=int(np.count_nonzero(tokens)),
+        groups=int(sizes.size),
+        effective_groups=effective_number(float(of_groups.sum()), float(np.square(of_groups).sum())),
+        non_finite=int(np.count_nonzero(generated & ~finite)),
+    )
+
+
+def _sums_of_rollouts(values: Float64, offsets: NDArray[np.int64]) -> Float64:
+    """Return the sums of `values` [T, K] over each rollout, [N, K]; an empty rollout has 0."""
+    sums = np.zeros((offsets.size - 1, values.shape[1]))
+    rows = np.flatnonzero(np.diff(offsets))
+    if rows.size:
+        sums[rows] = np.add.reduceat(values, offsets[rows], axis=0)
+    return sums
+
+
+def _count(keep: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
+    return np.diff(running[offsets])

@@ -1,0 +1,76 @@
+"""HTTP: exact divergences that a worker sends under its lease, and what is published of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response, status
+from starlette.concurrency import run_in_threadpool
+
+from foreshock.scorers import EXACT_PAIRS
+from service.platform.context import Context
+from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, RunIdentifier, StepPath
+from service.platform.security import Reader, Worker
+from service.platform.uploads import PARQUET_BODY, received_upload
+from service.replay.exact import service, tokens
+from service.replay.exact.schemas import ExactAddress, ExactStepRead, ExactTokensRead
+from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from service.replay.probes.schemas import PairKey
+from service.replay.scores.schemas import ScoreReceipt
+
+_DEFAULT_PAIR = next(iter(EXACT_PAIRS))
+
+router = APIRouter(prefix="/v1", tags=["exact divergences"])
+
+
+@router.put(
+    "/leases/{lease}/exact/{shard}",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": ScoreReceipt, "description": "The same bytes were stored before"}},
+    openapi_extra=PARQUET_BODY,
+)
+async def put_exact(
+    lease: LeaseIdentifier,
+    shard: Annotated[int, Path(ge=0, le=LARGEST_STEP)],
+    token: LeaseToken,
+    pair: Annotated[PairKey, Query()],
+    request: Request,
+    context: Context,
+    principal: Worker,
+    response: Response,
+) -> ScoreReceipt:
+    """Store one shard of a pair's divergences: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
+    address = ExactAddress(lease, token, pair, shard)
+    await run_in_threadpool(service.check_address, context, principal, address)
+    async with received_upload(request, context) as upload:
+        receipt = await run_in_threadpool(service.store_exact, context, principal, address, upload)
+    if receipt.status == "duplicate":
+        response.status_code = status.HTTP_200_OK
+    return receipt
+
+
+@router.get("/runs/{run}/steps/{step}/exact")
+def read_exact(
+    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
+) -> ExactStepRead:
+    """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
+    with context.database.read() as session:
+        return service.read_exact_step(session, principal, run, step, attempt)
+
+
+@router.get("/runs/{run}/steps/{step}/exact/tokens")
+def read_exact_tokens(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    attempt: ActiveOrAttempt = None,
+    pair: Annotated[PairKey, Query()] = _DEFAULT_PAIR,
+    worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest KL(μ‖π) first")] = 20,
+    sample_id: Annotated[
+        str | None, Query(max_length=1024, description="return all tokens of this rollout instead")
+    ] = None,
+) -> ExactTokensRead:
+    """Return the tokens with the largest divergences, or one rollout token by token."""
+    question = tokens.ExactQuestion(run, step, attempt, pair, worst, sample_id)
+    return tokens.read_exact_tokens(context, principal, question)

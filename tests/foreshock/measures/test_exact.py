@@ -1,0 +1,101 @@
+"""Measures of exact divergences against direct formulas, and against the sampled estimator that they replace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.measures.exact import measure_exact
+from tests.foreshock.rollouts.exact_batches import exact_of, random_exact, random_log_probs, sampled_from
+
+LENGTHS = [7, 0, 13, 5, 9, 11, 4, 8, 12, 6]
+GROUPS = [f"prompt-{row // 2}" for row in range(len(LENGTHS))]
+
+
+def test_means_are_token_means_in_float64() -> None:
+    exact = random_exact(LENGTHS, seed=3)
+    found = measure_exact(exact, group_ids=GROUPS)
+    d = exact.target_log_probs.astype(np.float64) - exact.behaviour_log_probs
+    expected = {
+        "kl": exact.kl,
+        "reverse_kl": exact.reverse_kl,
+        "tv": exact.tv,
+        "top1_flip": exact.top1_flip,
+        "target_entropy": exact.target_entropy,
+        "behaviour_entropy": exact.behaviour_entropy,
+        "k3_kl": np.expm1(d) - d,
+    }
+    for name, values in expected.items():
+        assert getattr(found, name).mean == pytest.approx(values.astype(np.float64).mean(), rel=1e-12), name
+    assert found.delta_max == float(exact.tv.max())
+    assert (found.tokens, found.rollouts, found.groups, found.non_finite) == (sum(LENGTHS), 9, 5, 0)
+
+
+def test_states_before_tool_output_are_excluded() -> None:
+    exact = random_exact(LENGTHS, seed=3)
+    mask = np.random.default_rng(0).integers(0, 2, exact.num_tokens)
+    found = measure_exact(exact, mask, GROUPS)
+    assert found.kl.mean == pytest.approx(exact.kl[mask == 1].astype(np.float64).mean(), rel=1e-12)
+    assert found.delta_max == float(exact.tv[mask == 1].max())
+    assert found.tokens == int(mask.sum())
+
+
+def test_values_that_are_not_finite_are_counted_and_excluded() -> None:
+    exact = random_exact(LENGTHS, seed=3)
+    kl, tv, log_probs = exact.kl.copy(), exact.tv.copy(), exact.target_log_probs.copy()
+    kl[2], tv[5], log_probs[8] = np.inf, np.nan, -np.inf
+    rest = np.setdiff1d(np.arange(exact.num_tokens), [2, 5, 8])
+    found = measure_exact(replace(exact, kl=kl, tv=tv, target_log_probs=log_probs))
+    assert found.non_finite == 3
+    assert found.tokens == exact.num_tokens - 3
+    assert found.kl.mean == pytest.approx(exact.kl[rest].astype(np.float64).mean(), rel=1e-12)
+    assert found.delta_max == float(exact.tv[rest].max())
+
+
+def test_nothing_measured_is_nan_and_zero_states() -> None:
+    exact = random_exact([3, 4])
+    found = measure_exact(exact, mask=np.zeros(7))
+    assert np.isnan([found.kl.mean, found.kl.low, found.delta_max]).all()
+    assert (found.tokens, found.rollouts, found.groups) == (0, 0, 0)
+
+
+def test_identical_distributions_have_no_divergence() -> None:
+    target, _ = random_log_probs(40, seed=1)
+    exact = exact_of([f"{row}" for row in range(10)], [4] * 10, target, target, sampled_from(target, 2))
+    found = measure_exact(exact)
+    assert (found.kl.mean, found.reverse_kl.mean, found.tv.mean, found.delta_max) == (0.0, 0.0, 0.0, 0.0)
+    assert found.top1_flip.mean == found.k3_kl.mean == 0.0
+    assert found.target_entropy.mean == found.behaviour_entropy.mean > 0.0
+
+
+def test_sampled_estimates_average_to_the_exact_kl() -> None:
+    target, behaviour = random_log_probs(60, seed=5, noise=0.3)
+    exact = exact_of([f"{row}" for row in range(12)], [5] * 12, target, behaviour, sampled_from(behaviour, 0))
+    k1 = []
+    for seed in range(400):
+        chosen = sampled_from(behaviour, seed)
+        rows = np.arange(60)
+        k1.append(float((behaviour[rows, chosen] - target[rows, chosen]).mean()))
+    error = np.std(k1, ddof=1) / np.sqrt(len(k1))
+    assert abs(np.mean(k1) - measure_exact(exact).kl.mean) < 4 * error
+    assert error < 0.1 * exact.kl.mean()
+
+
+def test_sampling_noise_of_tokens_is_in_the_interval_of_k3_only() -> None:
+    target, behaviour = (np.repeat(each, 1280, axis=0) for each in random_log_probs(1, seed=8, noise=0.3))
+    exact = exact_of([f"{row}" for row in range(64)], [20] * 64, target, behaviour, sampled_from(behaviour, 0))
+    found = measure_exact(exact, group_ids=[f"prompt-{row // 8}" for row in range(64)])
+    assert found.kl.high - found.kl.low < 1e-9 * found.kl.mean
+    assert found.k3_kl.high - found.k3_kl.low > 0.01 * found.kl.mean
+    assert found.k3_kl.low < found.kl.mean < found.k3_kl.high
+
+
+def test_sizes_that_do_not_fit_raise() -> None:
+    exact = random_exact([3, 4])
+    with pytest.raises(InvalidRolloutsError, match="7 tokens"):
+        measure_exact(exact, mask=np.ones(6))
+    with pytest.raises(InvalidRolloutsError, match="2 rollouts"):
+        measure_exact(exact, group_ids=["a"])
