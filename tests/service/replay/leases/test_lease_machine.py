@@ -131,7 +131,7 @@ class LeaseMachine(RuleBasedStateMachine):
         job = lease.job.id
         if self._holds(lease):
             self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
-            assert leases.heartbeat(self.context, self.principal, lease.lease, lease.token, {}) == self.ends_at[job]
+            assert leases.heartbeat(self.context, self.principal, lease.lease, lease.token) == self.ends_at[job]
         else:
             with pytest.raises(LeaseLost):
                 leases.heartbeat(self.context, self.principal, lease.lease, lease.token)
@@ -245,7 +245,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _publish(self, lease: LeaseRead) -> None:
         self.context.database.write(
-            lambda session: publishing.publish_job(session, self.context, self.principal, lease.lease, lease.token)
+            lambda session: publishing.publish_job(session, self.context, self.principal, lease.lease, lease.token, {})
         )
 
     def _engine(self, job: str) -> str:
