@@ -13,7 +13,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, decode_exact, encode_exact
 from service.replay.exact.files import read_exact
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from service.replay.scores.checking import check_fingerprint, check_one_value_per_token, check_rollouts_are_new
+from service.replay.probes.upload_checks import check_fingerprint, check_one_value_per_token, check_rollouts_are_new
 
 
 @dataclass(frozen=True, slots=True)

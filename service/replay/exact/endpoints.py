@@ -15,8 +15,8 @@ from service.platform.uploads import PARQUET_BODY, received_upload
 from service.replay.exact import service, tokens
 from service.replay.exact.schemas import ExactAddress, ExactStepRead, ExactTokensRead
 from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from service.replay.leases.schemas import UploadReceipt
 from service.replay.probes.schemas import PairKey
-from service.replay.scores.schemas import ScoreReceipt
 
 _DEFAULT_PAIR = next(iter(EXACT_PAIRS))
 
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", tags=["exact divergences"])
 @router.put(
     "/leases/{lease}/exact/{shard}",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": ScoreReceipt, "description": "The same bytes were stored before"}},
+    responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
     openapi_extra=PARQUET_BODY,
 )
 async def put_exact(
@@ -38,7 +38,7 @@ async def put_exact(
     context: Context,
     principal: Worker,
     response: Response,
-) -> ScoreReceipt:
+) -> UploadReceipt:
     """Store one shard of a pair's divergences: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
     address = ExactAddress(lease, token, pair, shard)
     await run_in_threadpool(service.check_address, context, principal, address)

@@ -28,9 +28,9 @@ from service.replay.exact import repository
 from service.replay.exact.checking import CheckedExact, check_exact
 from service.replay.exact.files import measure_files
 from service.replay.exact.schemas import ExactAddress, ExactMeasuresRead, ExactRead, ExactStepRead
+from service.replay.leases.schemas import UploadReceipt
 from service.replay.leases.service import check_held, find_lease, hold, is_completed
 from service.replay.probes.service import rollouts_of_probe, rollouts_of_step
-from service.replay.scores.schemas import ScoreReceipt
 from service.runs.attempts.service import resolve_step
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
@@ -85,7 +85,7 @@ def check_address(context: ServiceContext, principal: Principal, address: ExactA
             check_held(lease, job, address.token)
 
 
-def store_exact(context: ServiceContext, principal: Principal, address: ExactAddress, upload: Upload) -> ScoreReceipt:
+def store_exact(context: ServiceContext, principal: Principal, address: ExactAddress, upload: Upload) -> UploadReceipt:
     """Store a received body as a shard, once.
 
     Stores nothing and raises InvalidRolloutsError naming row and column, ExactConflict, ExactWrongFingerprint or
@@ -210,7 +210,7 @@ def _commit_shard(
     upload: Upload,
     checked: CheckedExact,
     file: str,
-) -> ScoreReceipt:
+) -> UploadReceipt:
     _, job, _ = hold(session, principal, address.lease_id, address.token)
     stored = _stored_before(session, job, address, upload.digest)
     if stored is not None:
@@ -239,10 +239,10 @@ def _commit_shard(
         "received_at_us": now_us(),
     }
     repository.add_shard(session, row)
-    return ScoreReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
+    return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 
 
-def _stored_before(session: Session, job: ProbeJob, address: ExactAddress, digest: str) -> ScoreReceipt | None:
+def _stored_before(session: Session, job: ProbeJob, address: ExactAddress, digest: str) -> UploadReceipt | None:
     shard = repository.find_shard(session, job.id, address.token, address.pair, address.shard)
     if shard is None:
         return None
@@ -250,7 +250,7 @@ def _stored_before(session: Session, job: ProbeJob, address: ExactAddress, diges
         raise ExactConflict(
             f"shard {address.shard} of {address.pair} has other bytes stored ({shard.digest}): they are immutable"
         )
-    return ScoreReceipt(status="duplicate", digest=shard.digest, rollouts=shard.rollouts, tokens=shard.tokens)
+    return UploadReceipt(status="duplicate", digest=shard.digest, rollouts=shard.rollouts, tokens=shard.tokens)
 
 
 def _check_weights(expected: str, checked: CheckedExact) -> None:

@@ -96,3 +96,12 @@ class HeartbeatRead(BaseModel):
     """The new end of the lease."""
 
     expires_at_us: int
+
+
+class UploadReceipt(BaseModel):
+    """A receipt: the uploaded values are `stored` now, or a `duplicate` of bytes that were stored before."""
+
+    status: Literal["stored", "duplicate"]
+    digest: str = Field(description="digest of the body's bytes: `sha256:…`")
+    rollouts: int
+    tokens: int = Field(description="response tokens")

@@ -12,10 +12,10 @@ from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Worker
 from service.platform.uploads import PARQUET_BODY, received_upload
 from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from service.replay.leases.schemas import TokenBody
+from service.replay.leases.schemas import TokenBody, UploadReceipt
 from service.replay.probes.schemas import ScorerName, VariantName
 from service.replay.scores import service
-from service.replay.scores.schemas import ScoreAddress, ScoreReceipt
+from service.replay.scores.schemas import ScoreAddress
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/leases", tags=["leases"])
 @router.put(
     "/{lease}/scores/{shard}",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": ScoreReceipt, "description": "The same bytes were stored before"}},
+    responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
     openapi_extra=PARQUET_BODY,
 )
 async def put_scores(
@@ -36,7 +36,7 @@ async def put_scores(
     principal: Worker,
     response: Response,
     variant: Annotated[VariantName, Query()] = "",
-) -> ScoreReceipt:
+) -> UploadReceipt:
     """Store one shard of a scorer's log-probs: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
     address = ScoreAddress(lease, token, scorer, variant, shard)
     await run_in_threadpool(service.check_address, context, principal, address)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-from pydantic import BaseModel, Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +14,3 @@ class ScoreAddress:
     scorer: str
     variant: str
     shard: int
-
-
-class ScoreReceipt(BaseModel):
-    """A receipt: the scores are `stored` now, or a `duplicate` of bytes that were stored before."""
-
-    status: Literal["stored", "duplicate"]
-    digest: str = Field(description="digest of the body's bytes: `sha256:…`")
-    rollouts: int
-    tokens: int = Field(description="response tokens")

@@ -23,12 +23,13 @@ from service.platform.store.tokens import score_file_name
 from service.platform.uploads import Upload
 from service.replay.events import ScoresPublished
 from service.replay.exact.service import MeasuredPair, measure_job, publish_exact
+from service.replay.leases.schemas import UploadReceipt
 from service.replay.leases.service import check_held, find_lease, hold, is_completed
 from service.replay.probes import job_transitions
 from service.replay.probes.service import rollouts_of_probe
 from service.replay.scores import repository
 from service.replay.scores.checking import CheckedScores, check_scores
-from service.replay.scores.schemas import ScoreAddress, ScoreReceipt
+from service.replay.scores.schemas import ScoreAddress
 
 ScorerKey = tuple[str, str]
 
@@ -66,7 +67,7 @@ def check_address(context: ServiceContext, principal: Principal, address: ScoreA
             check_held(lease, job, address.token)
 
 
-def store_scores(context: ServiceContext, principal: Principal, address: ScoreAddress, upload: Upload) -> ScoreReceipt:
+def store_scores(context: ServiceContext, principal: Principal, address: ScoreAddress, upload: Upload) -> UploadReceipt:
     """Store a received body as a score shard, once.
 
     Stores nothing and raises InvalidRolloutsError naming row and column, ScoresConflict, WrongFingerprint or LeaseLost.
@@ -146,7 +147,7 @@ def _commit_shard(
     upload: Upload,
     checked: CheckedScores,
     file: str,
-) -> ScoreReceipt:
+) -> UploadReceipt:
     _, job, _ = hold(session, principal, address.lease_id, address.token)
     stored = _stored_before(session, job, address, upload.digest)
     if stored is not None:
@@ -171,10 +172,10 @@ def _commit_shard(
         "received_at_us": now_us(),
     }
     repository.add_shard(session, row)
-    return ScoreReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
+    return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 
 
-def _stored_before(session: Session, job: ProbeJob, address: ScoreAddress, digest: str) -> ScoreReceipt | None:
+def _stored_before(session: Session, job: ProbeJob, address: ScoreAddress, digest: str) -> UploadReceipt | None:
     shard = repository.find_shard(session, job.id, address.token, address.scorer, address.variant, address.shard)
     if shard is None:
         return None
@@ -182,7 +183,7 @@ def _stored_before(session: Session, job: ProbeJob, address: ScoreAddress, diges
         raise ScoresConflict(
             f"shard {address.shard} of {address.scorer} has other bytes stored ({shard.digest}): scores are immutable"
         )
-    return ScoreReceipt(status="duplicate", digest=shard.digest, rollouts=shard.rollouts, tokens=shard.tokens)
+    return UploadReceipt(status="duplicate", digest=shard.digest, rollouts=shard.rollouts, tokens=shard.tokens)
 
 
 def _check_scorer(job: ProbeJob, address: ScoreAddress) -> None:
