@@ -72,5 +72,5 @@ def read_exact_tokens(
     ] = None,
 ) -> ExactTokensRead:
     """Return the tokens with the largest divergences, or one rollout token by token."""
-    question = tokens.ExactQuestion(run, step, attempt, pair, worst, sample_id)
-    return tokens.read_exact_tokens(context, principal, question)
+    query = tokens.ExactTokenQuery(run, step, attempt, pair, worst, sample_id)
+    return tokens.read_exact_tokens(context, principal, query)

@@ -22,7 +22,7 @@ from service.runs.runs.service import get_run
 
 
 @dataclass(frozen=True, slots=True)
-class ExactQuestion:
+class ExactTokenQuery:
     """Request for tokens: the `worst` of a step by KL(μ‖π), or all of one rollout if `sample_id` is given."""
 
     run_id: str
@@ -33,32 +33,32 @@ class ExactQuestion:
     sample_id: str | None
 
 
-def read_exact_tokens(context: ServiceContext, principal: Principal, question: ExactQuestion) -> ExactTokensRead:
+def read_exact_tokens(context: ServiceContext, principal: Principal, query: ExactTokenQuery) -> ExactTokensRead:
     """Return the requested tokens. Raises ExactNotFound, RolloutNotFound, RunNotFound, RunDeleted."""
     with context.database.read() as session:
-        get_run(session, principal, question.run_id)
-        key = resolve_step(session, question.run_id, question.step, question.attempt)
-        row = next((each for each in newest_exact(session, key) if each.pair == question.pair), None)
+        get_run(session, principal, query.run_id)
+        key = resolve_step(session, query.run_id, query.step, query.attempt)
+        row = next((each for each in newest_exact(session, key) if each.pair == query.pair), None)
         if row is None:
-            raise ExactNotFound(f"no exact divergences of {question.pair} are published at step {question.step}")
+            raise ExactNotFound(f"no exact divergences of {query.pair} are published at step {query.step}")
         paths = [context.store.path_of(shard.file) for shard in repository.shards_of(session, row)]
         rollouts = rollouts_of_step(context, session, key)
     batch = read_rollouts(rollouts)
     exact = align_exact(batch, [read_exact(path) for path in paths])
-    if question.sample_id is None:
+    if query.sample_id is None:
         sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
-        order = np.argsort(-sizes, kind="stable")[: question.worst]
+        order = np.argsort(-sizes, kind="stable")[: query.worst]
         positions = [int(position) for position in order if sizes[position] >= 0.0]
-    elif question.sample_id in batch.sample_ids:
-        number = batch.sample_ids.index(question.sample_id)
+    elif query.sample_id in batch.sample_ids:
+        number = batch.sample_ids.index(query.sample_id)
         positions = list(range(*(int(offset) for offset in batch.response_offsets[number : number + 2])))
     else:
-        raise RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {question.sample_id!r}")
+        raise RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {query.sample_id!r}")
     return ExactTokensRead(
-        pair=question.pair,
+        pair=query.pair,
         step=key.step,
         attempt=key.attempt,
-        sample_id=question.sample_id,
+        sample_id=query.sample_id,
         items=[_token(batch, exact, position) for position in positions],
     )
 
