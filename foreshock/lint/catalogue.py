@@ -109,6 +109,14 @@ _ALL = (
         "Make masks from lengths and not from `id != pad`; remove padding ids from the sampled vocabulary.",
     ),
     Check(
+        "mismatch_after_id",
+        "the mismatch begins at one token id, which the model sampled (a padding id that the trainer's mask drops)",
+        "k3, χ² and their tails are mostly those of the tokens after this id, which the trainer scores in another "
+        "context.",
+        "Make attention masks and positions from lengths and not from `id != pad`; remove padding ids from the sampled "
+        "vocabulary.",
+    ),
+    Check(
         "tokens_without_engine",
         "the engine has no log-prob for tokens that the trainer scored",
         "ρ of these tokens is as small as they are unlikely: mean ρ falls below 1 and k3 is large, as if μ had been "

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from foreshock.lint.catalogue import CHECKS
+from foreshock.lint.checks.after_id import check_after_id
 from foreshock.lint.checks.duplicates import check_duplicates
 from foreshock.lint.checks.missing_log_probs import check_masked_values, check_missing_engine, check_missing_trainer
 from foreshock.lint.checks.outcomes import Finding, NotChecked, Outcome, build_report
@@ -29,7 +30,7 @@ from foreshock.lint.report import LintReport
 
 __all__ = ["run_checks"]
 
-_OF_PAIRS = ("processed_log_probs", "mean_ratio", "temperature_of_trainer")
+_OF_PAIRS = ("processed_log_probs", "mean_ratio", "temperature_of_trainer", "mismatch_after_id")
 _OF_ALIGNMENT = ("shifted_log_probs", "wrong_log_base")
 _OF_ENDS = ("tokens_without_engine", "tokens_without_trainer", "pad_id_sampled")
 _COPIED = "the two log-probs are the same numbers"
@@ -75,7 +76,7 @@ def run_checks(evidence: LintEvidence) -> LintReport:
         record(
             *(NotChecked(name, why) for name in _OF_PAIRS)
             if why
-            else (*check_mean_ratio(evidence), check_trainer_temperature(evidence))
+            else (*check_mean_ratio(evidence), check_trainer_temperature(evidence), check_after_id(evidence))
         )
     record(*check_sampling(evidence, unreliable=_unreliable(evidence, outcomes, why), covered=_covered(outcomes)))
     record(check_masked_values(evidence, outcomes["pad_id_sampled"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.lint.evidence.after_id import mismatch_after_ids
 from foreshock.lint.evidence.alignment import count_alignment
 from foreshock.lint.evidence.builder import EvidenceBuilder
 from foreshock.lint.evidence.fields import COLUMNS
@@ -45,8 +46,9 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     count_alignment(batch, builder)
     count_masked_values(batch, builder)
     missing = missing_by_token_id(batch, builder)
+    after_ids = mismatch_after_ids(batch, builder, any_large=builder.counts["large"] > 0)
     groups = GroupSums.of(_group_keys(batch), group_tokens, group_sums)
-    return LintEvidence.of(builder, groups, missing, hash_rollouts(batch, builder))
+    return LintEvidence.of(builder, groups, missing, after_ids, hash_rollouts(batch, builder))
 
 
 def _finite_only(piece: Piece, *finite: NDArray[np.bool_] | None) -> Piece:

@@ -46,6 +46,7 @@ COUNTS = (
     "no_mu_trailing",
     "above_zero",  # d clearly above 0
     "below_zero",  # d clearly below 0
+    "large",  # |d| of LARGE_D or more
     "shift_tokens",
     "shift_rollouts",
     "shift_prefer_earlier",
@@ -84,6 +85,8 @@ SUMS = (
     "no_mu_log_pi",  # Σ log π over `no_mu`
     # Σ log μ · log π, Σ (log μ)² and Σ (log π)² over `scale_tokens`, likely ones (log μ above −1) and others.
     *(f"scale_{part}_{product}" for part in ("likely", "unlikely") for product in ("cross", "mu", "pi")),
+    "paired_k3",  # Σ(ρ − 1 − d) over tokens with two finite log-probs
+    "paired_surprisal",  # Σ −log μ over the same tokens
     "surprisal",  # Σ −log μ
     "entropy",  # Σ H
     "target_surprisal",  # Σ ρ·(−log π), over tokens with two finite log-probs and an entropy

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.lint.evidence.after_id import AFTER_COUNTS, AFTER_SUMS, MismatchAfterIds
 from foreshock.lint.evidence.builder import EXAMPLES_KEPT, EvidenceBuilder
 from foreshock.lint.evidence.fields import COUNTS, EXTREMES, SUMS
 from foreshock.lint.evidence.group_sums import GroupSums
@@ -21,7 +22,7 @@ from foreshock.measures.statistics.compensated_sums import CompensatedSums
 __all__ = ["LintEvidence", "examples_from_json"]
 
 # Raise the number whenever a stored value changes its meaning.
-_KIND = "lint-2"
+_KIND = "lint-3"
 _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "counts": ("<i8", (len(COUNTS),)),
     "sums": ("<f8", (2, len(SUMS))),
@@ -31,6 +32,9 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "group_sums": ("<f8", (2, None, 2)),
     "dropped_ids": ("<i8", (None,)),
     "dropped_counts": ("<i8", (None, 3)),
+    "after_ids": ("<i8", (None,)),
+    "after_counts": ("<i8", (None, len(AFTER_COUNTS))),
+    "after_sums": ("<f8", (2, None, len(AFTER_SUMS))),
     "marks": ("<u8", (3, None)),
     "mark_log_probs": ("<f8", (None,)),
 }
@@ -40,8 +44,8 @@ Examples = Mapping[str, tuple[Example, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LintEvidence:
-    """Counts, sums and extremes named in `fields.py`, sums by prompt group, missing log-probs by token id, hashes of
-    rollouts, and up to three examples of each check.
+    """Counts, sums and extremes named in `fields.py`, sums by prompt group, missing log-probs by token id, sums
+    after the first occurrence of an id, hashes of rollouts, and up to three examples of each check.
 
     Merging in any order gives the same evidence; sums agree up to float64 rounding.
     """
@@ -51,12 +55,18 @@ class LintEvidence:
     extremes: NDArray[np.float64]
     groups: GroupSums
     missing: MissingByTokenId
+    after_ids: MismatchAfterIds
     rollout_hashes: RolloutHashes
     examples: Examples
 
     @classmethod
     def of(
-        cls, builder: EvidenceBuilder, groups: GroupSums, missing: MissingByTokenId, rollout_hashes: RolloutHashes
+        cls,
+        builder: EvidenceBuilder,
+        groups: GroupSums,
+        missing: MissingByTokenId,
+        after_ids: MismatchAfterIds,
+        rollout_hashes: RolloutHashes,
     ) -> LintEvidence:
         """Return the evidence of one batch."""
         sums = np.array([builder.sums[name] for name in SUMS])
@@ -66,6 +76,7 @@ class LintEvidence:
             np.array([builder.extremes[name] for name in EXTREMES]),
             groups,
             missing,
+            after_ids,
             rollout_hashes,
             {name: tuple(examples) for name, examples in sorted(builder.examples.items())},
         )
@@ -78,6 +89,7 @@ class LintEvidence:
             np.maximum(self.extremes, other.extremes),
             self.groups.merge(other.groups),
             self.missing.merge(other.missing),
+            self.after_ids.merge(other.after_ids),
             self.rollout_hashes.merge(other.rollout_hashes),
             _merge_examples(self.examples, other.examples),
         )
@@ -115,6 +127,9 @@ class LintEvidence:
                 "group_sums": self.groups.sums.to_array(),
                 "dropped_ids": self.missing.ids,
                 "dropped_counts": self.missing.counts,
+                "after_ids": self.after_ids.ids,
+                "after_counts": self.after_ids.counts,
+                "after_sums": self.after_ids.sums.to_array(),
                 "marks": np.stack(
                     [self.rollout_hashes.prompts, self.rollout_hashes.contents, self.rollout_hashes.order]
                 ),
@@ -146,6 +161,9 @@ class LintEvidence:
             arrays["extremes"],
             GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums.from_array(arrays["group_sums"])),
             MissingByTokenId(arrays["dropped_ids"], arrays["dropped_counts"]),
+            MismatchAfterIds(
+                arrays["after_ids"], arrays["after_counts"], CompensatedSums.from_array(arrays["after_sums"])
+            ),
             RolloutHashes(prompts, contents, order, arrays["mark_log_probs"]),
             examples_from_json(examples or {}),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.lint.evidence.after_id import LARGE_D
 from foreshock.lint.evidence.builder import EvidenceBuilder
 from foreshock.lint.evidence.pieces import Piece, row_sums
 from foreshock.lint.evidence.surprisal import is_entropy
@@ -45,12 +46,24 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
             builder.add_example("processed_log_probs", example_at(batch, piece.place(index), text))
     if found:
         _count_without_behaviour(batch, piece, below, builder)
+    builder.count(large=_count_large(d))
     np.minimum(d, np.float32(_LARGEST_D), out=d)
+    sum_of_d = float(d.sum(dtype=np.float64))
     np.expm1(d, out=d)
+    builder.add(
+        paired_k3=float(d.sum(dtype=np.float64)) - sum_of_d, paired_surprisal=-float(behaviour.sum(dtype=np.float64))
+    )
     if piece.entropy is not None and is_entropy(piece.entropy).all():
         weighted = float((d * target).sum(dtype=np.float64)) + float(target.sum(dtype=np.float64))
         builder.add(target_surprisal=-weighted, target_entropy=float(piece.entropy.sum(dtype=np.float64)))
     return row_sums(d, piece.offsets)
+
+
+def _count_large(d: NDArray[np.float32]) -> int:
+    """Return the number of tokens with |d| of LARGE_D or more; two reductions if there is none."""
+    if d.size == 0 or (d.max() < LARGE_D and d.min() > -LARGE_D):
+        return 0
+    return int(np.count_nonzero(np.abs(d) >= np.float32(LARGE_D)))
 
 
 def _count_copied(

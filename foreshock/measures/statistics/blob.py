@@ -23,7 +23,7 @@ from foreshock.errors import StatisticsError
 __all__ = ["STATISTICS_VERSION", "pack", "unpack"]
 
 # Increase it if the meaning of a stored number changes; blobs of two versions never mix.
-STATISTICS_VERSION = 2
+STATISTICS_VERSION = 3
 
 _MAGIC = b"FSST"
 _MAX_HEADER_BYTES = 1 << 20

@@ -69,8 +69,9 @@ def test_statistics_of_another_kind_are_rejected() -> None:
 
 def test_statistics_of_another_version_are_rejected_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     data = COMPARISON.statistics.to_bytes()
-    monkeypatch.setattr(blob, "STATISTICS_VERSION", 3)
-    with pytest.raises(StatisticsError, match=r"version 3, got 2.*remeasure"):
+    written = blob.STATISTICS_VERSION
+    monkeypatch.setattr(blob, "STATISTICS_VERSION", written + 1)
+    with pytest.raises(StatisticsError, match=rf"version {written + 1}, got {written}.*remeasure"):
         ComparisonStatistics.from_bytes(data)
 
 

@@ -1,0 +1,204 @@
+"""Sums before and after the first occurrence of a token id in a response, for the ids that large differences follow.
+
+A trainer that makes its attention mask from `id != pad` scores what follows a sampled padding id in another context:
+every uncertain token after it differs. The id is not declared, so the data name it. A token with |d| of `LARGE_D` or
+more hardly occurs in a healthy batch; the ids that stand before the first one of a response, and rarely elsewhere, are
+the candidates. At most `CANDIDATES` of them are summed over the whole batch; without large differences there are none,
+and nothing is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.lint.evidence.builder import EvidenceBuilder
+from foreshock.lint.evidence.pieces import row_sums
+from foreshock.lint.evidence.values import example_at
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.rollouts.batch import RolloutBatch
+
+__all__ = ["AFTER_COUNTS", "AFTER_SUMS", "LARGE_D", "MismatchAfterIds", "mismatch_after_ids"]
+
+LARGE_D = 0.5
+CANDIDATES = 8
+AFTER_COUNTS = (
+    "rollouts",  # with a compared token after the first occurrence
+    "hits",  # of these: with |d| of LARGE_D or more after it
+    "groups",  # prompt groups of the hits; a group that shards share counts once for each
+    "tokens",  # compared tokens after it, and before it or at it
+    "tokens_before",
+)
+AFTER_SUMS = ("k3", "k3_before", "surprisal", "surprisal_before")
+
+# Rollouts in which candidates are looked for, and how far before the first large difference.
+_ROLLOUTS_SEARCHED, _TOKENS_SEARCHED = 256, 64
+_LARGEST_D = 20.0
+# Larger ids, which no vocabulary has, are counted by sorting.
+_LARGEST_VOCABULARY = 1 << 22
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MismatchAfterIds:
+    """Token ids [K] with AFTER_COUNTS of each, [K, 5], and AFTER_SUMS, [K, 4] in nats (k3, and −log μ).
+
+    An id of one batch may be missing in another, where no large difference follows it.
+    """
+
+    ids: Ids
+    counts: NDArray[np.int64]
+    sums: CompensatedSums
+
+    @classmethod
+    def empty(cls) -> MismatchAfterIds:
+        """Return a table without an id."""
+        counts = np.zeros((0, len(AFTER_COUNTS)), np.int64)
+        return cls(np.zeros(0, np.int64), counts, CompensatedSums.zeros(0, len(AFTER_SUMS)))
+
+    def merge(self, other: MismatchAfterIds) -> MismatchAfterIds:
+        """Return the ids of both; counts and sums of a common id are added."""
+        union = np.union1d(self.ids, other.ids)
+        counts = np.zeros((union.size, len(AFTER_COUNTS)), np.int64)
+        sums = CompensatedSums.zeros(union.size, len(AFTER_SUMS))
+        for part in (self, other):
+            slots = np.searchsorted(union, part.ids)
+            counts[slots] += part.counts
+            total = CompensatedSums(sums.high[slots], sums.low[slots]) + part.sums
+            sums.high[slots], sums.low[slots] = total.high, total.low
+        return MismatchAfterIds(union, counts, sums)
+
+    def count(self, index: int, name: str) -> int:
+        """Return one of AFTER_COUNTS of the id at `index`."""
+        return int(self.counts[index, AFTER_COUNTS.index(name)])
+
+    def sum(self, index: int, name: str) -> float:
+        """Return one of AFTER_SUMS of the id at `index`, in nats."""
+        return float(self.sums.value[index, AFTER_SUMS.index(name)])
+
+
+def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_large: bool) -> MismatchAfterIds:
+    """Return the sums of the candidates of a batch. `any_large`: some |d| of a compared token reaches LARGE_D."""
+    if not any_large or batch.rollout_log_probs is None or batch.trainer_log_probs is None:
+        return MismatchAfterIds.empty()
+    d = batch.trainer_log_probs - batch.rollout_log_probs
+    compared = np.isfinite(d)
+    if batch.response_mask is not None:
+        compared &= batch.response_mask != 0
+    d[~compared] = 0.0
+    np.clip(d, -_LARGEST_D, _LARGEST_D, out=d)
+    large = np.flatnonzero(np.abs(d) >= np.float32(LARGE_D))
+    candidates = _candidates(batch, d, large)
+    surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
+    k3 = np.expm1(d) - d
+    found = [_sums_of(batch, int(each), compared, large, k3, surprisal) for each in candidates]
+    # Examples of the id with the largest mean k3 after it, which is the one that a finding names.
+    worst = max(found, key=lambda each: each[1]["k3"] / max(each[0]["tokens"], 1), default=None)
+    for place in worst[2] if worst is not None else ():
+        text = f"id {batch.response_token_ids[place]}, log μ {batch.rollout_log_probs[place]:.4g}; large |d| follow"
+        builder.add_example("mismatch_after_id", example_at(batch, place, text))
+    values = np.array([[sums[name] for name in AFTER_SUMS] for _, sums, _ in found]).reshape(-1, len(AFTER_SUMS))
+    counted = [[counts[name] for name in AFTER_COUNTS] for counts, _, _ in found]
+    return MismatchAfterIds(
+        candidates,
+        np.array(counted, np.int64).reshape(-1, len(AFTER_COUNTS)),
+        CompensatedSums(values, np.zeros_like(values)),
+    )
+
+
+def _candidates(batch: RolloutBatch, d: NDArray[np.float32], large: Ids) -> Ids:
+    """Return at most CANDIDATES ids, ascending: those before the first large difference of responses, rare elsewhere.
+
+    The order is by R² / occurrences, for an id that stands in R of the searched windows; then by how near it stands.
+    """
+    offsets, ids = batch.response_offsets, batch.response_token_ids
+    rows, first = np.unique(np.searchsorted(offsets, large, side="right") - 1, return_index=True)
+    ends = large[first]
+    if rows.size > _ROLLOUTS_SEARCHED:
+        worst = np.argsort(-row_sums(np.abs(d), offsets)[rows], kind="stable")[:_ROLLOUTS_SEARCHED]
+        rows, ends = rows[worst], ends[worst]
+    starts = np.maximum(offsets[rows], ends - _TOKENS_SEARCHED)
+    lengths = ends - starts
+    if not lengths.sum():
+        return np.zeros(0, np.int64)
+    window = np.repeat(np.arange(rows.size), lengths)
+    places = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + starts[window]
+    distance = ends[window] - places
+    # One entry for each id of a window, at its nearest occurrence.
+    order = np.lexsort((distance, ids[places], window))
+    of_window, of_id = window[order], ids[places][order]
+    fresh = np.ones(order.size, bool)
+    fresh[1:] = (of_window[1:] != of_window[:-1]) | (of_id[1:] != of_id[:-1])
+    unique, inverse = np.unique(of_id[fresh], return_inverse=True)
+    windows = np.bincount(inverse)
+    nearness = np.bincount(inverse, distance[order][fresh]) / windows
+    occurrences = _occurrences(ids, unique)
+    best = np.lexsort((unique, nearness, -(windows.astype(np.float64) ** 2) / occurrences))[:CANDIDATES]
+    return np.sort(unique[best]).astype(np.int64)
+
+
+def _occurrences(ids: NDArray[np.integer], unique: NDArray[np.integer]) -> Ids:
+    """Return how often each of the `unique` ids occurs, shape [U]."""
+    if ids.min() >= 0 and ids.max() < _LARGEST_VOCABULARY:
+        return np.bincount(ids)[unique].astype(np.int64)
+    kept, counts = np.unique(ids, return_counts=True)
+    return counts[np.searchsorted(kept, unique)].astype(np.int64)
+
+
+def _sums_of(
+    batch: RolloutBatch,
+    token_id: int,
+    compared: NDArray[np.bool_],
+    large: Ids,
+    k3: NDArray[np.float32],
+    surprisal: NDArray[np.float32],
+) -> tuple[dict[str, int], dict[str, float], list[int]]:
+    """Return AFTER_COUNTS, AFTER_SUMS, and the positions of three first occurrences that are hits."""
+    offsets = batch.response_offsets
+    places = np.flatnonzero(batch.response_token_ids == token_id)
+    rows, first = np.unique(np.searchsorted(offsets, places, side="right") - 1, return_index=True)
+    at = places[first] + 1
+    # Rows in turn: the tokens up to the first occurrence, and those after it.
+    bounds = np.stack([offsets[rows], at, offsets[rows + 1]], axis=1)
+    of_parts = {
+        name: np.stack([_between(values, bounds[:, part], bounds[:, part + 1]) for part in (0, 1)], axis=1)
+        for name, values in (("tokens", compared), ("k3", k3), ("surprisal", surprisal))
+    }
+    kept = of_parts["tokens"][:, 1] > 0
+    hit = np.searchsorted(large, bounds[:, 2]) > np.searchsorted(large, at)
+    totals = {name: values[kept].sum(axis=0) for name, values in of_parts.items()}
+    counts = {
+        "rollouts": int(kept.sum()),
+        "hits": int((hit & kept).sum()),
+        "groups": _number_of_groups(batch, rows[hit & kept]),
+        "tokens": int(totals["tokens"][1]),
+        "tokens_before": int(totals["tokens"][0]),
+    }
+    sums = {
+        "k3": float(totals["k3"][1]),
+        "k3_before": float(totals["k3"][0]),
+        "surprisal": float(totals["surprisal"][1]),
+        "surprisal_before": float(totals["surprisal"][0]),
+    }
+    return counts, sums, (at[hit & kept][:3] - 1).tolist()
+
+
+def _number_of_groups(batch: RolloutBatch, rows: Ids) -> int:
+    """Return the number of prompt groups of these rollouts; a rollout without a group is one of its own."""
+    groups = batch.group_ids
+    return len({row if groups is None or groups[row] is None else groups[row] for row in rows.tolist()})
+
+
+def _between(values: NDArray[np.float32] | NDArray[np.bool_], starts: Ids, ends: Ids) -> NDArray[np.float64]:
+    """Return the sum of `values` from each start up to its end, shape [R]; 0 where they are equal."""
+    sums = np.zeros(starts.size)
+    filled = np.flatnonzero(ends > starts)
+    if filled.size:
+        bounds = np.stack([starts[filled], ends[filled]], axis=1).ravel()
+        # The end of the last row may be the end of the array, which is no valid index.
+        bounds = bounds[:-1] if bounds[-1] == values.size else bounds
+        sums[filled] = np.add.reduceat(values, bounds, dtype=np.float64)[::2]
+    return sums
