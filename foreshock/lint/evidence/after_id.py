@@ -143,9 +143,9 @@ def _candidates(batch: RolloutBatch, d: NDArray[np.float32], large: Ids) -> Ids:
 def _occurrences(ids: NDArray[np.integer], unique: NDArray[np.integer]) -> Ids:
     """Return how often each of the `unique` ids occurs, shape [U]."""
     if ids.min() >= 0 and ids.max() < _LARGEST_VOCABULARY:
-        return np.bincount(ids)[unique].astype(np.int64)
+        return np.asarray(np.bincount(ids)[unique], np.int64)
     kept, counts = np.unique(ids, return_counts=True)
-    return counts[np.searchsorted(kept, unique)].astype(np.int64)
+    return np.asarray(counts[np.searchsorted(kept, unique)], np.int64)
 
 
 def _sums_of(
