@@ -28,7 +28,7 @@ def insert_if_absent(session: Session, target: type[Base] | Table, row: Row) -> 
 def insert_rows(session: Session, target: type[Base] | Table, rows: Sequence[Row]) -> None:
     """Insert rows that have the same columns; raises IntegrityError if a key exists."""
     if rows:
-        session.execute(insert(table_of(target)), [dict(row) for row in rows])
+        session.execute(_plain_insert(table_of(target)), [dict(row) for row in rows])
 
 
 def upsert(session: Session, target: type[Base] | Table, rows: Sequence[Row], key: Sequence[str]) -> None:
@@ -66,6 +66,11 @@ def _dialect(session: Session) -> str:
 
 
 # Statements are cached: building one over the hundred columns of `measurements` takes milliseconds.
+@cache
+def _plain_insert(table: Table) -> Any:
+    return insert(table)
+
+
 @cache
 def _insert_if_absent(dialect: str, table: Table) -> Any:
     return _insert(dialect, table).on_conflict_do_nothing()

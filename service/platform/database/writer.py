@@ -1,4 +1,5 @@
 """The one writer of SQLite: a thread that runs queued units of work, each in a savepoint, and commits them together.
+A unit that no other one waits behind has the transaction for itself.
 
 A caller gets its result after the commit, so the result is durable; a unit that raises is rolled back alone.
 """
@@ -85,16 +86,25 @@ class GroupCommitWriter:
 
     def _commit(self, batch: list[_Unit]) -> None:
         try:
-            with self._engine.begin() as connection:
-                for unit in batch:
-                    self._run_unit(connection, unit)
+            if len(batch) == 1:
+                self._run_alone(batch[0])
+            else:
+                with self._engine.begin() as connection:
+                    for unit in batch:
+                        self._run_in_savepoint(connection, unit)
         except Exception as error:
             for unit in batch:
                 unit.error = unit.error or error
         for unit in batch:
             unit.settle()
 
-    def _run_unit(self, connection: Connection, unit: _Unit) -> None:
+    def _run_alone(self, unit: _Unit) -> None:
+        # Without a savepoint: the transaction is the unit's own.
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            unit.result = unit.work(session)
+        unit.session = session
+
+    def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
         session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
         try:
             with session, session.begin():

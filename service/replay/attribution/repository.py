@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import upsert
+from service.platform.database.dialect import table_of, upsert
 from service.platform.database.tables import Attempt, Run
 from service.platform.database.tables.probes import Attribution
 from service.runs.attempts.active_attempts import is_active
@@ -16,10 +16,19 @@ from service.runs.step_key import StepKey
 
 _KEY = StepKey._fields
 
+# Asked whenever a step closes: built once.
+_attributions = table_of(Attribution).c
+_EXISTS = select(_attributions.step).where(*(_attributions[name] == bindparam(name) for name in _KEY))
+
 
 def find(session: Session, key: StepKey) -> Attribution | None:
     """Return the attribution of a step; its document is None until one was computed."""
     return session.get(Attribution, tuple(key))
+
+
+def exists(session: Session, key: StepKey) -> bool:
+    """Return whether the step has an attribution, computed or not."""
+    return session.scalar(_EXISTS, key._asdict()) is not None
 
 
 def lock(session: Session, key: StepKey) -> None:

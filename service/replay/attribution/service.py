@@ -148,7 +148,7 @@ def mark_attribution_stale(session: Session, published: ScoresPublished) -> None
 
 def mark_stale_after_late_rollouts(session: Session, closed: StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
-    if repository.find(session, closed.key) is not None:
+    if repository.exists(session, closed.key):
         repository.mark_stale(session, closed.key, now_us())
 
 

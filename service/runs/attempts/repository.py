@@ -9,12 +9,14 @@ from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Attempt
 
+# Read whenever a step closes: built once.
+_FIND = select(Attempt).where(Attempt.run_id == bindparam("run_id"), Attempt.attempt == bindparam("attempt"))
 _OF_RUN = select(Attempt).where(Attempt.run_id == bindparam("run_id")).order_by(Attempt.attempt)
 
 
 def find(session: Session, run_id: str, attempt: int) -> Attempt | None:
     """Return the attempt with this number."""
-    return session.get(Attempt, (run_id, attempt))
+    return session.scalar(_FIND, {"run_id": run_id, "attempt": attempt})
 
 
 def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:

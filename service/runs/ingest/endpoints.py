@@ -36,9 +36,11 @@ async def put_shard(
 ) -> ShardReceipt:
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
     address = ShardAddress(run, attempt, step, shard, shards)
-    await run_in_threadpool(service.check_address, context, principal, address)
+    step_has_shards = await run_in_threadpool(service.check_address, context, principal, address)
     async with received_upload(request, context) as upload:
-        receipt = await run_in_threadpool(service.ingest_shard, context, principal, address, upload)
+        receipt = await run_in_threadpool(
+            service.ingest_shard, context, principal, address, upload, step_has_shards=step_has_shards
+        )
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt

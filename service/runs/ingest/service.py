@@ -43,8 +43,8 @@ class _Committed:
     waits_for_fold: bool
 
 
-def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> None:
-    """Check the address of an upload before its body is read.
+def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> bool:
+    """Check the address of an upload before its body is read; return whether the step has shards already.
 
     Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
     the step was opened with another number of shards.
@@ -61,23 +61,33 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
         step = find_step(session, address.step_key)
         if step is not None:
             check_expected_shards(step, address.shards)
+        return step is not None
 
 
-def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> ShardReceipt:
+def ingest_shard(
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, *, step_has_shards: bool
+) -> ShardReceipt:
     """Store a received body as a shard; the same bytes again change nothing.
+
+    If `step_has_shards`, as `check_address` answered, a stored shard is looked for before the body is decoded.
 
     Raises InvalidRolloutsError and LimitExceededError for an invalid body, ShardConflict if other bytes are stored,
     RunDeleted and AttemptNotFound. After any of these nothing is stored.
     """
-    with context.database.read() as session:
-        step = find_step(session, address.step_key)
-        committed = None if step is None else _stored_before(session, address, upload.digest, step)
+    committed = _find_stored(context, address, upload) if step_has_shards else None
     if committed is None:
         committed = _store_shard(context, principal, address, upload)
     if not committed.waits_for_fold:
         return committed.receipt
     closed = try_to_close(context, address.step_key)
     return committed.receipt.model_copy(update={"step_closed": closed})
+
+
+def _find_stored(context: ServiceContext, address: ShardAddress, upload: Upload) -> _Committed | None:
+    """Return the stored shard if it has these bytes, None if there is none; raises ShardConflict for other bytes."""
+    with context.database.read() as session:
+        step = find_step(session, address.step_key)
+        return None if step is None else _stored_before(session, address, upload.digest, step)
 
 
 def _store_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> _Committed:

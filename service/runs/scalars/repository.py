@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import upsert
+from service.platform.database.dialect import table_of, upsert
 from service.platform.database.tables import Scalar
 from service.runs.attempts.active_attempts import ActiveRange
 from service.runs.step_key import StepKey
@@ -16,12 +16,13 @@ from service.runs.step_key import StepKey
 _KEY = ("run_id", "attempt", "step", "source", "name")
 
 # This query runs whenever a step closes, so it is built once.
-_NAMED_IN_RANGE = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
-    Scalar.run_id == bindparam("run_id"),
-    Scalar.attempt == bindparam("attempt"),
-    Scalar.step >= bindparam("first"),
-    Scalar.step < bindparam("end"),
-    Scalar.name.in_(bindparam("names", expanding=True)),
+_scalars = table_of(Scalar).c
+_NAMED_IN_RANGE = select(_scalars.step, _scalars.source, _scalars.name, _scalars.value).where(
+    _scalars.run_id == bindparam("run_id"),
+    _scalars.attempt == bindparam("attempt"),
+    _scalars.step >= bindparam("first"),
+    _scalars.step < bindparam("end"),
+    _scalars.name.in_(bindparam("names", expanding=True)),
 )
 
 

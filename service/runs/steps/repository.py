@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from service.platform.database.dialect import table_of
 from service.platform.database.tables import Attempt, Run, Step
 from service.runs.attempts.active_attempts import is_active
 from service.runs.step_key import StepKey
 
+# Read whenever a step closes: built once. `Session.get` takes twice as long.
+_steps = table_of(Step).c
+_FIND = select(Step).where(*(_steps[name] == bindparam(name) for name in StepKey._fields))
+_CLOSED_AT = select(_steps.closed_at_us).where(*(_steps[name] == bindparam(name) for name in StepKey._fields))
+
 
 def find(session: Session, key: StepKey) -> Step | None:
     """Return the step; None if no shard of it was uploaded."""
-    return session.get(Step, key)
+    return session.scalar(_FIND, key._asdict())
+
+
+def is_closed(session: Session, key: StepKey) -> bool:
+    """Return whether the step exists and is closed."""
+    return session.scalar(_CLOSED_AT, key._asdict()) is not None
 
 
 def waiting(session: Session, overdue_before_us: int, limit: int) -> list[StepKey]:

@@ -66,8 +66,7 @@ def find_step(session: Session, key: StepKey) -> Step | None:
 
 def is_closed(session: Session, key: StepKey) -> bool:
     """Return whether the step exists and is closed."""
-    found = repository.find(session, key)
-    return found is not None and found.closed_at_us is not None
+    return repository.is_closed(session, key)
 
 
 def list_steps(

@@ -8,21 +8,21 @@ from sqlalchemy import bindparam, func, insert, select
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.advice_state import Decision
-from service.platform.database.dialect import upsert
+from service.platform.database.dialect import table_of, upsert
 from service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 
 # Read whenever a step closes: built once.
-_LOG = (
-    select(AdviceDecision.decision)
-    .where(AdviceDecision.run_id == bindparam("run_id"))
-    .order_by(AdviceDecision.revision)
+_decisions = table_of(AdviceDecision).c
+_progress = table_of(TrainerProgress).c
+_acknowledgements = table_of(AdviceAcknowledgement).c
+_LOG = select(_decisions.decision).where(_decisions.run_id == bindparam("run_id")).order_by(_decisions.revision)
+_POLLED_STEP = select(_progress.polled_step).where(
+    _progress.run_id == bindparam("run_id"), _progress.attempt == bindparam("attempt")
 )
-_POLLED_STEP = select(TrainerProgress.polled_step).where(
-    TrainerProgress.run_id == bindparam("run_id"), TrainerProgress.attempt == bindparam("attempt")
+_ACKNOWLEDGED_STEP = select(func.max(_acknowledgements.step)).where(
+    _acknowledgements.run_id == bindparam("run_id"), _acknowledgements.attempt == bindparam("attempt")
 )
-_ACKNOWLEDGED_STEP = select(func.max(AdviceAcknowledgement.step)).where(
-    AdviceAcknowledgement.run_id == bindparam("run_id"), AdviceAcknowledgement.attempt == bindparam("attempt")
-)
+_TRAINER_STEPS = select(_ACKNOWLEDGED_STEP.scalar_subquery(), _POLLED_STEP.scalar_subquery())
 
 
 def log_of(session: Session, run_id: str) -> list[Decision]:
@@ -64,8 +64,8 @@ def newest_version(session: Session, run_id: str) -> tuple[int, int]:
 
 def trainer_step(session: Session, run_id: str, attempt: int) -> int:
     """Return the newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
-    acknowledged = session.scalar(_ACKNOWLEDGED_STEP, {"run_id": run_id, "attempt": attempt})
-    return max(polled_step(session, run_id, attempt), -1 if acknowledged is None else acknowledged)
+    steps = session.execute(_TRAINER_STEPS, {"run_id": run_id, "attempt": attempt}).one()
+    return max(-1 if step is None else step for step in steps)
 
 
 def polled_step(session: Session, run_id: str, attempt: int) -> int:

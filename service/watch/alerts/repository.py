@@ -7,22 +7,24 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import bindparam, func, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
+from service.platform.database.dialect import table_of
 from service.platform.database.tables import Alert, Attempt
 from service.runs.attempts.active_attempts import active_attempt_of, active_ranges, is_active
 
 # Read whenever a step closes: built once, and each half is a range of an index, so that the run's other alerts are not
 # looked at. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
-_OF_RUN = Alert.run_id == bindparam("run_id")
-_FIRED = select(Alert).where(
-    _OF_RUN, Alert.attempt.in_(bindparam("attempts", expanding=True)), Alert.step >= bindparam("from_step")
+_alerts = table_of(Alert).c
+_OF_RUN = _alerts.run_id == bindparam("run_id")
+_FIRED = select(_alerts.id).where(
+    _OF_RUN, _alerts.attempt.in_(bindparam("attempts", expanding=True)), _alerts.step >= bindparam("from_step")
 )
-_CLEARED = select(Alert).where(
+_CLEARED = select(_alerts.id).where(
     _OF_RUN,
-    Alert.attempt.in_(bindparam("attempts_before", expanding=True)),
-    Alert.cleared_step >= bindparam("from_step"),
-    Alert.step + 0 < bindparam("from_step"),
+    _alerts.attempt.in_(bindparam("attempts_before", expanding=True)),
+    _alerts.cleared_step >= bindparam("from_step"),
+    _alerts.step + 0 < bindparam("from_step"),
 )
-_TOUCHED = select(Alert).from_statement(union_all(_FIRED, _CLEARED))
+_TOUCHED = union_all(_FIRED, _CLEARED)
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -58,7 +60,9 @@ def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], 
         "attempts": [each.attempt for each in fired],
         "attempts_before": [each.attempt for each in fired_before],
     }
-    found = session.scalars(_TOUCHED, parameters)
+    ids = session.scalars(_TOUCHED, parameters).all()
+    # Usually none.
+    found = session.scalars(select(Alert).where(Alert.id.in_(ids))).all() if ids else []
     active = [alert for alert in found if active_attempt_of(attempts, alert.step) == alert.attempt]
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 

@@ -23,6 +23,7 @@ from service.runs.runs.service import model_kind_of
 from service.watch.detection import repository
 from service.watch.detection.events import DetectorsReplayed
 from service.watch.detection.history import closed_steps_after
+from service.watch.detection.repository import Snapshot
 
 MILESTONE_STEPS = 25
 """A state is kept for good in every block of so many steps: a late shard replays at most one block before it."""
@@ -60,11 +61,14 @@ def replay_with_new_ranges(events: EventBus, session: Session, changed: ModelKin
 def replay_from(events: EventBus, session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> None:
     """Replay the detectors over the active history from `from_step` on and publish DetectorsReplayed."""
     configuration, digest = configuration_of(model_kind_of(session, run_id))
-    snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, digest)
+    snapshot = repository.newest_snapshot_of_run(session, run_id)
+    if snapshot is not None and not _precedes(snapshot, from_step, attempts, digest):
+        # The step is late, or follows a rewind: the snapshots from it on are derived again.
+        snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, digest)
+        repository.drop_snapshots(session, run_id, 0 if snapshot is None else snapshot.step + 1)
     state = WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
     after = -1 if snapshot is None else snapshot.step
     steps = closed_steps_after(session, run_id, attempts, after, configuration.keys)
-    repository.drop_snapshots(session, run_id, after + 1)
     found: list[tuple[Event, int]] = []
     rows = []
     for number, (closed, attempt) in enumerate(steps):
@@ -77,6 +81,15 @@ def replay_from(events: EventBus, session: Session, run_id: str, attempts: Seque
     repository.add_snapshots(session, rows)
     repository.drop_passing_snapshots(session, run_id, keep=RECENT_STATES)
     events.publish(session, DetectorsReplayed(run_id, attempts, after + 1, found, state, configuration))
+
+
+def _precedes(snapshot: Snapshot, from_step: int, attempts: Sequence[Attempt], configuration_digest: str) -> bool:
+    """Return whether a replay from `from_step` can begin after the run's newest snapshot."""
+    return (
+        snapshot.step < from_step
+        and snapshot.configuration_digest == configuration_digest
+        and active_attempt_of(attempts, snapshot.step) == snapshot.attempt
+    )
 
 
 def _snapshot(

@@ -6,7 +6,7 @@ They run whenever a step closes. The statements are built once: building one tak
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.orm import Session
@@ -15,37 +15,45 @@ from service.platform.database.dialect import insert_rows, table_of
 from service.platform.database.tables import Attempt, DetectorSnapshot, Step
 from service.runs.attempts.active_attempts import active_ranges
 
+
+class Snapshot(NamedTuple):
+    """The detectors' state after a step, as `WarningState.to_bytes`."""
+
+    attempt: int
+    step: int
+    configuration_digest: str
+    state: bytes
+
+
 _snapshots = table_of(DetectorSnapshot).c
 _OF_RUN = _snapshots.run_id == bindparam("run_id")
 
+_steps = table_of(Step).c
 _CLOSED_STEPS = (
-    select(Step.step, Step.attempt)
+    select(_steps.step, _steps.attempt)
     .where(
-        Step.run_id == bindparam("run_id"),
-        Step.attempt == bindparam("attempt"),
-        Step.step >= bindparam("first"),
-        Step.step < bindparam("end"),
-        Step.closed_at_us.is_not(None),
+        _steps.run_id == bindparam("run_id"),
+        _steps.attempt == bindparam("attempt"),
+        _steps.step >= bindparam("first"),
+        _steps.step < bindparam("end"),
+        _steps.closed_at_us.is_not(None),
     )
-    .order_by(Step.step)
+    .order_by(_steps.step)
 )
 _NEWEST_SNAPSHOT = (
-    select(DetectorSnapshot)
+    select(*(_snapshots[name] for name in Snapshot._fields))
     .where(
-        DetectorSnapshot.run_id == bindparam("run_id"),
-        DetectorSnapshot.attempt == bindparam("attempt"),
-        DetectorSnapshot.step >= bindparam("first"),
-        DetectorSnapshot.step < bindparam("end"),
-        DetectorSnapshot.configuration_digest == bindparam("configuration_digest"),
+        _OF_RUN,
+        _snapshots.attempt == bindparam("attempt"),
+        _snapshots.step >= bindparam("first"),
+        _snapshots.step < bindparam("end"),
+        _snapshots.configuration_digest == bindparam("configuration_digest"),
     )
-    .order_by(DetectorSnapshot.step.desc())
+    .order_by(_snapshots.step.desc())
     .limit(1)
 )
 _NEWEST_SNAPSHOT_OF_RUN = (
-    select(DetectorSnapshot)
-    .where(DetectorSnapshot.run_id == bindparam("run_id"))
-    .order_by(DetectorSnapshot.step.desc())
-    .limit(1)
+    select(*(_snapshots[name] for name in Snapshot._fields)).where(_OF_RUN).order_by(_snapshots.step.desc()).limit(1)
 )
 _DROP_SNAPSHOTS = delete(table_of(DetectorSnapshot)).where(_OF_RUN, _snapshots.step >= bindparam("from_step"))
 _OLDEST_KEPT = (
@@ -72,19 +80,20 @@ def closed_steps(session: Session, run_id: str, attempts: Sequence[Attempt], aft
 
 def newest_snapshot(
     session: Session, run_id: str, attempts: Sequence[Attempt], before: int, configuration_digest: str
-) -> DetectorSnapshot | None:
+) -> Snapshot | None:
     """Return the newest snapshot of an active step before `before`."""
     for each in active_ranges(attempts, last=before - 1):
         parameters = {"run_id": run_id, "configuration_digest": configuration_digest, **each.parameters()}
-        found = session.scalar(_NEWEST_SNAPSHOT, parameters)
+        found = session.execute(_NEWEST_SNAPSHOT, parameters).first()
         if found is not None:
-            return found
+            return Snapshot(*found)
     return None
 
 
-def newest_snapshot_of_run(session: Session, run_id: str) -> DetectorSnapshot | None:
+def newest_snapshot_of_run(session: Session, run_id: str) -> Snapshot | None:
     """Return the newest snapshot; those of superseded steps are dropped when an attempt starts."""
-    return session.scalar(_NEWEST_SNAPSHOT_OF_RUN, {"run_id": run_id})
+    found = session.execute(_NEWEST_SNAPSHOT_OF_RUN, {"run_id": run_id}).first()
+    return None if found is None else Snapshot(*found)
 
 
 def newest_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
