@@ -47,9 +47,10 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
     Raises InvalidRolloutsError or LimitExceededError; Arrow's own errors pass through to the caller.
     """
     footer = _read_footer(body, limits)
-    _check_claims(footer, limits)
+    chunks = chunks_of(footer)
+    _check_claims(footer, chunks, limits)
     # A memoryview of an Arrow buffer has signed bytes.
-    check_pages(memoryview(body).cast("B"), chunks_of(footer))
+    check_pages(memoryview(body).cast("B"), chunks)
     bounds = {
         "thrift_string_size_limit": limits.max_footer_bytes,
         "thrift_container_size_limit": limits.max_footer_bytes,
@@ -80,7 +81,7 @@ def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> dict[int, Any]:
         raise unreadable(f"its footer is damaged ({error})") from error
 
 
-def _check_claims(footer: dict[int, Any], limits: DecodeLimits) -> None:
+def _check_claims(footer: dict[int, Any], chunks: list[ColumnChunk], limits: DecodeLimits) -> None:
     """Check the numbers of rows and row groups, the bytes of metadata, and the claims of the column chunks."""
     rows = number(footer, _FILE_ROWS)
     groups = structs(footer, FILE_ROW_GROUPS)
@@ -103,7 +104,7 @@ def _check_claims(footer: dict[int, Any], limits: DecodeLimits) -> None:
         if len(value) > limits.max_metadata_bytes:
             name = key[:NAME_CHARACTERS].decode(errors="replace")
             raise LimitExceededError(f"the metadata {name!r} has more than {limits.max_metadata_bytes:,} bytes")
-    _check_chunks(chunks_of(footer), rows, limits)
+    _check_chunks(chunks, rows, limits)
 
 
 def _check_chunks(chunks: list[ColumnChunk], rows: int, limits: DecodeLimits) -> None:

@@ -43,11 +43,17 @@ class _Reader:
         if depth > _MAX_DEPTH:
             raise ThriftError(f"a value is nested more than {_MAX_DEPTH} levels deep")
         fields: dict[int, Any] = {}
-        number = 0
-        while (header := self._byte()) != _STOP:
+        data, number = self._data, 0
+        while (header := data[self.position]) != _STOP:
+            self.position += 1
             delta, kind = header >> 4, header & 15
             number = number + delta if delta else self._integer()
-            fields[number] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth)
+            # Integers are most of a footer: read without a further call.
+            if kind in _INTEGERS:
+                fields[number] = self._integer()
+            else:
+                fields[number] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth)
+        self.position += 1
         return fields
 
     def _value(self, kind: int, depth: int) -> Any:
@@ -101,7 +107,11 @@ class _Reader:
         return bytes(self._data[start : self.position])
 
     def _varint(self) -> int:
-        value = shift = 0
+        byte = self._data[self.position]
+        self.position += 1
+        if byte < 128:
+            return byte
+        value, shift = byte & 127, 7
         while True:
             byte = self._byte()
             value |= (byte & 127) << shift

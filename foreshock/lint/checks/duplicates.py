@@ -29,10 +29,12 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
     if evidence.count("unknown_repeat_chance") or not distribution_known:
         why = "log μ may not be the sampling distribution: the chance of equal responses is not known"
         return NotChecked(check, why)
-    log_chance, level = min((_log_chance(*hashes.repeats(level)), level) for level in _LEVELS)
+    log_chance, level, repeated, expected = min(
+        (_log_chance(*repeats), level, *repeats)
+        for level, repeats in zip(_LEVELS, hashes.repeats(*_LEVELS), strict=True)
+    )
     if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
         return Clean(check)
-    repeated, expected = hashes.repeats(level)
     # A batch logged twice and sampling at temperature 0 look the same.
     one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < hashes.prompts.size
     greedy = "; no prompt has two different responses: if sampling was greedy, declare temperature 0" if one else ""

@@ -47,27 +47,31 @@ class RolloutHashes:
             np.concatenate([self.log_probs, other.log_probs]),
         )
 
-    def repeats(self, at_most: float = 0.0) -> tuple[int, float]:
+    def repeats(self, *at_most: float) -> list[tuple[int, float]]:
         """Return how many rollouts repeat an earlier one bit for bit, and how many are expected to by chance.
 
         The chance that a rollout equals one of those before it is Σ μ(y) over the distinct earlier ones of its prompt,
         for any policy: the difference of the two numbers is a martingale with mean 0. The same holds if only responses
-        y with log μ(y) ≤ `at_most` count; a single repeat among unlikely responses is significant.
+        y with log μ(y) ≤ a level count; a single repeat among unlikely responses is significant. There is one result
+        for each level of `at_most`.
         """
         if self.prompts.size < 2:
-            return 0, 0.0
+            return [(0, 0.0)] * len(at_most)
         by_prompt = np.lexsort((self.order, self.prompts))
         prompts, contents, log_probs = self.prompts[by_prompt], self.contents[by_prompt], self.log_probs[by_prompt]
         # The first occurrence of each content in this order; the prompt is part of the content.
         is_first = np.zeros(contents.size, dtype=np.bool_)
         is_first[np.unique(contents, return_index=True)[1]] = True
-        counts = log_probs <= at_most
-        probabilities = np.where(is_first & counts, np.exp(np.minimum(log_probs, 0.0)), 0.0)
-        running = np.concatenate([np.zeros(1), np.cumsum(probabilities)])
+        likelihoods = np.where(is_first, np.exp(np.minimum(log_probs, 0.0)), 0.0)
         begins = np.concatenate([[True], prompts[1:] != prompts[:-1]])
         of_prompt = np.maximum.accumulate(np.where(begins, np.arange(prompts.size), 0))
-        chance = np.clip(running[:-1] - running[of_prompt], 0.0, 1.0)
-        return int((~is_first & counts).sum()), float(chance.sum())
+        found = []
+        for level in at_most:
+            counts = log_probs <= level
+            running = np.concatenate([np.zeros(1), np.cumsum(np.where(counts, likelihoods, 0.0))])
+            chance = np.clip(running[:-1] - running[of_prompt], 0.0, 1.0)
+            found.append((int((~is_first & counts).sum()), float(chance.sum())))
+        return found
 
 
 def hash_rollouts(batch: RolloutBatch, builder: EvidenceBuilder) -> RolloutHashes:

@@ -77,16 +77,20 @@ def _zhang_stephens(logs: Float64) -> float:
     grid = math.exp(log_quartile) + spread
     grid[grid == 0.0] = 1e-100  # there k(θ)/θ has a limit, which any small θ gives
     relative = logs - log_quartile
-    shapes = np.array([_profile_shape(theta, relative) for theta in grid])
+    shapes = _profile_shapes(grid, relative)
     log_likelihood = size * (np.log(np.abs(grid)) - np.log(np.abs(shapes)) - shapes - 1.0)
     weights = np.exp(log_likelihood - log_likelihood.max())
-    return _profile_shape(float(grid @ weights / weights.sum()), relative)
+    return float(_profile_shapes(np.array([grid @ weights / weights.sum()]), relative)[0])
 
 
-def _profile_shape(theta: float, logs: Float64) -> float:
-    """Return k(θ) = mean log(1 − θ·exp(logs)); θ·exp(logs) < 1."""
-    if theta == 0.0:
-        return 0.0
-    products = math.log(abs(theta)) + logs
-    terms = np.logaddexp(0.0, products) if theta < 0.0 else np.log1p(-np.exp(products))
-    return float(terms.mean())
+def _profile_shapes(thetas: Float64, logs: Float64) -> Float64:
+    """Return k(θ) = mean log(1 − θ·exp(logs)) of each θ, [J]; θ·exp(logs) < 1."""
+    shapes = np.where(np.isnan(thetas), math.nan, 0.0)
+    for chosen, sign in ((thetas < 0.0, -1.0), (thetas > 0.0, 1.0)):
+        if chosen.any():
+            # math.log and np.log may differ in the last bit.
+            scales = np.array([math.log(sign * theta) for theta in thetas[chosen].tolist()])
+            products = scales[:, None] + logs
+            terms = np.logaddexp(0.0, products) if sign < 0.0 else np.log1p(-np.exp(products))
+            shapes[chosen] = terms.mean(axis=1)
+    return shapes
