@@ -73,6 +73,7 @@ class Job(_FromService):
     """The rollouts, weights and scorers or exact pairs of a job. `options` are keyed by scorer.
 
     `environment` is one that this worker offers, to score in; None: as the machine is.
+    `candidates` are the checkpoints that a weights search tries besides.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Job(_FromService):
     options: dict[str, dict[str, Any]] = {}
     environment: str | None = None
     checkpoint: Checkpoint
+    candidates: tuple[Checkpoint, ...] = ()
     rollouts: JobRollouts
 
 
@@ -174,8 +176,12 @@ class LeaseClient:
             timeout_seconds=_TRANSFER_SECONDS,
         )
 
+    def upload_weights_search(self, lease: Lease, search: dict[str, Any]) -> None:
+        """Upload the result of a weights search. Uploading it again replaces it."""
+        self._on_lease("PUT", lease, "weights-search", json_body=search)
+
     def complete(self, lease: Lease) -> None:
-        """Mark the job as complete; all its scores must have been uploaded."""
+        """Mark the job as complete; all its scores must have been uploaded, and the result of a weights search."""
         self._on_lease("POST", lease, "complete", json_body={"token": lease.token})
 
     def fail(self, lease: Lease, reason: str, kind: FailKind) -> None:

@@ -20,6 +20,7 @@ from foreshock.environment import device_slug
 from foreshock.errors import ConfigurationError, ForeshockError, ServiceError, ServiceUnavailable
 from foreshock.retry import Backoff, retry, sleep_until_stopped
 from foreshock.scorers import EXACT_PAIRS
+from foreshock.weights_search import CAPABILITY, PROBE_KIND
 from probes.console import WorkerConsole
 from probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_environments
 from probes.engines.pool import EnginePool
@@ -45,6 +46,7 @@ from probes.weights import (
     WeightsGoneError,
     WeightsLibrary,
 )
+from probes.weights_search.job import search_weights
 
 __all__ = ["Worker"]
 
@@ -134,7 +136,7 @@ class Worker:
                 self._settings.worker_name,
                 self._accelerator,
                 device_name(self._accelerator),
-                self._scorers,
+                (*self._scorers, CAPABILITY),
                 wait,
                 tuple(self._environments),
                 self._exact_pairs,
@@ -187,13 +189,14 @@ class Worker:
         weights = self._library.find(_announced(job.checkpoint))
         rollouts, scores = folder / "rollouts.parquet", folder / "scores.parquet"
         rollouts.write_bytes(self._call(lambda: self._client.rollouts(lease), abandoned))
+        scored: dict[str, bytes] = {}
         for requested in job.scorers:
             scores.unlink(missing_ok=True)
             command = self._command(lease, requested, weights, rollouts, scores)
             with self._console.progress(scorer_name(requested), job.rollouts.tokens) as report:
                 seconds = pool.score(command, report, abandoned, environment)
             weights.check_unchanged()
-            data = scores.read_bytes()
+            data = scored[requested.variant] = scores.read_bytes()
             self._call(partial(self._client.upload_scores, lease, requested, data), abandoned)
             self._log_done(lease, scorer_name(requested), seconds)
         for key in job.exact_pairs:
@@ -210,6 +213,20 @@ class Worker:
             weights.check_unchanged()
             self._call(partial(self._client.upload_exact, lease, key, scores.read_bytes()), abandoned)
             self._log_done(lease, pair.name, seconds)
+        if job.kind == PROBE_KIND:
+            plain = self._command(lease, RequestedScorer(scorer=job.scorers[0].scorer), weights, rollouts, scores)
+            found = search_weights(
+                job.step,
+                weights,
+                [_announced(each) for each in job.candidates],
+                self._library,
+                plain,
+                scored,
+                lambda command: pool.score(command, lambda tokens: None, abandoned, environment),
+                lambda line: self._console.log(f"job {job.id}: {line}"),
+            )
+            weights.check_unchanged()
+            self._call(lambda: self._client.upload_weights_search(lease, found.to_dict()), abandoned)
 
     def _log_done(self, lease: Lease, name: str, seconds: float) -> None:
         self._console.log(f"job {lease.job.id}: {name}: {lease.job.rollouts.tokens} tokens in {seconds:.1f} s")

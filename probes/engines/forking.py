@@ -2,7 +2,8 @@
 
 Of the 14 CPU seconds that vLLM needs to start with a tiny model, its imports take 9. The process that a worker starts
 therefore imports the engine once and never loads a model. For the first command, and whenever weights or options
-change, it ends its child and forks a new one, which loads the model. A child never sees other weights than its own.
+change, it ends its child and forks a new one, which loads the model. A child never sees other weights than its own,
+unless commands ask for weights to be loaded in place (`ScoreCommand.in_place_of`): it then serves such commands only.
 
 A fork is safe because the parent starts no thread and computes nothing. The parent imports the engine only for a CPU
 under Linux: importing it for a GPU may initialise the driver, which does not survive a fork.
@@ -21,7 +22,7 @@ import time
 import traceback
 
 from foreshock.digests import canonical_json
-from probes.engines.protocol import ScoreCommand
+from probes.engines.protocol import LoadedWeights, ScoreCommand
 from probes.engines.serving import EXIT_SECONDS, serve
 
 __all__ = ["serve_with_children"]
@@ -87,6 +88,8 @@ def serve_with_children(engine: str, requests: int, replies: int) -> int:
             line, _, received = received.partition(b"\n")
             command = ScoreCommand.model_validate_json(line)
             requested = _model_key(command)
+            if child is not None and command.in_place_of is not None and model == _started_key(command):
+                model = requested  # Its weights are exchanged in place: it serves no other command from now on.
             if child is not None and requested != model:
                 child.end()
                 child = None
@@ -100,7 +103,15 @@ def serve_with_children(engine: str, requests: int, replies: int) -> int:
 
 def _model_key(command: ScoreCommand) -> str:
     """Return a key that is equal for commands that one child can serve."""
-    return canonical_json([command.weights_folder, command.weights_digest, command.options, command.accelerator])
+    if command.in_place_of is not None:
+        return f"in place of {_started_key(command)}"
+    return _started_key(command)
+
+
+def _started_key(command: ScoreCommand) -> str:
+    """Return the key of commands that score with the weights that the engine is started with."""
+    held = command.in_place_of or LoadedWeights(folder=command.weights_folder, digest=command.weights_digest)
+    return canonical_json([held.folder, held.digest, command.options, command.accelerator])
 
 
 def _run_child(engine: str, requests: int, replies: int) -> None:

@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-__all__ = ["Failed", "FailureKind", "Message", "Progress", "Ready", "Reply", "ScoreCommand", "Scored", "parse_reply"]
+__all__ = [
+    "Failed",
+    "FailureKind",
+    "LoadedWeights",
+    "Message",
+    "Progress",
+    "Ready",
+    "Reply",
+    "ScoreCommand",
+    "Scored",
+    "parse_reply",
+]
 
 FailureKind = Literal["retry", "final"]
 
@@ -25,11 +36,19 @@ class Message(BaseModel):
         return self.model_dump_json().encode() + b"\n"
 
 
+class LoadedWeights(Message):
+    """The weights that an engine was started with."""
+
+    folder: str
+    digest: str
+
+
 class ScoreCommand(Message):
     """Command to the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`.
 
     With `states`, `scorer` is one of the two of the exact pair `pair`: its target writes the states of its model to the
     file `states`, its behaviour compares them with its own distributions and writes the divergences to `scores`.
+    `in_place_of`: load the weights into the engine that was started with these ones, instead of starting another one.
     """
 
     number: int
@@ -44,6 +63,7 @@ class ScoreCommand(Message):
     scores: str
     pair: str | None = None
     states: str | None = None
+    in_place_of: LoadedWeights | None = None
 
 
 class Ready(Message):

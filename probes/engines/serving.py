@@ -84,6 +84,7 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         weights_version=command.weights_version,
         options=command.options,
         accelerator=command.accelerator,
+        engine_folder=Path(command.in_place_of.folder) if command.in_place_of is not None else None,
     )
     if command.pair is not None and command.states is not None:
         _compare(command.pair, request, Path(command.states), Path(command.scores), warm, report)

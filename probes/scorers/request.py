@@ -36,7 +36,8 @@ class ScoreRequest:
     """Score the response tokens of `rollouts` with the weights in `weights_folder`.
 
     `variant` is "" or "rebatched" (another batch composition, which gives the noise floor). `options` come from the
-    client unchanged; the scorer parses them.
+    client unchanged; the scorer parses them. `engine_folder`: the weights that the engine was started with, if those in
+    `weights_folder` are to be loaded in their place; they have the same architecture.
     """
 
     scorer: str
@@ -47,6 +48,7 @@ class ScoreRequest:
     weights_version: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     accelerator: str = "cpu"
+    engine_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,113 @@
+"""Rollouts that a real engine sampled while it held other weights than its trainer announced, with known truth.
+
+    python -m benchmarks.partial_sync /a/new/folder
+
+The checkpoints are those of the recorded run (steps 1, 45, 160) and step 161, one real update later. For each fault the
+engine, vLLM, is loaded with the faulty weights and samples a step; the trainer's log-probs are those of the announced
+weights of step 161. Beside the folder of checkpoints stands one Parquet file of rollouts a fault.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.recorded_runs import shipped_run
+from examples.tiny_rl.engine_fingerprint import engine_fingerprint
+from examples.tiny_rl.model import load_model, save_model
+from examples.tiny_rl.policy import next_token_log_probs, pad
+from examples.tiny_rl.rollouts import StepRollouts, sample_step
+from examples.tiny_rl.sampler import Sampler
+from examples.tiny_rl.task import draw_problem
+from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
+from foreshock.digests import weights_digest
+from foreshock.rollouts import encode_rollouts
+from probes.weights_search.assembly import assemble, read_ingredients
+
+__all__ = ["ANNOUNCED", "FAULTS", "RESPONSES", "STEP", "Fault", "checkpoint_folder", "record_faults", "rollouts_file"]
+
+ANNOUNCED = (1, 45, 160, 161)
+STEP = 161
+PROMPTS, RESPONSES = 8, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The engine held the weights of `STEP`, of which `parts` (None: all) were those of `step`."""
+
+    step: int
+    parts: tuple[str, ...] | None
+
+
+FAULTS: Mapping[str, Fault] = {
+    "right": Fault(STEP, None),
+    "one_step_behind": Fault(160, None),
+    "first_step": Fault(1, None),
+    "head_of_first": Fault(1, ("lm_head",)),
+    "head_of_middle": Fault(45, ("lm_head",)),
+    "embeddings_of_first": Fault(1, ("embeddings",)),
+    "layer_of_middle": Fault(45, ("layers.1",)),
+}
+
+
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    """Return the folder of a step's announced weights."""
+    return folder / "checkpoints" / f"step_{step:04d}"
+
+
+def rollouts_file(folder: Path, fault: str) -> Path:
+    """Return the file of the rollouts of a fault."""
+    return folder / f"{fault}.parquet"
+
+
+def record_faults(folder: Path, seed: int = 7) -> None:
+    """Write the checkpoints and the rollouts of every fault to `folder`. To be called in a process of its own."""
+    run = shipped_run()
+    for step in run.steps():
+        shutil.copytree(run.checkpoint(step), checkpoint_folder(folder, step))
+    sampler = Sampler(run.checkpoint(run.steps()[-1]), seed)
+    _update_once(sampler, folder, seed)
+    model = load_model(checkpoint_folder(folder, STEP))
+    base = read_ingredients(checkpoint_folder(folder, STEP))
+    for number, (name, fault) in enumerate(FAULTS.items()):
+        held = folder / "held"
+        other = read_ingredients(checkpoint_folder(folder, fault.step))
+        assemble(base, other, base.parts if fault.parts is None else fault.parts, held)
+        sampler.reload(held)
+        shutil.rmtree(held)
+        rollouts = _sample(sampler, seed + 1 + number)
+        batch = pad(rollouts.prompts, rollouts.token_ids)
+        with torch.no_grad():
+            log_probs, entropy = (values[batch.response_mask] for values in next_token_log_probs(model, batch))
+        update = Update(log_probs.numpy(), entropy.numpy(), gradient_norm=0.0)
+        fingerprint = engine_fingerprint(sampler.version, STEP, weights_digest(checkpoint_folder(folder, STEP)))
+        rollouts_file(folder, name).write_bytes(encode_rollouts(rollouts.as_batch(update, fingerprint)))
+
+
+def _update_once(sampler: Sampler, folder: Path, seed: int) -> None:
+    """Train one step from the last recorded weights and save the result as the checkpoint of `STEP`."""
+    trainer = Trainer(load_model(checkpoint_folder(folder, STEP - 1)), TrainerOptions())
+    rollouts = _sample(sampler, seed)
+    if not np.any(rollouts.advantages):
+        raise RuntimeError("all responses of each prompt had the same reward, so there is no update; use another seed")
+    trainer.step(rollouts.prompts, rollouts.token_ids, rollouts.advantages)
+    save_model(trainer.model, checkpoint_folder(folder, STEP))
+
+
+def _sample(sampler: Sampler, seed: int) -> StepRollouts:
+    import random
+
+    source = random.Random(seed)
+    return sample_step(STEP, sampler, [draw_problem(source) for _ in range(PROMPTS)], RESPONSES)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    record_faults(target)
