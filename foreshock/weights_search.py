@@ -170,7 +170,7 @@ def _k3(replay: WeightsReplay) -> float:
 
 def interleaved(steps: Sequence[int], most: int) -> list[int]:
     """Return at most `most` of the ascending `steps`, nearest and first ones in turn: the last, the first, …"""
-    left, order = list(steps), []
+    left, order = list(steps), list[int]()
     while left and len(order) < most:
         order.append(left.pop() if len(order) % 2 == 0 else left.pop(0))
     return order

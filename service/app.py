@@ -43,6 +43,7 @@ from service.replay.leases.service import sweep as sweep_leases
 from service.replay.probes.endpoints import router as probes
 from service.replay.scores.endpoints import router as scores
 from service.replay.scores.published import read_replayed_scores
+from service.replay.weights.endpoints import router as weights_searches
 from service.runs.attempts.endpoints import router as attempts
 from service.runs.checkpoints.endpoints import router as checkpoints
 from service.runs.corrections.endpoints import router as corrections
@@ -93,6 +94,7 @@ ROUTERS = (
     leases,
     scores,
     exact,
+    weights_searches,
     attribution,
     hardware,
     exporter,

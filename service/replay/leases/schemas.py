@@ -64,6 +64,7 @@ class LeasedJob(BaseModel):
     options: dict[str, Any] = Field(description="options by scorer")
     environment: str | None = Field(description="the environment to score in; null: as the worker is")
     checkpoint: CheckpointRead
+    candidates: list[CheckpointRead] = Field(description="of a weights search: the other weights to try, in this order")
     rollouts: RolloutsRead
 
 

@@ -251,6 +251,7 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe) ->
             options={name: options for name, options in probe.options.items() if name in asked},
             environment=job.environment,
             checkpoint=CheckpointRead(**probe.checkpoint),
+            candidates=[CheckpointRead(**each) for each in probe.candidates or ()],
             rollouts=RolloutsRead(count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest),
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from foreshock.scorers import EXACT_PAIRS, SCORERS
+from foreshock.weights_search import CAPABILITY, PROBE_KIND
 from service.platform.database.tables.probes import Probe, ProbeJob, Worker
 from service.platform.identifiers import new_identifier
 from service.replay.probes.job_environments import WantedEnvironment, names_in_words
@@ -27,9 +28,12 @@ def new_jobs(
 
     An engine is started once for all scorers of a job, so that there is one job for each engine. A scorer that no live
     worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
+    A weights search is one job.
     """
     offers = _offers(live, probe.accelerator)
     names = sorted({each.scorer for each in scorers})
+    if probe.kind == PROBE_KIND:
+        return [_job(probe, str(SCORERS[names[0]].engine), {*names, CAPABILITY}, scorers, now_us)]
     engines = sorted({str(SCORERS[name].engine) for name in names})
     jobs = []
     for engine in engines:

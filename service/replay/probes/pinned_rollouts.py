@@ -31,7 +31,7 @@ class PinnedRollouts:
 class RolloutCount:
     """Rollouts, response tokens and the digest of the set of sample ids; `of_rollouts` counts all in the files.
 
-    `attributes` are those of the batch.
+    `attributes` are those of the batch. `with_rollout_log_probs`: the engine's log-probs were logged.
     """
 
     rollouts: int
@@ -39,6 +39,7 @@ class RolloutCount:
     rollout_set_digest: str
     of_rollouts: int
     attributes: BatchAttributes
+    with_rollout_log_probs: bool
 
 
 def read_rollouts(pinned: PinnedRollouts) -> RolloutBatch:
@@ -64,6 +65,7 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
         rollout_set_digest=rollout_set_digest(batch.sample_ids),
         of_rollouts=everything.num_rollouts,
         attributes=batch.attributes,
+        with_rollout_log_probs=batch.rollout_log_probs is not None,
     )
 
 

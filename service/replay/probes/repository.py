@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Checkpoint, Run
+from service.platform.database.tables import Attempt, Checkpoint, Run
 from service.platform.database.tables.probes import Probe, ProbeJob
+from service.runs.attempts.active_attempts import is_active
+from service.runs.step_key import StepKey
 
 
 def find(session: Session, probe_id: str) -> Probe | None:
@@ -52,6 +54,14 @@ def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
 def run_of(session: Session, probe: Probe) -> Run:
     """Return the run of a probe."""
     return session.scalars(select(Run).where(Run.id == probe.run_id)).one()
+
+
+def earlier_checkpoints(session: Session, attempts: Sequence[Attempt], key: StepKey) -> Sequence[Checkpoint]:
+    """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
+    led = [each for each in attempts if each.attempt <= key.attempt]
+    chosen = is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
+    query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, Checkpoint.step < key.step)
+    return session.scalars(query.order_by(Checkpoint.step)).all()
 
 
 def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from foreshock.scorers import NOISE_FLOOR_VARIANT
+from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
 from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.schemas import AttemptNumber, JsonObject, Step
 from service.replay.probes.job_environments import names_in_words
@@ -45,11 +47,19 @@ class ProbeCreate(BaseModel):
 
     step: Step
     attempt: AttemptNumber | None = Field(default=None, description="absent: the attempt in which the step is active")
-    scorers: list[ScorerRequest] = Field(default=[], max_length=32)
+    scorers: list[ScorerRequest] = Field(
+        default_factory=list,
+        max_length=32,
+        description="a weights search has one, vllm.prefill if absent, and scores its noise floor too",
+    )
     exact_pairs: list[PairKey] = Field(
         default=[], max_length=8, description="comparisons `target/behaviour` to compute over the whole vocabulary"
     )
-    kind: Literal["exact"] = Field(default="exact", description="exact: with the weights that sampled the step")
+    kind: Literal["exact", "weights"] = Field(
+        default="exact",
+        description="exact: with the weights that sampled the step. weights: search, with those of earlier steps too, "
+        "which weights the engine held",
+    )
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
     environment: EnvironmentName | None = Field(
         default=None,
@@ -65,6 +75,18 @@ class ProbeCreate(BaseModel):
     checkpoint_step: Step | None = Field(
         default=None, description="absent, or the step itself: an exact probe needs its weights"
     )
+    max_candidates: int = Field(
+        default=8, ge=1, le=32, description="of a weights search: try the weights of so many earlier announced steps"
+    )
+
+    @model_validator(mode="after")
+    def _complete_scorers(self) -> Self:
+        if self.kind == PROBE_KIND:
+            asked = self.scorers or [ScorerRequest(scorer=SEARCH_SCORER)]
+            if len(asked) > 1 or asked[0].variant or self.exact_pairs:
+                raise ValueError("a weights search has one scorer, no variant and no exact pair")
+            self.scorers = [asked[0], ScorerRequest(scorer=asked[0].scorer, variant=NOISE_FLOOR_VARIANT)]
+        return self
 
     @model_validator(mode="after")
     def _check_anything_asked(self) -> Self:

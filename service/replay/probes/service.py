@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock.digests import digest_of_json
 from foreshock.scorers import EXACT_PAIRS, SCORERS, VARIANTS, available_scorers
+from foreshock.weights_search import PROBE_KIND, interleaved
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us, insert_if_absent
 from service.platform.database.tables import Run, Shard
@@ -31,7 +32,7 @@ from service.replay.probes.job_transitions import ENDED, JobState, requeue
 from service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
 from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
 from service.replay.workers.service import live_workers
-from service.runs.attempts.service import require_attempt, resolve_step
+from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.rollouts.service import shards_of_step
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
@@ -76,6 +77,7 @@ class _Plan:
     weights: dict[str, Any]
     weights_expire_at_us: int | None
     attempt_fingerprint: dict[str, Any]
+    candidates: list[dict[str, Any]] | None
 
     @property
     def scorers(self) -> list[ScorerRequest]:
@@ -87,7 +89,7 @@ class _Plan:
 
     def request_digest(self) -> str:
         """Return the digest that equal requests have in common."""
-        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment"}
+        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates"}
         asked = self.body.model_dump(mode="json", exclude=settled)
         if self.body.environment is not None:
             asked["environment"] = self.body.environment
@@ -95,7 +97,8 @@ class _Plan:
         meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
         # Left out if there are none, so that probes of the release before keep their digests.
         pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
-        return digest_of_json({**asked, **meant, **pairs})
+        searched = {"candidates": self.candidates} if self.candidates is not None else {}
+        return digest_of_json({**asked, **meant, **pairs, **searched})
 
 
 def create_probe(
@@ -109,6 +112,11 @@ def create_probe(
         if known is not None:
             return _read(session, plan.run, [known])[0], False
     count = context.decoders.run(count_rollouts, plan.rollouts)
+    if body.kind == PROBE_KIND and not count.with_rollout_log_probs:
+        raise ProbeNotPossible(
+            f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "
+            "the log-probs of the engine that sampled"
+        )
     wanted = wanted_environments(body.environment, run_fingerprints(count.attributes, plan.attempt_fingerprint))
     if body.environment == OF_RUN and not all(each.names for each in wanted.values()):
         raise ProbeNotPossible(
@@ -226,7 +234,22 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=require_attempt(session, run_id, key.attempt).fingerprint,
+        candidates=_candidates(session, key, body) if body.kind == PROBE_KIND else None,
     )
+
+
+def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
+    """Return the checkpoints that a weights search tries, the nearest and the first ones first."""
+    now = now_us()
+    earlier = repository.earlier_checkpoints(session, attempts_of_run(session, key.run_id), key)
+    present = {each.step: each for each in earlier if each.expires_at_us is None or each.expires_at_us > now}
+    if not present:
+        raise ProbeNotPossible(
+            f"no checkpoint of a step before {key.step} is announced, or all have expired: a weights search replays "
+            "the step with the weights of earlier announced steps"
+        )
+    chosen = interleaved(sorted(present), body.max_candidates)
+    return [{name: getattr(present[step], name) for name in _WEIGHTS_FIELDS} for step in chosen]
 
 
 def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:
@@ -253,6 +276,7 @@ def _insert(
         "max_rollouts": body.max_rollouts,
         "checkpoint": plan.weights,
         "checkpoint_expires_at_us": plan.weights_expire_at_us,
+        "candidates": plan.candidates,
         "selection": plan.selection,
         "rollouts": count.rollouts,
         "tokens": count.tokens,

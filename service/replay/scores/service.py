@@ -30,6 +30,7 @@ from service.replay.probes.service import rollouts_of_probe
 from service.replay.scores import repository
 from service.replay.scores.checking import CheckedScores, check_scores
 from service.replay.scores.schemas import ScoreAddress
+from service.replay.weights.service import publish_search
 
 ScorerKey = tuple[str, str]
 
@@ -98,8 +99,8 @@ def store_scores(context: ServiceContext, principal: Principal, address: ScoreAd
 def complete_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> None:
     """Publish the job's scores and exact divergences and end the job; a repeated request changes nothing.
 
-    Raises LeaseNotFound, LeaseLost unless the token is the newest, ScoresIncomplete or ExactIncomplete if some are
-    missing.
+    Raises LeaseNotFound, LeaseLost unless the token is the newest, ScoresIncomplete, ExactIncomplete or
+    WeightsSearchMissing if some are missing.
     """
     measured = measure_job(context, principal, lease_id, token)
     published = context.database.write(
@@ -130,6 +131,7 @@ def publish_job(
         _check_complete(key, sent.get(key, []), probe)
     now = database_now_us(session)
     publish_exact(session, job, lease, probe, measured, now)
+    publish_search(session, job, probe, token, now)
     rows = [_score_row(key, sent[key], lease, job, probe, now) for key in sorted(_asked(job))]
     published = None
     if rows:

@@ -14,7 +14,16 @@ from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.keys import ApiKey
 from service.platform.database.tables.lint import ShardLint, StepLint
 from service.platform.database.tables.measurements import MeasurementStatistics, measurements
-from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Score, ScoreShard, Worker
+from service.platform.database.tables.probes import (
+    Attribution,
+    Lease,
+    Probe,
+    ProbeJob,
+    Score,
+    ScoreShard,
+    StoredWeightsSearch,
+    Worker,
+)
 from service.platform.database.tables.rollouts import Shard, ShardStatistics, Step
 from service.platform.database.tables.runs import Attempt, Run
 from service.platform.database.tables.scalars import Scalar
@@ -44,6 +53,7 @@ __all__ = [
     "ShardStatistics",
     "Step",
     "StepLint",
+    "StoredWeightsSearch",
     "TrainerProgress",
     "Worker",
     "measurements",

@@ -15,6 +15,7 @@ class Probe(Base):
 
     `selection` is `[[shard, digest], …]`, the shards whose rollouts are scored; `max_rollouts` set: that many of them.
     `exact_pairs` are the comparisons `target/behaviour` that are computed over the whole vocabulary.
+    `candidates` are the other checkpoints of a weights search, in the order in which they are tried.
     """
 
     __tablename__ = "probes"
@@ -38,6 +39,7 @@ class Probe(Base):
     max_rollouts: Mapped[int | None]
     checkpoint: Mapped[dict[str, Any]]
     checkpoint_expires_at_us: Mapped[int | None]
+    candidates: Mapped[list[dict[str, Any]] | None] = mapped_column(JsonColumn)
     selection: Mapped[list[list[Any]]] = mapped_column(JsonColumn)
     rollouts: Mapped[int]
     tokens: Mapped[int]
@@ -50,9 +52,9 @@ class ProbeJob(Base):
     """A part of a probe that one worker does. `fencing_token` grows with every lease and is never reused.
 
     `engine` is unique in a probe: the engine's name, the scorer's for a job that was split from its engine's job, or
-    `exact.` and the pair. `needs` names its scorers and pairs, sorted and joined by commas: a worker must offer them
-    all. `reasons` keeps the failure of each try; `lease_id` and `lease_expires_at_us` are set while it is leased.
-    `environments` names the environments to score in, best first and joined by commas; empty: any.
+    `exact.` and the pair. `needs` names its scorers, pairs and abilities, sorted and joined by commas: a worker must
+    offer them all. `reasons` keeps the failure of each try; `lease_id` and `lease_expires_at_us` are set while it is
+    leased. `environments` names the environments to score in, best first and joined by commas; empty: any.
     `environment_required`: no other will do. `environment` is the one of the newest try, None if its worker was used as
     it is.
     """
@@ -165,6 +167,24 @@ class Score(Base):
     tokens: Mapped[int]
     from_sample: Mapped[bool]
     published_at_us: Mapped[int]
+
+
+class StoredWeightsSearch(Base):
+    """The result of a weights search that one try of a job sent; it counts once that try completed its job."""
+
+    __tablename__ = "weights_searches"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        Index(None, "run_id", "attempt", "step", "published_at_us"),
+    )
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
+    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    run_id: Mapped[str]
+    attempt: Mapped[int]
+    step: Mapped[int]
+    document: Mapped[dict[str, Any]]
+    published_at_us: Mapped[int | None]
 
 
 class Attribution(Base):
