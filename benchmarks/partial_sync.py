@@ -1,6 +1,7 @@
 """Rollouts that a real engine sampled while it held other weights than its trainer announced, with known truth.
 
     python -m benchmarks.partial_sync /a/new/folder
+    python -m benchmarks.partial_sync /a/new/folder --tied
 
 The checkpoints are those of the recorded run (steps 1, 45, 160) and step 161, one real update later. For each fault the
 engine, vLLM, is loaded with the faulty weights and samples a step; the trainer's log-probs are those of the announced
@@ -9,6 +10,8 @@ weights of step 161. Beside the folder of checkpoints stands one Parquet file of
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import Qwen3ForCausalLM
 
 from benchmarks.recorded_runs import shipped_run
 from examples.tiny_rl.engine_fingerprint import engine_fingerprint
@@ -29,8 +33,21 @@ from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from foreshock.digests import weights_digest
 from foreshock.rollouts import encode_rollouts
 from probes.weights_search.assembly import assemble, read_ingredients
+from probes.weights_search.tensors import read_tensors, write_tensors
 
-__all__ = ["ANNOUNCED", "FAULTS", "RESPONSES", "STEP", "Fault", "checkpoint_folder", "record_faults", "rollouts_file"]
+__all__ = [
+    "ANNOUNCED",
+    "FAULTS",
+    "STEP",
+    "TIED",
+    "TIED_STEPS",
+    "Fault",
+    "checkpoint_folder",
+    "record_faults",
+    "record_tied",
+    "rollouts_file",
+    "tied_folder",
+]
 
 ANNOUNCED = (1, 45, 160, 161)
 STEP = 161
@@ -54,11 +71,19 @@ FAULTS: Mapping[str, Fault] = {
     "embeddings_of_first": Fault(1, ("embeddings",)),
     "layer_of_middle": Fault(45, ("layers.1",)),
 }
+TIED = "tied_head_left_stale"
+"""A model with tied embeddings: vLLM's own reload in place leaves the old head on a CPU."""
+TIED_STEPS = (1, 45)
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
     """Return the folder of a step's announced weights."""
     return folder / "checkpoints" / f"step_{step:04d}"
+
+
+def tied_folder(folder: Path, step: int) -> Path:
+    """Return the folder of a step's tied weights."""
+    return folder / "tied" / f"step_{step:04d}"
 
 
 def rollouts_file(folder: Path, fault: str) -> Path:
@@ -81,33 +106,56 @@ def record_faults(folder: Path, seed: int = 7) -> None:
         assemble(base, other, base.parts if fault.parts is None else fault.parts, held)
         sampler.reload(held)
         shutil.rmtree(held)
-        rollouts = _sample(sampler, seed + 1 + number)
-        batch = pad(rollouts.prompts, rollouts.token_ids)
-        with torch.no_grad():
-            log_probs, entropy = (values[batch.response_mask] for values in next_token_log_probs(model, batch))
-        update = Update(log_probs.numpy(), entropy.numpy(), gradient_norm=0.0)
-        fingerprint = engine_fingerprint(sampler.version, STEP, weights_digest(checkpoint_folder(folder, STEP)))
-        rollouts_file(folder, name).write_bytes(encode_rollouts(rollouts.as_batch(update, fingerprint)))
+        rollouts = _sample(sampler, STEP, seed + 1 + number)
+        rollouts_file(folder, name).write_bytes(_logged(sampler, rollouts, model, checkpoint_folder(folder, STEP)))
+
+
+def record_tied(folder: Path, seed: int = 7) -> None:
+    """Write tied checkpoints, and rollouts that vLLM sampled after its own reload from the first to the last of them.
+
+    The embeddings of the recorded run are its head too. To be called in a process of its own.
+    """
+    run = shipped_run()
+    for step in TIED_STEPS:
+        source, target = run.checkpoint(step), tied_folder(folder, step)
+        target.mkdir(parents=True)
+        configuration = json.loads((source / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps(configuration | {"tie_word_embeddings": True}))
+        tensors = {name: tensor for name, tensor in read_tensors(source).items() if name != "lm_head.weight"}
+        write_tensors(tensors, target / "model.safetensors")
+    first, last = (tied_folder(folder, step) for step in TIED_STEPS)
+    sampler = Sampler(first, seed)
+    sampler.reload(last)
+    rollouts = _sample(sampler, TIED_STEPS[-1], seed)
+    rollouts_file(folder, TIED).write_bytes(_logged(sampler, rollouts, load_model(last), last))
+
+
+def _logged(sampler: Sampler, rollouts: StepRollouts, model: Qwen3ForCausalLM, announced: Path) -> bytes:
+    """Return the rollouts with the log-probs of the trainer's `model`, whose weights are those in `announced`."""
+    batch = pad(rollouts.prompts, rollouts.token_ids)
+    with torch.no_grad():
+        log_probs, entropy = (values[batch.response_mask] for values in next_token_log_probs(model, batch))
+    update = Update(log_probs.numpy(), entropy.numpy(), gradient_norm=0.0)
+    fingerprint = engine_fingerprint(sampler.version, rollouts.step, weights_digest(announced))
+    return encode_rollouts(rollouts.as_batch(update, fingerprint))
 
 
 def _update_once(sampler: Sampler, folder: Path, seed: int) -> None:
     """Train one step from the last recorded weights and save the result as the checkpoint of `STEP`."""
     trainer = Trainer(load_model(checkpoint_folder(folder, STEP - 1)), TrainerOptions())
-    rollouts = _sample(sampler, seed)
+    rollouts = _sample(sampler, STEP - 1, seed)
     if not np.any(rollouts.advantages):
         raise RuntimeError("all responses of each prompt had the same reward, so there is no update; use another seed")
     trainer.step(rollouts.prompts, rollouts.token_ids, rollouts.advantages)
     save_model(trainer.model, checkpoint_folder(folder, STEP))
 
 
-def _sample(sampler: Sampler, seed: int) -> StepRollouts:
-    import random
-
+def _sample(sampler: Sampler, step: int, seed: int) -> StepRollouts:
     source = random.Random(seed)
-    return sample_step(STEP, sampler, [draw_problem(source) for _ in range(PROMPTS)], RESPONSES)
+    return sample_step(step, sampler, [draw_problem(source) for _ in range(PROMPTS)], RESPONSES)
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
-    record_faults(target)
+    (record_tied if "--tied" in sys.argv else record_faults)(target)

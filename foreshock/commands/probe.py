@@ -12,9 +12,12 @@ from typing import Any
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
-from foreshock.commands.text import table
+from foreshock.commands.records import AttributionRecord
+from foreshock.commands.report_weights import weights_search_lines
+from foreshock.commands.text import Paint, table, wrap
 from foreshock.errors import ConfigurationError, ServiceUnavailable
 from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers, split_score_name
+from foreshock.weights_search import PROBE_KIND
 
 __all__ = ["command"]
 
@@ -61,6 +64,14 @@ class ProbeCommand:
             choices=("float32", "bfloat16"),
             help="dtype of the trainer's weights in the forward pass",
         )
+        parser.add_argument(
+            "--weights-search",
+            action="store_true",
+            help="find which weights the engine held: replay with those of earlier steps, whole and by part",
+        )
+        parser.add_argument(
+            "--max-candidates", type=int, metavar="N", help="earlier steps that a weights search tries (default: 8)"
+        )
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
             "--timeout", type=float, default=600.0, metavar="SECONDS", help="longest wait for the result (default: 600)"
@@ -76,10 +87,14 @@ class ProbeCommand:
             probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
             if not arguments.no_wait:
                 probe = _wait(connection, probe, arguments.timeout)
+            queries, attribution = RunQueries(connection, run.id), None
             if probe["state"] == "done":
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
-                RunQueries(connection, run.id).wait_for_attribution(arguments.step)
+                queries.wait_for_attribution(arguments.step)
+                attribution = queries.attribution(arguments.step) if arguments.weights_search else None
         print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
+        if attribution is not None and not arguments.json:
+            print("\n".join(_found(attribution)))
         if arguments.no_wait:
             return 0
         if probe["state"] == "done" and not arguments.json:
@@ -87,7 +102,20 @@ class ProbeCommand:
         return 0 if probe["state"] == "done" else 1
 
 
+def _found(attribution: AttributionRecord) -> list[str]:
+    """Return what a weights search found: the replays, and the conclusions on the step."""
+    search = attribution.weights_search
+    lines = ["", *(weights_search_lines(search, Paint()) if search is not None else ())]
+    for sentence in attribution.conclusions:
+        lines += wrap(sentence, "    ", "  → ")
+    return lines
+
+
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.max_candidates is not None and not arguments.weights_search:
+        raise ConfigurationError("--max-candidates is an option of --weights-search")
+    if arguments.weights_search:
+        return _search_request(arguments)
     scorers = []
     for word in arguments.scorer or default_scorers():
         name, variant = split_score_name(word)
@@ -110,6 +138,20 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "environment": arguments.environment,
         "max_rollouts": arguments.max_rollouts,
         "options": {_TRAINER_REPLAY: options} if options else None,
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _search_request(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.trainer_autocast is not None or arguments.trainer_master_dtype is not None:
+        raise ConfigurationError("--weights-search replays the engine; --trainer-… are options of other probes")
+    body = {
+        "step": arguments.step,
+        "kind": PROBE_KIND,
+        "scorers": [{"scorer": name} for name in arguments.scorer or ()],
+        "accelerator": arguments.accelerator,
+        "max_rollouts": arguments.max_rollouts,
+        "max_candidates": arguments.max_candidates,
     }
     return {name: value for name, value in body.items() if value is not None}
 

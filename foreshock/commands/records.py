@@ -113,6 +113,33 @@ class NoiseFloorRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsReplayRecord:
+    """A replay of a weights search: its weights in words, k3 in nats per token with its interval, or why it is missing.
+
+    See `foreshock.weights_search.WeightsReplay`.
+    """
+
+    weights: str
+    announced: bool
+    k3_kl: float
+    k3_low: float
+    k3_high: float
+    max_abs_d: float
+    at_noise_floor: bool
+    skipped: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSearchRecord:
+    """The weights search of a step; replays whose k3 is at most `bound` are at the noise floor."""
+
+    scorer: str
+    bound: float
+    ended: str
+    replays: tuple[WeightsReplayRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AttributionRecord:
     """The chain of one step; see `foreshock.measures.estimators.attribution.Attribution`.
 
@@ -133,6 +160,7 @@ class AttributionRecord:
     reference_links: tuple[LinkRecord, ...]
     floors: tuple[NoiseFloorRecord, ...]
     conclusions: tuple[str, ...] = ()
+    weights_search: WeightsSearchRecord | None = None
     stale: bool = False
     exact: Mapping[str, float] = field(default_factory=dict)
 
@@ -258,10 +286,34 @@ def attribution_record(step: int, value: Mapping[str, Any]) -> AttributionRecord
             for floor in value.get("floors") or ()
         ),
         conclusions=tuple(str(conclusion["sentence"]) for conclusion in value.get("conclusions") or ()),
+        weights_search=_weights_search(value.get("weights_search")),
         stale=bool(value.get("stale")),
         exact={
             str(each["pair"]): number_or_nan(each["kl"]["mean"])
             for each in value.get("exact") or ()
             if not each.get("other_settings")
         },
+    )
+
+
+def _weights_search(value: Any) -> WeightsSearchRecord | None:
+    if value is None:
+        return None
+    return WeightsSearchRecord(
+        scorer=str(value["scorer"]),
+        bound=number_or_nan(value.get("bound")),
+        ended=str(value.get("ended") or ""),
+        replays=tuple(
+            WeightsReplayRecord(
+                weights=str(each["weights"]),
+                announced=bool(each.get("announced")),
+                k3_kl=number_or_nan(each.get("k3_kl")),
+                k3_low=number_or_nan(each.get("k3_low")),
+                k3_high=number_or_nan(each.get("k3_high")),
+                max_abs_d=number_or_nan(each.get("max_abs_d")),
+                at_noise_floor=bool(each.get("at_noise_floor")),
+                skipped=str(each.get("skipped") or ""),
+            )
+            for each in value["replays"]
+        ),
     )

@@ -6,6 +6,7 @@ import math
 
 from foreshock.commands.diagnosis import Diagnosis
 from foreshock.commands.records import AttributionRecord, LinkRecord
+from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
 
 __all__ = ["attribution_section"]
@@ -43,6 +44,8 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         lines += note("exact: KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
     for sentence in attribution.conclusions:
         lines += wrap(sentence, "      ", "    → ")
+    if attribution.weights_search is not None:
+        lines += weights_search_lines(attribution.weights_search, paint)
     if attribution.floors:
         lines += _floors(attribution)
     if attribution.reference_links:

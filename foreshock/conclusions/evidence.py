@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from foreshock.environment import Environment
 from foreshock.model_kind import ModelKind
+from foreshock.weights_search import WeightsSearch
 
 __all__ = [
     "AttributionEvidence",
@@ -155,5 +156,5 @@ class AttributionEvidence:
     declared_precision: str | None = None
     environments: Mapping[str, Environment | None] = field(default_factory=dict)
     environment_links: tuple[EnvironmentLinkEvidence, ...] = ()
-    weights_search: object | None = None
+    weights_search: WeightsSearch | None = None
     exact: tuple[ExactEvidence, ...] = ()

@@ -240,6 +240,26 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsRow:
+    """A replay with other weights: their name, its k3 with interval, or why it was not made."""
+
+    weights: str
+    k3: str
+    interval: str
+    largest: str
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPanel:
+    """The search for the weights that the engine held: the nearest replays first."""
+
+    scorer: str
+    rows: Sequence[WeightsRow]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPage:
     run_name: str
     run_address: str
@@ -268,6 +288,7 @@ class StepPage:
     links: Sequence[LinkRow]
     conclusions: Sequence[str]
     links_notes: Sequence[str]
+    weights: WeightsPanel | None
     tokens_address: str
     corrections_address: str
 

@@ -14,6 +14,7 @@ from foreshock.conclusions import (
 )
 from foreshock.json_values import number_or_nan
 from foreshock.model_kind import ModelKind
+from foreshock.weights_search import WeightsSearch
 from service.replay.attribution.schemas import (
     AttributionDocument,
     EnvironmentLinkRead,
@@ -30,6 +31,7 @@ def evidence_of(
     model_kind: ModelKind | None = None,
     declared_precision: str | None = None,
     exact: Sequence[ExactOfLink] = (),
+    weights_search: WeightsSearch | None = None,
 ) -> AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
     branch = document.side_branch
@@ -53,6 +55,7 @@ def evidence_of(
         },
         environment_links=tuple(map(_environment_link, document.environment_links)),
         exact=tuple(map(_exact, exact)),
+        weights_search=weights_search,
     )
 
 

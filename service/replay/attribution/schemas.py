@@ -17,6 +17,7 @@ from service.replay.attribution.compute import AttributionResult, MeasuredEnviro
 from service.replay.attribution.noise_floors import Floor, excess_over_floors
 from service.replay.exact.schemas import ExactRead
 from service.replay.scores.preferred import environment_of
+from service.replay.weights.schemas import WeightsSearchRead
 from service.runs.step_key import StepKey
 
 
@@ -308,4 +309,7 @@ class AttributionRead(AttributionDocument):
 
     exact: list[ExactOfLink] = Field(description="exact divergences of pairs of these scores, the newest of each pair")
     conclusions: list[ConclusionRead] = Field(description="computed when read; the first one is the headline")
+    weights_search: WeightsSearchRead | None = Field(
+        default=None, description="the newest search for the weights that the engine held; null if none is done"
+    )
     stale: bool = Field(description="scores or rollouts arrived since; a new attribution is being computed")

@@ -41,6 +41,8 @@ from service.replay.probes.pinned_rollouts import PinnedRollouts
 from service.replay.probes.service import rollouts_of_step
 from service.replay.scores.files import ScoreFiles
 from service.replay.scores.published import files_of_score, newest_scores
+from service.replay.weights.schemas import WeightsSearchRead
+from service.replay.weights.service import find_search
 from service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
 from service.runs.events import MeasurementsChanged, StepClosed
 from service.runs.measurements.service import store_measurements
@@ -125,14 +127,19 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
     others = repository.other_documents(session, run.id, attempts, document.step, _DRIFT_STEPS)
     found = exact_of_step(session, StepKey(run.id, document.attempt, document.step))
     exact = [ExactOfLink.of_scores(each, document.scores) for each in found]
+    search = find_search(session, StepKey(run.id, document.attempt, document.step))
     evidence = evidence_of(
         document,
         earlier=[AttributionDocument(**each) for each in others],
         model_kind=run.model_kind,
         exact=exact,
+        weights_search=search,
     )
     conclusions = [ConclusionRead.of(each) for each in conclude_attribution(evidence)]
-    return AttributionRead(**document.model_dump(), stale=stale, exact=exact, conclusions=conclusions)
+    shown = WeightsSearchRead.of(run.id, document.attempt, search) if search is not None else None
+    return AttributionRead(
+        **document.model_dump(), stale=stale, exact=exact, conclusions=conclusions, weights_search=shown
+    )
 
 
 def newest_replayed_steps(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[int]:

@@ -16,6 +16,7 @@ from service.present.pages.presenters.lint import lint_of_step
 from service.present.pages.presenters.measures import measure_groups, measure_value
 from service.present.pages.presenters.step_list import neighbourhood
 from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.presenters.weights_search import weights_panel
 from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, StepPage, TokenRow, TokensPart
 from service.runs.measurements.curves import Curves
 from service.runs.measurements.service import CurveQuery, MeasurementNotFound, is_out_of_date, read_curves
@@ -69,6 +70,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         links=link_rows(attribution),
         conclusions=sentences_of(attribution),
         links_notes=notes_of(attribution),
+        weights=weights_panel(attribution.weights_search if attribution is not None else None),
         tokens_address=f"{parts}/tokens",
         corrections_address=f"{parts}/corrections",
     )

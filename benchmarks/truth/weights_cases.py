@@ -1,0 +1,107 @@
+"""Engines that held other weights than the announced ones: vLLM sampled with them, and a weights search finds them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.partial_sync import (
+    ANNOUNCED,
+    STEP,
+    TIED,
+    TIED_STEPS,
+    checkpoint_folder,
+    rollouts_file,
+    tied_folder,
+)
+from benchmarks.recorded_runs import shipped_run
+from benchmarks.truth.bench import Bench
+from benchmarks.truth.case import Case, Outcome
+from foreshock.rollouts import RolloutBatch, decode_rollouts
+from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
+from probes.engines.environment import AS_IT_IS, EngineEnvironment
+
+__all__ = ["CASES", "recorded"]
+
+# Other true statements on an engine with wrong weights: the link that they are in, and its list of causes.
+_THE_LINK = ("weights that changed or were not fully synchronised",)
+
+
+def recorded(bench: Bench, *flags: str) -> Path:
+    """Return the folder of faulty rollouts, which a process of its own has an engine sample once."""
+
+    def record() -> Path:
+        folder = bench.folder / "-".join(["partial-sync", *(flag.strip("-") for flag in flags)])
+        command = [sys.executable, "-m", "benchmarks.partial_sync", str(folder), *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"benchmarks.partial_sync failed:\n{done.stderr[-2000:]}")
+        return folder
+
+    return bench.once(f"partial-sync {flags}", record)
+
+
+def search(
+    bench: Bench,
+    key: str,
+    step: int,
+    batch: RolloutBatch,
+    checkpoints: dict[int, Path],
+    environment: EngineEnvironment = AS_IT_IS,
+) -> Outcome:
+    """Log the step with its checkpoints, search for the weights of the engine, and return what is shown."""
+    run = bench.log_run(key, {step: batch}, checkpoints=checkpoints, model_kind="dense")
+    bench.probe(run, step, (SEARCH_SCORER,), environment=environment, kind=PROBE_KIND)
+    return bench.shown(run, step)
+
+
+def fault(name: str) -> Callable[[Bench], Outcome]:
+    """Return the function of a case of `benchmarks.partial_sync`."""
+
+    def run(bench: Bench) -> Outcome:
+        folder = recorded(bench)
+        batch = decode_rollouts(rollouts_file(folder, name).read_bytes())
+        checkpoints = {step: checkpoint_folder(folder, step) for step in ANNOUNCED}
+        return search(bench, f"weights-{name}", STEP, batch, checkpoints)
+
+    return run
+
+
+def without_the_true_candidate(bench: Bench) -> Outcome:
+    """Announce only steps whose head the engine did not hold."""
+    folder = recorded(bench)
+    batch = decode_rollouts(rollouts_file(folder, "head_of_first").read_bytes())
+    checkpoints = {step: checkpoint_folder(folder, step) for step in (45, 160, STEP)}
+    return search(bench, "weights-not-announced", STEP, batch, checkpoints)
+
+
+def tied(bench: Bench) -> Outcome:
+    """vLLM's own reload in place, of a model with tied embeddings."""
+    folder = recorded(bench, "--tied")
+    batch = decode_rollouts(rollouts_file(folder, TIED).read_bytes())
+    checkpoints = {step: tied_folder(folder, step) for step in TIED_STEPS}
+    return search(bench, "weights-tied", TIED_STEPS[-1], batch, checkpoints)
+
+
+def recorded_run(bench: Bench) -> Outcome:
+    """The last step of the shipped run, whose engine held the announced weights, in the nearest environment."""
+    run = shipped_run()
+    last = run.steps()[-1]
+    checkpoints = {step: run.checkpoint(step) for step in run.steps()}
+    return search(bench, "weights-recorded", last, run.rollouts(last), checkpoints, run.environment.nearest())
+
+
+CASES = (
+    Case("right weights", None, True, fault("right")),
+    Case("one step behind", "the weights of step 160 (one step behind)", True, fault("one_step_behind"), _THE_LINK),
+    Case("the first step's weights", "the weights of step 1 (160 steps behind)", True, fault("first_step"), _THE_LINK),
+    Case("stale head of the first step", "ran with the lm_head of step 1 ", True, fault("head_of_first"), _THE_LINK),
+    Case("stale head of a middle step", "ran with the lm_head of step 45 ", True, fault("head_of_middle"), _THE_LINK),
+    Case("stale embeddings", "ran with the embeddings of step 1 ", True, fault("embeddings_of_first"), _THE_LINK),
+    Case("stale layer", "ran with layer 1 of step 45 ", True, fault("layer_of_middle"), _THE_LINK),
+    Case("stale head, not announced", "lm_head of step 1 ", False, without_the_true_candidate, _THE_LINK),
+    Case("tied head left stale by a reload", "ran with the lm_head of step 1 ", True, tied, _THE_LINK),
+    Case("the recorded run's weights", None, True, recorded_run, ("environment",)),
+)
