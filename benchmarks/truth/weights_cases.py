@@ -25,8 +25,10 @@ from probes.engines.environment import AS_IT_IS, EngineEnvironment
 
 __all__ = ["CASES", "recorded"]
 
-# Other true statements on an engine with wrong weights: the link that they are in, and its list of causes.
-_THE_LINK = ("weights that changed or were not fully synchronised",)
+# Other true statements: engine and trainer are two programs, and what little they differ by may be most of a mismatch.
+_NUMERICS = ("engine against trainer numerics",)
+# The link that wrong weights are in, with its list of causes.
+_THE_LINK = (*_NUMERICS, "weights that changed or were not fully synchronised")
 
 
 def recorded(bench: Bench, *flags: str) -> Path:
@@ -94,7 +96,7 @@ def recorded_run(bench: Bench) -> Outcome:
 
 
 CASES = (
-    Case("right weights", None, True, fault("right")),
+    Case("right weights", None, True, fault("right"), _NUMERICS),
     Case("one step behind", "the weights of step 160 (one step behind)", True, fault("one_step_behind"), _THE_LINK),
     Case("the first step's weights", "the weights of step 1 (160 steps behind)", True, fault("first_step"), _THE_LINK),
     Case("stale head of the first step", "ran with the lm_head of step 1 ", True, fault("head_of_first"), _THE_LINK),
@@ -103,5 +105,5 @@ CASES = (
     Case("stale layer", "ran with layer 1 of step 45 ", True, fault("layer_of_middle"), _THE_LINK),
     Case("stale head, not announced", "lm_head of step 1 ", False, without_the_true_candidate, _THE_LINK),
     Case("tied head left stale by a reload", "ran with the lm_head of step 1 ", True, tied, _THE_LINK),
-    Case("the recorded run's weights", None, True, recorded_run, ("environment",)),
+    Case("the recorded run's weights", None, True, recorded_run, (*_NUMERICS, "environment")),
 )
