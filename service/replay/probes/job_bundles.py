@@ -33,7 +33,9 @@ def new_jobs(
     offers = _offers(live, probe.accelerator)
     names = sorted({each.scorer for each in scorers})
     if probe.kind == PROBE_KIND:
-        return [_job(probe, str(SCORERS[names[0]].engine), {*names, CAPABILITY}, scorers, now_us)]
+        engine = str(SCORERS[names[0]].engine)
+        environment = (wanted or {}).get(engine, WantedEnvironment())
+        return [_job(probe, engine, {*names, CAPABILITY}, scorers, environment, now_us)]
     engines = sorted({str(SCORERS[name].engine) for name in names})
     jobs = []
     for engine in engines:
