@@ -33,7 +33,8 @@ def conclude(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> lis
     if not known:
         return []
     of_the_request = links_of_wrong_precision(evidence)
-    unnamed = marked_links(so_far) | of_the_request
+    explained = {each.link for each in so_far if each.kind == "wrong-weights"}
+    unnamed = marked_links(so_far) | of_the_request | explained
     found = [] if known[0].name in unnamed else [_on_the_largest(evidence, known)]
     if evidence.cancellation > MUCH_CANCELLATION and not of_the_request:
         found.append(_cancellation(evidence))

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from foreshock.conclusions import Conclusion, DriftPoint
+from foreshock.conclusions import Conclusion, DriftPoint, conclude_attribution
 from foreshock.conclusions.weights import conclude
 from foreshock.weights_search import WeightsReplay, WeightsSearch
 from tests.foreshock.conclusions.evidence import attributed, evidence_of
@@ -55,6 +55,13 @@ def test_stale_weights_are_named_with_their_lag(step: int, words: str) -> None:
     said = concluded(searched(ANNOUNCED, replay(step, "all", 0.0), replay(30, "all", 2e-2)))
     assert said.names_cause
     assert f"ran with the weights of step {step} ({words}): " in said.sentence
+
+
+def test_link_that_wrong_weights_explain_gets_no_second_sentence() -> None:
+    search = searched(ANNOUNCED, replay(59, "all", 0.0), replay(1, "all", 0.1))
+    found = attributed((0.05, 0.001, 0.001))
+    said = conclude_attribution(evidence_of(found, weights_search=search))
+    assert [each.kind for each in said if each.link == LINK] == ["wrong-weights"]
 
 
 def test_announced_weights_that_reproduce_are_not_blamed() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from probes.engines.protocol import Failed, Progress, ScoreCommand, Scored, parse_reply
+from probes.engines.protocol import Failed, LoadedWeights, Progress, ScoreCommand, Scored, parse_reply
 from tests.probes.engines.test_process import score_command, wait_until_gone
 
 pytestmark = pytest.mark.slow
@@ -84,6 +84,21 @@ def test_each_model_has_its_own_process_and_all_exit_with_the_worker(
     parent.close_requests()
     assert parent.process.wait(timeout=30) == 0
     assert wait_until_gone(last[0].pid)
+
+
+def test_weights_are_exchanged_in_the_process_of_those_that_they_replace(
+    parent: Parent, tmp_path: Path, checkpoints: Path
+) -> None:
+    first, second = (score_command(tmp_path, checkpoints / name) for name in ("first", "second"))
+    held = LoadedWeights(folder=first.weights_folder, digest=first.weights_digest)
+    in_place = second.model_copy(update={"in_place_of": held})
+    pids = [parent.score(first), parent.score(in_place), parent.score(in_place)]
+    assert pids[0] == pids[1] == pids[2]
+    # Its weights are others now: it serves no command with the ones that it was started with.
+    fresh = parent.score(first)
+    assert fresh != pids[0]
+    assert wait_until_gone(pids[0])
+    assert parent.score(second) not in (fresh, pids[0])
 
 
 def test_parent_of_a_killed_child_ends_by_the_same_signal(parent: Parent, tmp_path: Path, checkpoints: Path) -> None:
