@@ -109,6 +109,19 @@ def test_replay_at_the_floor_counts_also_where_the_environment_is_unknown() -> N
     assert concluded(searched(ANNOUNCED, replay(59, "all", 0.0)), unknown).names_cause
 
 
+def test_environment_is_cleared_by_a_replay_that_is_exact() -> None:
+    # No fingerprint is known: without the replay, nothing could be said on this link.
+    found = attributed((0.05, 0.001, 0.001))
+    exact, near = (searched(ANNOUNCED, replay(1, "lm_head", k3)) for k3 in (4e-14, 3e-7))
+    said = {
+        name: [
+            each.kind for each in conclude_attribution(evidence_of(found, weights_search=search)) if each.link == LINK
+        ]
+        for name, search in (("exact", exact), ("near", near))
+    }
+    assert said == {"exact": ["wrong-weights"], "near": ["environment-unknown", "wrong-weights"]}
+
+
 def test_noise_floor_of_the_scorer_raises_the_bound() -> None:
     # A GPU: the same scorer in other batches has k3 2e-4, and the head of step 1 is as near as that.
     named = searched(ANNOUNCED, replay(1, "lm_head", 3e-4), floor_k3=2e-4)
