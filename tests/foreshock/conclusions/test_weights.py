@@ -114,10 +114,9 @@ def test_environment_is_cleared_by_a_replay_that_is_exact() -> None:
     found = attributed((0.05, 0.001, 0.001))
     exact, near = (searched(ANNOUNCED, replay(1, "lm_head", k3)) for k3 in (4e-14, 3e-7))
     said = {
-        name: [
-            each.kind for each in conclude_attribution(evidence_of(found, weights_search=search)) if each.link == LINK
-        ]
+        name: [each.kind for each in conclude_attribution(evidence) if each.link == LINK]
         for name, search in (("exact", exact), ("near", near))
+        for evidence in [evidence_of(found, weights_search=search, environments={})]
     }
     assert said == {"exact": ["wrong-weights"], "near": ["environment-unknown", "wrong-weights"]}
 
