@@ -23,7 +23,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from benchmarks.recorded_runs import shipped_run
-from examples.tiny_rl.engine_fingerprint import engine_fingerprint
+from examples.tiny_rl.fingerprints import engine_fingerprint, trainer_fingerprint
 from examples.tiny_rl.model import load_model, save_model
 from examples.tiny_rl.policy import next_token_log_probs, pad
 from examples.tiny_rl.rollouts import StepRollouts, sample_step
@@ -136,8 +136,9 @@ def _logged(sampler: Sampler, rollouts: StepRollouts, model: Qwen3ForCausalLM, a
     with torch.no_grad():
         log_probs, entropy = (values[batch.response_mask] for values in next_token_log_probs(model, batch))
     update = Update(log_probs.numpy(), entropy.numpy(), gradient_norm=0.0)
-    fingerprint = engine_fingerprint(sampler.version, rollouts.step, weights_digest(announced))
-    return encode_rollouts(rollouts.as_batch(update, fingerprint))
+    digest = weights_digest(announced)
+    engine = engine_fingerprint(sampler.version, rollouts.step, digest)
+    return encode_rollouts(rollouts.as_batch(update, engine, trainer_fingerprint(rollouts.step, digest)))
 
 
 def _update_once(sampler: Sampler, folder: Path, seed: int) -> None:

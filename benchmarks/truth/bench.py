@@ -130,19 +130,22 @@ class Bench:
         scorers: Sequence[str] = (),
         *,
         options: Mapping[str, Any] | None = None,
-        environment: EngineEnvironment = AS_IT_IS,
+        environment: EngineEnvironment | str = AS_IT_IS,
         **request: Any,
     ) -> dict[str, Any]:
         """Request a probe, do its jobs by a worker held to `environment`, and wait for the attribution.
 
+        A name as `environment` is required by the request, as `foreshock probe --environment` does.
         A scorer is written `name` or `name@variant`; none: the default ones. `request` has further fields of
         `POST …/probes`. Return the probe. Raises RuntimeError with the worker's log if a job is not done.
         """
         named = [dict(zip(("scorer", "variant"), split_score_name(each), strict=True)) for each in scorers]
         named = named or [{"scorer": name, "variant": ""} for name in default_scorers()]
         body = {"step": step, "scorers": named, "kind": "exact", "options": dict(options or {}), **request}
+        if isinstance(environment, str):
+            body["environment"] = environment
         answer = self.connection.request("POST", f"/v1/runs/{run}/probes", json_body=body)
-        said = self.work(environment)
+        said = self.work(AS_IT_IS if isinstance(environment, str) else environment)
         probe: dict[str, Any] = self.connection.get_json(f"/v1/probes/{answer.json()['id']}")
         if probe["state"] != "done":
             raise RuntimeError(f"the probe of step {step} is {probe['state']}: {probe.get('reason')}\n{said}")

@@ -56,7 +56,7 @@ def log_run(
     scalars = record.scalars()
     checkpoints = {checkpoint.step: checkpoint for checkpoint in manifest.checkpoints}
     with Client(url, run_key=manifest.run.key, attempt_key=attempt.key, spool_directory=spool, strict=True) as client:
-        start_run(client, manifest.run, attempt)
+        start_run(client, manifest.run, attempt, manifest.fingerprints())
         with AdviceFeed(client) as feed:
             for number, step in enumerate(steps):
                 if step in checkpoints:

@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,12 @@ class Manifest:
     attempts: list[Attempt]
     steps: int
     checkpoints: list[Checkpoint]
+    trainer_fingerprint: dict[str, Any] = field(default_factory=dict)
+
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """Return the fingerprints of the logged scores, as an attempt's fingerprint."""
+        known = {"rollout": self.engine_fingerprint, "trainer": self.trainer_fingerprint}
+        return {name: fingerprint for name, fingerprint in known.items() if fingerprint}
 
 
 class RunRecord:

@@ -36,7 +36,7 @@ class StepRollouts:
     def mean_response_length(self) -> float:
         return sum(map(len, self.token_ids)) / len(self.responses)
 
-    def as_batch(self, update: Update, engine: Fingerprint) -> RolloutBatch:
+    def as_batch(self, update: Update, engine: Fingerprint, trainer: Fingerprint) -> RolloutBatch:
         """Return the rollouts as they are logged: log μ of the engine and log π of the trainer, one value per token."""
         responses_per_prompt = self.rewards.shape[1]
         groups = [f"step-{self.step:04d}-prompt-{row // responses_per_prompt}" for row in range(len(self.responses))]
@@ -64,6 +64,7 @@ class StepRollouts:
                 trainer_policy="recomputed_old",
                 length_cap=MAX_RESPONSE_TOKENS,
                 engine_fingerprint=engine,
+                trainer_fingerprint=trainer,
             ),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from examples.tiny_rl.record import Attempt, RunDescription, RunRecord
 from foreshock import AdviceFeed, Client
@@ -84,8 +84,16 @@ def open_run_log(record: RunRecord, description: RunDescription, attempt: Attemp
         client.flush(60.0)
 
 
-def start_run(client: Client, description: RunDescription, attempt: Attempt) -> None:
-    """Register the run with its description, in the mode `apply`."""
+def start_run(
+    client: Client,
+    description: RunDescription,
+    attempt: Attempt,
+    fingerprint: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Register the run with its description, in the mode `apply`.
+
+    `fingerprint` has those of the logged scores by name, for batches that do not carry them.
+    """
     client.start_run(
         name=description.name,
         model=description.model,
@@ -96,4 +104,5 @@ def start_run(client: Client, description: RunDescription, attempt: Attempt) -> 
         length_cap=description.length_cap,
         advice_mode="apply",
         resume_step=attempt.resume_step,
+        fingerprint=fingerprint,
     )

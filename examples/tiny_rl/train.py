@@ -18,7 +18,7 @@ import numpy as np
 from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from examples.tiny_rl.engine_fingerprint import engine_fingerprint
+from examples.tiny_rl.fingerprints import engine_fingerprint, trainer_fingerprint
 from examples.tiny_rl.model import load_model, new_model, parameter_count, save_model
 from examples.tiny_rl.record import Attempt, Manifest, RunDescription, RunRecord
 from examples.tiny_rl.reload_check import ReloadCheck, ReloadReport
@@ -89,7 +89,8 @@ def learn(
     log: RunLog,
 ) -> None:
     """Update at the advised learning rate, reload the engine and check the reload."""
-    fingerprint = engine_fingerprint(sampler.version, step, weights_digest(weights))
+    digest = weights_digest(weights)
+    fingerprints = engine_fingerprint(sampler.version, step, digest), trainer_fingerprint(step, digest)
     apply_scale(trainer.optimizer, log.scale(step))
     learning_rate = applied_learning_rates(trainer.optimizer)[0]
     update = trainer.step(rollouts.prompts, rollouts.token_ids, rollouts.advantages)
@@ -97,7 +98,7 @@ def learn(
     sampler.reload(weights)
     report = check.after_reload(trainer.model)
     scalars = scalars_of(rollouts, update, report, learning_rate)
-    log.log_step(step, rollouts.as_batch(update, fingerprint), scalars)
+    log.log_step(step, rollouts.as_batch(update, *fingerprints), scalars)
     logger.info("step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in scalars.items()))
 
 
@@ -158,6 +159,7 @@ def make_manifest(
         attempts=[attempt],
         steps=options.steps,
         checkpoints=record.checkpoints_found(),
+        trainer_fingerprint=trainer_fingerprint(None, None).to_dict(),
     )
 
 

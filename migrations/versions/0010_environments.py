@@ -22,6 +22,8 @@ def upgrade() -> None:
         'probe_jobs', sa.Column('environment_required', sa.Boolean(), nullable=False, server_default=sa.false())
     )
     op.add_column('probe_jobs', sa.Column('environment', sa.String(), nullable=True))
+    # The sweeper computes them again, with the environments of their scores.
+    op.execute(sa.table('attributions', sa.column('stale', sa.Boolean())).update().values(stale=True))
 
 
 def downgrade() -> None:

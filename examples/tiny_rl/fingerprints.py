@@ -1,4 +1,4 @@
-"""The fingerprint of the engine that sampled: everything on this machine that can change the last bits of μ."""
+"""The fingerprints of engine and trainer: everything on this machine that can change the last bits of μ and π."""
 
 from __future__ import annotations
 
@@ -32,6 +32,23 @@ def engine_fingerprint(engine_version: str, weights_version: int | None, weights
         weights_version=weights_version,
         weights_digest=weights_digest,
         batch_composition="continuous batching of 128 sequences",
+        device_name=cpu_name(),
+        cpu_isa=torch.backends.cpu.get_cpu_capability(),
+        library_versions={name: version(name) for name in ("torch", "transformers")},
+    )
+
+
+def trainer_fingerprint(weights_version: int | None, weights_digest: str | None) -> Fingerprint:
+    """Return the fingerprint of `Trainer` with the weights of one step; None leaves the weights open."""
+    return Fingerprint(
+        engine="torch",
+        engine_version=version("torch"),
+        dtype="bfloat16",
+        master_dtype="float32",
+        autocast="bfloat16",
+        flags=kernel_flags(),
+        weights_version=weights_version,
+        weights_digest=weights_digest,
         device_name=cpu_name(),
         cpu_isa=torch.backends.cpu.get_cpu_capability(),
         library_versions={name: version(name) for name in ("torch", "transformers")},

@@ -1,0 +1,173 @@
+"""Replays in the run's environment and in others: the shipped run, sampled on a CPU of AMD with AVX2, through real vLLM
+and torch that are held to an instruction set; and the same run with other or no fingerprints.
+
+What is true of the run: engine and trainer differ by their numerics, and a replay in its own environment gives the
+logged values bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.recorded_runs import SHIPPED, recorded_runs, shipped_run
+from benchmarks.truth.bench import Bench
+from benchmarks.truth.case import Case, Outcome
+from examples.tiny_rl.record import RunRecord
+from foreshock.environment import environment_name
+from foreshock.instruction_sets import InstructionSet
+from foreshock.rollouts import RolloutBatch
+from probes.engines.environment import (
+    AS_IT_IS,
+    EngineEnvironment,
+    available_instruction_sets,
+    mkl_kernels,
+    offered_environments,
+)
+
+__all__ = ["CASES"]
+
+# What the runs are made of, so it may be named beside anything else.
+_NUMERICS = "engine against trainer numerics"
+_SCORERS = ("vllm.prefill", "torch.trainer")
+
+Fingerprints = Mapping[str, Any]
+
+
+def own_fingerprints() -> Fingerprints:
+    """Return the fingerprints of the shipped run's engine and trainer."""
+    return RunRecord(SHIPPED).manifest().fingerprints()
+
+
+def claimed() -> Fingerprints:
+    """Return the run's fingerprints with the instruction set of another CPU than the one that sampled."""
+    flags = {"cpu_features": "amx_tile avx512 avx512_bf16 vnni", "mkl_kernels": "intel"}
+    return {
+        name: {**values, "device_name": "Intel(R) Xeon(R)", "cpu_isa": "AVX512", "flags": flags}
+        for name, values in own_fingerprints().items()
+    }
+
+
+def without_fingerprint(batch: RolloutBatch) -> RolloutBatch:
+    """Return rollouts whose batch does not tell what sampled them."""
+    return replace(batch, attributes=replace(batch.attributes, engine_fingerprint=None, trainer_fingerprint=None))
+
+
+def replayed(
+    name: str, fingerprints: Fingerprints, environments: tuple[str | None, ...], step: int
+) -> Callable[[Bench], Outcome]:
+    """Return a case's function: log a step with these fingerprints, probe it once in each environment."""
+
+    def case(bench: Bench) -> Outcome:
+        run = shipped_run()
+        steps = {step: without_fingerprint(run.rollouts(step))}
+        checkpoints = {step: run.checkpoint(step)}
+        logged = bench.log_run(
+            f"environment-{name}", steps, checkpoints=checkpoints, model_kind="dense", fingerprint=fingerprints
+        )
+        for environment in environments:
+            bench.probe(logged, step, _SCORERS, environment=environment or AS_IT_IS)
+        return bench.shown(logged, step)
+
+    return case
+
+
+def drift(name: str, fingerprints: Fingerprints, environments: tuple[str, str]) -> Callable[[Bench], Outcome]:
+    """Return a case's function: the first step's replay is 0, and a later step announces other weights than sampled it.
+
+    The two steps are replayed in `environments`.
+    """
+
+    def case(bench: Bench) -> Outcome:
+        run = shipped_run()
+        first, middle, last = run.steps()
+        steps = {first: without_fingerprint(run.rollouts(first)), last: without_fingerprint(run.rollouts(middle))}
+        checkpoints = {first: run.checkpoint(first), last: run.checkpoint(last)}
+        logged = bench.log_run(
+            f"environment-{name}", steps, checkpoints=checkpoints, model_kind="dense", fingerprint=fingerprints
+        )
+        for step, environment in zip((first, last), environments, strict=True):
+            bench.probe(logged, step, _SCORERS, environment=environment or AS_IT_IS)
+        return bench.shown(logged, last)
+
+    return case
+
+
+def unknown_run(index: int) -> Callable[[Bench], Outcome]:
+    """Return a case's function: a recorded run without fingerprints, replayed where its values come out bit for bit."""
+
+    def case(bench: Bench) -> Outcome:
+        run = recorded_runs()[index]
+        step = run.steps()[1]
+        logged = bench.log_run(
+            f"environment-{run.name}", {step: without_fingerprint(run.rollouts(step))},
+            checkpoints={step: run.checkpoint(step)}, model_kind="dense",
+        )  # fmt: skip
+        held = run.environment.nearest()
+        assert held.instruction_set is not None
+        name = environment_name(held.instruction_set, held.mkl or mkl_kernels())
+        bench.probe(logged, step, _SCORERS, environment=name)
+        return bench.shown(logged, step)
+
+    return case
+
+
+_NEAREST = shipped_run().environment.nearest()
+
+
+def _name_of(environment: EngineEnvironment) -> str:
+    return next((name for name, each in offered_environments().items() if each == environment), "any")
+
+
+def _cases() -> tuple[Case, ...]:
+    """Return the cases, those in one environment after another: a change of it starts both engines anew."""
+    first, middle, last = shipped_run().steps()
+    own, highest = _name_of(_NEAREST), available_instruction_sets()[-1]
+    other = environment_name(highest, mkl_kernels())
+    known = own_fingerprints()
+    true_of_drift = ("sampling-time state", "not reproduced", "weights", _NUMERICS)
+    found = [
+        _case(
+            "environment same, chosen by the service", _NUMERICS, replayed("same", own_fingerprints(), (None,), last)
+        ),
+        _case("environment same, required", _NUMERICS, replayed("run", known, ("run",), middle)),
+        _case("environment unknown, bit for bit equal", _NUMERICS, replayed("equal", {}, (own,), middle)),
+        _case("environment unknown, drift", "drift", drift("drift", {}, (own, own)), true_of_drift),
+    ]
+    if highest is InstructionSet.AVX2:
+        return tuple(found)
+    differs = "the CPU's instruction set: AVX2 at sampling, AVX-512"
+    both = replayed("two", known, (own, other), last)
+    found += [
+        _case("fingerprint of another CPU, equal", _NUMERICS, replayed("claimed", claimed(), (own,), middle)),
+        _case("two environments, one is the run's", "environment-measured", both),
+    ]
+    found += [
+        _case(
+            f"environment differs, step {step}",
+            differs,
+            replayed(f"differs-{step}", known, (other,), step),
+        )
+        for step in (first, middle, last)
+    ]
+    found.append(_case("environment unknown, another", "environment-unknown", replayed("unknown", {}, (other,), last)))
+    found += [
+        _case(f"run {run.name} without fingerprints, equal", _NUMERICS, unknown_run(index))
+        for index, run in enumerate(recorded_runs())
+        if run.name != "recorded" and run.environment.instruction_set in available_instruction_sets()
+    ]
+    neither = replayed("neither", {}, (other, environment_name(InstructionSet.AVX512, mkl_kernels())), last)
+    clears_nothing = drift("drift-two", {}, (own, other))
+    return (
+        *found,
+        _case("two environments, neither is known to be the run's", "(an assumption)", neither),
+        _case("drift between two environments clears nothing", "environment-unknown", clears_nothing),
+    )
+
+
+def _case(name: str, expected: str, run: Callable[[Bench], Outcome], also_true: tuple[str, ...] = (_NUMERICS,)) -> Case:
+    return Case(name, expected, True, run, also_true)
+
+
+CASES = _cases()
