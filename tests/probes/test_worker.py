@@ -17,11 +17,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foreshock.digests import weights_digest
+from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from probes.console import WorkerConsole
+from probes.engines.environment import EngineEnvironment, offered_environments
 from probes.engines.pool import EnginePool
 from probes.settings import WorkerSettings
 from probes.worker import Worker
@@ -108,6 +111,27 @@ def test_probe_is_scored_and_its_links_are_measured(service: RunningService, run
     )
     assert found["jobs"][0]["attempts"] == 1
     assert links.status_code == 200
+
+
+@pytest.mark.skipif(not offered_environments(), reason="this CPU cannot be held to an instruction set")
+def test_job_is_scored_in_the_requested_environment(
+    service: RunningService, checkpoints: Path, engines: EnginePool
+) -> None:
+    name, environment = next(iter(offered_environments().items()))
+    lengths = make_rollouts(12).response_lengths.tolist()
+    logged = [np.full(length, -1.0, np.float32) for length in lengths]
+    run = start_run(service, make_rollouts(12, rollout_log_probs=logged))
+    run.announce(weights_digest(checkpoints / "first"))
+    body = {"step": 1, "scorers": [{"scorer": "torch.trainer"}], "environment": name}
+    probe = service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()["id"]
+    output = run_worker(service, checkpoints, engines)
+    (job,) = run.read(probe)["jobs"]
+    assert (job["state"], job["environment"]) == ("done", name), output
+    attribution = service.http.get(f"/v1/runs/{run.run}/steps/1/attribution").raise_for_status().json()
+    (source,) = attribution["scores"]
+    held = EngineEnvironment.of_fingerprint(Fingerprint.from_dict(source["fingerprint"]))
+    assert held.instruction_set is environment.instruction_set
+    service.http.delete(f"/v1/runs/{run.run}")
 
 
 def test_variant_is_scored_as_the_noise_floor(
