@@ -10,6 +10,9 @@ from the spread of the groups, `nonnegative_intervals`). They are computed for a
 tests/benchmarks/test_uneven_groups.py compares them with the product's. For a part of the batches k̂ of d is computed
 too, and with it the product's verdict whether the interval is reliable.
 
+`--window`: the same for the first figure of a run, pooled over ten steps of 8, 32 or 128 even groups. Its clusters are
+prompt × step, and its k̂ is the median of the steps'.
+
 Bar: the reported interval covers at least 90 %, within two standard errors, in every cell where at least a tenth of the
 batches is called reliable, all its batches taken together; and so do those called reliable. `--quick` takes 200 batches
 a cell instead of 2,000.
@@ -28,7 +31,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.estimators.bootstrap import RESAMPLES
+from foreshock.conclusions.health import WINDOW_STEPS
+from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, RESAMPLES
 from foreshock.measures.estimators.bootstrap import SEED as BOOTSTRAP_SEED
 from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.measures.estimators.pareto import pareto_shape
@@ -48,8 +52,8 @@ DEGREES = (30, 5, 3)
 KINDS = ("student", "bootstrap", "reported")
 LEAST_COVERAGE = 0.9
 LEAST_RELIABLE = 0.1
-BATCHES, QUICK_BATCHES = 2000, 200
-WITH_TAILS, QUICK_WITH_TAILS = 200, 20
+BATCHES, QUICK_BATCHES, WINDOW_BATCHES = 2000, 200, 400
+WITH_TAILS, QUICK_WITH_TAILS, WINDOW_WITH_TAILS = 200, 20, 10
 
 _POPULATION = 1 << 14
 _MOST_ROLLOUTS = 96
@@ -161,7 +165,7 @@ def draw(
     return Batches(sums, tokens, places, first, rollouts)
 
 
-def all_intervals(sums: Float64, tokens: Float64) -> dict[str, Bounds]:
+def all_intervals(sums: Float64, tokens: Float64, resamples: int = RESAMPLES) -> dict[str, Bounds]:
     """Return the ends, each [B], of KINDS for B batches of G groups, [B, G]; vectorised over batches."""
     groups = sums.shape[1]
     totals = tokens.sum(axis=1)
@@ -169,7 +173,7 @@ def all_intervals(sums: Float64, tokens: Float64) -> dict[str, Bounds]:
     residuals = sums - means[:, None] * tokens
     errors = np.sqrt(np.square(residuals).sum(axis=1)) / totals
     reach = student_t_quantile(0.975, groups - 1) * errors * math.sqrt(groups / (groups - 1))
-    drawn = np.random.default_rng(BOOTSTRAP_SEED).integers(0, groups, (RESAMPLES, groups))
+    drawn = np.random.default_rng(BOOTSTRAP_SEED).integers(0, groups, (resamples, groups))
     weights = np.stack([np.bincount(row, minlength=groups) for row in drawn]).astype(np.float64)
     total = weights @ tokens.T
     shift = (weights @ residuals.T) / total
@@ -178,7 +182,8 @@ def all_intervals(sums: Float64, tokens: Float64) -> dict[str, Bounds]:
     squares[squares <= 1e-12 * (of_squares + shifted)] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
         studentised = np.sort(np.where(shift == 0.0, 0.0, shift * total / np.sqrt(squares)), axis=0)
-    below, above = studentised[24], studentised[974]  # ranks 25 and 975 of 999
+    rank = (resamples + 1) // 40  # 25 of 999
+    below, above = studentised[rank - 1], studentised[resamples - rank]
     low, high = np.maximum(means - above * errors, 0.0), means - below * errors
     spread = np.array([high_from_spread(s[:, None], t)[0] for s, t in zip(sums, tokens, strict=True)])
     return {
@@ -188,9 +193,19 @@ def all_intervals(sums: Float64, tokens: Float64) -> dict[str, Bounds]:
     }
 
 
-def tail_shapes(population: Population, scales: Float64, batches: Batches, index: int) -> tuple[float, float]:
-    """Return k̂ of ρ and of 1/ρ of one batch, from its tokens, as the product computes them."""
-    runs = zip(batches.places[index], batches.first[index], batches.rollouts[index], strict=True)
+def tail_shapes(
+    population: Population, scales: Float64, batches: Batches, index: int, steps: int = 1
+) -> tuple[float, float]:
+    """Return k̂ of ρ and of 1/ρ of one batch, from its tokens, as the product computes them: the medians over steps."""
+    parts = [np.array_split(values[index], steps) for values in (batches.places, batches.first, batches.rollouts)]
+    shapes = [_tail_shapes(population, scales, *step) for step in zip(*parts, strict=True)]
+    return float(np.median([shape[0] for shape in shapes])), float(np.median([shape[1] for shape in shapes]))
+
+
+def _tail_shapes(
+    population: Population, scales: Float64, places: Int64, firsts: Int64, counts: Int64
+) -> tuple[float, float]:
+    runs = zip(places, firsts, counts, strict=True)
     d = np.concatenate(
         [
             population.d(slice(population.offsets[first], population.offsets[first + rollouts]), float(scales[place]))
@@ -205,8 +220,11 @@ def tail_shapes(population: Population, scales: Float64, batches: Batches, index
     return shapes[0], shapes[1]
 
 
-def cells(count: int, with_tails: int) -> Iterator[Cell]:
-    """Run the grid with `count` batches a cell, k̂ of `with_tails` of them."""
+def cells(count: int, with_tails: int, steps: int = 1) -> Iterator[Cell]:
+    """Run the grid with `count` batches a cell, k̂ of `with_tails` of them; a batch pools `steps` steps."""
+    shapes_of_grid = product(GROUPS, (False, True)) if steps == 1 else product(GROUPS, (False,))
+    grid = [(steps * groups, uneven) for groups, uneven in shapes_of_grid]
+    resamples = RESAMPLES if steps == 1 else MORE_RESAMPLES
     probabilities = z_probabilities()
     for degrees, hot in product(DEGREES, (False, True)):
         population = Population.of(degrees, hot)
@@ -215,12 +233,12 @@ def cells(count: int, with_tails: int) -> Iterator[Cell]:
             tables = np.stack([population.cumulated_k3(value) for value in (scales if scale else scales[:1])])
             weights = probabilities if scale else np.ones(1)
             truth = float(weights @ tables[:, _POPULATION]) / float(population.offsets[_POPULATION])
-            for groups, uneven in product(GROUPS, (False, True)):
+            for groups, uneven in grid:
                 random = np.random.default_rng([SEED, degrees, int(hot), round(10 * scale), groups, int(uneven)])
                 batches = draw(tables, population.offsets, count, groups, uneven, random)
-                found = all_intervals(batches.sums, batches.tokens)
+                found = all_intervals(batches.sums, batches.tokens, resamples)
                 held = {kind: (low <= truth) & (truth <= high) for kind, (low, high) in found.items()}
-                shapes = [tail_shapes(population, scales, batches, index) for index in range(with_tails)]
+                shapes = [tail_shapes(population, scales, batches, index, steps) for index in range(with_tails)]
                 effective = np.square(batches.sums.sum(axis=1)) / np.square(batches.sums).sum(axis=1)
                 yield Cell(
                     groups=groups,
@@ -250,19 +268,22 @@ def print_table(found: list[Cell]) -> None:
         )
 
 
-def measure_uneven_groups(count: int = BATCHES, with_tails: int = WITH_TAILS) -> dict[str, float | bool]:
+def measure_uneven_groups(
+    count: int = BATCHES, with_tails: int = WITH_TAILS, steps: int = 1
+) -> dict[str, float | bool]:
     """Run the experiment, print its table, and return its figures.
 
     `lowest` is the reported interval's coverage over cells where at least a tenth of the batches is called reliable.
     """
     start = time.perf_counter()
-    found = list(cells(count, with_tails))
+    found = list(cells(count, with_tails, steps))
     print_table(found)
     judged = [cell for cell in found if cell.reliable_share >= LEAST_RELIABLE]
     finite = [cell for cell in found if cell.degrees > 4]
     return {
         "batches": count,
         "with_tails": with_tails,
+        "steps": steps,
         "cells": len(found),
         "judged": len(judged),
         "lowest": min(cell.coverage["reported"] for cell in judged),
@@ -279,8 +300,12 @@ def measure_uneven_groups(count: int = BATCHES, with_tails: int = WITH_TAILS) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_BATCHES} batches a cell, in under two minutes")
-    quick = parser.parse_args().quick
-    figures = measure_uneven_groups(*((QUICK_BATCHES, QUICK_WITH_TAILS) if quick else (BATCHES, WITH_TAILS)))
+    parser.add_argument("--window", action="store_true", help=f"pooled over {WINDOW_STEPS} steps instead of one")
+    arguments = parser.parse_args()
+    sizes = (QUICK_BATCHES, QUICK_WITH_TAILS) if arguments.quick else (BATCHES, WITH_TAILS)
+    if arguments.window:
+        sizes = (QUICK_BATCHES if arguments.quick else WINDOW_BATCHES, WINDOW_WITH_TAILS)
+    figures = measure_uneven_groups(*sizes, steps=WINDOW_STEPS if arguments.window else 1)
     texts = {name: str(value).lower() if isinstance(value, bool) else f"{value:.4g}" for name, value in figures.items()}
     print(" ".join(f"{name}={text}" for name, text in texts.items()))
     return 0 if figures["reached"] else 1

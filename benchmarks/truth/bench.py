@@ -30,8 +30,11 @@ from foreshock import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.diagnosis import diagnose
 from foreshock.commands.queries import RunQueries, find_run
+from foreshock.digests import weights_digest
 from foreshock.errors import Rejected
-from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.rollouts.parquet import decode_scores
+from foreshock.rollouts.scores import ScoreBatch
 from foreshock.scorers import default_scorers, split_score_name
 from probes.console import WorkerConsole
 from probes.engines.environment import AS_IT_IS, EngineEnvironment
@@ -152,18 +155,47 @@ class Bench:
         RunQueries(self.connection, run).wait_for_attribution(step)
         return probe
 
-    def work(self, environment: EngineEnvironment = AS_IT_IS) -> str:
-        """Do every queued job with one worker whose engines are held to `environment`; return its log."""
+    def score(
+        self,
+        scorer: str,
+        batch: RolloutBatch,
+        weights: Path,
+        options: Mapping[str, Any] | None = None,
+        environment: EngineEnvironment = AS_IT_IS,
+    ) -> ScoreBatch:
+        """Return a scorer's score of the batch, without the service: what a trainer or an engine would log."""
+        rollouts, scores = self.folder / "scored.rollouts", self.folder / "scored.scores"
+        rollouts.write_bytes(encode_rollouts(batch))
+        command = ScoreCommand(
+            number=0,
+            scorer=scorer,
+            variant="",
+            weights_folder=str(weights),
+            weights_digest=weights_digest(weights),
+            weights_version=None,
+            options=dict(options or {}),
+            accelerator="cpu",
+            rollouts=str(rollouts),
+            scores=str(scores),
+        )
+        self._pool(environment).score(command, lambda tokens: None)
+        return decode_scores(scores.read_bytes())
+
+    def _pool(self, environment: EngineEnvironment) -> EnginePool:
         if environment not in self._pools:
             folder = self.folder / f"engines-{len(self._pools)}"
             folder.mkdir()
             pool = _HeldPool(folder, environment)
             self._stack.callback(pool.close)
             self._pools[environment] = pool
+        return self._pools[environment]
+
+    def work(self, environment: EngineEnvironment = AS_IT_IS) -> str:
+        """Do every queued job with one worker whose engines are held to `environment`; return its log."""
         roots = {WEIGHTS_ROOT: self.weights_root}
         settings = WorkerSettings(url=self.url, weights_roots=roots, accelerator="cpu", lease_wait_seconds=0.5)
         said = StringIO()
-        Worker(settings, WorkerConsole(said), engines=self._pools[environment]).run(until_idle_seconds=0.5)
+        Worker(settings, WorkerConsole(said), engines=self._pool(environment)).run(until_idle_seconds=0.5)
         return said.getvalue()
 
     def shown(self, run: str, step: int | None = None) -> Outcome:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.estimators.bootstrap import nonnegative_intervals
+from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, nonnegative_intervals
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
@@ -79,7 +79,7 @@ def _sums_of_prompts(step: RolloutSummaries, measures: Sequence[str]) -> Float64
 def _pool(table: Float64) -> list[PooledMean]:
     """Return the pooled means of the sums [G, K] beside the tokens [G] of G clusters."""
     sums, tokens = table[:, :-1], table[:, -1]
-    intervals = nonnegative_intervals(sums, tokens)
+    intervals = nonnegative_intervals(sums, tokens, resamples=MORE_RESAMPLES)
     return [
         PooledMean(
             found.mean, found.low, found.high, found.clusters,

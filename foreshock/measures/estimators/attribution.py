@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
-from foreshock.measures.estimators.bootstrap import bootstrap_interval, bootstrap_intervals
+from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, bootstrap_interval, bootstrap_intervals
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
@@ -217,7 +217,7 @@ def _shares(of_links: list[Float64], d: Float64, shared: _Shared) -> tuple[list[
     starts = shared.offsets[:-1]
     products = np.stack([np.add.reduceat(values * d, starts) for values in (*of_links, d)], axis=1)
     total = products.sum(axis=0)
-    found = bootstrap_intervals(products[:, :-1], products[:, -1], shared.groups)
+    found = bootstrap_intervals(products[:, :-1], products[:, -1], shared.groups, resamples=MORE_RESAMPLES)
     return (total[:-1] / total[-1]).tolist(), [each.low for each in found], [each.high for each in found]
 
 
@@ -269,4 +269,4 @@ def _difference(of_engine: Float64, of_trainer: Float64, shared: _Shared) -> Int
         return Interval(math.nan, math.nan, math.nan, 0)
     differences = np.square(of_engine) - np.square(of_trainer)
     sums = np.add.reduceat(differences, shared.offsets[:-1])
-    return bootstrap_interval(sums, np.diff(shared.offsets), shared.groups)
+    return bootstrap_interval(sums, np.diff(shared.offsets), shared.groups, resamples=MORE_RESAMPLES)

@@ -21,6 +21,7 @@ from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.replay.probes import repository
+from service.replay.probes.declared_precision import with_declared_precision
 from service.replay.probes.job_bundles import new_jobs, waiting_reason
 from service.replay.probes.job_environments import (
     OF_RUN,
@@ -117,13 +118,16 @@ def create_probe(
             f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "
             "the log-probs of the engine that sampled"
         )
-    wanted = wanted_environments(body.environment, run_fingerprints(count.attributes, plan.attempt_fingerprint))
+    fingerprints = run_fingerprints(count.attributes, plan.attempt_fingerprint)
+    wanted = wanted_environments(body.environment, fingerprints)
     if body.environment == OF_RUN and not all(each.names for each in wanted.values()):
         raise ProbeNotPossible(
             "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
-    return context.database.write(lambda session: _insert(session, plan, count, wanted))
+    scorers = {asked.scorer for asked in body.scorers} | scorers_of_pairs(body.exact_pairs)
+    options = with_declared_precision(body.options, scorers, fingerprints["trainer"])
+    return context.database.write(lambda session: _insert(session, plan, count, wanted, options))
 
 
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:
@@ -257,7 +261,11 @@ def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int 
 
 
 def _insert(
-    session: Session, plan: _Plan, count: RolloutCount, wanted: Mapping[str, WantedEnvironment]
+    session: Session,
+    plan: _Plan,
+    count: RolloutCount,
+    wanted: Mapping[str, WantedEnvironment],
+    options: dict[str, dict[str, Any]],
 ) -> tuple[ProbeRead, bool]:
     now = database_now_us(session)
     body, request_digest = plan.body, plan.request_digest()
@@ -270,7 +278,7 @@ def _insert(
         "request_digest": request_digest,
         "scorers": [each.model_dump() for each in plan.scorers],
         "exact_pairs": plan.exact_pairs,
-        "options": dict(body.options),
+        "options": options,
         "accelerator": body.accelerator,
         "environment": body.environment,
         "max_rollouts": body.max_rollouts,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foreshock.measures import compare
-from foreshock.measures.estimators.bootstrap import nonnegative_intervals
+from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, nonnegative_intervals
 from foreshock.measures.pooling import pool_over_steps, pool_summaries
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from tests.foreshock.batches import random_batch
@@ -49,7 +49,7 @@ def test_interval_is_that_of_the_clusters_sums() -> None:
             rows = np.flatnonzero(step.clusters() == prompt + 1)
             tables.append((step.column("sum_k3")[rows].sum(), step.column("n_tokens")[rows].sum()))
     sums, tokens = np.array(tables).T
-    (expected,) = nonnegative_intervals(sums[:, None], tokens)
+    (expected,) = nonnegative_intervals(sums[:, None], tokens, resamples=MORE_RESAMPLES)
     found = pool_summaries(steps, ["k3_kl"])["k3_kl"]
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
 
