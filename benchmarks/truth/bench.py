@@ -199,7 +199,7 @@ class Bench:
         return said.getvalue()
 
     def shown(self, run: str, step: int | None = None) -> Outcome:
-        """Return what the product shows: conclusions of `step` and findings of the lint, over HTTP; and the verdict.
+        """Return what the product shows over HTTP: conclusions of `step`, the lint, the health, and the verdict.
 
         `step` None: the lint of the newest step, and no attribution.
         """
@@ -213,6 +213,8 @@ class Bench:
         sentences += [Sentence.of_lint(each) for each in lint.get("warnings") or ()]
         over_run = self.connection.get_json(f"/v1/runs/{run}/lint")["whole_run"]
         sentences += [Sentence.of_lint(over_run)] if over_run else []
+        health = self.connection.get_json(f"/v1/runs/{run}/health")
+        sentences += [Sentence("health", each, names_cause=False) for each in health["sentences"]]
         found = diagnose(RunQueries(self.connection, run), record, f"{self.url}/runs/{run}", step=step)
         return Outcome(tuple(sentences), found.verdict)
 

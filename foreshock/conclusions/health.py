@@ -92,7 +92,7 @@ def conclude_health(evidence: HealthEvidence) -> Health:
     if evidence.faults and verdict != "critical":
         verdict = "warning"
     sentences = [_headline(evidence, judged, verdict)]
-    sentences += [_other(evidence, each) for each in judged[1:] if each.verdict in ("warning", "critical")]
+    sentences += [f"{_beyond(evidence, each)}." for each in judged[1:] if each.verdict in ("warning", "critical")]
     if evidence.faults:
         sentences.append(f"The lint found in these steps: {'; '.join(evidence.faults)}.")
     if evidence.unreliable is not None:
@@ -127,7 +127,7 @@ def _judge(evidence: HealthEvidence, pooled: PooledMeasure) -> HealthVerdict:
     if of_mean != "healthy":
         return of_mean
     is_k3 = pooled.measure == JUDGED_MEASURES[0]
-    sure = known.verdict(pooled.high) == "healthy" and not (is_k3 and evidence.unreliable is not None)
+    sure = _is_healthy(evidence, pooled) and not (is_k3 and evidence.unreliable is not None)
     return "healthy" if sure else "healthy so far"
 
 
@@ -144,29 +144,41 @@ def _headline(evidence: HealthEvidence, judged: Sequence[JudgedMeasure], verdict
             f" (95 % bootstrap-t interval {number(k3.pooled.low)} to {number(k3.pooled.high)} over "
             f"{plural(evidence.clusters, 'prompt')})"
         )
-    return f"{verdict[0].upper()}{verdict[1:]}: {window}{_could_be(judged, verdict)}."
+    why = _why(evidence, judged, verdict)
+    return f"{verdict[0].upper()}{verdict[1:]}{why}: {window}{_could_be(evidence, judged, verdict)}."
 
 
-def _could_be(judged: Sequence[JudgedMeasure], verdict: HealthVerdict) -> str:
-    """Return how large the measures that are not certainly healthy could be."""
+def _why(evidence: HealthEvidence, judged: Sequence[JudgedMeasure], verdict: HealthVerdict) -> str:
+    """Return in brackets what is beyond its range, if that is not k3."""
+    if verdict not in ("warning", "critical") or judged[0].verdict == verdict:
+        return ""
+    beyond = [_beyond(evidence, each) for each in judged if each.verdict == verdict]
+    return f" ({'; '.join(beyond) or 'findings of the lint'})"
+
+
+def _could_be(evidence: HealthEvidence, judged: Sequence[JudgedMeasure], verdict: HealthVerdict) -> str:
+    """Return how large the measures could be whose intervals reach beyond their ranges."""
     if verdict != "healthy so far":
         return ""
     unsure = [each.pooled for each in judged if each.verdict == "healthy so far"]
-    known = [each for each in unsure if math.isfinite(each.high)]
-    if not known:
-        return ""
-    return ", could be up to " + ", ".join(
-        number(each.high) + ("" if each.measure == JUDGED_MEASURES[0] else f" ({_label(each.measure)})")
-        for each in known
-    )
+    beyond = [each for each in unsure if math.isfinite(each.high) and not _is_healthy(evidence, each)]
+    found = [number(each.high) + ("" if each.measure == JUDGED_MEASURES[0] else f" ({_label(each.measure)})")
+             for each in beyond]  # fmt: skip
+    missing = [_label(each.measure) for each in unsure if math.isnan(each.high) and each.measure != JUDGED_MEASURES[0]]
+    words = f", could be up to {', '.join(found)}" if found else ""
+    return words + (f"; no interval of {' and '.join(missing)} yet" if missing else "")
 
 
-def _other(evidence: HealthEvidence, judged: JudgedMeasure) -> str:
+def _is_healthy(evidence: HealthEvidence, pooled: PooledMeasure) -> bool:
+    known = range_of(pooled.measure, evidence.model_kind)
+    return known is not None and known.verdict(pooled.high) == "healthy"
+
+
+def _beyond(evidence: HealthEvidence, judged: JudgedMeasure) -> str:
     known = range_of(judged.pooled.measure, evidence.model_kind)
     assert known is not None
     threshold = known.threshold_text(known.critical if judged.verdict == "critical" else known.warning)
-    value = number(judged.pooled.mean, 4)
-    return f"{known.label} is {value}: {judged.verdict} {threshold}."
+    return f"{known.label} is {number(judged.pooled.mean, 4)}, {judged.verdict} {threshold}"
 
 
 def _label(measure: str) -> str:
