@@ -92,7 +92,12 @@ def conclude_health(evidence: HealthEvidence) -> Health:
     if evidence.faults and verdict != "critical":
         verdict = "warning"
     sentences = [_headline(evidence, judged, verdict)]
-    sentences += [f"{_beyond(evidence, each)}." for each in judged[1:] if each.verdict in ("warning", "critical")]
+    in_headline = verdict if judged[0].verdict != verdict else None
+    sentences += [
+        f"{_beyond(evidence, each)}."
+        for each in judged[1:]
+        if each.verdict in ("warning", "critical") and each.verdict != in_headline
+    ]
     if evidence.faults:
         sentences.append(f"The lint found in these steps: {'; '.join(evidence.faults)}.")
     if evidence.unreliable is not None:
