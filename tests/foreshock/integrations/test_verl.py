@@ -1,0 +1,153 @@
+"""verl's own `RayPPOTrainer.fit`, observed through its plugin mechanism, logged to a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.integrations import verl
+from tests.foreshock.running_service import RunningService
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+ROLLOUTS = 16
+RATE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of verl: the metrics that it logged by step, the rates of its optimizer, its output."""
+
+    metrics: list[dict[str, float]]
+    rates: list[float]
+    output: str
+    http: httpx.Client
+    id: str
+
+    def measures(self, comparison: str, *names: str) -> dict[str, list[float]]:
+        """Return measures by step."""
+        query = {"comparison": comparison, "measure": list(names)}
+        answer = self.http.get(f"/v1/runs/{self.id}/measurements", params=query)
+        return dict(answer.raise_for_status().json()["columns"])
+
+
+@pytest.fixture(scope="module")
+def http(real_service: RunningService) -> Iterator[httpx.Client]:
+    """A connection to the service."""
+    with httpx.Client(base_url=real_service.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def train(
+    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Run]:
+    """Train in a process of its own; nothing but environment variables connects it."""
+
+    def run(scenario: str, **settings: str) -> Run:
+        key = "-".join([scenario, *settings.values()])
+        settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
+                    "FORESHOCK_SPOOL_DIRECTORY": str(tmp_path_factory.mktemp("spool")), **settings}  # fmt: skip
+        finished = subprocess.run(
+            [sys.executable, "-m", "tests.foreshock.integrations.verl_runs", scenario, str(STEPS)],
+            env={**os.environ, **settings}, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr[-4000:]
+        (line,) = [line for line in finished.stdout.splitlines() if line.startswith("LOG ")]
+        log = json.loads(line[4:])
+        runs = http.get("/v1/runs").raise_for_status().json()["items"]
+        found = next(each["id"] for each in runs if each["key"] == key)
+        return Run(log["metrics"], log["rates"], finished.stderr, http, found)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def decoupled(train: Callable[..., Run]) -> Run:
+    """A run that recomputes the trainer's log-probs."""
+    return train("decoupled")
+
+
+def test_mismatch_equals_verls_own(decoupled: Run) -> None:
+    names = ("rollout_probs_diff_mean", "rollout_probs_diff_max", "rollout_actor_probs_pearson_corr")
+    measured = decoupled.measures(TRAINER_ROLLOUT, *names)
+    for step, metrics in enumerate(decoupled.metrics):
+        for name in names:
+            assert measured[name][step] == pytest.approx(metrics[f"training/{name}"], abs=1e-6), name
+
+
+def test_lengths_rewards_and_entropy_equal_verls_own(decoupled: Run) -> None:
+    measured = decoupled.measures(STEP_ROW, "num_rollouts", "response_length_mean", "reward_mean", "entropy_mean")
+    assert measured["num_rollouts"] == [ROLLOUTS] * STEPS
+    for step, metrics in enumerate(decoupled.metrics):
+        assert measured["response_length_mean"][step] == pytest.approx(metrics["response_length/mean"])
+        assert measured["reward_mean"][step] == pytest.approx(metrics["critic/score/mean"], abs=1e-6)
+        assert measured["entropy_mean"][step] == pytest.approx(metrics["actor/entropy"], abs=1e-6)
+
+
+def test_prompt_groups_are_verls_uids(decoupled: Run) -> None:
+    assert decoupled.measures(TRAINER_ROLLOUT, "prompt_groups")["prompt_groups"] == [4] * STEPS
+
+
+def test_run_and_metrics_are_described(decoupled: Run) -> None:
+    run = decoupled.http.get(f"/v1/runs/{decoupled.id}").json()
+    assert run["state"] == "finished"
+    assert run["trainer"].startswith("verl 0.9")
+    assert run["engine"] == "vllm"
+    assert run["initial_learning_rate"] == RATE
+    assert run["length_cap"] == 16
+
+
+def test_tokens_that_rejection_sampling_drops_are_logged(train: Callable[..., Run], decoupled: Run) -> None:
+    """The seeds are the same, so the rollouts are those of the run without rejection."""
+    run = train("rejection")
+    assert run.metrics[0]["rollout_corr/rollout_rs_masked_fraction"] > 0.3
+    names = ("tokens", "k3_kl")
+    assert run.measures(TRAINER_ROLLOUT, *names) == decoupled.measures(TRAINER_ROLLOUT, *names)
+
+
+def test_bypass_is_declared(train: Callable[..., Run]) -> None:
+    run = train("bypass")
+    assert run.measures(TRAINER_ROLLOUT, "k3_kl")["k3_kl"] == [0] * STEPS
+    findings = run.http.get(f"/v1/runs/{run.id}/steps/1/lint").raise_for_status().json()
+    assert "bypass" in json.dumps(findings)
+
+
+def test_advice_reaches_the_optimizer_of_the_workers(train: Callable[..., Run]) -> None:
+    run = train("decoupled", FORESHOCK_ADVICE_MODE="apply")
+    assert run.rates[0] == pytest.approx(RATE, rel=1e-4)
+    assert run.rates[-1] == pytest.approx(RATE / 2, rel=1e-4)
+    assert [metrics["actor/lr"] for metrics in run.metrics][-1] == pytest.approx(RATE / 2)
+
+
+def test_nothing_is_observed_without_an_address() -> None:
+    code = "\n".join([
+        "import foreshock.integrations.verl_plugin, sys",
+        "print(sum('foreshock' in str(type(finder)) for finder in sys.meta_path))",
+    ])  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    for address, hooks in (({}, "0"), ({"FORESHOCK_URL": "http://127.0.0.1:9"}, "3")):
+        output = subprocess.run(
+            [sys.executable, "-c", code], env={**environment, **address}, capture_output=True, text=True, check=True
+        )
+        assert output.stdout.strip() == hooks
+
+
+def test_unknown_release_warns_once_and_names_the_known_ones(caplog: pytest.LogCaptureFixture) -> None:
+    module: Any = ModuleType("ray_trainer")
+    module.RayPPOTrainer = type("RayPPOTrainer", (), {"fit": lambda self: None})
+    for _ in range(2):
+        verl.observe_trainer(module)
+    assert len(caplog.records) == 1
+    assert "Known versions: 0.9" in caplog.text

@@ -1,0 +1,232 @@
+"""Run verl's own `RayPPOTrainer.fit` on a machine without a GPU, and print what verl logged as JSON.
+
+    python -m tests.foreshock.integrations.verl_runs bypass|decoupled|rejection STEPS
+
+Real: verl's plugin discovery, `fit` with its order of calls, `DataProto`, rewards, rollout correction, advantages,
+metrics, `Tracking`, and `TrainingWorker.train_mini_batch` with a torch optimizer. Stand-ins, because verl needs GPUs
+for them: the worker groups' processes, generation (random tokens), the forward pass (log-probs with known noise).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+import verl
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils import tensordict_utils
+from verl.workers.engine_workers import TrainingWorker
+
+PROMPTS, ROLLOUTS_PER_PROMPT, PROMPT_LENGTH, RESPONSE_LENGTH = 4, 4, 6, 16
+RATE = 1e-3
+HALVED_AT = 2
+
+random = torch.Generator().manual_seed(7)
+logged: list[dict[str, float]] = []
+
+
+class Generation:
+    """Samples random tokens of random lengths."""
+
+    def generate_sequences(self, batch: DataProto) -> DataProto:
+        """Return prompts (padded left), responses (padded right) and the engine's log-probs."""
+        size = len(batch)
+        prompt_lengths = torch.randint(2, PROMPT_LENGTH + 1, (size,), generator=random)
+        lengths = torch.randint(3, RESPONSE_LENGTH + 1, (size,), generator=random)
+        prompt_mask = (torch.arange(PROMPT_LENGTH) >= PROMPT_LENGTH - prompt_lengths[:, None]).long()
+        response_mask = (torch.arange(RESPONSE_LENGTH) < lengths[:, None]).long()
+        prompts = torch.randint(1, 50, (size, PROMPT_LENGTH), generator=random) * prompt_mask
+        responses = torch.randint(1, 50, (size, RESPONSE_LENGTH), generator=random) * response_mask
+        attention = torch.cat([prompt_mask, response_mask], dim=1)
+        log_probs = -torch.rand(size, RESPONSE_LENGTH, generator=random) * 3 * response_mask
+        scores = torch.zeros(size, RESPONSE_LENGTH)
+        scores[torch.arange(size), lengths - 1] = torch.randint(0, 2, (size,), generator=random).float()
+        return DataProto.from_dict(
+            tensors={
+                "prompts": prompts,
+                "responses": responses,
+                "input_ids": torch.cat([prompts, responses], dim=1),
+                "attention_mask": attention,
+                "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
+                "response_mask": response_mask,
+                "rollout_log_probs": log_probs,
+                "rm_scores": scores,
+            },
+            non_tensors={"multi_modal_inputs": np.array([{}] * size, dtype=object)},
+            meta_info={"timing": {}},
+        )
+
+
+class Engine:
+    """A training engine with one parameter and a torch optimizer."""
+
+    def __init__(self) -> None:
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
+        self.rates: list[float] = []
+
+    def get_data_parallel_size(self) -> int:
+        return 1
+
+    def get_data_parallel_rank(self) -> int:
+        return 0
+
+    def get_data_parallel_group(self) -> Any:
+        return None
+
+    def is_mp_src_rank_with_outputs(self) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def train_mode(self, **_: Any) -> Iterator[None]:
+        yield
+
+    def step(self) -> None:
+        """Do an optimizer step, and note the rate in it."""
+        parameter = self.optimizer.param_groups[0]["params"][0]
+        before = float(parameter)
+        parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+        self.rates.append(before - float(parameter))
+
+    def lr_scheduler_step(self) -> float:
+        self.lr_scheduler.step()
+        return float(self.lr_scheduler.get_last_lr()[0])
+
+
+class Worker(TrainingWorker):  # type: ignore[misc]
+    """verl's worker without its process: `train_mini_batch` is verl's."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.profiler = SimpleNamespace(step=lambda: None)
+
+    def train_batch(self, data: Any) -> Any:
+        self.engine.step()
+        metrics = {"grad_norm": 1.0, "mfu": 0.0}
+        if tensordict_utils.get(data, key="update_lr_scheduler", default=False):
+            metrics["lr"] = self.engine.lr_scheduler_step()
+        return tensordict_utils.get_tensordict({}, non_tensor_dict={"metrics": metrics})
+
+
+class WorkerGroup:
+    """The driver's handle of the workers, which are one object here."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+
+    def compute_log_prob(self, data: Any) -> Any:
+        """Return the engine's log-probs plus noise, as jagged tensors over prompt and response."""
+        offsets = data["input_ids"].offsets()
+        total = int(offsets[-1])
+        values, entropies = torch.zeros(total), torch.zeros(total)
+        mask, engine = data["response_mask"], data["rollout_log_probs"]
+        for row in range(mask.shape[0]):
+            length, end = int(mask[row].sum()), int(offsets[row + 1])
+            noise = 0.02 * torch.randn(length, generator=random)
+            # The log-prob of a token stands at the position before it.
+            values[end - 1 - length : end - 1] = (engine[row, :length] + noise).clamp(max=0)
+            entropies[end - 1 - length : end - 1] = 1.5
+        jagged = {"log_probs": values, "entropy": entropies}
+        tensors = {name: torch.nested.nested_tensor_from_jagged(each, offsets) for name, each in jagged.items()}
+        return tensordict_utils.get_tensordict(tensors, non_tensor_dict={"metrics": {"mfu": 0.0}})
+
+    def update_actor(self, data: Any) -> Any:
+        """Let verl's worker train on the batch."""
+        train = TrainingWorker.train_mini_batch
+        return train(self.worker, data)
+
+
+def new_trainer(scenario: str, steps: int) -> Any:
+    """Return a trainer with the attributes that `fit` reads."""
+    defaults = Path(verl.__file__).parent / "trainer" / "config" / "_generated_ppo_trainer.yaml"
+    configuration = OmegaConf.load(defaults)
+    correction = {
+        "bypass": {"bypass_mode": True, "loss_type": "ppo_clip"},
+        "decoupled": None,
+        "rejection": {"rollout_is": None, "rollout_rs": "token_k1", "rollout_rs_threshold": "0.99_1.01",
+                      "bypass_mode": False},
+    }[scenario]  # fmt: skip
+    OmegaConf.set_struct(configuration, False)
+    changes = {
+        "trainer.logger": ["console"], "trainer.val_before_train": False, "trainer.test_freq": -1,
+        "trainer.save_freq": -1, "trainer.total_epochs": 1, "trainer.balance_batch": False,
+        "trainer.project_name": "verl", "trainer.experiment_name": scenario,
+        "algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False,
+        "algorithm.rollout_correction": correction,
+        "actor_rollout_ref.rollout.n": ROLLOUTS_PER_PROMPT, "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.response_length": RESPONSE_LENGTH,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS, "actor_rollout_ref.actor.optim.lr": RATE,
+        "actor_rollout_ref.model.path": "tiny", "critic.enable": False, "reward_model.enable": False,
+    }  # fmt: skip
+    for name, value in changes.items():
+        OmegaConf.update(configuration, name, value, force_add=True)
+    trainer = RayPPOTrainer.__new__(RayPPOTrainer)
+    nothing = SimpleNamespace(sleep_replicas=lambda: None, update_weights=lambda *_: None)
+    trainer.config = configuration
+    trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
+    trainer.train_dataset = SimpleNamespace()
+    trainer.train_dataloader = [{"index": torch.arange(PROMPTS)} for _ in range(steps)]
+    trainer.total_training_steps = steps
+    trainer.checkpoint_manager = nothing
+    trainer.async_rollout_manager = Generation()
+    trainer.actor_rollout_wg = WorkerGroup()
+    trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+    trainer._load_checkpoint = lambda: None
+    trainer._init_dump_executor()
+    return trainer
+
+
+def halve(trainer: Any) -> None:
+    """Halve the learning rate as an operator while step HALVED_AT is sampled."""
+    own = trainer.async_rollout_manager.generate_sequences
+
+    def generate(batch: DataProto) -> DataProto:
+        if trainer.global_steps == HALVED_AT:
+            with httpx.Client(base_url=os.environ["FORESHOCK_URL"], timeout=30) as http:
+                key = os.environ["FORESHOCK_RUN_KEY"]
+                run = next(each["id"] for each in http.get("/v1/runs").json()["items"] if each["key"] == key)
+                body = {"kind": "halve", "reason": "a test of verl"}
+                http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body).raise_for_status()
+            time.sleep(3)
+        result: DataProto = own(batch)
+        return result
+
+    trainer.async_rollout_manager.generate_sequences = generate
+
+
+def main() -> None:
+    """Train, and print verl's metrics and the rates of the optimizer's steps."""
+    scenario, steps = sys.argv[1], int(sys.argv[2])
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    from verl.utils import tracking
+
+    own_log = tracking.Tracking.log
+
+    def note(self: Any, data: Any, step: int, backend: Any = None) -> None:
+        logged.append({name: float(value) for name, value in data.items() if isinstance(value, int | float)})
+        own_log(self, data, step, backend)
+
+    tracking.Tracking.log = note
+    trainer = new_trainer(scenario, steps)
+    if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply":
+        halve(trainer)
+    trainer.fit()
+    torch.distributed.destroy_process_group()
+    print("LOG " + json.dumps({"metrics": logged, "rates": trainer.actor_rollout_wg.worker.engine.rates}))
+
+
+if __name__ == "__main__":
+    main()
