@@ -211,8 +211,10 @@ class Bench:
         linted = record.last_step if step is None else step
         lint = self._optional(f"/v1/runs/{run}/steps/{linted}/lint") or {}
         sentences += [Sentence.of_lint(each) for each in lint.get("warnings") or ()]
-        over_run = self.connection.get_json(f"/v1/runs/{run}/lint")["whole_run"]
-        sentences += [Sentence.of_lint(over_run)] if over_run else []
+        over_run = self.connection.get_json(f"/v1/runs/{run}/lint")
+        seen = {sentence.kind for sentence in sentences}
+        together = [*over_run["window"], *([over_run["whole_run"]] if over_run["whole_run"] else [])]
+        sentences += [Sentence.of_lint(each) for each in together if each["name"] not in seen]
         health = self.connection.get_json(f"/v1/runs/{run}/health")
         sentences += [Sentence("health", each, names_cause=False) for each in health["sentences"]]
         found = diagnose(RunQueries(self.connection, run), record, f"{self.url}/runs/{run}", step=step)

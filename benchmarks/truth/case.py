@@ -51,7 +51,7 @@ class Case:
     `expected_cause` is the true cause, as `Sentence.names` takes it: the kind of a conclusion, the name of a check of
     the lint, or words of the sentence; None if nothing is wrong. `sufficient`: the data are enough to name it.
     `also_true` are other causes that are true here and may be named too, such as a consequence of the first.
-    `not_healthy`: the report must not call the run healthy.
+    `not_healthy`: the report must call the run neither healthy nor "healthy so far".
     """
 
     name: str
@@ -91,7 +91,7 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
     ]
     named = [each for each in outcome.sentences if case.expected_cause and each.names(case.expected_cause)]
     decisive = next(iter([*false, *named, *outcome.sentences]), None)
-    healthy = outcome.run_verdict == "healthy"
+    healthy = outcome.run_verdict.startswith("healthy")
     return Verdict(
         case,
         decisive.text if decisive else f"nothing; the run is {outcome.run_verdict}",

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from examples.tiny_rl.model import load_model, save_model
 from examples.tiny_rl.task import END_OF_SEQUENCE, MAX_RESPONSE_TOKENS, PAD, draw_problem
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 
-__all__ = ["addition_prompts", "log_probs", "sample_rollouts", "save_with_sampled_pad"]
+__all__ = ["addition_prompts", "log_probs", "sample_rollouts", "save_llama", "save_with_sampled_pad"]
 
 
 def addition_prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -28,12 +28,30 @@ def addition_prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [draw_problem(source).prompt_token_ids for _ in range(count)]
 
 
-def save_with_sampled_pad(weights: Path, folder: Path, logit: float) -> Path:
-    """Save the weights with a head that gives the pad id about `logit` more than the mean of the digits' logits."""
+def save_llama(folder: Path, seed: int) -> Path:
+    """Save a Llama of 30 thousand parameters with random weights large enough to be far from uniform."""
+    torch.manual_seed(seed)
+    configuration = LlamaConfig(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(configuration).save_pretrained(folder)
+    return folder
+
+
+def save_with_sampled_pad(weights: Path, folder: Path, factor: float) -> Path:
+    """Save the weights with a head whose row of the pad id is `factor` times the mean of the digits' rows."""
     model = load_model(weights)
     with torch.no_grad():
         head = model.lm_head.weight
-        head[PAD] = logit * head[2:12].mean(0)
+        head[PAD] = factor * head[2:12].mean(0)
     save_model(model, folder)
     return folder
 
@@ -53,6 +71,7 @@ def sample_rollouts(
 
     A response ends with the id `end`, or after `longest` tokens.
     """
+    torch.set_num_threads(1)  # more do not make so small a model faster
     model, generator = _load(weights), torch.Generator().manual_seed(seed)
     responses, log_mu, entropies, names, groups, repeated = [], [], [], [], [], []
     for number, prompt in enumerate(prompts):

@@ -10,6 +10,7 @@ from foreshock.lint.catalogue import CHECKS
 from foreshock.lint.checks import run_checks
 from foreshock.lint.evidence import LintEvidence, collect_evidence
 from foreshock.lint.report import CheckResult, Example, LintReport, LintWarning
+from foreshock.model_kind import ModelKind
 from foreshock.rollouts.batch import RolloutBatch
 
 __all__ = [
@@ -25,10 +26,10 @@ __all__ = [
 ]
 
 
-def lint_batch(batch: RolloutBatch) -> LintReport:
+def lint_batch(batch: RolloutBatch, *, entropy: float | None = None, model_kind: ModelKind | None = None) -> LintReport:
     """Return the warnings of a batch, and the checks that could not be made.
 
     Only the shape of the batch has to be valid: probabilities in place of log-probs are a warning here, and an error
-    elsewhere. Takes less time than measuring the batch.
+    elsewhere. Takes less time than measuring the batch. `entropy` and `model_kind` are those of `run_checks`.
     """
-    return run_checks(collect_evidence(batch))
+    return run_checks(collect_evidence(batch), entropy=entropy, model_kind=model_kind)

@@ -80,6 +80,14 @@ _ALL = (
         "Divide the trainer's logits by the sampling temperature before the log-softmax.",
     ),
     Check(
+        "k3_per_entropy",
+        "k3 is too large for the entropy",
+        "k3 alone looks healthy because the policy is nearly certain; per nat of entropy the mismatch is beyond the "
+        "healthy range.",
+        "Find the cause as for a large k3: replay a step with a checkpoint (`foreshock probe`), and check the other "
+        "findings. A low entropy makes any mismatch look small.",
+    ),
+    Check(
         "processed_log_probs",
         "μ was truncated and π was not (processed log-probs)",
         "E ρ is the mass that truncation kept and not 1: k3 is KL − (1 − E ρ), and ESS, χ² and every weight leave out "

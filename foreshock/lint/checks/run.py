@@ -23,14 +23,16 @@ from foreshock.lint.checks.pairs import (
     check_shift,
     check_trainer_temperature,
 )
+from foreshock.lint.checks.per_entropy import check_k3_per_entropy
 from foreshock.lint.checks.sampling import check_sampling
 from foreshock.lint.checks.values import check_finite, check_rounding, check_signs, columns_without_log_probs
 from foreshock.lint.evidence.lint_evidence import LintEvidence
 from foreshock.lint.report import LintReport
+from foreshock.model_kind import ModelKind
 
 __all__ = ["run_checks"]
 
-_OF_PAIRS = ("processed_log_probs", "mean_ratio", "temperature_of_trainer", "mismatch_after_id")
+_OF_PAIRS = ("processed_log_probs", "mean_ratio", "temperature_of_trainer", "mismatch_after_id", "k3_per_entropy")
 _OF_ALIGNMENT = ("shifted_log_probs", "wrong_log_base")
 _OF_ENDS = ("tokens_without_engine", "tokens_without_trainer", "pad_id_sampled")
 _COPIED = "the two log-probs are the same numbers"
@@ -50,8 +52,14 @@ _MOST_NON_FINITE = 1e-3
 
 
 @np.errstate(all="ignore")
-def run_checks(evidence: LintEvidence) -> LintReport:
-    """Return the report over all rollouts of the evidence."""
+def run_checks(
+    evidence: LintEvidence, *, entropy: float | None = None, model_kind: ModelKind | None = None
+) -> LintReport:
+    """Return the report over all rollouts of the evidence.
+
+    `entropy` is the trainer's mean entropy in nats, used if the rollouts have none per token. `model_kind` chooses the
+    healthy range of k3 / entropy; None: the wider one of mixtures of experts.
+    """
     outcomes: dict[str, Outcome] = {}
 
     def record(*found: Outcome) -> None:
@@ -76,7 +84,12 @@ def run_checks(evidence: LintEvidence) -> LintReport:
         record(
             *(NotChecked(name, why) for name in _OF_PAIRS)
             if why
-            else (*check_mean_ratio(evidence), check_trainer_temperature(evidence), check_after_id(evidence))
+            else (
+                *check_mean_ratio(evidence),
+                check_trainer_temperature(evidence),
+                check_after_id(evidence),
+                check_k3_per_entropy(evidence, entropy, model_kind),
+            )
         )
     record(*check_sampling(evidence, unreliable=_unreliable(evidence, outcomes, why), covered=_covered(outcomes)))
     record(check_masked_values(evidence, outcomes["pad_id_sampled"]))

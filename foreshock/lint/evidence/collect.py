@@ -9,7 +9,7 @@ from foreshock.lint.evidence.after_id import mismatch_after_ids
 from foreshock.lint.evidence.alignment import count_alignment
 from foreshock.lint.evidence.builder import EvidenceBuilder
 from foreshock.lint.evidence.fields import COLUMNS
-from foreshock.lint.evidence.group_sums import GroupSums, keys_of_texts
+from foreshock.lint.evidence.group_sums import GROUP_COLUMNS, GroupSums, keys_of_texts
 from foreshock.lint.evidence.lint_evidence import LintEvidence
 from foreshock.lint.evidence.missing_log_probs import count_masked_values, missing_by_token_id
 from foreshock.lint.evidence.pairs import count_pairs
@@ -31,7 +31,7 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     generated = int(batch.generated_lengths.sum())
     builder.count(rollouts=batch.num_rollouts, tokens=generated, tool_tokens=batch.num_tokens - generated)
     count_sampling_parameters(batch, builder)
-    group_sums = np.zeros((batch.num_rollouts, 2))
+    group_sums = np.zeros((batch.num_rollouts, len(GROUP_COLUMNS)))
     group_tokens = np.zeros(batch.num_rollouts, np.int64)
     for piece in iterate_pieces(batch):
         rows = slice(piece.first_row, piece.first_row + piece.offsets.size - 1)
@@ -39,7 +39,7 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
         group_sums[rows, 0] = sum_surprisals(_finite_only(piece, finite["rollout"]), builder)
         pairs = _finite_only(piece, finite["rollout"], finite["trainer"])
         if pairs.rollout is not None and pairs.trainer is not None:
-            group_sums[rows, 1] = count_pairs(batch, pairs, builder)
+            group_sums[rows, 1], group_sums[rows, 2] = count_pairs(batch, pairs, builder)
             group_tokens[rows] = np.diff(pairs.offsets)
     for name in COLUMNS:
         count_rounding(batch, name, builder)

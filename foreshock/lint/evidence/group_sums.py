@@ -16,14 +16,15 @@ __all__ = ["GROUP_COLUMNS", "GroupSums", "keys_of_texts"]
 
 Keys = NDArray[np.uint64]
 
-GROUP_COLUMNS = ("surprisal", "ratio_minus_one")
+GROUP_COLUMNS = ("surprisal", "ratio_minus_one", "k3")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupSums:
     """Sums over the tokens of G prompt groups; a rollout without a group is a group of its own.
 
-    `tokens` [G] counts the tokens with two log-probs; `sums` [G, 2] are Σ(−log μ − H) in nats and Σ(ρ − 1).
+    `tokens` [G] counts the tokens with two log-probs; `sums` [G, 3] are Σ(−log μ − H) in nats, Σ(ρ − 1), and Σ k3 in
+    nats.
     """
 
     keys: Keys
@@ -32,7 +33,7 @@ class GroupSums:
 
     @classmethod
     def of(cls, keys: Keys, tokens: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupSums:
-        """Return the sums by group of N rollouts with these group keys [N], tokens [N] and sums [N, 2]."""
+        """Return the sums by group of N rollouts with these group keys [N], tokens [N] and sums [N, 3]."""
         unique, inverse = np.unique(keys, return_inverse=True)
         totals = np.zeros((unique.size, len(GROUP_COLUMNS)))
         np.add.at(totals, inverse, sums)
@@ -43,7 +44,7 @@ class GroupSums:
         """Return the groups of both; the sums of a common group are added."""
         union = np.union1d(self.keys, other.keys)
         tokens = np.zeros(union.size, np.int64)
-        sums = CompensatedSums.zeros(union.size, 2)
+        sums = CompensatedSums.zeros(union.size, len(GROUP_COLUMNS))
         for part in (self, other):
             slots = np.searchsorted(union, part.keys)
             tokens[slots] += part.tokens

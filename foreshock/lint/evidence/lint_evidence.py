@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from foreshock.lint.evidence.after_id import AFTER_COUNTS, AFTER_SUMS, MismatchAfterIds
 from foreshock.lint.evidence.builder import EXAMPLES_KEPT, EvidenceBuilder
 from foreshock.lint.evidence.fields import COUNTS, EXTREMES, SUMS
-from foreshock.lint.evidence.group_sums import GroupSums
+from foreshock.lint.evidence.group_sums import GROUP_COLUMNS, GroupSums
 from foreshock.lint.evidence.missing_log_probs import MissingByTokenId
 from foreshock.lint.evidence.rollout_hashes import RolloutHashes
 from foreshock.lint.report import Example
@@ -29,7 +29,7 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "extremes": ("<f8", (len(EXTREMES),)),
     "group_keys": ("<u8", (None,)),
     "group_tokens": ("<i8", (None,)),
-    "group_sums": ("<f8", (2, None, 2)),
+    "group_sums": ("<f8", (2, None, len(GROUP_COLUMNS))),
     "dropped_ids": ("<i8", (None,)),
     "dropped_counts": ("<i8", (None, 3)),
     "after_ids": ("<i8", (None,)),

@@ -25,8 +25,11 @@ _LEAST_COPIED = 8
 _LARGEST_D = 20.0
 
 
-def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> NDArray[np.float64]:
-    """Return Σ(ρ − 1) by rollout, shape [N]. Both log-probs of every token of the piece must be finite."""
+def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> tuple[NDArray[np.float64], ...]:
+    """Return Σ(ρ − 1) and Σ(ρ − 1 − d) by rollout, each of shape [N].
+
+    Both log-probs of every token of the piece must be finite.
+    """
     behaviour, target = piece.rollout, piece.trainer
     assert behaviour is not None
     assert target is not None
@@ -48,15 +51,14 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
         _count_without_behaviour(batch, piece, below, builder)
     builder.count(large=_count_large(d))
     np.minimum(d, np.float32(_LARGEST_D), out=d)
-    sum_of_d = float(d.sum(dtype=np.float64))
+    of_d = row_sums(d, piece.offsets)
     np.expm1(d, out=d)
-    builder.add(
-        paired_k3=float(d.sum(dtype=np.float64)) - sum_of_d, paired_surprisal=-float(behaviour.sum(dtype=np.float64))
-    )
+    of_ratio = row_sums(d, piece.offsets)
+    builder.add(paired_k3=float((of_ratio - of_d).sum()), paired_surprisal=-float(behaviour.sum(dtype=np.float64)))
     if piece.entropy is not None and is_entropy(piece.entropy).all():
         weighted = float((d * target).sum(dtype=np.float64)) + float(target.sum(dtype=np.float64))
         builder.add(target_surprisal=-weighted, target_entropy=float(piece.entropy.sum(dtype=np.float64)))
-    return row_sums(d, piece.offsets)
+    return of_ratio, of_ratio - of_d
 
 
 def _count_large(d: NDArray[np.float32]) -> int:

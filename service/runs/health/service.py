@@ -69,6 +69,7 @@ def health_evidence(
     first, last = window[0].key.step, window[-1].key.step
     lint = read_lint(session, principal, run_id, None)
     faults = [warning.title for warning in lint.warnings if warning.newest_step >= first]
+    faults += [warning.title for warning in lint.window]
     faults += [lint.whole_run.title] if lint.whole_run is not None else []
     return HealthEvidence(
         first_step=first,

@@ -10,10 +10,14 @@ from functools import reduce
 from typing import Any, Protocol
 
 from foreshock.errors import StatisticsError
-from foreshock.lint import LintEvidence, collect_evidence, run_checks
+from foreshock.lint import LintEvidence, LintWarning, collect_evidence, run_checks
 from foreshock.lint.checks import sums_for_run
+from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
 from service.runs.lint.schemas import StepLintRead
+
+WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
+"""The checks that are also made over a window of steps: a padding id is sampled in few responses of a step."""
 
 _logger = logging.getLogger(__name__)
 
@@ -56,18 +60,22 @@ def lint_shard(batch: RolloutBatch) -> LintPart:
     return LintPart(evidence.to_bytes(), evidence.examples_to_json())
 
 
-def judge_step(step: int, attempt: int, shards: Sequence[Evidence]) -> StepVerdict | None:
-    """Return the verdict on all shards together; None if no evidence can be read. Unreadable evidence is logged."""
-    parts = []
-    for shard in shards:
-        try:
-            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
-        except StatisticsError as error:
-            _logger.warning("evidence of a shard of step %s (attempt %s) cannot be read: %s", step, attempt, error)
+def judge_step(
+    step: int,
+    attempt: int,
+    shards: Sequence[Evidence],
+    entropy: float | None = None,
+    model_kind: ModelKind | None = None,
+) -> StepVerdict | None:
+    """Return the verdict on all shards together; None if no evidence can be read. Unreadable evidence is logged.
+
+    `entropy` and `model_kind` are those of `foreshock.lint.run_checks`.
+    """
+    parts = _readable(shards)
     if not parts:
         return None
     evidence = reduce(LintEvidence.merge, parts)
-    report = StepLintRead.of(step, attempt, len(parts), run_checks(evidence))
+    report = StepLintRead.of(step, attempt, len(parts), run_checks(evidence, entropy=entropy, model_kind=model_kind))
     sums = sums_for_run(evidence)
     # A step takes no part in the run's test if damaged log-probs overflow its sums, or if its entropies are those of π:
     # the test is of μ.
@@ -76,3 +84,24 @@ def judge_step(step: int, attempt: int, shards: Sequence[Evidence]) -> StepVerdi
     if not counts:
         return StepVerdict(report, 0, 0.0, 0.0, 0.0, 0.0)
     return StepVerdict(report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest)
+
+
+def judge_window(
+    shards: Sequence[Evidence], entropy: float | None, model_kind: ModelKind | None
+) -> tuple[LintWarning, ...]:
+    """Return the findings of WINDOW_CHECKS on the shards of several steps together."""
+    parts = [part.without_rollout_hashes() for part in _readable(shards)]
+    if not parts:
+        return ()
+    report = run_checks(reduce(LintEvidence.merge, parts), entropy=entropy, model_kind=model_kind)
+    return tuple(warning for warning in report.warnings if warning.name in WINDOW_CHECKS)
+
+
+def _readable(shards: Sequence[Evidence]) -> list[LintEvidence]:
+    parts = []
+    for shard in shards:
+        try:
+            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
+        except StatisticsError as error:
+            _logger.warning("the lint's evidence of a shard cannot be read: %s", error)
+    return parts

@@ -60,6 +60,17 @@ def evidence_of_step(session: Session, key: StepKey) -> Sequence[ShardLint]:
     return session.scalars(query.order_by(ShardLint.shard)).all()
 
 
+def newest_steps(
+    session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None, count: int
+) -> list[StepKey]:
+    """Return the newest checked steps, ascending: the active ones, or those of one attempt."""
+    query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(
+        StepLint.run_id == run_id, _chosen(attempts, attempt)
+    )
+    rows = session.execute(query.order_by(StepLint.step.desc(), StepLint.attempt.desc()).limit(count))
+    return [StepKey(*row) for row in rows][::-1]
+
+
 def put_verdict(session: Session, row: dict[str, Any]) -> None:
     """Store the verdict on a step, or overwrite an older one."""
     upsert(session, StepLint, [row], STEP_KEY)

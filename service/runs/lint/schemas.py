@@ -114,4 +114,7 @@ class RunLintRead(BaseModel):
     whole_run: WarningRead | None = Field(
         description="warning of the surprisal test over all steps together, if no single step has it"
     )
+    window: list[WarningRead] = Field(
+        description="findings of the newest ten steps together that none of them has alone; needs at most 256 shards"
+    )
     whole_run_check: CheckRead | None = Field(description="result of that test; null if no step was checked")

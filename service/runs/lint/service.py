@@ -8,22 +8,27 @@ from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
+from foreshock.conclusions.health import WINDOW_STEPS
 from foreshock.lint import CHECKS, CheckResult, LintWarning
 from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
-from service.platform.database.tables import ShardLint
+from service.platform.database.tables import Attempt, Run, ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.lint import repository
-from service.runs.lint.judging import LintPart, StepVerdict, judge_step
+from service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
 from service.runs.lint.repository import RunSums, WarnedStep
+from service.runs.lint.scalar_entropy import entropy_of_scalars
 from service.runs.lint.schemas import CheckRead, RunLintRead, RunWarningRead, Severity, StepLintRead, WarningRead
 from service.runs.runs.service import get_run
+from service.runs.scalars.service import scalars_of_step
 from service.runs.step_key import StepKey
 
 _SURPRISAL = "raw_log_probs"
+# Evidence of a shard is read in about 0.3 ms.
+_MOST_WINDOW_SHARDS = 256
 
 
 class LintNotFound(ProblemError):
@@ -68,12 +73,13 @@ def store_verdict(session: Session, key: StepKey, verdict: StepVerdict) -> None:
 
 def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepLintRead:
     """Return the verdict on a step; if it is open, on the shards that have arrived. Raise LintNotFound."""
-    get_run(session, principal, run_id)
+    run = get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
-    stored = repository.verdict_of(session, key)
-    if stored is not None:
+    # The stored verdict knows neither scalars, which may arrive later, nor the kind of the model, which may change.
+    entropy = entropy_of_scalars(scalars_of_step(session, key))
+    verdict = judge_step(step, key.attempt, repository.evidence_of_step(session, key), entropy, run.model_kind)
+    if verdict is None and (stored := repository.verdict_of(session, key)) is not None:
         return StepLintRead.model_validate(stored.report)
-    verdict = judge_step(step, key.attempt, repository.evidence_of_step(session, key))
     if verdict is None:
         raise LintNotFound(
             f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"
@@ -83,7 +89,7 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
 
 def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRead:
     """Return the lint of a run, over the active steps or over one attempt."""
-    get_run(session, principal, run_id)
+    run = get_run(session, principal, run_id)
     if attempt is not None:
         require_attempt(session, run_id, attempt)
     attempts = attempts_of_run(session, run_id)
@@ -95,9 +101,24 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
         checked_steps=sums.steps,
         clean_steps=sums.clean_steps,
         warnings=warnings,
+        window=_window(session, run, attempts, attempt, known={warning.name for warning in warnings}),
         whole_run=None if seen_in_steps else whole,
         whole_run_check=check,
     )
+
+
+def _window(
+    session: Session, run: Run, attempts: Sequence[Attempt], attempt: int | None, known: set[str]
+) -> list[WarningRead]:
+    """Return the findings of the newest steps together, except those in `known`, which single steps have."""
+    keys = repository.newest_steps(session, run.id, attempts, attempt, WINDOW_STEPS)
+    shards = [shard for key in keys for shard in repository.evidence_of_step(session, key)]
+    if not shards or len(shards) > _MOST_WINDOW_SHARDS:
+        return []
+    of_steps = [entropy_of_scalars(scalars_of_step(session, key)) for key in keys]
+    logged = [value for value in of_steps if value is not None]
+    found = judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
+    return [WarningRead.of(warning) for warning in found if warning.name not in known]
 
 
 def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:

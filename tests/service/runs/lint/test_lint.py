@@ -14,6 +14,8 @@ from foreshock.rollouts import BatchAttributes, RolloutBatch
 from service.platform.database.session import Database
 from service.platform.database.tables import ShardLint, StepLint
 from tests.foreshock.lint.healthy import Policy, healthy_batch
+from tests.foreshock.lint.test_after_id import after, batch_with_pad, in_another_context
+from tests.foreshock.lint.test_per_entropy import nearly_certain_batch
 from tests.service.sending import Sender, start_run
 
 
@@ -21,6 +23,11 @@ def copied(batch: RolloutBatch) -> RolloutBatch:
     """Return the batch of a trainer in bypass mode."""
     assert batch.rollout_log_probs is not None
     return replace(batch, trainer_log_probs=batch.rollout_log_probs.copy())
+
+
+def nearly_certain_without_entropy() -> RolloutBatch:
+    """Return a batch whose k3 is in its healthy range and large for an entropy of 0.01 nats, which is not in it."""
+    return replace(nearly_certain_batch(0.04), entropy=None)
 
 
 def names(lint: dict[str, object]) -> list[str]:
@@ -174,3 +181,33 @@ def test_lint_of_missing_run_is_not_found(http: httpx.Client, path: str) -> None
     answer = http.get(f"/v1/runs/run_nowhere/{path}")
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_scalar_entropy_judges_k3_whenever_it_arrives(http: httpx.Client) -> None:
+    run = start_run(http)
+    http.patch(f"/v1/runs/{run.run}", json={"model_kind": "dense"}).raise_for_status()
+    send(run, 1, nearly_certain_without_entropy())
+    assert "k3_per_entropy" not in names(run.get("steps/1/lint").raise_for_status().json())
+    assert run.get("lint").raise_for_status().json()["window"] == []
+    run.put_scalars(1, {"actor/entropy": 0.01}).raise_for_status()
+    assert "k3_per_entropy" in names(run.get("steps/1/lint").raise_for_status().json())
+    over_run = run.get("lint").raise_for_status().json()
+    assert [warning["name"] for warning in over_run["window"]] == ["k3_per_entropy"]
+    health = run.get("health").raise_for_status().json()
+    assert health["verdict"] == "warning"
+    assert any("k3 is too large for the entropy" in sentence for sentence in health["sentences"])
+
+
+def test_id_that_is_masked_once_in_a_step_is_found_over_steps(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in range(1, 7):
+        batch = batch_with_pad(step, share=0.0)
+        row = int(np.flatnonzero(batch.response_lengths > 10)[step])
+        ids = batch.response_token_ids.copy()
+        ids[batch.response_offsets[row] + 1] = 0
+        batch = replace(batch, response_token_ids=ids)
+        send(run, step, in_another_context(batch, after(batch, 0)))
+        assert "mismatch_after_id" not in names(run.get(f"steps/{step}/lint").raise_for_status().json())
+    (warning,) = run.get("lint").raise_for_status().json()["window"]
+    assert (warning["name"], warning["evidence"]["token_id"]) == ("mismatch_after_id", 0)
+    assert run.get("health").raise_for_status().json()["verdict"] in ("warning", "critical")
