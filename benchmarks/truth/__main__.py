@@ -6,7 +6,7 @@ called healthy. Cases are in the files `*_cases.py` beside this one.
 
     python -m benchmarks.truth                       all cases
     python -m benchmarks.truth lint                  one topic: those of lint_cases.py
-    python -m benchmarks.truth --case "pad masked"   cases whose name contains this
+    python -m benchmarks.truth --case "pad id"       cases whose name matches this regular expression
 
 Bar: at least 40 cases, none of them false. Exits with 1 otherwise, and if a case fails with an error.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 import textwrap
 import time
@@ -62,7 +63,7 @@ def main() -> int:
     found = topics()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("topic", nargs="*", help=f"only these of {', '.join(found)}")
-    parser.add_argument("--case", metavar="TEXT", default="", help="only cases whose name contains TEXT")
+    parser.add_argument("--case", metavar="PATTERN", default="", help="only cases whose name matches")
     parser.add_argument("--list", action="store_true", help="print the names of the cases and exit")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.topic if name not in found]
@@ -73,7 +74,7 @@ def main() -> int:
         for topic, cases in found.items()
         if not arguments.topic or topic in arguments.topic
         for case in cases
-        if arguments.case in case.name
+        if re.search(arguments.case, case.name)
     ]
     if arguments.list:
         print("\n".join(f"{topic:<12}{case.name}" for topic, case in chosen))

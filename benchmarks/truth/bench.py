@@ -117,10 +117,11 @@ class Bench:
                     client.log_scalars(step, scalars[step])
                 if step in steps:
                     client.log_rollouts(step, steps[step])
-            if not client.flush(_PATIENCE_SECONDS) or client.counters.rejected or client.counters.dropped:
-                raise RuntimeError(f"the service did not accept the run {key}: {client.counters!r}")
+            delivered = client.flush(_PATIENCE_SECONDS)
             if client.counters.invalid:
                 raise RefusedError("; ".join(messages))
+            if not delivered or client.counters.rejected or client.counters.dropped:
+                raise RuntimeError(f"the service did not accept the run {key}: {client.counters!r}")
             run = client.run_id
         assert run is not None
         self._wait_until_closed(run, len(steps))

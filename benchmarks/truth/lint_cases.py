@@ -133,15 +133,15 @@ def pad_masked_in_loss(step: int) -> Callable[[Bench], Outcome]:
     return case
 
 
-def sampled_at(temperature: float, *, declared: bool = False, right: bool = False) -> Callable[[Bench], Outcome]:
-    """Return a case of rollouts sampled at a temperature and logged raw; `right`: at temperature 1, all is right."""
+def sampled_at(temperature: float, *, declared: bool = False, step: int = 1) -> Callable[[Bench], Outcome]:
+    """Return a case of 1,024 rollouts sampled at a temperature and logged raw, from the weights of a step."""
 
     def case(bench: Bench) -> Outcome:
-        weights = recorded_runs()[0].checkpoint(45)
-        batch = sample_rollouts(weights, addition_prompts(16), 16, temperature=temperature)
+        weights = recorded_runs()[0].checkpoint(step)
+        batch = sample_rollouts(weights, addition_prompts(32), 32, temperature=temperature)
         attributes = BatchAttributes(temperature=temperature, logprobs_mode="raw_logprobs") if declared else None
         batch = replace(batch, trainer_log_probs=log_probs(weights, batch), attributes=attributes or BatchAttributes())
-        return _shown(bench, f"temperature-{temperature}-{declared}-{right}", {1: batch})
+        return _shown(bench, f"temperature-{temperature}-{declared}-{step}", {1: batch})
 
     return case
 
@@ -218,7 +218,7 @@ def _cases() -> tuple[Case, ...]:
         Case("clean, a Llama with random weights", None, True, other_architecture),
         Case("clean, 16 rollouts of one prompt", None, True, logged(shipped, 45, sixteen)),
         Case("clean, the pad id sampled and kept", None, True, pad_sampled(45, dropped=False)),
-        Case("clean, sampled at temperature 1", None, True, sampled_at(1.0, right=True)),
+        Case("clean, sampled at temperature 1", None, True, sampled_at(1.0)),
         Case("pad id dropped by the attention mask, step 45", _AFTER_ID, True, pad_sampled(45, dropped=True)),
         Case("pad id dropped by the attention mask, step 1", _AFTER_ID, True, pad_sampled(1, dropped=True)),
         Case("the same in 16 rollouts", _AFTER_ID, False, pad_sampled(45, dropped=True, prompts=1)),
@@ -226,6 +226,7 @@ def _cases() -> tuple[Case, ...]:
         Case("temperature 0.6, logged raw", "raw_log_probs", True, sampled_at(0.6)),
         Case("temperature 0.6, logged raw, declared", "raw_log_probs", True, sampled_at(0.6, declared=True)),
         Case("temperature 1.4, logged raw", "raw_log_probs", True, sampled_at(1.4)),
+        Case("temperature 0.6, a nearly certain policy", "raw_log_probs", False, sampled_at(0.6, step=160)),
         Case("stale rollouts, no replay", "wrong-weights", False, one_step_lag, ("k3_per_entropy",)),
         Case("mismatch of a nearly certain policy", "k3_per_entropy", True, certain_policy(0.05)),
         Case("a certain policy without it", None, True, certain_policy(0.0)),
@@ -233,7 +234,7 @@ def _cases() -> tuple[Case, ...]:
     faults: tuple[tuple[str, str, Edit, tuple[str, ...]], ...] = (
         ("log π shifted by one token", "shifted_log_probs", shifted, _OTHER_NAME_OF_A_SHIFT),
         ("log μ shifted by one token", "shifted_log_probs", engine_shifted, _OTHER_NAME_OF_A_SHIFT),
-        ("response mask shifted by one token", "masked_values", mask_shifted, ("pad_id_sampled",)),
+        ("response mask shifted by one token", "the mask is shifted by one token", mask_shifted, ()),
         ("negative log-likelihood logged", "log natural-log probabilities, not", negated, ()),
         ("probabilities logged", "log natural-log probabilities, not probabilities", probabilities, ()),
         ("log π to base 2", "wrong_log_base", base_2, ("mean_ratio",)),

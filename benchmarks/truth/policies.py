@@ -77,17 +77,21 @@ def sample_rollouts(
     for number, prompt in enumerate(prompts):
         tokens = torch.tensor([list(prompt)] * per_prompt)
         past, columns = None, []
+        ended = torch.zeros(per_prompt, dtype=torch.bool)
         for _ in range(longest):
             output = model(input_ids=tokens, past_key_values=past, use_cache=True)
             past = output.past_key_values
             raw = torch.log_softmax(output.logits[:, -1].float(), -1)
             tokens = torch.multinomial(torch.softmax(raw / temperature, -1), 1, generator=generator)
             columns.append(torch.cat([tokens.double(), raw.gather(1, tokens).double(), _entropy(raw).double()], 1))
+            ended |= tokens[:, 0] == end
+            if ended.all():
+                break
         drawn = torch.stack(columns, 1).numpy()
         for row in range(per_prompt):
             ids = drawn[row, :, 0].astype(np.int64)
             ends = np.flatnonzero(ids == end) if end is not None else np.zeros(0, np.int64)
-            length = int(ends[0]) + 1 if ends.size else longest
+            length = int(ends[0]) + 1 if ends.size else ids.size
             responses.append(ids[:length].tolist())
             log_mu.append(drawn[row, :length, 1].tolist())
             entropies.append(drawn[row, :length, 2].tolist())

@@ -38,10 +38,10 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
     # A batch logged twice and sampling at temperature 0 look the same.
     one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < hashes.prompts.size
     greedy = "; no prompt has two different responses: if sampling was greedy, declare temperature 0" if one else ""
-    unlikely = f" that are no likelier than {format_number(math.exp(level))}" if level else ""
+    counted = f", counting responses with a probability of at most {format_number(math.exp(level))}" if level else ""
     seen = (
         f"{repeated:,} of {hashes.prompts.size:,} rollouts equal another one of their prompt in every token and in "
-        f"every bit of log μ{unlikely}; {format_number(expected)} are expected by chance{greedy}."
+        f"every bit of log μ{counted}; {format_number(expected)} are expected by chance{greedy}."
     )
     return Finding(
         check, "warning", seen, {"repeated": repeated, "expected": expected, "rollouts": hashes.prompts.size}

@@ -41,7 +41,8 @@ def check_missing_trainer(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
             continue
         if affected >= _NEARLY_ALL * total and affected >= _NEARLY_ALL * sampled:
             token_id, others = int(ids[slot]), total - affected
-            place = _place(evidence, "missing", total) if column == 0 else ""
+            place = _place(evidence, "missing" if column == 0 else "dropped", total)
+            place += " (or the mask is shifted by one token)" if column == 1 and place else ""
             seen = (
                 f"{affected:,} of {sampled:,} tokens of id {token_id} with a real log μ have {what}{place}; {others:,} "
                 "tokens of other ids do."

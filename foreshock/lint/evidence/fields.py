@@ -58,6 +58,8 @@ COUNTS = (
     "broad_tokens",  # of these: with an entropy above 0.5
     "missing_first",  # no log π beside a real log μ, at the first or the last token of a response
     "missing_last",
+    "dropped_first",  # masked with a log μ, at the first or the last token of a response
+    "dropped_last",
     "masked_rollout",
     "masked_trainer",
     "masked_entropy",

@@ -97,6 +97,8 @@ def missing_by_token_id(batch: RolloutBatch, builder: EvidenceBuilder) -> Missin
     builder.count(
         missing_first=int(np.isin(without_target, batch.response_offsets[:-1]).sum()),
         missing_last=int(np.isin(without_target, batch.response_offsets[1:] - 1).sum()),
+        dropped_first=int(np.isin(masked, batch.response_offsets[:-1]).sum()),
+        dropped_last=int(np.isin(masked, batch.response_offsets[1:] - 1).sum()),
     )
     for column, places in enumerate((without_target, masked, sampled)):
         slots = np.searchsorted(ids, batch.response_token_ids[places])
