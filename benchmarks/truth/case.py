@@ -28,8 +28,9 @@ class Sentence:
 
     @classmethod
     def of_lint(cls, value: Mapping[str, Any]) -> Self:
-        """Read an item of `warnings` of `GET …/lint`: each names a fault, whatever its severity."""
-        return cls(str(value["name"]), f"{value['title']}: {value['seen']}", names_cause=True)
+        """Read an item of `warnings` of `GET …/lint`: all but one, a large k3, name a fault."""
+        name = str(value["name"])
+        return cls(name, f"{value['title']}: {value['seen']}", names_cause=name != "k3_per_entropy")
 
     def names(self, cause: str) -> bool:
         """Return True if the kind is `cause`, or the text contains it (upper and lower case are equal)."""

@@ -227,7 +227,7 @@ def _cases() -> tuple[Case, ...]:
         Case("temperature 0.6, logged raw, declared", "raw_log_probs", True, sampled_at(0.6, declared=True)),
         Case("temperature 1.4, logged raw", "raw_log_probs", True, sampled_at(1.4)),
         Case("temperature 0.6, a nearly certain policy", "raw_log_probs", False, sampled_at(0.6, step=160)),
-        Case("stale rollouts, no replay", "wrong-weights", False, one_step_lag, ("k3_per_entropy",)),
+        Case("stale rollouts, no replay", "wrong-weights", False, one_step_lag),
         Case("mismatch of a nearly certain policy", "k3_per_entropy", True, certain_policy(0.05)),
         Case("a certain policy without it", None, True, certain_policy(0.0)),
     ]

@@ -52,6 +52,7 @@ def test_shared_run_reports_checks_not_made() -> None:
         "raw_log_probs": "the surprisal test needs rollout_log_probs and entropy",
         "entropy_of_trainer": "needs both log-probs and entropy",
         "temperature_of_trainer": "needs a declared temperature and logprobs_mode=processed_logprobs",
+        "k3_per_entropy": "needs entropies, of the tokens or as a scalar of the step",
     }
 
 
