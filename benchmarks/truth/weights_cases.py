@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.partial_sync import (
     ANNOUNCED,
@@ -21,7 +22,7 @@ from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
-from probes.engines.environment import AS_IT_IS, EngineEnvironment
+from probes.engines.environment import offered_environments
 
 __all__ = ["CASES", "recorded"]
 
@@ -51,22 +52,26 @@ def search(
     step: int,
     batch: RolloutBatch,
     checkpoints: dict[int, Path],
-    environment: EngineEnvironment = AS_IT_IS,
+    **request: Any,
 ) -> Outcome:
-    """Log the step with its checkpoints, search for the weights of the engine, and return what is shown."""
+    """Log the step with its checkpoints, search for the weights of the engine, and return what is shown.
+
+    `request` has further arguments of `Bench.probe`.
+    """
     run = bench.log_run(key, {step: batch}, checkpoints=checkpoints, model_kind="dense")
-    bench.probe(run, step, (SEARCH_SCORER,), environment=environment, kind=PROBE_KIND)
+    bench.probe(run, step, (SEARCH_SCORER,), kind=PROBE_KIND, **request)
     return bench.shown(run, step)
 
 
-def fault(name: str) -> Callable[[Bench], Outcome]:
-    """Return the function of a case of `benchmarks.partial_sync`."""
+def fault(name: str, **request: Any) -> Callable[[Bench], Outcome]:
+    """Return the function of a case of `benchmarks.partial_sync`; `request` has further arguments of `Bench.probe`."""
 
     def run(bench: Bench) -> Outcome:
         folder = recorded(bench)
         batch = decode_rollouts(rollouts_file(folder, name).read_bytes())
         checkpoints = {step: checkpoint_folder(folder, step) for step in ANNOUNCED}
-        return search(bench, f"weights-{name}", STEP, batch, checkpoints)
+        key = "-".join(["weights", name, *(f"{value}" for value in request.values())])
+        return search(bench, key, STEP, batch, checkpoints, **request)
 
     return run
 
@@ -92,8 +97,12 @@ def recorded_run(bench: Bench) -> Outcome:
     run = shipped_run()
     last = run.steps()[-1]
     checkpoints = {step: run.checkpoint(step) for step in run.steps()}
-    return search(bench, "weights-recorded", last, run.rollouts(last), checkpoints, run.environment.nearest())
+    rollouts = run.rollouts(last)
+    return search(bench, "weights-recorded", last, rollouts, checkpoints, environment=run.environment.nearest())
 
+
+# Held to the lowest instruction set, an engine rounds elsewhere, unless the machine has no other one.
+_ELSEWHERE = next(iter(offered_environments()), None)
 
 CASES = (
     Case("right weights", None, True, fault("right"), _NUMERICS),
@@ -103,7 +112,34 @@ CASES = (
     Case("stale head of a middle step", "ran with the lm_head of step 45 ", True, fault("head_of_middle"), _THE_LINK),
     Case("stale embeddings", "ran with the embeddings of step 1 ", True, fault("embeddings_of_first"), _THE_LINK),
     Case("stale layer", "ran with layer 1 of step 45 ", True, fault("layer_of_middle"), _THE_LINK),
+    Case(
+        "stale head, four rollouts",
+        "lm_head of step 1 ",
+        False,
+        fault("head_of_first", max_rollouts=4),
+        _THE_LINK,
+    ),
     Case("stale head, not announced", "lm_head of step 1 ", False, without_the_true_candidate, _THE_LINK),
     Case("tied head left stale by a reload", "ran with the lm_head of step 1 ", True, tied, _THE_LINK),
     Case("the recorded run's weights", None, True, recorded_run, (*_NUMERICS, "environment")),
+    *(
+        (
+            Case(
+                "stale head, replayed in another environment",
+                "lm_head of step 1 ",
+                False,
+                fault("head_of_first", environment=_ELSEWHERE),
+                (*_THE_LINK, "environment"),
+            ),
+            Case(
+                "right weights, replayed in another environment",
+                None,
+                True,
+                fault("right", environment=_ELSEWHERE),
+                (*_NUMERICS, "environment"),
+            ),
+        )
+        if _ELSEWHERE is not None
+        else ()
+    ),
 )

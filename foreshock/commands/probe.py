@@ -143,13 +143,14 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _search_request(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.trainer_autocast is not None or arguments.trainer_master_dtype is not None:
-        raise ConfigurationError("--weights-search replays the engine; --trainer-… are options of other probes")
+    if arguments.exact or arguments.trainer_autocast is not None or arguments.trainer_master_dtype is not None:
+        raise ConfigurationError("--weights-search replays the engine; --exact and --trainer-… are for other probes")
     body = {
         "step": arguments.step,
         "kind": PROBE_KIND,
         "scorers": [{"scorer": name} for name in arguments.scorer or ()],
         "accelerator": arguments.accelerator,
+        "environment": arguments.environment,
         "max_rollouts": arguments.max_rollouts,
         "max_candidates": arguments.max_candidates,
     }

@@ -1,0 +1,74 @@
+"""The table of a weights search: nearest replays first, the announced weights always shown, skipped ones counted."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+
+import pytest
+
+from foreshock.commands.probe import _request
+from foreshock.commands.records import WeightsReplayRecord, WeightsSearchRecord, attribution_record
+from foreshock.commands.report_weights import MOST_ROWS, weights_search_lines
+from foreshock.commands.text import Paint
+from foreshock.errors import ConfigurationError
+from foreshock.weights_search import PROBE_KIND
+
+PLAIN = Paint(io.StringIO())
+
+
+def replay(weights: str, k3: float, **fields: object) -> WeightsReplayRecord:
+    values = {"announced": False, "k3_low": k3 / 2, "k3_high": 2 * k3, "max_abs_d": 1.0, "at_noise_floor": False}
+    return WeightsReplayRecord(weights, k3_kl=k3, skipped="", **(values | fields))  # type: ignore[arg-type]
+
+
+def test_nearest_replays_come_first_and_the_announced_weights_are_always_there() -> None:
+    replays = [replay("the weights of step 60", 0.018, announced=True)]
+    replays += [replay(f"the weights of step {step}", 0.001 * step) for step in range(1, 12)]
+    replays.append(replay("the lm_head of step 1", 4e-14, at_noise_floor=True))
+    gone = WeightsReplayRecord("the weights of step 30", False, math.nan, math.nan, math.nan, math.nan, False, "gone")
+    lines = weights_search_lines(WeightsSearchRecord("vllm.prefill", 1e-6, "found", (*replays, gone)), PLAIN)
+    rows = [line.strip() for line in lines[2 : MOST_ROWS + 3]]
+    assert rows[0].startswith("the lm_head of step 1")
+    assert rows[0].endswith("at the noise floor")
+    assert rows[1].startswith("the weights of step 1 ")
+    assert rows[-1].startswith("(the announced weights alone)")
+    said = " ".join(" ".join(lines).split())
+    assert "4 more replays with larger k3" in said
+    assert "1 skipped, such as the weights of step 30: gone" in said
+    assert said.endswith("the search ended: found")
+
+
+def test_attribution_of_a_service_without_searches_has_none() -> None:
+    link = {"name": "trainer/rollout", "cause": "", "k3_kl": 0.1}
+    answer = {"chain": ["rollout", "trainer"], "links": [link], "whole": link, "tokens": 1, "rollouts": 1}
+    assert attribution_record(3, answer).weights_search is None
+
+
+def arguments(**given: object) -> argparse.Namespace:
+    names = ("scorer", "accelerator", "environment", "max_rollouts", "trainer_autocast", "trainer_master_dtype")
+    values = dict.fromkeys((*names, "max_candidates")) | {"step": 60, "weights_search": True, "exact": False}
+    return argparse.Namespace(**(values | given))
+
+
+def test_search_requests_one_engine_scorer() -> None:
+    assert _request(arguments(max_candidates=3)) == {
+        "step": 60,
+        "kind": PROBE_KIND,
+        "scorers": [],
+        "max_candidates": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trainer_autocast": "none"}, "--weights-search replays the engine"),
+        ({"exact": True}, "--weights-search replays the engine"),
+        ({"weights_search": False, "max_candidates": 3}, "--max-candidates is an option of --weights-search"),
+    ],
+)
+def test_options_of_another_probe_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        _request(arguments(**given))
