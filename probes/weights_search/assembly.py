@@ -24,7 +24,7 @@ _EMBEDDINGS = "model.embed_tokens.weight"
 
 
 class NotComparableError(WeightsError):
-    """Two checkpoints cannot be mixed: their tensors differ in name or shape, or there is no room for the result."""
+    """A mixture of two checkpoints cannot be replayed: there is no room for it, or the engine cannot load it."""
 
 
 @dataclass(frozen=True, slots=True)

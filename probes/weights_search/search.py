@@ -28,7 +28,13 @@ from foreshock.measures.comparison import compare
 from foreshock.rollouts import RolloutBatch
 from foreshock.weights_search import WHOLE, WeightsReplay, WeightsSearch
 from probes.weights import Weights
-from probes.weights_search.assembly import Ingredients, assemble, read_ingredients, why_not_comparable
+from probes.weights_search.assembly import (
+    Ingredients,
+    NotComparableError,
+    assemble,
+    read_ingredients,
+    why_not_comparable,
+)
 
 __all__ = ["MOST_REPLAYS", "Candidate", "Searcher"]
 
@@ -37,6 +43,9 @@ MOST_REPLAYS = 64
 
 # Parts that a pipeline stage holds together, or that a sync handles by one rule.
 _PAIRS = (("lm_head", "embeddings"), ("lm_head", "other"), ("layers", "other"))
+
+# The service keeps 1,000 characters of a reason.
+_LONGEST_REASON = 900
 
 LogProbs = NDArray[np.float32]
 
@@ -88,7 +97,7 @@ class Searcher:
         self._add(self._measured(self._found.step, WHOLE, announced))
         for candidate in self._candidates:
             if candidate.weights is None:
-                self._add(WeightsReplay(candidate.step, WHOLE, skipped=candidate.missing))
+                self._add(WeightsReplay(candidate.step, WHOLE, skipped=candidate.missing[:_LONGEST_REASON]))
         try:
             self._end(self._search(announced))
             self._confirm()
@@ -154,7 +163,7 @@ class Searcher:
             if reason is None:
                 self._ingredients[candidate.step] = other
             else:
-                self._add(WeightsReplay(candidate.step, WHOLE, skipped=reason))
+                self._add(WeightsReplay(candidate.step, WHOLE, skipped=reason[:_LONGEST_REASON]))
 
     def _untie(self, announced: LogProbs) -> bool:
         """Start from the announced weights with an untied head; return False if they do not give the same log-probs."""
@@ -177,7 +186,11 @@ class Searcher:
                 self._add(WeightsReplay(step, part, skipped=words))
             return None
         self._digests[step, part] = digest
-        replay = self._measured(step, part, self._log_probs(step, part))
+        try:
+            replay = self._measured(step, part, self._log_probs(step, part))
+        except NotComparableError as error:
+            self._add(WeightsReplay(step, part, skipped=str(error)[:_LONGEST_REASON]))
+            return None
         for candidate in self._candidates:
             if candidate.step == step and candidate.weights is not None:
                 candidate.weights.check_unchanged()
@@ -259,4 +272,4 @@ class Searcher:
         self._log(f"{self._found.describe(replay)}: {shown}")
 
     def _end(self, why: str) -> None:
-        self._found = dataclasses.replace(self._found, ended=why)
+        self._found = dataclasses.replace(self._found, ended=why[:_LONGEST_REASON])

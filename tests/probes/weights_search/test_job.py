@@ -1,0 +1,107 @@
+"""A search goes on when an engine cannot exchange weights in place, or cannot load one candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import RolloutBatch, ScoreBatch, encode_rollouts, encode_scores
+from foreshock.weights_search import WeightsSearch
+from probes.engines.process import EngineError
+from probes.engines.protocol import ScoreCommand
+from probes.weights import AnnouncedCheckpoint, WeightsLibrary
+from probes.weights_search.job import search_weights
+from tests.probes.weights_search.test_search import (
+    HEAD,
+    ROLLOUTS,
+    STEP,
+    TOKENS,
+    Tensors,
+    log_probs_of,
+    save,
+    tensors_of,
+)
+
+
+def search(tmp_path: Path, refuses: Callable[[ScoreCommand], EngineError | None]) -> tuple[WeightsSearch, list[str]]:
+    """Search for a head of step 1 among steps 1 and 59; `refuses` returns the error of a command, None to score it."""
+    batch = RolloutBatch.from_lists(
+        [f"s{row}" for row in range(ROLLOUTS)],
+        [[1]] * ROLLOUTS,
+        [[1] * TOKENS] * ROLLOUTS,
+        rollout_log_probs=np.split(log_probs_of(tensors_of(STEP) | {HEAD: tensors_of(1)[HEAD]}), ROLLOUTS),
+    )
+    rollouts, scores = tmp_path / "rollouts.parquet", tmp_path / "scores.parquet"
+    rollouts.write_bytes(encode_rollouts(batch))
+    digests = {step: save(tmp_path / "root" / str(step), tensors_of(step)).digest for step in (1, 59, STEP)}
+    library = WeightsLibrary({"runs": tmp_path / "root"})
+    base, *candidates = (AnnouncedCheckpoint("runs", str(step), digests[step], step) for step in (STEP, 59, 1))
+
+    def encoded(weights: Tensors) -> bytes:
+        made_by = Fingerprint(engine="vllm")
+        return encode_scores(ScoreBatch(batch.sample_ids, log_probs_of(weights), batch.response_offsets, made_by))
+
+    def score(command: ScoreCommand) -> None:
+        error = refuses(command)
+        if error is not None:
+            raise error
+        weights: Tensors = {}
+        for path in Path(command.weights_folder).glob("*.safetensors"):
+            weights |= load_file(path)
+        scores.write_bytes(encoded(weights))
+
+    template = ScoreCommand(
+        number=0,
+        scorer="vllm.prefill",
+        variant="",
+        weights_folder="",
+        weights_digest="",
+        weights_version=None,
+        options={},
+        accelerator="cpu",
+        rollouts=str(rollouts),
+        scores=str(scores),
+    )
+    plain = encoded(tensors_of(STEP))
+    lines: list[str] = []
+    scored = {"": plain, "rebatched": plain}
+    found = search_weights(STEP, library.find(base), candidates, library, template, scored, score, lines.append)
+    return found, lines
+
+
+def test_engine_that_cannot_exchange_weights_is_started_for_each_replay(tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    def refuses(command: ScoreCommand) -> EngineError | None:
+        asked.append(command.in_place_of is not None)
+        return EngineError("reload_weights is not implemented", "retry") if asked[-1] else None
+
+    found, lines = search(tmp_path, refuses)
+    assert (found.done[0].step, found.done[0].part) == (1, "lm_head")
+    assert found.best_is_confirmed
+    # It is asked for an exchange once only.
+    assert asked[:2] == [True, False]
+    assert not any(asked[2:])
+    assert "reload_weights is not implemented" in lines[1]
+
+
+def test_candidate_that_the_engine_cannot_load_is_skipped(tmp_path: Path) -> None:
+    def refuses(command: ScoreCommand) -> EngineError | None:
+        of_59 = Path(command.weights_folder).name == "59"
+        return EngineError("vLLM cannot load the checkpoint", "final") if of_59 else None
+
+    found, _ = search(tmp_path, refuses)
+    skipped = {(each.step, each.part): each.skipped for each in found.replays if each.skipped}
+    assert skipped == {(59, "all"): "vLLM cannot load the checkpoint"}
+    assert (found.done[0].step, found.done[0].part) == (1, "lm_head")
+
+
+def test_engine_that_crashes_ends_the_try(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="signal 9"):
+        search(tmp_path, lambda command: EngineError("ended by signal 9", "retry"))
+    assert not (tmp_path / "weights-search").exists()
