@@ -128,7 +128,7 @@ def _unknown(
     attributes = " and ".join(f"`{_ATTRIBUTES[name]}`" for name in unknown if name in _ATTRIBUTES)
     advice = f"; log the batch attribute {attributes}" if attributes else ""
     return (
-        f"The environment of {names} is not fully known ({what}), so {link.name}{_share(link)} may come from a "
+        f"The environment of {names} is not fully known ({what}), so {link.name}{_share(link)} may be due to a "
         f"replay in another environment, and no cause is named for it{advice}."
     )
 
