@@ -170,4 +170,5 @@ def _place(name: str, other: str) -> str:
 
 
 def _share(link: LinkEvidence) -> str:
-    return f" ({percent(link.share)} of the difference)" if math.isfinite(link.share) else ""
+    """Return the link's share in words; none if links cancel so that it is no part of the whole."""
+    return f" ({percent(link.share)} of the difference)" if 0.0 <= link.share <= 1.0 else ""
