@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.lint.evidence.builder import EvidenceBuilder
-from foreshock.lint.evidence.pieces import row_sums
 from foreshock.lint.evidence.values import example_at
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.batch import RolloutBatch
@@ -91,7 +90,7 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     d[~compared] = 0.0
     np.clip(d, -_LARGEST_D, _LARGEST_D, out=d)
     large = np.flatnonzero(np.abs(d) >= np.float32(LARGE_D))
-    candidates = _candidates(batch, d, large)
+    candidates = _candidates(batch, large)
     surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
     k3 = np.expm1(d) - d
     found = [_sums_of(batch, int(each), compared, large, k3, surprisal) for each in candidates]
@@ -109,7 +108,7 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     )
 
 
-def _candidates(batch: RolloutBatch, d: NDArray[np.float32], large: Ids) -> Ids:
+def _candidates(batch: RolloutBatch, large: Ids) -> Ids:
     """Return at most CANDIDATES ids, ascending: those before the first large difference of responses, rare elsewhere.
 
     The order is by R² / occurrences, for an id that stands in R of the searched windows; then by how near it stands.
@@ -118,7 +117,8 @@ def _candidates(batch: RolloutBatch, d: NDArray[np.float32], large: Ids) -> Ids:
     rows, first = np.unique(np.searchsorted(offsets, large, side="right") - 1, return_index=True)
     ends = large[first]
     if rows.size > _ROLLOUTS_SEARCHED:
-        worst = np.argsort(-row_sums(np.abs(d), offsets)[rows], kind="stable")[:_ROLLOUTS_SEARCHED]
+        many = np.bincount(np.searchsorted(rows, np.searchsorted(offsets, large, side="right") - 1))
+        worst = np.argsort(-many, kind="stable")[:_ROLLOUTS_SEARCHED]
         rows, ends = rows[worst], ends[worst]
     starts = np.maximum(offsets[rows], ends - _TOKENS_SEARCHED)
     lengths = ends - starts
@@ -197,8 +197,9 @@ def _between(values: NDArray[np.float32] | NDArray[np.bool_], starts: Ids, ends:
     sums = np.zeros(starts.size)
     filled = np.flatnonzero(ends > starts)
     if filled.size:
-        bounds = np.stack([starts[filled], ends[filled]], axis=1).ravel()
-        # The end of the last row may be the end of the array, which is no valid index.
-        bounds = bounds[:-1] if bounds[-1] == values.size else bounds
-        sums[filled] = np.add.reduceat(values, bounds, dtype=np.float64)[::2]
+        lengths = (ends - starts)[filled]
+        heads = np.cumsum(lengths) - lengths
+        # Gathered, because most ids stand in few responses: reduceat would also sum what lies between them.
+        gathered = values[np.arange(lengths.sum()) + np.repeat(starts[filled] - heads, lengths)]
+        sums[filled] = np.add.reduceat(gathered, heads, dtype=np.float64)
     return sums
