@@ -25,14 +25,14 @@ from foreshock.scorers import SCORERS
 
 __all__ = ["LEAST_GROWTH", "LEAST_K3", "ZERO_K3", "conclude"]
 
-ZERO_K3 = 1e-10
-"""The k3 in nats up to which a link counts as 0 within rounding: an rms difference of 1.4e-5. Scores of one float32 or
-bfloat16 computation that differ in the last bit of a few log-probs have 1e-14 to 1e-12; those of a bfloat16 computation
-in two environments 1e-7 or more, also at the first steps of a run."""
-LEAST_K3 = 1e-6
+ZERO_K3 = 1e-13
+"""The k3 in nats up to which a link counts as 0 within rounding: an rms difference of 4.5e-7. A replay in the run's own
+environment has 0 to 4e-14. The shipped run's checkpoints in two environments: at least 2.8e-12 in bfloat16 (up to
+2.7e-5, and up to 3e5 times more at one step than at another)."""
+LEAST_K3 = 1e-5
 LEAST_GROWTH = 1e4
-"""A link has grown from 0 if its k3 is at least LEAST_K3 and LEAST_GROWTH times that of the other step. The difference
-of two environments in float32 stays below LEAST_K3."""
+"""A link has grown from 0 if its k3 is at least LEAST_K3 and LEAST_GROWTH times that of the other step. Two environments
+in float32, which also begin near 0 (2e-14 to 8e-14 for the shipped run), stay far below LEAST_K3."""
 
 _LOGGED = {"rollout": "at sampling", "trainer": "in the trainer"}
 _ATTRIBUTES = {"rollout": "engine_fingerprint", "trainer": "trainer_fingerprint"}
