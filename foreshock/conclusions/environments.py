@@ -31,8 +31,8 @@ environment has 0 to 4e-14. The shipped run's checkpoints in two environments: a
 2.7e-5, and up to 3e5 times more at one step than at another)."""
 LEAST_K3 = 1e-5
 LEAST_GROWTH = 1e4
-"""A link has grown from 0 if its k3 is at least LEAST_K3 and LEAST_GROWTH times that of the other step. Two environments
-in float32, which also begin near 0 (2e-14 to 8e-14 for the shipped run), stay far below LEAST_K3."""
+"""A link has grown from 0 if its k3 is at least LEAST_K3 and LEAST_GROWTH times that of the other step. Two
+environments in float32, which also begin near 0 (2e-14 to 8e-14 for the shipped run), stay far below LEAST_K3."""
 
 _LOGGED = {"rollout": "at sampling", "trainer": "in the trainer"}
 _ATTRIBUTES = {"rollout": "engine_fingerprint", "trainer": "trainer_fingerprint"}
