@@ -18,7 +18,7 @@ HEADER = """\
 # baseline and noise. Ranges hold at lag 0; a run whose model kind is unknown is judged as a dense model.
 """
 
-_PROBE = "Probe a step that has a checkpoint and read its attribution: it names the cause of the mismatch."
+_PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
 _QUIETEST = "run_comparison:foreshock_k3_kl_nats:min_over_time6h"
 
 

@@ -52,7 +52,7 @@ def _trainer_precision(reference: ReferenceEvidence) -> Conclusion:
         f"The trainer computes in float32: {reference.reference} reproduces its log-probs (k3 {number(logged)}), and "
         f"{_REPLAYED} as requested does not (k3 {number(replayed)}). Request the probe again with {_REPLAYED} in "
         "float32 (autocast none, master_dtype float32).",
-        f"{_LOGGED}/{_REPLAYED}",
+        f"{reference.reference}/{_LOGGED}",
         names_cause=True,
     )
 

@@ -18,7 +18,7 @@ __all__ = ["K3", "default_rules"]
 
 K3 = f"{TRAINER_ROLLOUT}:k3_kl"
 
-_PROBE = "Probe a step that has a checkpoint and read its attribution: it names the cause of the mismatch."
+_PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
 _LOWER = "Lower the learning rate. Find the cause with a probe before you raise it again."
 
 _MODELS: Final[Mapping[ModelKind | None, str]] = {
