@@ -29,6 +29,7 @@ def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None) -> LintPan
     """Return the lint of a run's steps; the checks that could not be made are on the steps' pages."""
     found = read_run(viewing.session, viewing.principal, run_id, None)
     cards = [_card_of_steps(run_id, warning, found.checked_steps) for warning in found.warnings]
+    cards[:0] = [_card(warning) for warning in found.window]
     if found.whole_run is not None:
         cards.insert(0, _card(found.whole_run))
     unchecked = last_step is not None and not found.checked_steps

@@ -211,3 +211,4 @@ def test_id_that_is_masked_once_in_a_step_is_found_over_steps(http: httpx.Client
     (warning,) = run.get("lint").raise_for_status().json()["window"]
     assert (warning["name"], warning["evidence"]["token_id"]) == ("mismatch_after_id", 0)
     assert run.get("health").raise_for_status().json()["verdict"] in ("warning", "critical")
+    assert "Your mask drops token 0, which the model sampled" in http.get(f"/runs/{run.run}").raise_for_status().text
