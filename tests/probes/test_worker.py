@@ -247,7 +247,7 @@ def test_worker_drops_a_job_whose_lease_expired_and_another_worker_completed(
 
 @contextmanager
 def worker_process(
-    service: RunningService, root: Path, folder: Path, **environment: str
+    service: RunningService, root: Path, folder: Path, scorers: tuple[str, ...] = TORCH, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Run `foreshock worker` as a user does; yield the process and its log."""
     log = folder / "worker.log"
@@ -259,7 +259,7 @@ def worker_process(
         "FORESHOCK_LEASE_WAIT_SECONDS": "30",
         **environment,
     }
-    command = [sys.executable, "-m", "probes.commands", "--name", "the-first", "--scorers", ",".join(TORCH)]
+    command = [sys.executable, "-m", "probes.commands", "--name", "the-first", "--scorers", ",".join(scorers)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=variables, stdout=sink, stderr=subprocess.STDOUT)
     try:

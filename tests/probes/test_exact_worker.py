@@ -1,0 +1,90 @@
+"""The worker, the service and real engines compare a pair and publish it; a killed worker changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreshock.digests import weights_digest
+from foreshock.scorers import EXACT_PAIRS
+from probes.console import WorkerConsole
+from probes.engines.pool import EnginePool
+from probes.worker import Worker
+from tests.probes.conftest import RunningService
+from tests.probes.test_worker import ProbedRun, settings, start_run, worker_process
+from tests.probes.tiny import make_rollouts
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+(PAIR,) = EXACT_PAIRS.values()
+SCORERS = (PAIR.target, PAIR.behaviour)
+IN_FLOAT32 = {PAIR.target: {"autocast": None, "master_dtype": "float32"}, PAIR.behaviour: {"dtype": "float32"}}
+
+
+@pytest.fixture
+def run(service: RunningService, checkpoints: Path) -> Iterator[ProbedRun]:
+    started = start_run(service, make_rollouts(12))
+    started.announce(weights_digest(checkpoints / "first"))
+    yield started
+    service.http.delete(f"/v1/runs/{started.run}")
+
+
+def request_exact(run: ProbedRun) -> str:
+    body = {"step": 1, "exact_pairs": [PAIR.key], "options": IN_FLOAT32, "environment": "any"}
+    answer = run.service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
+    return str(answer.json()["id"])
+
+
+def do_one_job(run: ProbedRun, checkpoints: Path, engines: EnginePool) -> str:
+    console = StringIO()
+    chosen = settings(run.service, checkpoints, worker_name="the-second")
+    Worker(chosen, WorkerConsole(console), scorers=SCORERS, engines=engines).run(once=True, until_idle_seconds=60.0)
+    return console.getvalue()
+
+
+def exact_of(run: ProbedRun) -> dict[str, Any]:
+    (found,) = run.service.http.get(f"/v1/runs/{run.run}/steps/1/exact").raise_for_status().json()["items"]
+    return dict(found)
+
+
+def test_worker_compares_a_pair_and_the_service_publishes_it(
+    run: ProbedRun, checkpoints: Path, engines: EnginePool
+) -> None:
+    probe = request_exact(run)
+    log = do_one_job(run, checkpoints, engines)
+    assert run.read(probe)["state"] == "done", log
+    assert f"{PAIR.name}: " in log
+    exact, rollouts = exact_of(run), make_rollouts(12)
+    assert (exact["tokens"], exact["non_finite"]) == (rollouts.num_tokens, 0)
+    # The same weights in float32 on both sides.
+    assert 0.0 <= exact["kl"]["mean"] < 1e-10
+    assert exact["behaviour_entropy"]["mean"] == pytest.approx(exact["target_entropy"]["mean"], rel=1e-4)
+    for side, engine in (("target", "torch"), ("behaviour", "vllm")):
+        fingerprint = exact[f"{side}_fingerprint"]
+        assert (fingerprint["engine"], fingerprint["dtype"]) == (engine, "float32")
+        assert fingerprint["weights_digest"] == weights_digest(checkpoints / "first")
+        assert fingerprint["cpu_isa"]
+    url = f"/v1/runs/{run.run}/steps/1/exact/tokens"
+    longest = max(rollouts.sample_ids, key=lambda name: rollouts.response_lengths[rollouts.sample_ids.index(name)])
+    items = run.service.http.get(url, params={"sample_id": longest}).raise_for_status().json()["items"]
+    assert len(items) == int(rollouts.response_lengths.max())
+
+
+def test_killed_worker_publishes_nothing_and_another_one_does_the_job(
+    run: ProbedRun, checkpoints: Path, engines: EnginePool, tmp_path: Path
+) -> None:
+    probe = request_exact(run)
+    with worker_process(run.service, checkpoints, tmp_path, SCORERS) as (process, _):
+        run.wait_for(probe, {"running"})
+        process.kill()
+        process.wait()
+    assert run.service.http.get(f"/v1/runs/{run.run}/steps/1/exact").status_code == 404
+    log = do_one_job(run, checkpoints, engines)
+    (job,) = run.read(probe)["jobs"]
+    assert (job["state"], job["worker"], job["attempts"]) == ("done", "the-second", 2), log
+    assert "lease expired" in job["reasons"][0]
+    assert exact_of(run)["kl"]["mean"] < 1e-10
