@@ -91,7 +91,8 @@ class ProbeCommand:
             if probe["state"] == "done":
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
                 queries.wait_for_attribution(arguments.step)
-                attribution = queries.attribution(arguments.step) if arguments.weights_search else None
+                if arguments.weights_search or arguments.exact:
+                    attribution = queries.attribution(arguments.step)
         print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
         if attribution is not None and not arguments.json:
             print("\n".join(_found(attribution)))
@@ -103,7 +104,7 @@ class ProbeCommand:
 
 
 def _found(attribution: AttributionRecord) -> list[str]:
-    """Return what a weights search found: the replays, and the conclusions on the step."""
+    """Return the replays of a weights search, if there was one, and the conclusions on the step."""
     search = attribution.weights_search
     lines = ["", *(weights_search_lines(search, Paint()) if search is not None else ())]
     for sentence in attribution.conclusions:
@@ -114,6 +115,8 @@ def _found(attribution: AttributionRecord) -> list[str]:
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.max_candidates is not None and not arguments.weights_search:
         raise ConfigurationError("--max-candidates is an option of --weights-search")
+    if arguments.weights_search and arguments.exact:
+        raise ConfigurationError("--exact and --weights-search are two probes: request one after the other")
     if arguments.weights_search:
         return _search_request(arguments)
     scorers = []

@@ -128,6 +128,16 @@ def test_noise_floors_are_listed_below_the_links() -> None:
     assert "in other batches: vllm.prefill k3 2.00e-6, max |d| 0.010, torch.trainer k3 0," in " ".join(text.split())
 
 
+def test_exact_divergence_stands_in_place_of_k3_of_its_link() -> None:
+    found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
+    assert "exact" not in text_of(attributions=(found,), probed_steps=(7,))
+    exact = {"torch.trainer/vllm.prefill": 3.7e-6}
+    text = text_of(attributions=(dataclasses.replace(found, exact=exact),), probed_steps=(7,))
+    (row,) = [line for line in text.splitlines() if line.startswith("    torch.trainer/vllm.prefill ")]
+    assert row.split()[1:3] == ["exact", "3.70e-6"]
+    assert "exact: KL(μ‖π) over the whole vocabulary in place of k3" in " ".join(text.split())
+
+
 def test_stale_attribution_is_marked() -> None:
     found = chain(vllm__prefill=0.0, trainer=0.001)
     assert "a new attribution is being computed" not in text_of(attributions=(found,), probed_steps=(7,))

@@ -19,6 +19,7 @@ from foreshock.digests import weights_digest
 from foreshock.measures.comparison import measure_step
 from foreshock.measures.registry import MEASURES
 from foreshock.rollouts import encode_rollouts
+from foreshock.scorers import EXACT_PAIRS, default_scorers
 from tests.foreshock.batches import random_batch
 from tests.foreshock.running_service import RunningService
 
@@ -176,6 +177,20 @@ def test_repeated_probe_request_finds_the_same_probe(
     assert "foreshock worker" in shown.err
     assert run(imported, "report", "imported") == 0
     assert "probe of step 20: queued" in capsys.readouterr().out
+
+
+def test_exact_probe_requests_the_pair_beside_the_scorers(
+    imported: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["probe", "imported", "20", "--exact", "--no-wait"]
+    assert run(imported, *words, "--json") == 0
+    probe = json.loads(capsys.readouterr().out)
+    assert probe["exact_pairs"] == list(EXACT_PAIRS)
+    assert [each["scorer"] for each in probe["scorers"]] == sorted(default_scorers())
+    assert run(imported, *words) == 0
+    assert "exact(torch.trainer, vllm.prefill)" in capsys.readouterr().out
+    assert run(imported, *words, "--weights-search") != 0
+    assert "--exact and --weights-search are two probes" in capsys.readouterr().err
 
 
 def test_probe_without_weights_shows_the_reason(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
