@@ -41,7 +41,7 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
     header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "95 %", ""]
     lines += table(header, rows, left=(0, 7), indent="    ")
     if any(link.name in attribution.exact for link in attribution.links):
-        lines += note("exact: KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
+        lines += note("*: exact KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
     for sentence in attribution.conclusions:
         lines += wrap(sentence, "      ", "    → ")
     if attribution.weights_search is not None:
@@ -79,7 +79,7 @@ def _link_row(link: LinkRecord, exact: float) -> list[str]:
         interval = f"{_share(link.share_low)} … {_share(link.share_high)}"
     k3, *others = _moments(link)
     if math.isfinite(exact):
-        k3 = f"exact {number(exact)}"
+        k3 = f"{number(exact)}*"
     return [link.name, k3, *others, _share(link.share), interval, bar(link.share, 10).rstrip()]
 
 

@@ -134,8 +134,8 @@ def test_exact_divergence_stands_in_place_of_k3_of_its_link() -> None:
     exact = {"torch.trainer/vllm.prefill": 3.7e-6}
     text = text_of(attributions=(dataclasses.replace(found, exact=exact),), probed_steps=(7,))
     (row,) = [line for line in text.splitlines() if line.startswith("    torch.trainer/vllm.prefill ")]
-    assert row.split()[1:3] == ["exact", "3.70e-6"]
-    assert "exact: KL(μ‖π) over the whole vocabulary in place of k3" in " ".join(text.split())
+    assert row.split()[1] == "3.70e-6*"
+    assert "*: exact KL(μ‖π) over the whole vocabulary in place of k3" in " ".join(text.split())
 
 
 def test_stale_attribution_is_marked() -> None:
