@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import insert_rows, upsert
-from service.platform.database.tables import Attempt, ShardLint, StepLint
+from service.platform.database.tables import Attempt, Scalar, ShardLint, StepLint
 from service.runs.attempts.active_attempts import is_active
 from service.runs.step_key import StepKey
 
@@ -69,6 +69,24 @@ def newest_steps(
     )
     rows = session.execute(query.order_by(StepLint.step.desc(), StepLint.attempt.desc()).limit(count))
     return [StepKey(*row) for row in rows][::-1]
+
+
+def scalars_of_step(session: Session, key: StepKey, names: Sequence[str]) -> dict[str, float]:
+    """Return the finite scalars of these names, each from the source `trainer`, else the first by name.
+
+    A query of its own: the scalars know the steps, which know the lint.
+    """
+    query = select(Scalar.name, Scalar.value).where(
+        Scalar.run_id == key.run_id,
+        Scalar.attempt == key.attempt,
+        Scalar.step == key.step,
+        Scalar.name.in_(names),
+        Scalar.value.is_not(None),
+    )
+    values: dict[str, float] = {}
+    for name, value in session.execute(query.order_by(Scalar.source != "trainer", Scalar.source)):
+        values.setdefault(name, value)
+    return values
 
 
 def put_verdict(session: Session, row: dict[str, Any]) -> None:

@@ -20,10 +20,9 @@ from service.runs.attempts.service import attempts_of_run, require_attempt, reso
 from service.runs.lint import repository
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
 from service.runs.lint.repository import RunSums, WarnedStep
-from service.runs.lint.scalar_entropy import entropy_of_scalars
+from service.runs.lint.scalar_entropy import SCALAR_NAMES, entropy_of_scalars
 from service.runs.lint.schemas import CheckRead, RunLintRead, RunWarningRead, Severity, StepLintRead, WarningRead
 from service.runs.runs.service import get_run
-from service.runs.scalars.service import scalars_of_step
 from service.runs.step_key import StepKey
 
 _SURPRISAL = "raw_log_probs"
@@ -76,7 +75,7 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
     run = get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     # The stored verdict knows neither scalars, which may arrive later, nor the kind of the model, which may change.
-    entropy = entropy_of_scalars(scalars_of_step(session, key))
+    entropy = _logged_entropy(session, key)
     verdict = judge_step(step, key.attempt, repository.evidence_of_step(session, key), entropy, run.model_kind)
     if verdict is None and (stored := repository.verdict_of(session, key)) is not None:
         return StepLintRead.model_validate(stored.report)
@@ -115,10 +114,13 @@ def _window(
     shards = [shard for key in keys for shard in repository.evidence_of_step(session, key)]
     if not shards or len(shards) > _MOST_WINDOW_SHARDS:
         return []
-    of_steps = [entropy_of_scalars(scalars_of_step(session, key)) for key in keys]
-    logged = [value for value in of_steps if value is not None]
+    logged = [value for key in keys if (value := _logged_entropy(session, key)) is not None]
     found = judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
     return [WarningRead.of(warning) for warning in found if warning.name not in known]
+
+
+def _logged_entropy(session: Session, key: StepKey) -> float | None:
+    return entropy_of_scalars(repository.scalars_of_step(session, key, SCALAR_NAMES))
 
 
 def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:
