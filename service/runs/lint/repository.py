@@ -81,11 +81,11 @@ def scalars_of_step(session: Session, key: StepKey, names: Sequence[str]) -> dic
         Scalar.attempt == key.attempt,
         Scalar.step == key.step,
         Scalar.name.in_(names),
-        Scalar.value.is_not(None),
     )
     values: dict[str, float] = {}
     for name, value in session.execute(query.order_by(Scalar.source != "trainer", Scalar.source)):
-        values.setdefault(name, value)
+        if value is not None:
+            values.setdefault(name, value)
     return values
 
 
