@@ -26,14 +26,14 @@ def conclude(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> lis
         return []
     link = comparison_name(search.scorer, "rollout")
     announced = search.announced
+    if search.is_at_floor(announced):
+        return [Conclusion("weights-held", _held(search, announced), link)]
     if not search.others:
-        if search.reproduces(announced):
-            return [Conclusion("weights-held", _held(search, announced), link)]
         return [Conclusion("cannot-tell", _nothing_tried(search), link)]
     best = search.others[0]
     if not search.is_clearly_better(best, announced):
         if search.reproduces(announced):
-            return [Conclusion("weights-held", _held(search, announced), link)]
+            return [Conclusion("cannot-tell", _near(search, announced), link)]
         return [Conclusion("cannot-tell", _not_reproduced(evidence, search, best, link, so_far), link)]
     if not search.reproduces(best):
         return [Conclusion("cannot-tell", _not_reproduced(evidence, search, best, link, so_far), link)]
@@ -46,6 +46,14 @@ def _held(search: WeightsSearch, announced: WeightsReplay) -> str:
     return (
         f"The engine at step {search.step} ran with the announced weights: their replay gives its log-probs "
         f"(k3 {_k3(announced)}, at the noise floor)."
+    )
+
+
+def _near(search: WeightsSearch, announced: WeightsReplay) -> str:
+    others = "the other replay is not" if len(search.others) == 1 else f"none of {len(search.others)} other replays is"
+    return (
+        f"The announced weights give the log-probs of the engine at step {search.step} nearly (k3 {_k3(announced)}), "
+        f"and {others} clearly nearer: these rollouts cannot tell whether it held others."
     )
 
 

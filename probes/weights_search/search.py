@@ -2,9 +2,8 @@
 
 1. The announced weights. If they reproduce `rollout` exactly, the search ends.
 2. The whole weights of each candidate step, the nearest and the first ones first.
-3. Unless the announced weights are near the noise floor already: the announced weights with one part of a candidate
-   step: head, embeddings, all layers, the rest; then parts that are often synchronised together; then halves of the
-   layers, then single layers.
+3. The announced weights with one part of a candidate step: head, embeddings, all layers, the rest; then parts that are
+   often synchronised together; then halves of the layers, then single layers.
 
 A replay at the noise floor ends the search, after the same part of the other candidates: if another one fits as well,
 neither can be named. The best weights are replayed again in an engine that was started with them.
@@ -119,9 +118,7 @@ class Searcher:
             return "no other weights could be replayed"
         if self._found.tied and not self._untie(announced):
             return "the engine computes otherwise once the tied embeddings are written as two tensors"
-        # Near the floor, only a lag of whole steps with tiny updates is looked for.
-        stages = self._stages()[:1] if self._found.reproduces(first) else self._stages()
-        for stage in stages:
+        for stage in self._stages():
             for step, part in stage:
                 if self._made() >= MOST_REPLAYS:
                     return f"{MOST_REPLAYS} replays were made, the most of one search"

@@ -66,7 +66,10 @@ def test_link_that_wrong_weights_explain_gets_no_second_sentence() -> None:
 
 def test_announced_weights_that_reproduce_are_not_blamed() -> None:
     said = concluded(searched(replay(STEP, "all", 5e-7), replay(59, "all", 2e-5), replay(59, "lm_head", 4e-7)))
-    assert (said.kind, said.names_cause) == ("weights-held", False)
+    assert (said.kind, said.names_cause) == ("cannot-tell", False)
+    assert "nearly (k3 5.0e-7), and none of 2 other replays is clearly nearer" in said.sentence
+    floor = searched(replay(STEP, "all", 3e-4), replay(59, "all", 3.2e-4), floor_k3=4e-4)
+    assert concluded(floor).kind == "weights-held"
     alone = concluded(searched(replay(STEP, "all", 0.0)))
     assert (alone.kind, alone.names_cause) == ("weights-held", False)
 
