@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -49,21 +50,21 @@ def test_the_readmes_python_connects_a_trainer(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", str(tmp_path / "spool"))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     with running_service(tmp_path) as address:
-        names: dict[str, object] = {
+        names: dict[str, Any] = {
             "batches": [batch(seed) for seed in range(5)],
             "optimizer": optimizer,
             "train": lambda _: 0.25,
         }
         exec(code.replace("http://127.0.0.1:8765", address), names)
         client, feed = names["client"], names["feed"]
-        assert client.flush(300)  # type: ignore[attr-defined]
+        assert client.flush(300)
         measured = httpx.get(
             f"{address}/v1/runs/{client.run_id}/measurements",
-            params={"comparison": "trainer/rollout"},  # type: ignore[attr-defined]
+            params={"comparison": "trainer/rollout"},
             timeout=60,
         ).json()["columns"]
-        feed.close()  # type: ignore[attr-defined]
-        client.close()  # type: ignore[attr-defined]
+        feed.close()
+        client.close()
     assert measured["step"] == [1, 2, 3, 4, 5]
     assert all(value > 0 for value in measured["k3_kl"])
     assert optimizer.param_groups[0]["lr"] == 0.5

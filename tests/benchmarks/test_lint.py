@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.lint import DEFECTS, Row
-from benchmarks.lint_defects import EDITS
+from benchmarks.lint import Row
+from benchmarks.lint_defects import DEFECTS, EDITS
 from benchmarks.lint_rollouts import PLAIN, Logged, SamplingParameters, Shape, World, batches_of, draw, normalised
 from foreshock.lint import CHECKS, lint_batch
 from foreshock.rollouts import RolloutBatch

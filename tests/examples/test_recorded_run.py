@@ -10,8 +10,8 @@ import pytest
 from examples.tiny_rl.figures import figures_of_step, table
 from examples.tiny_rl.model import load_model, parameter_count
 from examples.tiny_rl.record import RECORDED, Manifest, RunRecord
-from examples.tiny_rl.rollouts import rloo_advantages
 from examples.tiny_rl.task import MAX_RESPONSE_TOKENS, Problem, decode, reward
+from examples.tiny_rl.trainer import rloo_advantages
 from examples.tiny_rl.verify import rows
 from foreshock.digests import weights_digest
 
@@ -50,6 +50,7 @@ def test_rewards_and_advantages_follow_from_the_tokens(record: RunRecord, manife
         judged = np.array([reward(*each) for each in zip(problems, responses, strict=True)])
         np.testing.assert_array_equal(judged, batch.reward)
         advantages = rloo_advantages(judged.reshape(-1, manifest.training["responses"])).reshape(-1)
+        assert batch.advantage is not None
         np.testing.assert_allclose(advantages, batch.advantage, atol=1e-6)
 
 

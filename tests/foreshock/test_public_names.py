@@ -26,4 +26,4 @@ def test_public_names_are_imported_on_first_use() -> None:
     assert foreshock.RolloutBatch.__name__ == "RolloutBatch"
     assert set(foreshock.__all__) <= set(dir(foreshock))
     with pytest.raises(AttributeError, match="no attribute 'Rollouts'"):
-        _ = foreshock.Rollouts  # type: ignore[attr-defined]
+        _ = foreshock.Rollouts

@@ -37,7 +37,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def announce(root: Path, path: str = "run/step_1", **fields: Any) -> AnnouncedCheckpoint:
-    values = {"root": "runs", "path": path, "step": 1, "digest": weights_digest(root / "run" / "step_1")}
+    values: dict[str, Any] = {
+        "root": "runs",
+        "path": path,
+        "step": 1,
+        "digest": weights_digest(root / "run" / "step_1"),
+    }
     return AnnouncedCheckpoint(**(values | fields))
 
 

@@ -87,7 +87,12 @@ def run(service: RunningService) -> Iterator[ProbedRun]:
 
 
 def settings(service: RunningService, root: Path, **fields: Any) -> WorkerSettings:
-    values = {"url": service.url, "weights_roots": {"runs": root}, "accelerator": "cpu", "lease_wait_seconds": 1.0}
+    values: dict[str, Any] = {
+        "url": service.url,
+        "weights_roots": {"runs": root},
+        "accelerator": "cpu",
+        "lease_wait_seconds": 1.0,
+    }
     return WorkerSettings(**(values | fields))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def save_checkpoint(folder: Path, seed: int, **configuration: object) -> Path:
 
 
 def make_rollouts(
-    count: int = 10, seed: int = 0, attributes: BatchAttributes | None = None, **columns: object
+    count: int = 10, seed: int = 0, attributes: BatchAttributes | None = None, **columns: Any
 ) -> RolloutBatch:
     """Return `count` rollouts with prompts of 1 to 6 tokens and responses of 0 to 20."""
     random = np.random.default_rng(seed)

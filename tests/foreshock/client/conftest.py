@@ -31,10 +31,10 @@ def make(tmp_path: Path, service: FaultyService) -> Iterator[Callable[..., Clien
     made: list[Client] = []
 
     def make_client(**options: Any) -> Client:
-        options = {
+        settings: dict[str, Any] = {
             "url": service.url, "run_key": "run", "spool_directory": tmp_path / "spool", "timeout_seconds": 5.0
         } | options  # fmt: skip
-        made.append(Client(**options))
+        made.append(Client(**settings))
         return made[-1]
 
     yield make_client

@@ -15,6 +15,7 @@ from foreshock.client import Client
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, decode_rollouts
+from foreshock.rollouts.parquet import encode_rollouts_view
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 from tests.foreshock.client.trainer import rollouts, wait_until
 from tests.ports import free_port
@@ -264,7 +265,7 @@ def test_full_queue_drops_and_counts(
 ) -> None:
     from foreshock.client import requests
 
-    encode, all_logged = requests.encode_rollouts_view, threading.Event()
+    encode, all_logged = encode_rollouts_view, threading.Event()
     monkeypatch.setattr(requests, "encode_rollouts_view", lambda batch: (all_logged.wait(), encode(batch))[1])
     client = make(max_queue_items=3)
     for step in range(10):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from multiprocessing import get_context
 from multiprocessing.queues import Queue
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def _put_launch(queue: Queue[Launch]) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_processes_of_one_parent_share_a_key(method: str) -> None:
-    context = get_context(method)
+    context: Any = get_context(method)
     queue: Queue[Launch] = context.Queue()
     processes = [context.Process(target=_put_launch, args=(queue,)) for _ in range(2)]
     for process in processes:

@@ -38,7 +38,7 @@ def spool_in(folder: Path, max_bytes: int = 1000, project: str = "default", key:
 
 
 def bodies(spool: Spool) -> list[bytes]:
-    return [spool.load(entry).body for entry in spool.adopt()]
+    return [bytes(spool.load(entry).body) for entry in spool.adopt()]
 
 
 def test_unused_spool_creates_nothing(tmp_path: Path) -> None:

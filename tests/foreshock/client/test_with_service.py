@@ -32,8 +32,8 @@ def make(real_service: RunningService, tmp_path: Path) -> Iterator[Callable[...,
     made: list[Client] = []
 
     def make_client(run_key: str, **options: Any) -> Client:
-        options = {"spool_directory": tmp_path / "spool", "strict": True} | options
-        made.append(Client(real_service.url, run_key=run_key, **options))
+        settings: dict[str, Any] = {"spool_directory": tmp_path / "spool", "strict": True} | options
+        made.append(Client(real_service.url, run_key=run_key, **settings))
         return made[-1]
 
     yield make_client

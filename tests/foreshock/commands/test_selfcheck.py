@@ -13,8 +13,9 @@ import pytest
 from foreshock.commands.main import main
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from tests.foreshock.batches import recorded_run
-from tests.foreshock.lint.conftest import RECORDED, recorded_step
+from tests.foreshock.lint.conftest import recorded_step
 from tests.foreshock.lint.healthy import healthy_batch
+from tests.paths import RECORDED
 
 
 def write_lines(path: Path, batch: RolloutBatch, **changed: np.ndarray) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_engine_against_trainer_in_one_environment_can_be_the_cause_elsewhere_to
 
 
 def test_run_whose_own_sides_differ_is_no_difference_of_the_replay() -> None:
-    own = {"trainer": trainer("amx"), "torch_trainer": trainer("amx")}
+    own: dict[str, Any] = {"trainer": trainer("amx"), "torch_trainer": trainer("amx")}
     assert kinds(evidence(**own)) == {}
     assert kinds(evidence(torch_trainer=trainer("amx"))) == dict.fromkeys((MIDDLE, TRAINER_LINK), "environment-differs")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import ArrayLike
 
 from foreshock.corrections import Evaluation
 from foreshock.measures.comparison import Comparison, compare
@@ -51,7 +51,7 @@ def compared(batch: RolloutBatch) -> Comparison:
     return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs)
 
 
-def batch_of(d: list[list[float]], behaviour: float = -30.0, **columns: ArrayLike | list[str | None]) -> RolloutBatch:
+def batch_of(d: list[list[float]], behaviour: float = -30.0, **columns: Any) -> RolloutBatch:
     """Return rollouts with these d = log π − log μ; `behaviour` is log μ, low enough for log π ≤ 0."""
     lengths = [len(part) for part in d]
     offsets = np.concatenate([[0], np.cumsum(lengths)])

@@ -111,7 +111,7 @@ def direct_sequences(
 ) -> dict[str, float]:
     """Return the figures of a sequence correction; `kl` are the exact KLs of the tokens of each row."""
     sequences = sequences_of(batch)
-    kept = [keeps(name, each, low, high, kl and kl[each.row]) for each in sequences]
+    kept = [keeps(name, each, low, high, None if kl is None else kl[each.row]) for each in sequences]
     drops = name.startswith(DROPPING)
     has_ratio = name in ("sequence_is", "sequence_tis", "sequence_mis")
     pairs, products, of_tokens = [], [], []

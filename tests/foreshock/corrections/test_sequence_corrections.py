@@ -171,6 +171,7 @@ def test_trust_region_masks_with_exact_divergences(name: str) -> None:
     exact = ExactKl.of_tokens(kl, batch.response_offsets, batch.response_mask)
     limit = 0.05 if name == "trm_max" else 0.02
     found = evaluate(name, comparison.statistics, comparison.summaries, Threshold(upper=limit), exact)
+    assert batch.response_mask is not None
     of_rows: dict[int, list[float]] = {}
     for row in range(batch.num_rollouts):
         first, end = batch.response_offsets[row : row + 2]

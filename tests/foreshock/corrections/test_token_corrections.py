@@ -96,7 +96,7 @@ def test_token_at_exact_level_is_kept() -> None:
     batch = batch_of([[1.0, 1.0], [-1.0, 0.0], [1.125, 0.0]], behaviour=-8.0)
     comparison = compared(batch)
     found = evaluate("token_mask", comparison.statistics, comparison.summaries, Threshold(upper=math.e))
-    assert (found.kept_tokens, found.kept_sequences) == (pytest.approx(5 / 6), pytest.approx(2 / 3))
+    assert (found.kept_tokens, found.kept_sequences) == pytest.approx((5 / 6, 2 / 3))
 
 
 @pytest.mark.parametrize("upper", [1.0 + 1e-6, 1.7, 3.0, 1e60, 1e300])

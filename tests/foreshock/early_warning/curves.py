@@ -15,7 +15,7 @@ LENGTH = "rollout:response_length_mean"
 
 def noisy(lengths: NDArray[np.float64], sigma: float, seed: int = 0) -> NDArray[np.float64]:
     """Return ``lengths`` times log-normal noise of standard deviation ``sigma``."""
-    return lengths * np.exp(sigma * np.random.default_rng(seed).normal(size=len(lengths)))
+    return np.asarray(lengths * np.exp(sigma * np.random.default_rng(seed).normal(size=len(lengths))))
 
 
 def surge_curve(

@@ -19,6 +19,7 @@ from foreshock.early_warning.detectors import (
     advance,
     open_signals,
 )
+from foreshock.early_warning.events import Event
 from tests.foreshock.early_warning.curves import LENGTH, closed_steps, noisy, surge_curve, watch
 
 CONFIGURATION = WarningConfiguration()
@@ -56,7 +57,7 @@ def test_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int) 
     whole, events = watch(steps)
     before, _ = watch(steps[:snapshot])
     state = WarningState.from_bytes(before.to_bytes())
-    tail = []
+    tail: list[Event] = []
     for closed in steps[snapshot:]:
         state, new = advance(state, closed, CONFIGURATION)
         tail.extend(new)

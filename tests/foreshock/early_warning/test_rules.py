@@ -22,7 +22,7 @@ def flat(level: float, steps: int = 60) -> np.ndarray:
 
 
 def rise(before: float, after: float, at: int = 30, steps: int = 60) -> np.ndarray:
-    return np.r_[flat(before, at), flat(after, steps - at)]
+    return np.concatenate([flat(before, at), flat(after, steps - at)])
 
 
 REACHED = {

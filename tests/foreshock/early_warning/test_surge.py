@@ -68,7 +68,7 @@ def test_return_to_earlier_lengths_is_no_surge() -> None:
 
 
 def early_curve() -> np.ndarray:
-    return np.r_[np.full(9, 900.0), np.full(80, 2040.0)]
+    return np.concatenate([np.full(9, 900.0), np.full(80, 2040.0)])
 
 
 def test_very_early_surge_alone_does_not_move_the_learning_rate() -> None:

@@ -63,7 +63,7 @@ def test_without_scheduler_the_initial_rate_is_scaled() -> None:
 
 def test_plateau_scheduler_gets_its_metric() -> None:
     optimizer = sgd(1.0)
-    scheduler = ForeshockLR(optimizer, lambda step: 0.5, ReduceLROnPlateau(optimizer, factor=0.1, patience=0))  # type: ignore[arg-type]
+    scheduler = ForeshockLR(optimizer, lambda step: 0.5, ReduceLROnPlateau(optimizer, factor=0.1, patience=0))
     for metric in (1.0, 1.0, 1.0):
         scheduler.step(metric)
     assert rates(optimizer) == pytest.approx([0.5 * 0.01])
@@ -122,7 +122,7 @@ def test_resume_continues_the_same_rates(name: str, optimizer_first: bool) -> No
     whole += run(optimizer, scheduler, 6)
 
     resumed_optimizer, resumed_scheduler, resumed_advised = build()
-    loads = [
+    loads: list[Callable[[], object]] = [
         lambda: resumed_optimizer.load_state_dict(of_optimizer),
         lambda: resumed_scheduler.load_state_dict(of_scheduler),
     ]

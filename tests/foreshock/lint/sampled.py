@@ -12,7 +12,7 @@ import torch
 from examples.tiny_rl.model import load_model
 from examples.tiny_rl.task import draw_problem
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from tests.foreshock.lint.conftest import RECORDED
+from tests.paths import RECORDED
 
 _PROMPTS, _RESPONSES = 16, 32
 _PROMPT_TOKENS, _TOKENS = 12, 10

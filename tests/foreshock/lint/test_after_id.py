@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ CHECK = "mismatch_after_id"
 VOCABULARY = 100
 
 
-def batch_with_pad(seed: int = 0, token_id: int = 0, share: float = 0.1, **columns: object) -> RolloutBatch:
+def batch_with_pad(seed: int = 0, token_id: int = 0, share: float = 0.1, **columns: Any) -> RolloutBatch:
     """Return a healthy batch in which `token_id` stands in a share of the responses, once, and nowhere else."""
     batch = healthy_batch(seed, Policy(sharpness=2.0, vocabulary=VOCABULARY), longest=30, **columns)
     random = np.random.default_rng(seed)
@@ -39,6 +40,7 @@ def after(batch: RolloutBatch, token_id: int) -> np.ndarray:
 
 def in_another_context(batch: RolloutBatch, chosen: np.ndarray, seed: int = 9) -> RolloutBatch:
     """Return the batch with unrelated log-probs of the trainer at the chosen tokens [T]."""
+    assert batch.trainer_log_probs is not None
     other = np.random.default_rng(seed).gamma(1.0, 2.0, batch.num_tokens).astype(np.float32)
     return replace(batch, trainer_log_probs=np.where(chosen, -other, batch.trainer_log_probs))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,8 +122,8 @@ def test_rounding_is_named_with_its_k3(
     step: RolloutBatch, column: str, round_to: Callable[[np.ndarray], np.ndarray], kind: str
 ) -> None:
     values = getattr(step, column)
-    short = round_to(values)
-    warning = only(lint_batch(replace(step, **{column: short})), "rounded_log_probs")
+    short: dict[str, Any] = {column: round_to(values)}
+    warning = only(lint_batch(replace(step, **short)), "rounded_log_probs")
     assert f"fit into {kind}" in warning.seen
     # The reported k3 is that of the rounding itself, over the same tokens.
     seen = np.abs(values) > 0.01

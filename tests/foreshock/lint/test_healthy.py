@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,8 @@ def test_certain_policy_is_not_identical_log_probs() -> None:
 
 @pytest.mark.parametrize("missing", ["rollout_log_probs", "trainer_log_probs", "entropy", "group_ids"])
 def test_missing_column_is_not_checked_and_gives_no_warning(missing: str) -> None:
-    report = lint_batch(replace(healthy_batch(0), **{missing: None}, attributes=BatchAttributes()))
+    without: dict[str, Any] = {missing: None}
+    report = lint_batch(replace(healthy_batch(0), **without, attributes=BatchAttributes()))
     assert report.is_clean
     expected = {
         "rollout_log_probs": {"identical_log_probs", "raw_log_probs", "mean_ratio", "duplicated_rollouts"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def padded(batch: RolloutBatch, pad: int) -> RolloutBatch:
     """Pad responses with a pad id, without a mask; the engine has 0 there, the trainer a score."""
     longest = int(batch.response_lengths.max())
     kept = np.arange(longest) < batch.response_lengths[:, None]
-    columns = {}
+    columns: dict[str, Any] = {}
     for name, filling in (("rollout_log_probs", 0.0), ("trainer_log_probs", -4.1), ("entropy", 1.0)):
         values = np.full(kept.shape, filling, np.float32)
         values[kept] = getattr(batch, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def k3(d: float) -> float:
     return math.fsum(d**power / math.factorial(power) for power in range(2, 14))
 
 
-TOKEN_FORMULAS = {
+TOKEN_FORMULAS: dict[str, Callable[[float], float]] = {
     "kl": lambda d: -d,
     "k2_kl": lambda d: d * d / 2,
     "k3_kl": k3,

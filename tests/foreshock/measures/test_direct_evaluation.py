@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,7 +185,7 @@ def test_k3_is_accurate_where_float32_is_not() -> None:
     trap = np.exp(difference) - difference - np.float32(1.0)
     exact = math.fsum(math.expm1(x) - x for x in difference.astype(np.float64).tolist()) / d.size
     tokens = np.zeros(d.size, np.int32)
-    log_probs = {"rollout_log_probs": behaviour, "trainer_log_probs": target}
+    log_probs: dict[str, Any] = {"rollout_log_probs": behaviour, "trainer_log_probs": target}
     batch = RolloutBatch.from_arrays(["a"], [1], [0, 1], tokens, [0, d.size], **log_probs)
     found = measured(batch)["k3_kl"]
     assert found == pytest.approx(exact, rel=1e-9)

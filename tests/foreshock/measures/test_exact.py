@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
 from foreshock.measures.exact import measure_exact
@@ -19,7 +21,7 @@ def test_means_are_token_means_in_float64() -> None:
     exact = random_exact(LENGTHS, seed=3)
     found = measure_exact(exact, group_ids=GROUPS)
     d = exact.target_log_probs.astype(np.float64) - exact.behaviour_log_probs
-    expected = {
+    expected: dict[str, NDArray[Any]] = {
         "kl": exact.kl,
         "reverse_kl": exact.reverse_kl,
         "tv": exact.tv,

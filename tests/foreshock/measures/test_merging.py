@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,8 +122,8 @@ def test_billion_tokens_lose_no_accuracy() -> None:
     for name, column in (("k3_kl", "k3_kl"), ("chi2_token", "chi2_token"), ("mean_abs_d", "abs_d")):
         assert measures[name] == pytest.approx(float(merged.exact_sum(column) / merged.tokens), rel=1e-15)
     weights = [merged.token_weights, *(shard.token_weights for shard in shards)]
-    total, *parts = (weight.scaled_sum * math.exp(weight.largest - weights[0].largest) for weight in weights)
-    assert total == pytest.approx(math.fsum(p * n for p, n in zip(parts, copies, strict=True)), rel=1e-13)
+    total, *of_shards = (weight.scaled_sum * math.exp(weight.largest - weights[0].largest) for weight in weights)
+    assert total == pytest.approx(math.fsum(p * n for p, n in zip(of_shards, copies, strict=True)), rel=1e-13)
 
 
 def test_pairwise_and_sequential_merging_agree() -> None:
@@ -230,7 +231,7 @@ def test_differences_beyond_the_range_of_exp_are_infinite_and_never_nan() -> Non
 
 
 @pytest.mark.parametrize("kind", [ComparisonStatistics, StepStatistics])
-def test_merging_leaves_its_parts_unchanged(kind: type) -> None:
+def test_merging_leaves_its_parts_unchanged(kind: Any) -> None:
     one, two = measure_step(random_batch(1)), measure_step(random_batch(2))
     pair = (one.step, two.step)
     if kind is ComparisonStatistics:

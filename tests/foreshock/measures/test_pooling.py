@@ -17,7 +17,7 @@ from tests.foreshock.batches import random_batch
 
 def summaries(seed: int, rollouts: int = 24) -> RolloutSummaries:
     batch = random_batch(seed, rollouts)
-    batch = dataclasses.replace(batch, group_ids=tuple(f"prompt-{row // 4}" for row in range(rollouts)))
+    batch = dataclasses.replace(batch, group_ids=[f"prompt-{row // 4}" for row in range(rollouts)])
     assert batch.trainer_log_probs is not None
     assert batch.rollout_log_probs is not None
     return compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).summaries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_missing_rewards_are_ignored() -> None:
 
 
 def test_without_a_finish_reason_a_response_at_the_cap_is_truncated() -> None:
-    rows = {
+    rows: dict[str, Any] = {
         "sample_ids": ["a", "b", "c"],
         "prompt_token_ids": [[1]] * 3,
         "response_token_ids": [[1] * 4, [1] * 2, [1] * 4],

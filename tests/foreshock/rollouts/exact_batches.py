@@ -64,7 +64,7 @@ def random_exact(lengths: Sequence[int], seed: int = 0, noise: float = 0.1) -> E
 def sampled_from(log_probs: Float64, seed: int) -> NDArray[np.int64]:
     """Return one token per row of log-probs [T, V], drawn from its distribution."""
     noise = np.random.default_rng(seed).gumbel(size=log_probs.shape)
-    return np.argmax(log_probs + noise, axis=1)
+    return np.asarray(np.argmax(log_probs + noise, axis=1))
 
 
 def _log_softmax(logits: Float64) -> Float64:

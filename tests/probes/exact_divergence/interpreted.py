@@ -47,7 +47,7 @@ def interpret(out: Path) -> None:
         for field, value in dataclasses.asdict(by_triton(*pair)).items():
             if isinstance(value, np.ndarray):
                 arrays[f"{name}: {field}"] = value
-    np.savez(out, **arrays)
+    np.savez(out, allow_pickle=False, **arrays)
 
 
 def compile_for_gpus() -> None:

@@ -166,7 +166,7 @@ def test_gradients_inference_mode_and_strides_do_not_change_the_result() -> None
     hidden, weight, other = (torch.randn(shape, generator=random) for shape in ((5, 16), (700, 16), (700, 16)))
     plain = exact_divergences(LogitSource(hidden, weight), LogitSource(hidden, other))
     trained = [tensor.clone().requires_grad_() for tensor in (hidden, weight, other)]
-    assert_same(exact_divergences(LogitSource(*trained[:2]), LogitSource(trained[0], trained[2])), plain)
+    assert_same(exact_divergences(LogitSource(trained[0], trained[1]), LogitSource(trained[0], trained[2])), plain)
     columns = hidden.T.contiguous().T, torch.stack([weight, weight], -1)[..., 0]
     with torch.inference_mode():
         inferred = exact_divergences(LogitSource(hidden, weight), LogitSource(hidden, other))
@@ -190,6 +190,8 @@ def test_log_probs_are_those_of_the_given_token_ids() -> None:
     at = torch.arange(3), torch.from_numpy(ids)
     expected = [torch.log_softmax(logits.double(), -1)[at].numpy() for logits in (target, behaviour)]
     assert expected[0][2] == -np.inf
+    assert found.target_log_probs is not None
+    assert found.behaviour_log_probs is not None
     np.testing.assert_allclose(found.target_log_probs, expected[0], rtol=1e-12)
     np.testing.assert_allclose(found.behaviour_log_probs, expected[1], rtol=1e-12)
 

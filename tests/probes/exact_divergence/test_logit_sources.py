@@ -96,12 +96,12 @@ def test_a_bias_of_minus_infinity_masks() -> None:
 
 
 def test_sources_may_differ_in_width_and_dtype() -> None:
-    wide, narrow = made(width=24), made(width=8, seed=1)
-    target = LogitSource(*(tensor.bfloat16() for tensor in wide))
-    behaviour = LogitSource(*(tensor.double() for tensor in narrow))
+    (wide, wide_head), (narrow, narrow_head) = made(width=24), made(width=8, seed=1)
+    target = LogitSource(wide.bfloat16(), wide_head.bfloat16())
+    behaviour = LogitSource(narrow.double(), narrow_head.double())
     found = exact_divergences(target, behaviour, vocabulary_block=100)
     whole = exact_divergences(
-        GivenLogits(logits_of(target).double()), GivenLogits(narrow[0].double() @ narrow[1].double().T)
+        GivenLogits(logits_of(target).double()), GivenLogits(narrow.double() @ narrow_head.double().T)
     )
     np.testing.assert_allclose(found.kl, whole.kl, rtol=1e-9)
     np.testing.assert_allclose(found.tv, whole.tv, rtol=1e-9)

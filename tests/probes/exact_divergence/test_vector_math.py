@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ def test_exponentials_are_exact() -> None:
 def test_loops_use_the_widest_vectors() -> None:
     logits = GivenLogits(torch.zeros(1, 600))
     exact_divergences(logits, logits)
-    for function in (exponential_sum, near_sums):
+    functions: tuple[Any, ...] = (exponential_sum, near_sums)
+    for function in functions:
         for code in function.inspect_asm().values():
             assert re.search(r"vfn?m(add|sub)\d+pd\b.*%zmm", code), function

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foreshock.rollouts import BatchAttributes
@@ -47,7 +49,7 @@ def test_option_of_the_scorer_overrides_all_temperatures() -> None:
         ({"temperature": 0.0}, "greedily"),
     ],
 )
-def test_processed_log_probs_of_truncated_distribution_raise(cut: dict[str, float], name: str) -> None:
+def test_processed_log_probs_of_truncated_distribution_raise(cut: dict[str, Any], name: str) -> None:
     rollouts = make_rollouts(2, attributes=BatchAttributes(logprobs_mode="processed_logprobs", **cut))
     with pytest.raises(UnsupportedScoreError, match=f"{name}.*raw_logprobs"):
         divisors(rollouts)

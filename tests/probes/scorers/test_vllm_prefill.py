@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.probes.tiny import VOCABULARY, make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
-FLOAT32 = {"dtype": "float32"}
+FLOAT32: dict[str, Any] = {"dtype": "float32"}
 
 
 def test_log_probs_are_those_of_the_model_at_any_temperature(replay: Replayer, checkpoints: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import SecretStr
 
 from foreshock.errors import ConfigurationError
 from service.platform.database.session import Database
@@ -171,7 +172,7 @@ def test_several_processes_require_postgresql() -> None:
 
 
 def test_printed_settings_mask_secrets() -> None:
-    shown = Settings(database_url="postgresql://user:hidden@host/name", session_secret="s" * 24).printable()
+    shown = Settings(database_url="postgresql://user:hidden@host/name", session_secret=SecretStr("s" * 24)).printable()
     assert "hidden" not in str(shown)
     assert "s" * 24 not in str(shown)
 

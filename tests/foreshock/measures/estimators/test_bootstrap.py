@@ -45,8 +45,9 @@ def drawn_one_by_one(sums: NDArray[np.float64], tokens: NDArray[np.int64], resam
 def test_interval_equals_a_resample_by_resample_bootstrap_t() -> None:
     sums, tokens, groups = batch(0)
     found = bootstrap_interval(sums, tokens, groups, resamples=20_000)
-    of_groups = np.bincount(groups, weights=sums), np.bincount(groups, weights=tokens).astype(np.int64)
-    low, high = drawn_one_by_one(*of_groups, resamples=20_000)
+    group_sums = np.bincount(groups, weights=sums).astype(np.float64)
+    group_tokens = np.bincount(groups, weights=tokens).astype(np.int64)
+    low, high = drawn_one_by_one(group_sums, group_tokens, resamples=20_000)
     assert found.mean == pytest.approx(sums.sum() / tokens.sum(), rel=1e-12)
     assert found.clusters == 24
     assert found.low == pytest.approx(low, rel=0.02)

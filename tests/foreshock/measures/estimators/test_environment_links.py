@@ -73,8 +73,8 @@ def test_interval_of_the_excess_covers_what_is_no_environments(systematic: float
     offsets, groups = cut(24)
     covered = 0
     for seed in range(100):
-        scores = made(24, systematic, (0.03, 0.03, 0.03), seed)
-        _, low, high = excess_over_environments(*scores, offsets, None, groups)
+        logged, first, second = made(24, systematic, (0.03, 0.03, 0.03), seed)
+        _, low, high = excess_over_environments(logged, first, second, offsets, None, groups)
         covered += low <= 0.5 * systematic**2 <= high
     assert covered >= 88
 
@@ -82,6 +82,7 @@ def test_interval_of_the_excess_covers_what_is_no_environments(systematic: float
 def test_excess_is_wrong_if_the_environments_are_not_exchangeable() -> None:
     """The assumption matters: a run's environment that is noisier than the two replays' looks like an excess."""
     offsets, groups = cut(64)
-    value, low, _ = excess_over_environments(*made(64, 0.0, (0.05, 0.01, 0.01)), offsets, None, groups)
+    logged, first, second = made(64, 0.0, (0.05, 0.01, 0.01))
+    value, low, _ = excess_over_environments(logged, first, second, offsets, None, groups)
     assert low > 0
     assert value == pytest.approx(0.5 * (0.05**2 - 0.01**2), rel=0.1)

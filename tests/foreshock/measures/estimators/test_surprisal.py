@@ -23,16 +23,16 @@ def log_probs(seed: int, states: int) -> Float64:
     """Return log-probs, [states, VOCABULARY]: logits of normal noise whose size differs by state."""
     random = np.random.default_rng(seed)
     logits = random.normal(size=(states, VOCABULARY)) * random.uniform(1.5, 5.0, (states, 1))
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
 
 
 def entropies(raw_log_probs: Float64) -> Float64:
-    return -(np.exp(raw_log_probs) * raw_log_probs).sum(axis=1)
+    return np.asarray(-(np.exp(raw_log_probs) * raw_log_probs).sum(axis=1))
 
 
 def tempered(raw_log_probs: Float64, temperature: float) -> Float64:
     scaled = raw_log_probs / temperature
-    return scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    return np.asarray(scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True)))
 
 
 def truncated(raw_log_probs: Float64, top_p: float) -> Float64:
@@ -44,7 +44,7 @@ def truncated(raw_log_probs: Float64, top_p: float) -> Float64:
     np.put_along_axis(kept, order, kept_ranked, axis=1)
     remaining = np.where(kept, np.exp(raw_log_probs), 0.0)
     with np.errstate(divide="ignore"):
-        return np.log(remaining / remaining.sum(axis=1, keepdims=True))
+        return np.asarray(np.log(remaining / remaining.sum(axis=1, keepdims=True)))
 
 
 def tokens_until_five(raw_log_probs: Float64, sampled_from: Float64) -> float:

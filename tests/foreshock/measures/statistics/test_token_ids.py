@@ -108,7 +108,7 @@ def test_merging_cut_parts_in_any_order_gives_the_same(seed: int, order: object)
 
 def test_ids_with_the_largest_sums_are_kept_with_the_tightest_bound() -> None:
     ids = np.arange(100)
-    k3 = np.random.default_rng(0).permutation(100) + 1.0
+    k3 = np.random.default_rng(0).permutation(100).astype(np.float64) + 1.0
     whole = TokenIdSums.of(ids, [k3, k3, k3])
     kept = whole.kept(10)
     assert sorted(kept.sums.value[:, 2].tolist()) == [float(value) for value in range(91, 101)]
@@ -155,7 +155,7 @@ def test_totals_of_chunks_equal_the_sums_of_the_whole(vocabulary: int) -> None:
 
 def test_ids_too_large_for_the_combined_sort_are_summed() -> None:
     ids = np.array([2**61, 3, 2**61, 0])
-    found = TokenIdSums.of(ids, [np.arange(4.0)] * 3)
+    found = TokenIdSums.of(ids, [np.arange(4, dtype=np.float64)] * 3)
     assert found.ids.tolist() == [0, 3, 2**61]
     assert found.sums.value[:, 0].tolist() == [3.0, 1.0, 2.0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 from sqlalchemy import event, func, select
@@ -117,7 +118,7 @@ def test_nested_unit_is_refused_without_a_deadlock(database: Database) -> None:
 
 
 def test_upsert_overwrites_rows_with_the_same_key(database: Database) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": f"key_{n}", "name": "old", "project": None, "scopes": [], "secret_hash": str(n), "created_at_us": n}
         for n in range(3)
     ]

@@ -66,6 +66,7 @@ class Visit:
         self.page = page
         self.faults: list[str] = []
         self._asked: set[Request] = set()
+        self.origin = ""
         self._left: set[Request] = set()
         page.add_init_script(RECORD_BREACHES)
         page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
@@ -75,7 +76,6 @@ class Visit:
         # Playwright marks the functions that it is given, which a built-in method does not let it.
         page.on("request", lambda request: self._asked.add(request))
         page.on("request", lambda request: self._note(not request.url.startswith(self.origin), f"left: {request.url}"))
-        self.origin = ""
 
     def _note(self, wrong: bool, words: str) -> None:
         if wrong:

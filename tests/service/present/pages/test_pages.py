@@ -279,7 +279,7 @@ class TestStaticFiles:
 
 
 def token_of(page: str) -> str:
-    return re.findall(r'name="csrf_token" value="([\w-]{43})"', page)[0]
+    return str(re.findall(r'name="csrf_token" value="([\w-]{43})"', page)[0])
 
 
 class TestForms:

@@ -71,7 +71,7 @@ def test_the_list_shows_the_mismatch_pooled_over_the_newest_active_steps(http: h
         query = {"comparison": "trainer/rollout", "measure": ["k3_kl", "tokens"], "to_step": steps}
         columns = sender.get("measurements", **query).json()["columns"]
         k3, tokens = columns["k3_kl"], columns["tokens"]
-        return sum(a * b for a, b in zip(k3, tokens, strict=True)) / sum(tokens)
+        return float(sum(a * b for a, b in zip(k3, tokens, strict=True)) / sum(tokens))
 
     assert shown() == pytest.approx(pooled(3), rel=0.01)
     # Step 3 is superseded, and the new attempt has measured nothing yet.

@@ -125,6 +125,6 @@ def test_another_content_type_is_refused(sender: Sender, settings: Settings, med
 
 
 def test_json_beyond_its_cap_is_refused(sender: Sender, settings: Settings) -> None:
-    values = {f"name {number:06d}": 0.5 for number in range(settings.max_json_bytes // 10)}
+    values: dict[str, float | None] = {f"name {number:06d}": 0.5 for number in range(settings.max_json_bytes // 10)}
     assert_refused(sender.put_scalars(0, values), 413)
     assert "scalars" not in count_rows(settings)

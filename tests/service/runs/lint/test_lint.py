@@ -125,8 +125,8 @@ def test_whole_run_test_warns_when_no_step_does(http: httpx.Client) -> None:
 def test_unchecked_step_has_no_lint(http: httpx.Client, database: Database) -> None:
     run = start_run(http)
     send(run, 1, healthy_batch(1))
-    database.write(lambda session: [session.delete(row) for row in session.query(StepLint)])
-    database.write(lambda session: [session.delete(row) for row in session.query(ShardLint)])
+    database.write(lambda session: session.query(StepLint).delete())
+    database.write(lambda session: session.query(ShardLint).delete())
     answer = run.get("steps/1/lint")
     assert answer.status_code == 404
     assert "was not checked" in answer.json()["detail"]

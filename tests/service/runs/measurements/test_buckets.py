@@ -37,13 +37,18 @@ def place_in_response(batch: RolloutBatch) -> Values:
     return np.concatenate([np.arange(length, dtype=np.float64) for length in batch.response_lengths])
 
 
+def column(batch: RolloutBatch, name: str) -> Values:
+    """Return a column of tokens as float64, shape [T]."""
+    return np.asarray(getattr(batch, name), np.float64)
+
+
 CONDITIONS: dict[str, Callable[[RolloutBatch], Any]] = {
-    "probability": lambda batch: np.exp(batch.rollout_log_probs.astype(np.float64)),
+    "probability": lambda batch: np.exp(column(batch, "rollout_log_probs")),
     "position": place_in_response,
-    "turn": lambda batch: batch.turn.astype(np.float64),
+    "turn": lambda batch: column(batch, "turn"),
     "length": lambda batch: np.repeat(batch.response_lengths, batch.response_lengths).astype(np.float64),
-    "entropy": lambda batch: batch.entropy.astype(np.float64),
-    "lag": lambda batch: 6.0 - batch.weights_version.astype(np.float64),
+    "entropy": lambda batch: column(batch, "entropy"),
+    "lag": lambda batch: 6.0 - column(batch, "weights_version"),
 }
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
 from tests.service.sending import make_batch, start_run
+
+
+def difference_of(batch: RolloutBatch) -> NDArray[np.float64]:
+    """Return d = log π − log μ, shape [T]."""
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    return np.subtract(batch.trainer_log_probs, batch.rollout_log_probs, dtype=np.float64)
 
 
 def test_worst_tokens_come_first(http: httpx.Client) -> None:
@@ -16,9 +24,7 @@ def test_worst_tokens_come_first(http: httpx.Client) -> None:
     for shard, part in enumerate(parts):
         sender.put_shard(0, part, shard, 3).raise_for_status()
     items = sender.get("steps/0/tokens", worst=7).json()["items"]
-    differences = np.concatenate(
-        [np.subtract(part.trainer_log_probs, part.rollout_log_probs, dtype=np.float64) for part in parts]
-    )
+    differences = np.concatenate([difference_of(part) for part in parts])
     expected = np.sort(np.abs(differences))[::-1][:7]
     assert [abs(item["d"]) for item in items] == expected.tolist()
     for item in items:

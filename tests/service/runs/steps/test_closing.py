@@ -45,7 +45,7 @@ def count_of(app: FastAPI, table: type[Any]) -> int:
 def step_of(app: FastAPI, sender: Sender, step: int) -> Step:
     """Return the row of a step."""
     with app.state.context.database.read() as session:
-        found = session.get(Step, (sender.run, sender.attempt, step))
+        found: Step | None = session.get(Step, (sender.run, sender.attempt, step))
     assert found is not None
     return found
 

@@ -168,7 +168,7 @@ def batch(
     for place in np.flatnonzero(random.random(tokens) < odd):
         match random.integers(5):
             case 0:
-                target[place] = random.choice([np.nan, np.inf, -np.inf, -1e9, np.finfo(np.float32).min])
+                target[place] = random.choice(np.array([np.nan, np.inf, -np.inf, -1e9, np.finfo(np.float32).min]))
             case 1:
                 behaviour[place] = random.choice([np.nan, np.inf, -np.inf])
             case 2:
@@ -190,7 +190,7 @@ def batch(
         )
     if "turn" in columns:
         runs = random.choice([0.01, 0.9])
-        optional["turn"] = np.cumsum(random.random(tokens) < runs).astype(random.choice([np.int16, np.int32]))
+        optional["turn"] = np.cumsum(random.random(tokens) < runs).astype((np.int16, np.int32)[random.integers(2)])
     if "lag" in columns:
         optional["lag"] = (random.integers(-2, 100, tokens) * (random.random() < 0.5)).astype(np.int64)
     if "token_ids" in columns:

@@ -73,9 +73,9 @@ def test_lanes_hold_all_rollouts_and_depend_on_the_batch_alone() -> None:
 def test_columns_of_other_types_are_converted(dtype: type[np.floating]) -> None:
     inputs = batch(3, [30, 600], 0.3, np.float32, 0.02, ALL_COLUMNS, "tokens")
     with np.errstate(over="ignore"):
-        narrow = inputs.target.astype(np.float16), inputs.behaviour.astype(np.float16)
-    same = TokenInputs(*(values.astype(np.float32) for values in narrow), inputs.offsets)
-    other = TokenInputs(*(values.astype(dtype) for values in narrow), inputs.offsets)
+        target, behaviour = inputs.target.astype(np.float16), inputs.behaviour.astype(np.float16)
+    same = TokenInputs(target.astype(np.float32), behaviour.astype(np.float32), inputs.offsets)
+    other = TokenInputs(target.astype(dtype), behaviour.astype(dtype), inputs.offsets)
     assert as_bytes(sum_rollouts_compiled(other)) == as_bytes(sum_rollouts_compiled(same))
 
 
@@ -161,7 +161,8 @@ def test_unusable_cache_falls_back_to_compiling(error: Exception, monkeypatch: p
     monkeypatch.setattr(compilation, "_compile", compile_without_cache)
     compilation._functions.cache_clear()
     try:
-        assert compilation.compiled_functions() == "machine code"
+        compiled: object = compilation.compiled_functions()
+        assert compiled == "machine code"
     finally:
         compilation._functions.cache_clear()
     assert asked == [True, False]
