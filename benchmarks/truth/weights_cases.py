@@ -22,6 +22,7 @@ from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
+from probes.engines.environment import offered_environments
 
 __all__ = ["CASES", "recorded"]
 
@@ -100,6 +101,9 @@ def recorded_run(bench: Bench) -> Outcome:
     return search(bench, "weights-recorded", last, rollouts, checkpoints, environment=run.environment.nearest())
 
 
+# Held to the lowest instruction set, an engine rounds elsewhere, unless the machine has no other one.
+_ELSEWHERE = next(iter(offered_environments()), None)
+
 CASES = (
     Case("right weights", None, True, fault("right"), _NUMERICS),
     Case("one step behind", "the weights of step 160 (one step behind)", True, fault("one_step_behind"), _THE_LINK),
@@ -111,4 +115,24 @@ CASES = (
     Case("stale head, not announced", "lm_head of step 1 ", False, without_the_true_candidate, _THE_LINK),
     Case("tied head left stale by a reload", "ran with the lm_head of step 1 ", True, tied, _THE_LINK),
     Case("the recorded run's weights", None, True, recorded_run, (*_NUMERICS, "environment")),
+    *(
+        (
+            Case(
+                "stale head, replayed in another environment",
+                "lm_head of step 1 ",
+                False,
+                fault("head_of_first", environment=_ELSEWHERE),
+                (*_THE_LINK, "environment"),
+            ),
+            Case(
+                "right weights, replayed in another environment",
+                None,
+                True,
+                fault("right", environment=_ELSEWHERE),
+                (*_NUMERICS, "environment"),
+            ),
+        )
+        if _ELSEWHERE is not None
+        else ()
+    ),
 )
