@@ -1,4 +1,4 @@
-"""Conclusions on environments: said where they differ or are unknown, not said where a link is cleared."""
+"""Conclusions on environments: made if they differ or are unknown, unless the link is cleared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health: "healthy" is said only where the whole interval is in the healthy range."""
+"""Health: a run is "healthy" only if the whole interval is in the healthy range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights the engine held: named where one replay is at the noise floor, and not where none is or several are."""
+"""Conclusions on the weights that the engine held: named if exactly one replay is at the noise floor."""
 
 from __future__ import annotations
 

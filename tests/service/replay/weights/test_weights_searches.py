@@ -46,7 +46,7 @@ def ask(run: Sender, **fields: Any) -> httpx.Response:
 
 
 def found(best: float = 4e-14) -> dict[str, Any]:
-    """What a worker sends: the head of step 1 gives the logged log-probs."""
+    """Return a worker's result: the head of step 1 gives the logged log-probs."""
     replays = (
         WeightsReplay(STEP, "all", 1.8e-2, 1.5e-2, 2.1e-2, 2.0),
         WeightsReplay(59, "all", 1.7e-2, 1.4e-2, 2.0e-2, 2.0),
