@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
+from foreshock.clock import now_us
 from service.platform.background import Sweeper
 from service.platform.context import ServiceContext
 from service.platform.database.session import Database
@@ -50,8 +51,10 @@ from service.runs.corrections.endpoints import router as corrections
 from service.runs.events import (
     AdviceModeChanged,
     AttemptStarted,
+    ItemsLost,
     MeasurementsChanged,
     ModelKindChanged,
+    RanksSplit,
     ScalarsChanged,
     StepClosed,
 )
@@ -62,12 +65,14 @@ from service.runs.measurements.endpoints import router as measurements
 from service.runs.rollouts.endpoints import router as rollouts
 from service.runs.rollouts.shards import PRELOAD
 from service.runs.runs.endpoints import router as runs
+from service.runs.runs.service import mark_stale_runs
 from service.runs.scalars.endpoints import router as scalars
 from service.runs.steps.closing import close_waiting_steps
 from service.runs.steps.endpoints import router as steps
 from service.runs.theory.endpoints import router as theory
 from service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
 from service.watch.advice.endpoints import router as advice
+from service.watch.alerts.delivery import alert_of_incomplete_step, alert_of_losses, alert_of_split
 from service.watch.alerts.endpoints import router as alerts
 from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
 from service.watch.detection.events import DetectorsReplayed
@@ -147,6 +152,9 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     events.subscribe(AttemptStarted, rewind_log)
     # After the rewind: the replay appends decisions to the new attempt's log.
     events.subscribe(AttemptStarted, partial(restart_from_resume, events))
+    events.subscribe(StepClosed, alert_of_incomplete_step)
+    events.subscribe(RanksSplit, alert_of_split)
+    events.subscribe(ItemsLost, alert_of_losses)
     events.subscribe(DetectorsReplayed, reconcile_alerts)
     events.subscribe(DetectorsReplayed, decide_after_replay)
     events.subscribe(AdviceModeChanged, record_mode)
@@ -160,11 +168,13 @@ def subscribe_handlers(events: EventBus) -> EventBus:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServiceContext = app.state.context
+    started = now_us()
     # Tasks that run every `sweep_interval_seconds`.
     sweeper = Sweeper(
         context.settings.sweep_interval_seconds,
         [
             lambda: close_waiting_steps(context),
+            lambda: mark_stale_runs(context, started),
             lambda: sweep_leases(context),
             lambda: compute_stale_attributions(context),
             context.store.remove_stale_temporaries,

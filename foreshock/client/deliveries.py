@@ -54,7 +54,7 @@ class Registration:
     def identified(self) -> Registration:
         """Return the registration without what describes run and attempt, which a service may find invalid."""
         run = {name: self.run[name] for name in ("project", "key")}
-        attempt = {name: self.attempt[name] for name in ("key", "resume_step") if name in self.attempt}
+        attempt = {name: self.attempt[name] for name in ("key", "resume_step", "heartbeats") if name in self.attempt}
         return Registration(run, attempt)
 
     @property

@@ -39,7 +39,7 @@ def registration(
     run |= {name: value for name, value in description.items() if value is not None}
     fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
     begin = int(resume_step)
-    attempt = {"key": attempt_key(begin), "resume_step": begin, "fingerprint": fingerprint}
+    attempt = {"key": attempt_key(begin), "resume_step": begin, "fingerprint": fingerprint, "heartbeats": True}
     _json(run), _json(attempt)
     return Registration(run=run, attempt=attempt)
 

@@ -71,21 +71,26 @@ class RunQueries:
     def curve(self, comparison: str, measures: Sequence[str], *, from_step: int = 0) -> Curve:
         """Return measures of a comparison from a step on, without those that the service does not know."""
         try:
-            columns = self._columns(comparison, measures, from_step)
+            answer = self._measurements(comparison, measures, from_step)
         except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
                 raise
             known = {item["column"] for item in self._connection.get_json("/v1/measures")["items"]}
             if known >= set(measures):
                 raise
-            columns = self._columns(comparison, [measure for measure in measures if measure in known], from_step)
+            answer = self._measurements(comparison, [measure for measure in measures if measure in known], from_step)
+        columns = answer["columns"]
+        incomplete = {
+            int(step["step"]): (int(step["shards"]), int(step["expected_shards"]))
+            for step in answer.get("incomplete_steps") or ()
+        }
         values = {name: tuple(map(number_or_nan, columns[name])) for name in measures if name in columns}
-        return Curve(comparison, tuple(columns["step"]), values)
+        return Curve(comparison, tuple(columns["step"]), values, incomplete)
 
-    def _columns(self, comparison: str, measures: Sequence[str], from_step: int) -> Any:
+    def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Any:
         query: list[tuple[str, str | int | float | None]] = [("comparison", comparison), ("from_step", from_step)]
         query += [("measure", measure) for measure in measures]
-        return self._connection.get_json(f"{self._path}/measurements", query)["columns"]
+        return self._connection.get_json(f"{self._path}/measurements", query)
 
     def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
         """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""

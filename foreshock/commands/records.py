@@ -64,6 +64,8 @@ class Curve:
     comparison: str
     steps: tuple[int, ...]
     values: Mapping[str, tuple[float, ...]]
+    incomplete: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Steps that closed without some shards: (stored, expected) of each."""
 
     def of(self, measure: str) -> tuple[float, ...]:
         """Return one number per step; all NaN if the service does not know the measure."""

@@ -49,7 +49,20 @@ def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
         f"  {count(len(steps))} steps ({steps[0]} to {steps[-1]}), {count(int(rollouts))} rollouts, "
         f"{count(int(tokens))} tokens; newest data {moment(run.updated_at_us)}"
     )
+    lines += _incomplete(diagnosis)
     return lines
+
+
+def _incomplete(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines on steps that closed without some of their shards."""
+    missing = diagnosis.rollouts.incomplete or diagnosis.mismatch.incomplete
+    if not missing:
+        return []
+    newest = max(missing)
+    text = "step {}: {} of {} shards".format(newest, *missing[newest])
+    if len(missing) > 1:
+        text += f", and {len(missing) - 1} earlier incomplete steps"
+    return wrap(f"closed incomplete, numbers are of the rollouts that arrived: {text}", "    ", "  ! ")
 
 
 def _lengths(diagnosis: Diagnosis, paint: Paint) -> list[str]:

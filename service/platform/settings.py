@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     )
 
     step_grace_seconds: float = Field(default=600.0, gt=0)
+    stale_seconds: float = Field(
+        default=300.0, gt=0, description="a running run without a sign of life of its clients for so long is stale"
+    )
     sweep_interval_seconds: float = Field(default=5.0, gt=0)
 
     lease_seconds: float = Field(default=60.0, gt=0, description="how long a worker keeps a job without a heartbeat")

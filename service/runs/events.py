@@ -60,3 +60,24 @@ class AdviceModeChanged:
 
     run_id: str
     mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSplit(StepEvent):
+    """Shard of a step that another attempt, which began at the same time, does not hold: ranks of one launch.
+
+    `shards` are those of `attempt`, `other_shards` those of `other_attempt`.
+    """
+
+    shards: tuple[int, ...]
+    other_attempt: int
+    other_shards: tuple[int, ...]
+    expected_shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsLost(StepEvent):
+    """Items that the clients of an attempt do not deliver, `lost` in all; `step` is the run's newest one."""
+
+    lost: int
+    reason: str | None

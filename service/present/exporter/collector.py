@@ -96,8 +96,13 @@ class ForeshockCollector:
             scrape.add(families.TOKENS, (run.id,), each.tokens)
             if each.last_ingest_us is not None:
                 scrape.add(families.LAST_INGEST, (run.id,), each.last_ingest_us / 1e6)
+            if run.seen_at_us is not None:
+                scrape.add(families.LAST_SEEN, (run.id,), run.seen_at_us / 1e6)
             if run.id in steps:
-                scrape.add(families.STEP, (run.id,), steps[run.id][2])
+                step = steps[run.id]
+                scrape.add(families.STEP, (run.id,), step.step)
+                scrape.add(families.STEP_SHARDS, (run.id,), step.received_shards)
+                scrape.add(families.STEP_EXPECTED_SHARDS, (run.id,), step.expected_shards)
         return runs
 
     def _measurements(self, session: Session, scrape: _Scrape, run_ids: list[str]) -> None:

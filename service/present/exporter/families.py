@@ -123,6 +123,13 @@ RUN_INFO = Family(
     ("run", "project", "key", "name", "model", "model_kind"),
 )
 STEP = Family("foreshock_step", "The newest closed step", ("run",))
+STEP_SHARDS = Family("foreshock_step_shards", "Shards of the newest closed step that have arrived", ("run",))
+STEP_EXPECTED_SHARDS = Family(
+    "foreshock_step_expected_shards", "Shards that the newest closed step should have", ("run",)
+)
+LAST_SEEN = Family(
+    "foreshock_last_seen_timestamp_seconds", "Unix time of the run's last heartbeat or rollouts", ("run",)
+)
 LAST_INGEST = Family("foreshock_last_ingest_timestamp_seconds", "Unix time of the newest rollouts of the run", ("run",))
 ROLLOUTS = Family("foreshock_ingested_rollouts", "Rollouts received", ("run",), "counter")
 TOKENS = Family("foreshock_ingested_tokens", "Response tokens received", ("run",), "counter")
@@ -174,7 +181,8 @@ JOB_FAILURES = Family(
 WORKERS = Family("foreshock_workers", f"Live workers: seen in the last {LIVE_MINUTES} minutes", ("accelerator",))
 
 FAMILIES: tuple[Family, ...] = (
-    BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, LAST_INGEST, ROLLOUTS, TOKENS,
+    BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, STEP_SHARDS, STEP_EXPECTED_SHARDS,
+    LAST_SEEN, LAST_INGEST, ROLLOUTS, TOKENS,
     *OF_COMPARISONS.values(), *OF_STEPS.values(), BUCKET_TOKENS, BUCKET_K3, LINK_SHARE, LINK_K3, ATTRIBUTED_STEP,
     ALERTS_OPEN, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE, APPLIED_SCALE,
     JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS,

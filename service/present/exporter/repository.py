@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import eq
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select, true
+from sqlalchemy import ColumnElement, Row, Select, and_, false, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -78,11 +78,13 @@ def active_runs(session: Session, project: str | None, limit: int) -> list[Activ
     ]
 
 
-def newest_closed_steps(session: Session, run_ids: Collection[str]) -> dict[str, StepKey]:
+def newest_closed_steps(session: Session, run_ids: Collection[str]) -> dict[str, Step]:
     """Return the newest closed step of each run, in its newest attempt that has one."""
     step = select(Step.step).where(Step.closed_at_us.is_not(None))
     step = step.where(Step.run_id == Attempt.run_id, Step.attempt == Attempt.attempt)
-    return {key.run_id: key for key in _newest_of_attempts(session, run_ids, step.order_by(Step.step.desc()))}
+    newest = {key.run_id: key for key in _newest_of_attempts(session, run_ids, step.order_by(Step.step.desc()))}
+    same = [and_(*map(eq, (Step.run_id, Step.attempt, Step.step), key)) for key in newest.values()]
+    return {each.run_id: each for each in session.scalars(select(Step).where(or_(false(), *same)))}
 
 
 def newest_comparisons(session: Session, run_ids: Collection[str]) -> list[ComparisonKey]:

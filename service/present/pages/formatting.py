@@ -22,6 +22,7 @@ OUT_OF_DATE = (
 
 RUN_STATES: dict[str, Label] = {
     "running": Label("running", "good", live=True),
+    "stale": Label("stale", "warning"),
     "finished": Label("finished"),
     "failed": Label("failed", "critical"),
 }

@@ -174,6 +174,7 @@ class RunPage:
     last_step: int | None
     last_step_address: str
     started: Moment | None
+    incomplete: str | None
     out_of_date: str | None
     verdict: Label
     health: Sequence[str]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response, status
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response, status
 
 from service.platform.context import Context
 from service.platform.pagination import Page
-from service.platform.schemas import RunIdentifier
+from service.platform.schemas import LARGEST_STEP, RunIdentifier
 from service.platform.security import Ingester, Reader
 from service.runs.attempts import service
-from service.runs.attempts.schemas import AttemptCreate, AttemptRead
+from service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
 
 router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 
@@ -27,6 +29,21 @@ def create_attempt(
     if not created:
         response.status_code = status.HTTP_200_OK
     return AttemptRead.model_validate(attempt)
+
+
+@router.put("/{attempt}/clients/{client}", status_code=status.HTTP_204_NO_CONTENT)
+def put_heartbeat(
+    run: RunIdentifier,
+    attempt: Annotated[int, Path(ge=1, le=LARGEST_STEP)],
+    client: Annotated[str, Path(max_length=200, pattern=r"^[A-Za-z0-9._-]+$")],
+    body: Heartbeat,
+    context: Context,
+    principal: Ingester,
+) -> None:
+    """Note that a client of the attempt lives, and what it could not deliver."""
+    context.database.write(
+        lambda session: service.note_heartbeat(session, context.events, principal, run, attempt, client, body)
+    )
 
 
 @router.get("")

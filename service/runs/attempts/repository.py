@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Attempt
+from service.platform.database.tables import Attempt, AttemptClient
 
 # Read whenever a step closes: built once.
 _FIND = select(Attempt).where(Attempt.run_id == bindparam("run_id"), Attempt.attempt == bindparam("attempt"))
@@ -33,3 +33,10 @@ def next_number(session: Session, run_id: str) -> int:
     """Return the number of the run's next attempt."""
     newest = session.scalar(select(func.max(Attempt.attempt)).where(Attempt.run_id == run_id))
     return 1 + (newest or 0)
+
+
+def lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
+    """Return the number of items that the clients of an attempt rejected, dropped or could not encode."""
+    table = AttemptClient
+    lost = func.sum(table.rejected + table.dropped + table.invalid)
+    return int(session.scalar(select(lost).where(table.run_id == run_id, table.attempt == attempt)) or 0)

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.dialect import insert_if_absent
-from service.platform.database.tables import Attempt
+from service.platform.database.dialect import insert_if_absent, upsert
+from service.platform.database.tables import Attempt, AttemptClient
 from service.platform.events import EventBus
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts import repository
 from service.runs.attempts.active_attempts import active_attempt_of
-from service.runs.attempts.schemas import AttemptCreate, AttemptRead
-from service.runs.events import AttemptStarted
-from service.runs.runs.service import get_run, lock_run
+from service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
+from service.runs.events import AttemptStarted, ItemsLost
+from service.runs.runs.service import get_run, lock_run, note_sign_of_life
 from service.runs.step_key import StepKey
+
+BEGUN_TOGETHER_SECONDS = 60
+"""Attempts that begin within this time may be ranks of one launch that did not find each other."""
 
 
 class AttemptNotFound(ProblemError):
@@ -36,12 +39,12 @@ def get_or_create_attempt(
     session: Session, events: EventBus, principal: Principal, run_id: str, body: AttemptCreate
 ) -> tuple[Attempt, bool]:
     """Return the attempt of this key, and True if it is new; raise AttemptConflict if `resume_step` differs."""
-    lock_run(session, principal, run_id)
+    run = lock_run(session, principal, run_id)
     row = {
         "run_id": run_id,
         "attempt": repository.next_number(session, run_id),
         "created_at_us": now_us(),
-        **body.model_dump(),
+        **body.model_dump(exclude={"heartbeats"}),
     }
     created = insert_if_absent(session, Attempt, row)
     attempt = repository.find_by_key(session, run_id, body.key)
@@ -51,9 +54,37 @@ def get_or_create_attempt(
             f"the attempt {body.key!r} resumes at step {attempt.resume_step}, not {body.resume_step}: "
             "give each resume its own key"
         )
+    if body.heartbeats:
+        note_sign_of_life(run, resumed=created)
     if created and attempt.attempt > 1:
         events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step))
     return attempt, created
+
+
+def note_heartbeat(
+    session: Session, events: EventBus, principal: Principal, run_id: str, attempt: int, client: str, body: Heartbeat
+) -> None:
+    """Store a heartbeat; publish ItemsLost if the client has lost more items than before."""
+    run = lock_run(session, principal, run_id)
+    require_attempt(session, run_id, attempt)
+    before = repository.lost_by_clients(session, run_id, attempt)
+    row = {"run_id": run_id, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
+    upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
+    note_sign_of_life(run)
+    lost = repository.lost_by_clients(session, run_id, attempt) if body.lost else before
+    if lost > before:
+        events.publish(session, ItemsLost(run_id, attempt, run.last_step or 0, lost, body.reason))
+
+
+def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list[Attempt]:
+    """Return the other attempts of the run that began within a minute of this one."""
+    attempts = repository.of_run(session, run_id)
+    begun = next(each.created_at_us for each in attempts if each.attempt == attempt)
+    return [
+        each
+        for each in attempts
+        if each.attempt != attempt and abs(each.created_at_us - begun) <= BEGUN_TOGETHER_SECONDS * 1_000_000
+    ]
 
 
 def find_attempt(session: Session, run_id: str, attempt: int) -> Attempt | None:

@@ -24,9 +24,9 @@ from service.runs.events import StepClosed
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from service.runs.rollouts.service import add_shard, find_shard
 from service.runs.rollouts.shards import DecodedShard, decode_shard
-from service.runs.runs.service import get_run, lock_run
+from service.runs.runs.service import get_run, lock_run, note_sign_of_life
 from service.runs.steps.closing import is_waiting, mark_closed, store_fold, try_to_close
-from service.runs.steps.service import check_expected_shards, count_shard, find_step, open_step
+from service.runs.steps.service import check_expected_shards, count_shard, find_split, find_step, open_step
 
 
 class ShardConflict(ProblemError):
@@ -125,6 +125,8 @@ def commit_shard(
 ) -> _Committed:
     """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard."""
     run = lock_run(session, principal, address.run_id)
+    if run.seen_at_us is not None:
+        note_sign_of_life(run)
     require_attempt(session, address.run_id, address.attempt)
     key, measured = address.step_key, decoded.measured
     step = find_step(session, key)
@@ -153,6 +155,10 @@ def commit_shard(
         "received_at_us": now_us(),
     }
     add_shard(session, key, row, measured)
+    if address.shards > 1:
+        split = find_split(session, key, address.shards)
+        if split is not None:
+            context.events.publish(session, split)
     if decoded.step is not None:
         store_fold(session, key, decoded.step)
         context.events.publish(session, StepClosed(*key))

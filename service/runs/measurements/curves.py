@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.runs.step_key import StepKey
+from service.runs.steps.schemas import StepRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class Curves:
     keys: list[tuple[int, int, str]]
     values: list[tuple[float | None, ...]]
     from_sample: list[bool]
+    incomplete: tuple[StepRead, ...] = ()
+    """Those of the steps that closed without some of their shards."""
 
     def rows(self, chosen: Sequence[int]) -> Curves:
         """Return these rows only, in this order."""
@@ -27,6 +30,7 @@ class Curves:
             [self.keys[row] for row in chosen],
             [self.values[row] for row in chosen],
             [self.from_sample[row] for row in chosen],
+            self.incomplete,
         )
 
 

@@ -33,10 +33,22 @@ class MeasurementColumns(BaseModel):
     from_sample: list[bool] = Field(description="true: only some of the step's rollouts are included")
 
 
+class IncompleteStep(BaseModel):
+    """A step that closed without some of its shards: its measurements are of the rollouts that arrived."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: int
+    attempt: int
+    shards: int
+    expected_shards: int
+
+
 class MeasurementsRead(BaseModel):
     """Measurements by column, ordered by comparison and step."""
 
     columns: MeasurementColumns
+    incomplete_steps: list[IncompleteStep] = Field(description="those among the steps of `columns`")
 
 
 class BucketColumns(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
@@ -26,6 +26,7 @@ from service.runs.measurements.downsampling import keep_extremes
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
+from service.runs.steps.service import incomplete_steps
 
 _COLUMNS = tuple(measure.column for measure in MEASURES)
 
@@ -130,6 +131,9 @@ def read_curves(session: Session, principal: Principal, run_id: str, query: Curv
     else:
         chosen = is_active(attempts_of_run(session, run_id), table.c.attempt, table.c.step, *steps)
     curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
+    shown = {(step, attempt) for step, attempt, _ in curves.keys}
+    incomplete = (step for step in incomplete_steps(session, run_id) if (step.step, step.attempt) in shown)
+    curves = replace(curves, incomplete=tuple(incomplete))
     return curves if query.max_points is None else keep_extremes(curves, query.max_points)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
-from sqlalchemy import bindparam, select, tuple_
+from sqlalchemy import ColumnElement, CursorResult, bindparam, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Run
@@ -26,6 +27,22 @@ def find(session: Session, run_id: str) -> Run | None:
 def find_and_lock(session: Session, run_id: str) -> Run | None:
     """Return the current run and lock it until this transaction ends."""
     return session.scalar(_LOCK, {"run_id": run_id})
+
+
+def silent(session: Session, before_us: int) -> bool:
+    """Return whether a running run was last seen before that time."""
+    return session.scalar(select(Run.id).where(*_silent(before_us)).limit(1)) is not None
+
+
+def set_stale(session: Session, before_us: int) -> int:
+    """Set the state of the running runs that were last seen before that time; return how many."""
+    statement = update(Run).where(*_silent(before_us)).values(state="stale")
+    result = session.execute(statement.execution_options(synchronize_session=False, preserve_rowcount=True))
+    return cast("CursorResult[Any]", result).rowcount
+
+
+def _silent(before_us: int) -> tuple[ColumnElement[bool], ...]:
+    return Run.state == "running", Run.seen_at_us < before_us, Run.deleted_at_us.is_(None)
 
 
 def find_by_key(session: Session, project: str, key: str) -> Run | None:

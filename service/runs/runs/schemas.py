@@ -10,6 +10,10 @@ from foreshock.model_kind import ModelKind
 from service.platform.schemas import Name
 
 RunState = Literal["running", "finished", "failed"]
+"""What a client or an operator sets."""
+ShownRunState = Literal["running", "stale", "finished", "failed"]
+"""`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
+
 AdviceMode = Literal["shadow", "apply"]
 
 
@@ -62,7 +66,8 @@ class RunRead(BaseModel):
     model_kind: ModelKind | None = Field(description="null: unknown, treated as dense")
     model_kind_source: Literal["declared", "checkpoint"] | None
     advice_mode: AdviceMode
-    state: RunState
+    state: ShownRunState
     last_step: int | None = Field(description="newest step that has rollouts")
+    seen_at_us: int | None = Field(description="last sign of life of the clients; null: they send none")
     created_at_us: int
     updated_at_us: int

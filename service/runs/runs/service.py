@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
+from service.platform.context import ServiceContext
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Run
 from service.platform.events import EventBus
@@ -63,6 +64,7 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
         "id": new_identifier("run"),
         "state": "running",
         "last_step": None,
+        "seen_at_us": None,
         "created_at_us": now,
         "updated_at_us": now,
         "deleted_at_us": None,
@@ -107,6 +109,26 @@ def update_run(session: Session, events: EventBus, principal: Principal, run_id:
     if "model_kind" in changes.model_fields_set:
         _set_model_kind(session, events, run, "declared_model_kind", changes.model_kind)
     return run
+
+
+def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
+    """Note that a client of the run lives; `resumed`: it starts an attempt, after whatever end. The run is locked."""
+    run.seen_at_us = now_us()
+    if resumed or run.state == "stale":
+        run.state = "running"
+
+
+def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
+    """Mark the running runs that gave no sign of life for `stale_seconds`; return how many.
+
+    Nothing is stale earlier than that after `counted_from_us`, when this process began to listen.
+    """
+    before = now_us() - int(context.settings.stale_seconds * 1e6)
+    if before < counted_from_us:
+        return 0
+    with context.database.read() as session:
+        found = repository.silent(session, before)
+    return context.database.write(lambda session: repository.set_stale(session, before)) if found else 0
 
 
 def model_kind_of(session: Session, run_id: str) -> ModelKind | None:

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import table_of
-from service.platform.database.tables import Attempt, Run, Step
+from service.platform.database.tables import Attempt, Run, Shard, Step
 from service.runs.attempts.active_attempts import is_active
 from service.runs.step_key import StepKey
 
@@ -26,6 +26,24 @@ def find(session: Session, key: StepKey) -> Step | None:
 def is_closed(session: Session, key: StepKey) -> bool:
     """Return whether the step exists and is closed."""
     return session.scalar(_CLOSED_AT, key._asdict()) is not None
+
+
+def shards_of(session: Session, key: StepKey) -> frozenset[int]:
+    """Return the shards of a step that are stored."""
+    table = Shard
+    query = select(table.shard).where(table.run_id == key.run_id, table.attempt == key.attempt, table.step == key.step)
+    return frozenset(session.scalars(query))
+
+
+def incomplete(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[Step]:
+    """Return up to `limit` active closed steps that lack shards, newest first."""
+    query = select(Step).where(
+        Step.run_id == run_id,
+        Step.closed_at_us.is_not(None),
+        Step.received_shards < Step.expected_shards,
+        is_active(attempts, Step.attempt, Step.step),
+    )
+    return session.scalars(query.order_by(Step.step.desc()).limit(limit)).all()
 
 
 def waiting(session: Session, overdue_before_us: int, limit: int) -> list[StepKey]:

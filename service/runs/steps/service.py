@@ -9,11 +9,14 @@ from service.platform.database.tables import Run, Step
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.runs.attempts.service import attempts_of_run, require_attempt
+from service.runs.attempts.service import attempts_begun_together, attempts_of_run, require_attempt
+from service.runs.events import RanksSplit
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps import repository
 from service.runs.steps.schemas import StepRead
+
+MOST_INCOMPLETE = 1000
 
 
 class ShardCountConflict(ProblemError):
@@ -67,6 +70,29 @@ def find_step(session: Session, key: StepKey) -> Step | None:
 def is_closed(session: Session, key: StepKey) -> bool:
     """Return whether the step exists and is closed."""
     return repository.is_closed(session, key)
+
+
+def shards_in_words(shards: int, expected_shards: int) -> str:
+    """Return how many shards of a step are stored."""
+    return f"{shards} of {expected_shards} shards"
+
+
+def incomplete_steps(session: Session, run_id: str) -> list[StepRead]:
+    """Return the active steps that closed without some of their shards, newest first, at most MOST_INCOMPLETE."""
+    attempts = attempts_of_run(session, run_id)
+    return [_read(step) for step in repository.incomplete(session, run_id, attempts, MOST_INCOMPLETE)]
+
+
+def find_split(session: Session, key: StepKey, expected_shards: int) -> RanksSplit | None:
+    """Return the split if another attempt that began at the same time holds only other shards of the step."""
+    for other in attempts_begun_together(session, key.run_id, key.attempt):
+        there = repository.shards_of(session, StepKey(key.run_id, other.attempt, key.step))
+        if not there:
+            continue
+        here = repository.shards_of(session, key)
+        if here.isdisjoint(there):
+            return RanksSplit(*key, tuple(sorted(here)), other.attempt, tuple(sorted(there)), expected_shards)
+    return None
 
 
 def list_steps(

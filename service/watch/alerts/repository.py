@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from service.platform.database.dialect import table_of
 from service.platform.database.tables import Alert, Attempt
 from service.runs.attempts.active_attempts import active_attempt_of, active_ranges, is_active
+from service.watch.alerts.delivery_rules import DELIVERY_RULES
 
 # Read whenever a step closes: built once, and each half is a range of an index, so that the run's other alerts are not
 # looked at. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
@@ -51,7 +52,7 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
 
 
 def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> list[Alert]:
-    """Return the alerts of active steps that fired, or cleared, at `from_step` or later, by step and rule."""
+    """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
     fired = active_ranges(attempts, first=from_step)
     fired_before = active_ranges(attempts, last=from_step - 1)
     parameters = {
@@ -62,7 +63,8 @@ def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], 
     }
     ids = session.scalars(_TOUCHED, parameters).all()
     # Usually none.
-    found = session.scalars(select(Alert).where(Alert.id.in_(ids))).all() if ids else []
+    of_detectors = Alert.rule.not_in(DELIVERY_RULES)
+    found = session.scalars(select(Alert).where(Alert.id.in_(ids), of_detectors)).all() if ids else []
     active = [alert for alert in found if active_attempt_of(attempts, alert.step) == alert.attempt]
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 
@@ -76,6 +78,18 @@ def standing(session: Session, run_id: str, attempts: Sequence[Attempt], rule: s
         Alert.step == step,
     )
     return session.scalar(query)
+
+
+def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
+    """Return the open or acknowledged alert of a rule in an attempt."""
+    query = select(Alert).where(Alert.run_id == run_id, Alert.attempt == attempt, Alert.rule == rule)
+    return session.scalar(query.where(Alert.state.in_(("open", "acknowledged"))).order_by(Alert.step).limit(1))
+
+
+def at_step(session: Session, run_id: str, attempt: int, rule: str, step: int) -> Alert | None:
+    """Return the alert of a rule at a step, in any state."""
+    query = select(Alert).where(Alert.run_id == run_id, Alert.attempt == attempt, Alert.rule == rule)
+    return session.scalar(query.where(Alert.step == step))
 
 
 def superseded(session: Session, run_id: str, attempts: Sequence[Attempt]) -> Sequence[Alert]:

@@ -25,7 +25,7 @@ from service.platform.database.tables.probes import (
     Worker,
 )
 from service.platform.database.tables.rollouts import Shard, ShardStatistics, Step
-from service.platform.database.tables.runs import Attempt, Run
+from service.platform.database.tables.runs import Attempt, AttemptClient, Run
 from service.platform.database.tables.scalars import Scalar
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Alert",
     "ApiKey",
     "Attempt",
+    "AttemptClient",
     "Attribution",
     "Base",
     "Checkpoint",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.model_kind import ModelKind, known_model_kind
@@ -12,7 +12,10 @@ from service.platform.database.tables.base import Base
 
 
 class Run(Base):
-    """One training job. `deleted_at_us` set: a tombstone, so that late uploads are answered with 410."""
+    """One training job. `deleted_at_us` set: a tombstone, so that late uploads are answered with 410.
+
+    `seen_at_us` is the last sign of life of its clients, None if they send none.
+    """
 
     __tablename__ = "runs"
     __table_args__ = (UniqueConstraint("project", "key"), Index(None, "created_at_us", "id"))
@@ -32,6 +35,7 @@ class Run(Base):
     advice_mode: Mapped[str]
     state: Mapped[str]
     last_step: Mapped[int | None]
+    seen_at_us: Mapped[int | None]
     created_at_us: Mapped[int]
     updated_at_us: Mapped[int]
     deleted_at_us: Mapped[int | None]
@@ -61,3 +65,24 @@ class Attempt(Base):
     resume_step: Mapped[int]
     fingerprint: Mapped[dict[str, Any]]
     created_at_us: Mapped[int]
+
+
+class AttemptClient(Base):
+    """A client process that logs an attempt: its last sign of life, and the items that it could not deliver."""
+
+    __tablename__ = "attempt_clients"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        Index(None, "run_id", "seen_at_us"),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    client: Mapped[str] = mapped_column(primary_key=True)
+    shard: Mapped[int | None]
+    undelivered: Mapped[int]
+    rejected: Mapped[int]
+    dropped: Mapped[int]
+    invalid: Mapped[int]
+    reason: Mapped[str | None]
+    seen_at_us: Mapped[int]

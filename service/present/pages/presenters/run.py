@@ -18,6 +18,7 @@ from service.replay.probes.service import list_probes
 from service.runs.attempts.service import list_attempts
 from service.runs.measurements.service import is_run_out_of_date
 from service.runs.runs.service import get_run
+from service.runs.steps.service import incomplete_steps, shards_in_words
 
 MOST_PROBES = 20
 UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
@@ -46,6 +47,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step=run.last_step,
         last_step_address=f"/runs/{run.id}/steps/{run.last_step}",
         started=moment(run.created_at_us),
+        incomplete=_incomplete(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
         verdict=verdict,
         health=sentences,
@@ -66,6 +68,17 @@ def model_kind_in_words(run: Run) -> str:
         return "unknown, judged as a dense model"
     source = "declared" if run.model_kind_source == "declared" else "from a checkpoint"
     return f"{MODEL_KIND_NAMES[run.model_kind]} ({source})"
+
+
+def _incomplete(viewing: Viewing, run_id: str) -> str | None:
+    """Return what the steps that closed without some shards lack; None if there are none."""
+    found = incomplete_steps(viewing.session, run_id)
+    if not found:
+        return None
+    newest = found[0]
+    text = f"Step {newest.step} closed with {shards_in_words(newest.shards, newest.expected_shards)}"
+    others = f", {len(found) - 1} earlier steps lack shards too" if len(found) > 1 else ""
+    return f"{text}{others}: their numbers are of the rollouts that arrived."
 
 
 def _newest_attempt(viewing: Viewing, run: Run) -> int | None:

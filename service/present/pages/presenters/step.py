@@ -24,6 +24,7 @@ from service.runs.rollouts.tokens import TokenQuery, read_tokens
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps.schemas import StepRead
+from service.runs.steps.service import shards_in_words
 
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20
@@ -125,6 +126,7 @@ def _address(run_id: str, step: int | None) -> str | None:
 
 def _state(step: StepRead) -> Label:
     if step.closed:
-        missing = step.expected_shards - step.shards
-        return Label("closed", "good") if missing <= 0 else Label(f"closed without {missing} shards", "warning")
+        if step.shards >= step.expected_shards:
+            return Label("closed", "good")
+        return Label(f"closed with {shards_in_words(step.shards, step.expected_shards)}", "warning")
     return Label("waiting for shards", live=True)

@@ -118,7 +118,7 @@ def test_upgrade_keeps_stored_values_and_new_measures_are_null(empty_database: s
     (old,), (new,) = before.pop("measurements"), after.pop("measurements")
     (old_run,), (new_run,) = before.pop("runs"), after.pop("runs")
     assert after == before
-    assert new_run == {**old_run, "declared_model_kind": None, "derived_model_kind": None}
+    assert new_run == {**old_run, "declared_model_kind": None, "derived_model_kind": None, "seen_at_us": None}
     assert {name: new[name] for name in old} == old
     assert new["k3_kl"] == 1e-4
     added = set(new) - set(old)
