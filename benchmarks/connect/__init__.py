@@ -1,0 +1,1 @@
+"""Benchmarks of connecting a trainer: the parts of `make bench-connect`."""

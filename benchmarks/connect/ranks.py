@@ -1,0 +1,168 @@
+"""Part `ranks` of `make bench-connect`: no rollout of several ranks is lost without an alert, and none counts twice.
+
+    python -m benchmarks.connect.ranks [--processes 2 4 8] [--launchers …] [--scenarios …]
+
+Real processes log to the real service. The launchers are torchrun on one node, torchrun on two nodes with
+`--master_addr` (its run id is then "none"; both agents run on this machine), and the variables that srun sets. The
+scenarios:
+
+    plain     every rank logs every step
+    late      one rank logs a step after its grace time is over
+    killed    one rank is killed by SIGKILL at its third step (only with srun's variables: torchrun ends all ranks then)
+    restart   all ranks stop without finishing, and start again from a checkpoint two steps before
+
+Each rank writes down what it logged. `lost` counts those rollouts that no active step holds, unless an alert is there;
+`twice` those that active steps hold beyond what was logged. Exits 1 unless both are 0 everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.running_service import free_port, running_service
+
+LAUNCHERS = ("torchrun", "torchrun static", "srun variables")
+SCENARIOS = ("plain", "late", "killed", "restart")
+STEPS = 5
+GRACE_SECONDS = 2.0
+LATE_SECONDS = 5.0
+SETTINGS = {
+    "FORESHOCK_STEP_GRACE_SECONDS": str(GRACE_SECONDS),
+    "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5",
+    "FORESHOCK_STALE_SECONDS": "20",
+    "FORESHOCK_TOKEN_PASS": "numpy",
+}
+ALERTS = ("split_ranks", "incomplete_step", "client_losses")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Rollouts of one run: logged by its ranks and not superseded, held by active steps, and what that says."""
+
+    logged: int
+    held: int
+    attempts: int
+    alerts: tuple[str, ...]
+
+    @property
+    def lost(self) -> int:
+        """Return the rollouts that are missing without an alert."""
+        return 0 if self.alerts else max(0, self.logged - self.held)
+
+    @property
+    def twice(self) -> int:
+        """Return the rollouts that count more than once."""
+        return max(0, self.held - self.logged)
+
+
+def main() -> int:
+    """Run the chosen combinations and print the table; return 1 if a rollout is lost or counts twice."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=LAUNCHERS)
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    chosen = parser.parse_args()
+    lost = twice = cases = wrong_attempts = 0
+    columns = f"{'logged':>8}{'held':>6}{'lost':>6}{'twice':>7}{'attempts':>10}"
+    print(f"{'launcher':16}{'scenario':10}{'ranks':>6}{columns}  alerts")
+    with tempfile.TemporaryDirectory() as name, running_service(Path(name), **SETTINGS) as url:
+        for launcher in chosen.launchers:
+            for scenario in chosen.scenarios:
+                if scenario == "killed" and launcher != "srun variables":
+                    continue
+                for processes in chosen.processes:
+                    found = _case(url, Path(name), launcher, scenario, processes)
+                    cases += 1
+                    lost, twice = lost + found.lost, twice + found.twice
+                    wrong_attempts += found.attempts != (2 if scenario == "restart" else 1)
+                    print(
+                        f"{launcher:16}{scenario:10}{processes:6}{found.logged:8}{found.held:6}{found.lost:6}"
+                        f"{found.twice:7}{found.attempts:10}  {', '.join(found.alerts) or 'none'}",
+                        flush=True,
+                    )
+    passed = cases > 0 and lost == twice == wrong_attempts == 0
+    print(
+        f"cases={cases} lost_without_alert={lost} counted_twice={twice} wrong_attempts={wrong_attempts} passed={passed}"
+    )
+    return 0 if passed else 1
+
+
+def _case(url: str, folder: Path, launcher: str, scenario: str, processes: int) -> Outcome:
+    run_key = f"{launcher} {scenario} {processes}".replace(" ", "-")
+    journal = folder / run_key
+    journal.mkdir()
+    launches = [(0, STEPS)] if scenario != "restart" else [(0, 4), (2, 2 + STEPS)]
+    logged: dict[int, int] = {}
+    for number, (first, last) in enumerate(launches):
+        plan = {
+            "url": url, "run_key": run_key, "journal": str(journal), "scenario": scenario, "launch": number,
+            "first": first, "last": last, "late_seconds": LATE_SECONDS, "finish": number == len(launches) - 1,
+        }  # fmt: skip
+        _launch(launcher, processes, number, json.dumps(plan))
+        # A resume supersedes what was logged from its first step on.
+        logged = {step: count for step, count in logged.items() if step < first}
+        for path in journal.glob(f"{number}-*.jsonl"):
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                logged[entry["step"]] = logged.get(entry["step"], 0) + entry["rollouts"]
+    # Steps without all shards close after the grace time.
+    time.sleep(GRACE_SECONDS + 2.0)
+    with httpx.Client(base_url=url, timeout=60) as http:
+        (run,) = [run for run in http.get("/v1/runs", params={"limit": 200}).json()["items"] if run["key"] == run_key]
+        path = f"/v1/runs/{run['id']}"
+        steps: list[dict[str, Any]] = http.get(f"{path}/steps", params={"limit": 200}).json()["items"]
+        attempts = http.get(f"{path}/attempts").json()["items"]
+        rules = {alert["rule"] for alert in http.get(f"{path}/alerts").json()["items"]
+                 if alert["rule"] in ALERTS and alert["state"] in ("open", "acknowledged")}  # fmt: skip
+    held = sum(step["rollouts"] for step in steps if step["closed"])
+    return Outcome(sum(logged.values()), held, len(attempts), tuple(sorted(rules)))
+
+
+def _launch(launcher: str, processes: int, restart: int, plan: str) -> None:
+    """Start the ranks and wait for their end."""
+    prefixes = ("SLURM", "TORCHELASTIC", "MASTER", "RANK", "WORLD", "FORESHOCK")
+    base = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    base |= {"OMP_NUM_THREADS": "1"}
+    program = ["-m", "benchmarks.connect.rank", plan]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    if launcher == "torchrun":
+        commands = [([*torchrun, "--standalone", f"--nproc-per-node={processes}", *program], base)]
+    elif launcher == "torchrun static":
+        port = free_port()
+        options = [
+            "--nnodes=2",
+            f"--nproc-per-node={processes // 2}",
+            "--master_addr=127.0.0.1",
+            f"--master_port={port}",
+        ]
+        commands = [([*torchrun, *options, f"--node_rank={node}", *program], base) for node in range(2)]
+    else:
+        job = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": str(restart), "SLURM_NTASKS": str(processes),
+               "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": str(processes),
+               "SLURM_STEP_ID": str(restart)}  # fmt: skip
+        commands = [
+            ([sys.executable, *program], {**base, **job, "SLURM_PROCID": str(rank)}) for rank in range(processes)
+        ]
+    started = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command, environment in commands
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=600)
+        if process.returncode not in (0, -9):
+            raise RuntimeError(f"a launch ended with status {process.returncode}: {errors[-2000:]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
