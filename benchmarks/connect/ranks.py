@@ -120,10 +120,10 @@ def _case(url: str, folder: Path, launcher: str, scenario: str, processes: int) 
     time.sleep(GRACE_SECONDS + 2.0)
     with httpx.Client(base_url=url, timeout=60) as http:
         (run,) = [run for run in http.get("/v1/runs", params={"limit": 200}).json()["items"] if run["key"] == run_key]
-        path = f"/v1/runs/{run['id']}"
-        steps: list[dict[str, Any]] = http.get(f"{path}/steps", params={"limit": 200}).json()["items"]
-        attempts = http.get(f"{path}/attempts").json()["items"]
-        rules = {alert["rule"] for alert in http.get(f"{path}/alerts").json()["items"]
+        address = f"/v1/runs/{run['id']}"
+        steps: list[dict[str, Any]] = http.get(f"{address}/steps", params={"limit": 200}).json()["items"]
+        attempts = http.get(f"{address}/attempts").json()["items"]
+        rules = {alert["rule"] for alert in http.get(f"{address}/alerts").json()["items"]
                  if alert["rule"] in ALERTS and alert["state"] in ("open", "acknowledged")}  # fmt: skip
     held = sum(step["rollouts"] for step in steps if step["closed"])
     return Outcome(sum(logged.values()), held, len(attempts), tuple(sorted(rules)))
