@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import venv
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -35,9 +36,10 @@ def run(*command: str | Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    # A copy, so that the wheel holds only what is listed here.
-    for package in ("foreshock", "service", "probes", "migrations"):
-        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    # A copy, because a build leaves files in its folder.
+    for package in ("foreshock", "service", "probes", "migrations", "benchmarks", "dashboards", "examples", "scripts"):
+        ignored = shutil.ignore_patterns("__pycache__", "recorded", "results")
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / file, folder / file)
     run(sys.executable, "-m", "build", "--wheel", "--outdir", folder / "dist", folder)
@@ -63,6 +65,12 @@ def install(binaries: Path, requirement: str) -> None:
     # Most modules are never imported here; compiling them would take longer than the test.
     pip = (sys.executable, "-m", "pip", "--python", binaries / "python", "install", "-q", "--no-compile")
     run(*pip, "-c", constraints, requirement)
+
+
+def test_wheel_holds_the_three_packages_and_no_other(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.split("/")[0] for name in archive.namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"foreshock", "service", "probes"}
 
 
 def test_base_install_needs_three_dependencies_and_imports_no_service_or_probes(

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
+import torch.distributed
 import verl
 from omegaconf import OmegaConf
 from verl import DataProto
@@ -210,7 +211,8 @@ def halve(trainer: Any) -> None:
 def main() -> None:
     """Train, and print verl's metrics and the rates of the optimizer's steps."""
     scenario, steps = sys.argv[1], int(sys.argv[2])
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    rendezvous = Path(os.environ["FORESHOCK_SPOOL_DIRECTORY"]) / f"rendezvous-{os.getpid()}"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
     from verl.utils import tracking
 
     own_log = tracking.Tracking.log
