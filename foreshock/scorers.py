@@ -18,11 +18,13 @@ from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
 __all__ = [
     "CHAIN",
     "ENGINES",
+    "ENGINE_REPLAY",
     "EXACT_PAIRS",
     "NOISE_FLOOR_VARIANT",
     "PLACES",
     "REFERENCE",
     "SCORERS",
+    "TRAINER_REPLAY",
     "VARIANTS",
     "Engine",
     "ExactPair",
@@ -306,3 +308,11 @@ def split_score_name(name: str) -> tuple[str, str]:
 
 # The whole chain, with the preferred scorer at each place.
 CHAIN = chain_of(())
+
+_ENGINE_REPLAY, _TRAINER_REPLAY = middle_of_chain(CHAIN)
+assert _ENGINE_REPLAY is not None
+assert _TRAINER_REPLAY is not None
+ENGINE_REPLAY: str = _ENGINE_REPLAY
+"""The scorer that replays with the inference engine what the trainer's forward pass is compared with."""
+TRAINER_REPLAY: str = _TRAINER_REPLAY
+"""The scorer that replays the trainer's forward pass."""

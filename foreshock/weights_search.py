@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from foreshock.json_values import json_value
+from foreshock.scorers import ENGINE_REPLAY
 
 __all__ = [
     "CAPABILITY",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 PROBE_KIND = "weights"
-SEARCH_SCORER = "vllm.prefill"
+SEARCH_SCORER = ENGINE_REPLAY
 CAPABILITY = "weights.search"
 """What a worker offers, beside its scorers, if it can search: a worker of an older release would only score."""
 

@@ -18,6 +18,7 @@ from examples.tiny_rl.record import RunRecord
 from foreshock.environment import environment_name
 from foreshock.instruction_sets import InstructionSet
 from foreshock.rollouts import RolloutBatch
+from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
 from probes.engines.environment import (
     AS_IT_IS,
     EngineEnvironment,
@@ -30,7 +31,7 @@ __all__ = ["CASES"]
 
 # What the runs are made of, so it may be named beside anything else.
 _NUMERICS = "engine against trainer numerics"
-_SCORERS = ("vllm.prefill", "torch.trainer")
+_SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
 
 Fingerprints = Mapping[str, Any]
 

@@ -15,13 +15,14 @@ from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.scores import ScoreBatch
+from foreshock.scorers import ENGINE_REPLAY, REFERENCE, TRAINER_REPLAY
 
 __all__ = ["CASES"]
 
 FLOAT32 = {"autocast": None, "master_dtype": "float32"}
 BFLOAT16 = {"autocast": None, "master_dtype": "bfloat16"}
 AUTOCAST = {"autocast": "bfloat16", "master_dtype": "float32"}
-_SCORERS = ("vllm.prefill", "torch.trainer", "torch.float32")
+_SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY, REFERENCE)
 _NUMERICS = "engine against trainer numerics"
 
 
@@ -34,7 +35,7 @@ def logged(bench: Bench, precision: Mapping[str, Any], step: int, *, declared: b
         key = f"precision {scorer} {sorted(map(str, options.items()))} {step}"
         return bench.once(key, lambda: bench.score(scorer, batch, weights, options, environment))
 
-    engine, trainer = scored("vllm.prefill", {}), scored("torch.trainer", precision)
+    engine, trainer = scored(ENGINE_REPLAY, {}), scored(TRAINER_REPLAY, precision)
     # As of a run that does not declare its trainer's precision.
     undeclared = replace(trainer.fingerprint, dtype=None, master_dtype=None, autocast=None, head_dtype=None)
     return replace(
@@ -69,7 +70,7 @@ def trainer(
             batch = batch.select([row for row, group in enumerate(batch.group_ids or ()) if group in names])
         checkpoints = {chosen: run.checkpoint(chosen)}
         of_run = bench.log_run(f"precision-{name}", {chosen: batch}, checkpoints=checkpoints, model_kind="dense")
-        options = {"torch.trainer": dict(requested)} if requested is not None else None
+        options = {TRAINER_REPLAY: dict(requested)} if requested is not None else None
         bench.probe(of_run, chosen, _SCORERS, options=options, environment=run.environment.nearest())
         return bench.shown(of_run, chosen)
 

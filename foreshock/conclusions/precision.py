@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from foreshock.conclusions.conclusion import Conclusion
 from foreshock.conclusions.evidence import AttributionEvidence, ReferenceEvidence
 from foreshock.conclusions.wording import number
+from foreshock.scorers import TRAINER_REPLAY
 
 __all__ = ["FLOAT32_ROUNDING", "conclude", "links_of_wrong_precision"]
 
@@ -15,7 +16,7 @@ FLOAT32_ROUNDING = 1e-9
 """The k3 in nats below which two float32 forward passes count as equal: an rms difference of 4.5e-5. Other batch
 compositions change a float32 pass by 1e-14 to 1e-12, a bfloat16 pass differs from it by 1e-5 or more."""
 
-_LOGGED, _REPLAYED = "trainer", "torch.trainer"
+_LOGGED, _REPLAYED = "trainer", TRAINER_REPLAY
 
 
 def conclude(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:

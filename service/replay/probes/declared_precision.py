@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from foreshock.fingerprint import Fingerprint
+from foreshock.scorers import TRAINER_REPLAY
 
-_TRAINER = "torch.trainer"
+_TRAINER = TRAINER_REPLAY
 _MASTER_DTYPES = ("bfloat16", "float16", "float32")
 _AUTOCAST = ("bfloat16", "float16")
 _PRECISION = frozenset({"autocast", "master_dtype", "head_dtype"})

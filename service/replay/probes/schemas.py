@@ -50,7 +50,7 @@ class ProbeCreate(BaseModel):
     scorers: list[ScorerRequest] = Field(
         default_factory=list,
         max_length=32,
-        description="a weights search has one, vllm.prefill if absent, and scores its noise floor too",
+        description="a weights search has one, the engine's prefill if absent, and scores its noise floor too",
     )
     exact_pairs: list[PairKey] = Field(
         default=[], max_length=8, description="comparisons `target/behaviour` to compute over the whole vocabulary"

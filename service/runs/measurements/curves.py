@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.runs.measurements.schemas import IncompleteStep
 from service.runs.step_key import StepKey
-from service.runs.steps.schemas import StepRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Curves:
     keys: list[tuple[int, int, str]]
     values: list[tuple[float | None, ...]]
     from_sample: list[bool]
-    incomplete: tuple[StepRead, ...] = ()
+    incomplete: tuple[IncompleteStep, ...] = ()
     """Those of the steps that closed without some of their shards."""
 
     def rows(self, chosen: Sequence[int]) -> Curves:

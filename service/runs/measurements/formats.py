@@ -15,7 +15,6 @@ from foreshock.json_values import finite_or_none
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.problem import NotAcceptable
 from service.runs.measurements.curves import Curves
-from service.runs.measurements.schemas import IncompleteStep
 
 JSON_MEDIA_TYPE = "application/json"
 CSV_MEDIA_TYPE = "text/csv"
@@ -39,7 +38,7 @@ def render(curves: Curves, media_type: str) -> Response:
     """Render the curves by column; a value that is not estimable is null, in CSV empty."""
     columns = _columns(curves)
     if media_type == JSON_MEDIA_TYPE:
-        incomplete = [IncompleteStep.model_validate(step).model_dump() for step in curves.incomplete]
+        incomplete = [step.model_dump() for step in curves.incomplete]
         document = {"columns": columns, "incomplete_steps": incomplete}
         return Response(json.dumps(document, allow_nan=False), media_type=JSON_MEDIA_TYPE)
     if media_type == CSV_MEDIA_TYPE:

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.dialect import upsert
-from service.platform.database.tables import Attempt, MeasurementStatistics, measurements
+from service.platform.database.tables import Attempt, MeasurementStatistics, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
-from service.runs.attempts.active_attempts import ActiveRange
+from service.runs.attempts.active_attempts import ActiveRange, is_active
 from service.runs.measurements.curves import Curves, MeasuredStep
 from service.runs.step_key import StepKey
 
@@ -30,6 +30,17 @@ def put(session: Session, rows: Sequence[Mapping[str, Any]], statistics: Sequenc
 def statistics_of(session: Session, key: StepKey, comparison: str) -> MeasurementStatistics | None:
     """Return the folded statistics of one comparison at one step."""
     return session.get(MeasurementStatistics, (*key, comparison))
+
+
+def incomplete_steps(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[Step]:
+    """Return up to `limit` active closed steps that lack shards, newest first."""
+    query = select(Step).where(
+        Step.run_id == run_id,
+        Step.closed_at_us.is_not(None),
+        Step.received_shards < Step.expected_shards,
+        is_active(attempts, Step.attempt, Step.step),
+    )
+    return session.scalars(query.order_by(Step.step.desc()).limit(limit)).all()
 
 
 def versions_of_step(session: Session, key: StepKey) -> Sequence[int]:

@@ -36,8 +36,6 @@ class MeasurementColumns(BaseModel):
 class IncompleteStep(BaseModel):
     """A step that closed without some of its shards: its measurements are of the rollouts that arrived."""
 
-    model_config = ConfigDict(from_attributes=True)
-
     step: int
     attempt: int
     shards: int

@@ -24,9 +24,11 @@ from service.runs.measurements import repository
 from service.runs.measurements.curves import Curves, MeasuredStep
 from service.runs.measurements.downsampling import keep_extremes
 from service.runs.measurements.folding import FoldedStatistics
+from service.runs.measurements.schemas import IncompleteStep
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
-from service.runs.steps.service import incomplete_steps
+
+MOST_INCOMPLETE = 1000
 
 _COLUMNS = tuple(measure.column for measure in MEASURES)
 
@@ -117,6 +119,20 @@ def newest_steps(
 def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
     """Return the rollout summaries of these steps that this release can read, in one query."""
     return repository.summaries_of(session, keys, comparison)
+
+
+def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
+    """Return the active steps that closed without some of their shards, newest first, at most MOST_INCOMPLETE."""
+    found = repository.incomplete_steps(session, run_id, attempts_of_run(session, run_id), MOST_INCOMPLETE)
+    return [
+        IncompleteStep(
+            step=step.step,
+            attempt=step.attempt,
+            shards=step.received_shards,
+            expected_shards=step.expected_shards,
+        )
+        for step in found
+    ]
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:

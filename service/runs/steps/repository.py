@@ -35,17 +35,6 @@ def shards_of(session: Session, key: StepKey) -> frozenset[int]:
     return frozenset(session.scalars(query))
 
 
-def incomplete(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[Step]:
-    """Return up to `limit` active closed steps that lack shards, newest first."""
-    query = select(Step).where(
-        Step.run_id == run_id,
-        Step.closed_at_us.is_not(None),
-        Step.received_shards < Step.expected_shards,
-        is_active(attempts, Step.attempt, Step.step),
-    )
-    return session.scalars(query.order_by(Step.step.desc()).limit(limit)).all()
-
-
 def waiting(session: Session, overdue_before_us: int, limit: int) -> list[StepKey]:
     """Return up to `limit` steps of runs that are not deleted which have shards beyond their fold, oldest first.
 

@@ -16,8 +16,6 @@ from service.runs.step_key import StepKey
 from service.runs.steps import repository
 from service.runs.steps.schemas import StepRead
 
-MOST_INCOMPLETE = 1000
-
 
 class ShardCountConflict(ProblemError):
     """Conflict: two uploads give different numbers of shards for the step."""
@@ -75,12 +73,6 @@ def is_closed(session: Session, key: StepKey) -> bool:
 def shards_in_words(shards: int, expected_shards: int) -> str:
     """Return how many shards of a step are stored."""
     return f"{shards} of {expected_shards} shards"
-
-
-def incomplete_steps(session: Session, run_id: str) -> list[StepRead]:
-    """Return the active steps that closed without some of their shards, newest first, at most MOST_INCOMPLETE."""
-    attempts = attempts_of_run(session, run_id)
-    return [_read(step) for step in repository.incomplete(session, run_id, attempts, MOST_INCOMPLETE)]
 
 
 def find_split(session: Session, key: StepKey, expected_shards: int) -> RanksSplit | None:

@@ -65,7 +65,7 @@ def test_search_requests_one_engine_scorer() -> None:
     ("given", "message"),
     [
         ({"trainer_autocast": "none"}, "--weights-search replays the engine"),
-        ({"exact": True}, "--weights-search replays the engine"),
+        ({"exact": True}, "--exact and --weights-search are two probes"),
         ({"weights_search": False, "max_candidates": 3}, "--max-candidates is an option of --weights-search"),
     ],
 )

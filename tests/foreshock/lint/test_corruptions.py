@@ -127,7 +127,7 @@ def test_rounding_is_named_with_its_k3(
     assert f"fit into {kind}" in warning.seen
     # The reported k3 is that of the rounding itself, over the same tokens.
     seen = np.abs(values) > 0.01
-    difference = values[seen].astype(np.float64) - short[seen]
+    difference = values[seen].astype(np.float64) - short[column][seen]
     made = float((np.expm1(difference) - difference).mean())
     floor = warning.evidence[f"{column.removesuffix('_log_probs')}_k3_floor"]
     assert floor == pytest.approx(made, rel=0.2)

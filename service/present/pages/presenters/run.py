@@ -16,9 +16,9 @@ from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
 from service.runs.attempts.service import list_attempts
-from service.runs.measurements.service import is_run_out_of_date
+from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
 from service.runs.runs.service import get_run
-from service.runs.steps.service import incomplete_steps, shards_in_words
+from service.runs.steps.service import shards_in_words
 
 MOST_PROBES = 20
 UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
