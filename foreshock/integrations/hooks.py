@@ -12,17 +12,16 @@ from typing import Any
 
 from foreshock.client.log_once import LogOnce
 
-__all__ = ["guard", "is_observed", "observe"]
+__all__ = ["guard", "is_observed", "mark_observed", "observe"]
 
-Observer = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
+After = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
 _MARK = "__foreshock_observed__"
 
 
-def observe(
-    owner: Any, method: str, observer: Observer, log: LogOnce, *, before: Callable[[], None] | None = None
-) -> bool:
-    """Call `observer(arguments, keywords, result)` after each call of `owner.method`; `before()` ahead of the call.
+def observe(owner: Any, method: str, log: LogOnce, *, before: Before | None = None, after: After | None = None) -> bool:
+    """Call `before(arguments, keywords)` and `after(arguments, keywords, result)` around each call of `owner.method`.
 
     `owner` is an object, a class or a module. Returns False if it has no such method. A method that is observed already
     stays as it is.
@@ -37,14 +36,20 @@ def observe(
     @functools.wraps(original)
     def call(*arguments: Any, **keywords: Any) -> Any:
         if before is not None:
-            guard(before, log, named)
+            guard(functools.partial(before, arguments, keywords), log, named)
         result = original(*arguments, **keywords)
-        guard(lambda: observer(arguments, keywords, result), log, named)
+        if after is not None:
+            guard(functools.partial(after, arguments, keywords, result), log, named)
         return result
 
-    setattr(call, _MARK, True)
+    mark_observed(call)
     setattr(owner, method, call)
     return True
+
+
+def mark_observed(wrapper: Any) -> None:
+    """Let `is_observed` return True for a method that was replaced by `wrapper`."""
+    setattr(wrapper, _MARK, True)
 
 
 def is_observed(owner: Any, method: str) -> bool:

@@ -102,15 +102,15 @@ class Generations:
                 f"are logged and rollouts are not. Known versions: {', '.join(KNOWN_VERSIONS)}.",
             )
             return
-        observe(trainer, "_generate", self._note_tokens, self._log)
-        observe(trainer, "_calculate_rewards", self._note_rewards, self._log)
-        observe(trainer, "_get_per_token_logps_and_entropies", self._note_forward_pass, self._log)
-        observe(trainer, "_generate_and_score_completions", self._note_scored, self._log, before=self._begin)
+        observe(trainer, "_generate", self._log, after=self._note_tokens)
+        observe(trainer, "_calculate_rewards", self._log, after=self._note_rewards)
+        observe(trainer, "_get_per_token_logps_and_entropies", self._log, after=self._note_forward_pass)
+        observe(trainer, "_generate_and_score_completions", self._log, before=self._begin, after=self._note_scored)
         engine = getattr(trainer, "vllm_generation", None)
         if engine is not None:
             # RLOO asks its engine for no log-probs; the sampled tokens are the same with them.
             engine.logprobs = 0 if engine.logprobs is None else engine.logprobs
-            observe(engine, "generate", self._note_engine, self._log)
+            observe(engine, "generate", self._log, after=self._note_engine)
         self._warn_of_missing_log_probs()
 
     def take(self) -> list[Generation]:
@@ -177,7 +177,7 @@ class Generations:
                 "lengths and rewards are logged, their mismatch is not measured.",
             )
 
-    def _begin(self) -> None:
+    def _begin(self, _arguments: Any, _keywords: Any) -> None:
         self._engine_rows = []
         training = bool(self._trainer.model.training)
         self._current = Generation(process_index=self._trainer.accelerator.process_index) if training else None

@@ -22,7 +22,7 @@ from typing import Any
 
 from foreshock.client.client import Client
 from foreshock.client.log_once import LogOnce
-from foreshock.integrations.hooks import guard, is_observed, observe
+from foreshock.integrations.hooks import guard, is_observed, mark_observed, observe
 from foreshock.integrations.verl_columns import attributes_of, columns_of
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
@@ -94,35 +94,25 @@ def observe_trainer(module: ModuleType) -> None:
         )
         return
     _observe_fit(trainer_class)
-    observe(trainer_class, "_compute_old_log_prob", _note_forward_pass, _log)
-    observe(trainer_class, "_save_checkpoint", _announce, _log)
-    observe(module, "compute_advantage", _log_rollouts, _log)
-    _send_scale(trainer_class)
+    observe(trainer_class, "_compute_old_log_prob", _log, after=_note_forward_pass)
+    observe(trainer_class, "_save_checkpoint", _log, after=_announce)
+    observe(module, "compute_advantage", _log, after=_log_rollouts)
+    observe(trainer_class, "_update_actor", _log, before=_send_scale)
 
 
 def observe_tracking(module: ModuleType) -> None:
     """Observe `Tracking.log` of `verl.utils.tracking`."""
-    observe(module.Tracking, "log", _log_metrics, _log)
+    observe(module.Tracking, "log", _log, after=_log_metrics)
 
 
 def observe_workers(module: ModuleType) -> None:
     """Apply the scale in `TrainingWorker.train_mini_batch` of `verl.workers.engine_workers`."""
-    worker_class = module.TrainingWorker
-    if is_observed(worker_class, "train_mini_batch"):
-        return
-    original = worker_class.train_mini_batch
-
-    @functools.wraps(original)
-    def train_mini_batch(self: Any, data: Any) -> Any:
-        guard(lambda: _apply_scale(self, data), _log, "TrainingWorker.train_mini_batch")
-        return original(self, data)
-
-    worker_class.train_mini_batch = train_mini_batch
+    observe(module.TrainingWorker, "train_mini_batch", _log, before=_apply_scale)
 
 
 def _observe_fit(trainer_class: Any) -> None:
     original = trainer_class.fit
-    if getattr(original, "__foreshock_observed__", False):
+    if is_observed(trainer_class, "fit"):
         return
 
     @functools.wraps(original)
@@ -139,7 +129,7 @@ def _observe_fit(trainer_class: Any) -> None:
             for run in runs:
                 guard(functools.partial(run.end, failed=failed), _log, "RayPPOTrainer.fit")
 
-    fit.__foreshock_observed__ = True  # type: ignore[attr-defined]
+    mark_observed(fit)
     trainer_class.fit = fit
 
 
@@ -187,28 +177,17 @@ def _announce(_arguments: Any, _keywords: Any, _result: Any) -> None:
             run.client.log_checkpoint(step + 1, root=root, path=path, local_folder=folder, weights_version=step)
 
 
-def _send_scale(trainer_class: Any) -> None:
-    original = trainer_class._update_actor
-    if getattr(original, "__foreshock_observed__", False):
-        return
-
-    @functools.wraps(original)
-    def update_actor(self: Any, batch: Any) -> Any:
-        def send() -> None:
-            for run in _active:
-                if run.feed is not None:
-                    batch.meta_info[SCALE_KEY] = run.feed.scale(int(self.global_steps))
-
-        guard(send, _log, "RayPPOTrainer._update_actor")
-        return original(self, batch)
-
-    update_actor.__foreshock_observed__ = True  # type: ignore[attr-defined]
-    trainer_class._update_actor = update_actor
+def _send_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
+    trainer, batch = arguments
+    for run in _active:
+        if run.feed is not None:
+            batch.meta_info[SCALE_KEY] = run.feed.scale(int(trainer.global_steps))
 
 
-def _apply_scale(worker: Any, data: Any) -> None:
+def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
     from verl.utils import tensordict_utils
 
+    worker, data = arguments
     scale = tensordict_utils.get(data, key=SCALE_KEY, default=None)
     optimizer = getattr(worker.engine, "optimizer", None)
     if scale is None or optimizer is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,12 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, decode_exact, encode_exact
 from service.replay.exact.files import read_exact
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from service.replay.probes.upload_checks import check_fingerprint, check_one_value_per_token, check_rollouts_are_new
+from service.replay.probes.upload_checks import (
+    check_fingerprint,
+    check_one_value_per_token,
+    check_rollouts_are_new,
+    write_durably,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,5 @@ def check_exact(
         data = encode_exact(exact)
     except MemoryError as error:
         raise LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
-    with stored.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(stored, data)
     return CheckedExact(exact.num_rollouts, exact.num_tokens, exact.target_fingerprint, exact.behaviour_fingerprint)

@@ -1,8 +1,10 @@
-"""Checks of what workers upload for the rollouts of a probe. They run in a decoder process."""
+"""Check what workers upload for the rollouts of a probe, and write it. Runs in a decoder process."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,3 +49,11 @@ def check_rollouts_are_new(sample_ids: Sequence[str], of_sibling: Sequence[str])
                 row=rows[sample_id],
                 column="sample_id",
             )
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on disk: the catalogue row that names it is committed next."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

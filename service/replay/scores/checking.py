@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,12 @@ from foreshock.errors import LimitExceededError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, decode_scores, encode_scores
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from service.replay.probes.upload_checks import check_fingerprint, check_one_value_per_token, check_rollouts_are_new
+from service.replay.probes.upload_checks import (
+    check_fingerprint,
+    check_one_value_per_token,
+    check_rollouts_are_new,
+    write_durably,
+)
 from service.replay.scores.files import read_scores
 
 
@@ -44,8 +48,5 @@ def check_scores(
         data = encode_scores(scores)
     except MemoryError as error:
         raise LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
-    with stored.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(stored, data)
     return CheckedScores(scores.num_rollouts, scores.num_tokens, scores.fingerprint)

@@ -29,7 +29,7 @@ def log() -> LogOnce:
 
 def test_observer_sees_arguments_and_result(log: LogOnce) -> None:
     trainer, seen = Trainer(), []
-    assert observe(trainer, "score", lambda *call: seen.append(call), log)
+    assert observe(trainer, "score", log, after=lambda *call: seen.append(call))
     assert trainer.score(3, factor=2) == 6
     assert seen == [((3,), {"factor": 2}, 6)]
 
@@ -37,7 +37,7 @@ def test_observer_sees_arguments_and_result(log: LogOnce) -> None:
 def test_second_observer_of_a_method_changes_nothing(log: LogOnce) -> None:
     trainer, seen = Trainer(), []
     for _ in range(2):
-        assert observe(trainer, "score", lambda *call: seen.append(call), log)
+        assert observe(trainer, "score", log, after=lambda *call: seen.append(call))
     trainer.score(1)
     assert len(seen) == 1
     assert is_observed(trainer, "score")
@@ -45,7 +45,7 @@ def test_second_observer_of_a_method_changes_nothing(log: LogOnce) -> None:
 
 
 def test_missing_method_is_reported(log: LogOnce) -> None:
-    assert not observe(Trainer(), "absent", lambda *_: None, log)
+    assert not observe(Trainer(), "absent", log, after=lambda *_: None)
 
 
 def test_error_of_an_observer_is_logged_once(log: LogOnce, caplog: pytest.LogCaptureFixture) -> None:
@@ -53,7 +53,7 @@ def test_error_of_an_observer_is_logged_once(log: LogOnce, caplog: pytest.LogCap
         raise KeyError("changed")
 
     trainer = Trainer()
-    observe(trainer, "score", fail, log, before=lambda: fail())
+    observe(trainer, "score", log, before=fail, after=fail)
     with caplog.at_level(logging.ERROR):
         assert [trainer.score(value) for value in (1, 2)] == [1, 2]
     assert len(caplog.records) == 1
@@ -62,6 +62,6 @@ def test_error_of_an_observer_is_logged_once(log: LogOnce, caplog: pytest.LogCap
 
 def test_error_of_the_framework_is_not_hidden(log: LogOnce) -> None:
     trainer = Trainer()
-    observe(trainer, "score", lambda *_: None, log)
+    observe(trainer, "score", log, after=lambda *_: None)
     with pytest.raises(ValueError, match="negative"):
         trainer.score(-1)
