@@ -8,7 +8,7 @@
 
 A call copies its arrays (`capture.py`) and puts them into the pipeline (`pipeline.py`): a bounded queue (`queue.py`), a
 thread that encodes (`deliveries.py`) into an outbox (`outbox.py`) which spills to disk (`spool.py`), and a thread that
-sends (`uploader.py`), helped by one for scalars (`scalars_ahead.py`).
+sends (`uploader.py`), helped by two that send ahead (`send_ahead.py`).
 
 Ranks: every rank that logs has a client, and all clients of a launch log into one attempt, which they find by what the
 launcher gives to all of them (`launch.py`).

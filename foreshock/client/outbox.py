@@ -7,8 +7,8 @@ behind them are sent meanwhile.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from foreshock.client.counters import Counters
@@ -18,6 +18,10 @@ from foreshock.errors import SpoolError
 from foreshock.retry import Backoff
 
 __all__ = ["Outbox", "OutboxEntry"]
+
+# The service decodes the rollouts of one step while it stores those of another. Later scalars of a step replace
+# earlier ones, so these stay in order.
+_SENT_TOGETHER: Mapping[str, int] = {"rollouts": 2, "scalars": 1}
 
 
 @dataclass(slots=True)
@@ -39,10 +43,18 @@ class OutboxEntry:
     delivery: Delivery | None = None
     spooled: SpooledEntry | None = None
     set_back: _SetBack | None = field(default=None, repr=False)
+    sent_now: bool = False
+    """True while a thread sends it."""
+    in_turn: bool = False
+    """True if it failed when it was sent ahead: the sender's thread sends it when everything before it is sent."""
 
 
 class Outbox:
-    """An ordered queue shared by two threads: the encoder appends, the sender takes from the front."""
+    """An ordered queue: the encoder appends, the sender takes from the front, others take what may be sent ahead.
+
+    Rollouts and scalars of one attempt may be under way together, up to the numbers of `_SENT_TOGETHER`. Anything else
+    is sent alone.
+    """
 
     def __init__(self, spool: Spool, counters: Counters, *, max_memory_bytes: int, warn: Callable[[str, str], None]):
         self._spool = spool
@@ -51,6 +63,7 @@ class Outbox:
         self._warn = warn
         self._lock = threading.Lock()
         self._entries: deque[OutboxEntry] = deque()
+        self._under_way: list[OutboxEntry] = []
         self._runs_set_back: dict[tuple[str, str], _SetBack] = {}
         self._memory_bytes = 0
         self._next_sequence = 1
@@ -91,25 +104,40 @@ class Outbox:
             self._entries.append(entry)
 
     def next_due(self, now: float) -> tuple[OutboxEntry | None, float | None]:
-        """Return the first entry that is not set back; else None and the seconds until one is (None: it is empty)."""
-        with self._lock:
-            earliest: float | None = None
-            for entry in self._entries:
-                until = self._set_back_until(entry)
-                if until <= now:
-                    return entry, 0.0
-                earliest = until if earliest is None else min(earliest, until)
-            return None, None if earliest is None else earliest - now
+        """Return the first entry that can be sent now; else None, and the seconds until one is due.
 
-    def after(self, entry: OutboxEntry) -> OutboxEntry | None:
-        """Return the entry that follows this one; None if there is none, or it is set back."""
+        The seconds are None if it is empty, or if the first entry waits for the end of one that is sent.
+        """
         with self._lock:
-            # The entry that is sent is nearly always the first.
-            entries = iter(self._entries)
-            if not any(each is entry for each in entries):
+            return self._next_due(now)
+
+    def take_due(self, now: float) -> OutboxEntry | None:
+        """Return the first entry that can be sent now, for the calling thread alone until `release`."""
+        with self._lock:
+            entry, _ = self._next_due(now)
+            return None if entry is None else self._taken(entry)
+
+    def take_ahead(self, is_registered: Callable[[Delivery], bool]) -> OutboxEntry | None:
+        """Return an entry to send ahead of its turn, for the calling thread alone until `release`; None without one."""
+        with self._lock:
+            if not self._under_way:
                 return None
-            follower = next(entries, None)
-            return None if follower is None or follower.set_back is not None else follower
+            # Set back entries are left out; one that waits for its turn keeps those behind it waiting.
+            entry, _ = self._next_due(0.0)
+            if entry is None or entry.in_turn or entry.delivery is None or not is_registered(entry.delivery):
+                return None
+            return self._taken(entry)
+
+    def release(self, entry: OutboxEntry) -> None:
+        """Note that the thread which took the entry no longer sends it."""
+        with self._lock:
+            entry.sent_now = False
+            self._under_way.remove(entry)
+
+    def all_set_back(self, now: float) -> bool:
+        """Return whether nothing is under way and no entry is due."""
+        with self._lock:
+            return not self._under_way and self._next_due(now)[0] is None
 
     def set_back(self, entry: OutboxEntry, now: float, backoff: Callable[[], Backoff], *, whole_run: bool) -> None:
         """Send the entry, or every entry of its run, later: each time after a longer delay of `backoff()`."""
@@ -197,6 +225,37 @@ class Outbox:
                 if not self._to_disk(entry, entry.delivery):
                     return
                 self._memory_bytes -= entry.size
+
+    def _next_due(self, now: float) -> tuple[OutboxEntry | None, float | None]:
+        """See `next_due`. The caller holds the lock."""
+        earliest: float | None = None
+        for entry in self._entries:
+            if entry.sent_now:
+                continue
+            until = self._set_back_until(entry)
+            if until <= now:
+                return (entry, 0.0) if self._goes_beside(entry) else (None, None)
+            earliest = until if earliest is None else min(earliest, until)
+        return None, None if earliest is None else earliest - now
+
+    def _goes_beside(self, entry: OutboxEntry) -> bool:
+        """Return whether the entry may be sent beside what is under way. The caller holds the lock."""
+        if not self._under_way:
+            return True
+        under_way = [each.delivery for each in self._under_way]
+        # Entries on disk are sent alone: they wait for a service that was away.
+        if entry.delivery is None or None in under_way:
+            return False
+        together = [entry.delivery, *(each for each in under_way if each is not None)]
+        kinds = Counter(each.kind for each in together)
+        return all(each.registration == entry.delivery.registration for each in together) and all(
+            count <= _SENT_TOGETHER.get(kind, 0) for kind, count in kinds.items()
+        )
+
+    def _taken(self, entry: OutboxEntry) -> OutboxEntry:
+        entry.sent_now = True
+        self._under_way.append(entry)
+        return entry
 
     def _set_back_until(self, entry: OutboxEntry) -> float:
         """Return when the entry may be sent. The caller holds the lock."""

@@ -34,6 +34,9 @@ from foreshock.client.uploader import Uploader
 
 __all__ = ["Pipeline"]
 
+# The rollouts of one step and the scalars of another, beside the sender's own request.
+_CONNECTIONS_AHEAD = 2
+
 
 class Pipeline:
     """Takes work, encodes and delivers it in the background. All methods are safe from any thread."""
@@ -57,15 +60,15 @@ class Pipeline:
             max_rejected_bytes=settings.max_rejected_bytes,
         )
         outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
-        self._connection, self._scalars_connection = (
+        self._connection, *self._connections_ahead = (
             ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
-            for _ in range(2)
+            for _ in range(1 + _CONNECTIONS_AHEAD)
         )
         self.heartbeats = Heartbeats(self._connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
         self.checkpoint_requests = CheckpointRequests(self._connection, self.registrar)
         self._uploader = Uploader(
             DeliverySender(self._connection, self.registrar),
-            DeliverySender(self._scalars_connection, self.registrar),
+            [DeliverySender(connection, self.registrar) for connection in self._connections_ahead],
             self._queue,
             outbox,
             counters,
@@ -129,8 +132,8 @@ class Pipeline:
         try:
             self._uploader.stop(self._settings.exit_seconds if timeout_seconds is None else timeout_seconds)
             self._spool.close()
-            self._connection.close()
-            self._scalars_connection.close()
+            for connection in (self._connection, *self._connections_ahead):
+                connection.close()
         except Exception as error:
             self._counters.add(internal_errors=1)
             self._log.exception("close", "closing the client failed", error)

@@ -1,4 +1,4 @@
-"""The threads behind a client: one encodes what the trainer logged, one sends it in order, with a helper for scalars.
+"""The threads behind a client: one encodes what the trainer logged, one sends it in order, others send ahead.
 
 Encoding never waits for the service: encoded deliveries go to the outbox, which keeps them on disk while the service is
 away or slow. The answer to a delivery decides what follows (`refusals.py`):
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 
@@ -27,7 +27,7 @@ from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox, OutboxEntry
 from foreshock.client.queue import BoundedQueue, Work
 from foreshock.client.refusals import scope_of
-from foreshock.client.scalars_ahead import ScalarsAhead
+from foreshock.client.send_ahead import SendAhead
 from foreshock.client.sender import DeliverySender
 from foreshock.client.status import DeliveryStatus
 from foreshock.errors import RolloutsError, ServiceError, Unauthorized, WeightsError
@@ -49,7 +49,7 @@ class Uploader:
     def __init__(
         self,
         sender: DeliverySender,
-        scalars_sender: DeliverySender,
+        senders_ahead: Sequence[DeliverySender],
         queue: BoundedQueue,
         outbox: Outbox,
         counters: Counters,
@@ -59,7 +59,9 @@ class Uploader:
         after_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
         self._sender = sender
-        self._scalars = ScalarsAhead(scalars_sender, outbox, self._delivered)
+        self._ahead = SendAhead(
+            senders_ahead, outbox, delivered=self._delivered, ended=self._notify, allowed=self._may_send_ahead
+        )
         self._queue = queue
         self._outbox = outbox
         self._counters = counters
@@ -84,7 +86,7 @@ class Uploader:
             self._counters.add(recovered=recovered)
         self._encoder.start()
         self._deliverer.start()
-        self._scalars.start()
+        self._ahead.start()
 
     @property
     def idle(self) -> bool:
@@ -123,7 +125,7 @@ class Uploader:
         # The encoder ends when the queue is empty: the rest of the queue is encoded and written to disk.
         self._encoder.join(max(1.0, deadline - time.monotonic()))
         self._sender.interrupt()
-        self._scalars.interrupt()
+        self._ahead.interrupt()
         self._deliverer.join(5.0)
         self._outbox.all_to_disk()
 
@@ -141,7 +143,7 @@ class Uploader:
             return True
 
     def _all_refused(self) -> bool:
-        return self._outbox.next_due(time.monotonic())[0] is None
+        return self._outbox.all_set_back(time.monotonic())
 
     def _encode_all(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -152,8 +154,7 @@ class Uploader:
                 self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
             finally:
                 self._queue.release(work)
-            with self._changed:
-                self._changed.notify_all()
+            self._notify()
 
     def _encode(self, work: Work) -> None:
         try:
@@ -163,7 +164,7 @@ class Uploader:
             self._log.warning(f"invalid {type(error).__name__}", f"{work.what} is invalid and not sent: {error}")
             return
         self._outbox.append(delivery, to_disk=self._backoff.failures > 0 or self._stopping)
-        self._scalars.look_again()
+        self._ahead.look()
 
     def _send_all(self) -> None:
         while self._wait_for_work():
@@ -173,8 +174,7 @@ class Uploader:
                 self._counters.add(internal_errors=1)
                 self._log.exception(f"sending {type(error).__name__}", "sending failed and is retried", error)
                 self._schedule_retry(None)
-            with self._changed:
-                self._changed.notify_all()
+            self._notify()
         if not self._backoff.failures:
             self._heartbeats.send_last(self.status())
 
@@ -197,9 +197,15 @@ class Uploader:
         now = time.monotonic()
         if (self._heartbeats.seconds_until_due(now) or 1.0) <= 0.0:
             self._heartbeats.send(self.status())
-        entry, _ = self._outbox.next_due(now)
-        if entry is not None and self._next_attempt <= now:
+        entry = self._outbox.take_due(now) if self._next_attempt <= now else None
+        if entry is None:
+            return
+        self._ahead.look()
+        try:
             self._send(entry)
+        finally:
+            self._outbox.release(entry)
+            self._ahead.look()
 
     def _send(self, entry: OutboxEntry) -> None:
         """Make one attempt to deliver `entry`."""
@@ -207,7 +213,7 @@ class Uploader:
         if delivery is None:
             return
         try:
-            response = self._send_with_scalars(entry, delivery)
+            response = self._sender.send(delivery)
         except ServiceError as error:
             self._refused(entry, delivery, error)
             return
@@ -217,15 +223,8 @@ class Uploader:
         if self._after_delivery is not None and not self._stopping:
             self._after_delivery(delivery)
 
-    def _send_with_scalars(self, entry: OutboxEntry, delivery: Delivery) -> httpx.Response | None:
-        """Send a delivery; while it is one of rollouts, send the scalars of their step as well."""
-        if delivery.kind != "rollouts" or self._backoff.failures > 0:
-            return self._sender.send(delivery)
-        self._scalars.begin(entry, delivery)
-        try:
-            return self._sender.send(delivery)
-        finally:
-            self._scalars.end()
+    def _may_send_ahead(self) -> bool:
+        return self._backoff.failures == 0 and not self._stopping
 
     def _delivered(self, entry: OutboxEntry, response: httpx.Response | None) -> None:
         duplicate = response is not None and _reports_duplicate(response.content)
@@ -273,6 +272,10 @@ class Uploader:
         key = f"rejected {delivery.kind} {error.status}"
         self._log.warning(key, f"the service refused {delivery.describe()}: {error}")
         self._outbox.reject(entry, delivery, {"status": error.status, **error.problem})
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _schedule_retry(self, error: ServiceError | None) -> None:
         delay = self._backoff.next_delay(error.retry_after_seconds if error is not None else None)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from service.platform.context import ServiceContext
-from service.platform.database.tables import Step
+from service.platform.database.tables import Run, Step
 from service.platform.decoding.limits import decode_limits
 from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
@@ -21,6 +21,7 @@ from service.platform.store.tokens import shard_file_name
 from service.platform.uploads import Upload
 from service.runs.attempts.service import require_attempt
 from service.runs.events import StepClosed
+from service.runs.ingest.order import IngestOrder, Place
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from service.runs.rollouts.service import add_shard, find_shard
 from service.runs.rollouts.shards import DecodedShard, decode_shard
@@ -33,6 +34,9 @@ class ShardConflict(ProblemError):
     """Other bytes are already stored under this attempt, step and shard."""
 
     status = 409
+
+
+_ORDER = IngestOrder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ def ingest_shard(
     """
     committed = _find_stored(context, address, upload) if step_has_shards else None
     if committed is None:
-        committed = _store_shard(context, principal, address, upload)
+        with _ORDER.place(address.step_key) as place:
+            committed = _store_shard(context, principal, address, upload, place)
     if not committed.waits_for_fold:
         return committed.receipt
     closed = try_to_close(context, address.step_key)
@@ -90,7 +95,9 @@ def _find_stored(context: ServiceContext, address: ShardAddress, upload: Upload)
         return None if step is None else _stored_before(session, address, upload.digest, step)
 
 
-def _store_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> _Committed:
+def _store_shard(
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, place: Place
+) -> _Committed:
     name = shard_file_name(address.run_id, address.attempt, address.step, address.shard, upload.digest)
     whole_step = address.step_key if address.shards == 1 else None
     temporary = context.store.temporary_file()
@@ -101,10 +108,16 @@ def _store_shard(context: ServiceContext, principal: Principal, address: ShardAd
         context.store.publish(temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
+    place.wait_for_earlier_steps()
+
+    def commit(session: Session) -> _Committed:
+        run = lock_run(session, principal, address.run_id)
+        # Later steps wait for the lock from here on.
+        place.leave()
+        return commit_shard(session, context, run, address, upload, decoded, name)
+
     try:
-        committed = context.database.write(
-            lambda session: commit_shard(session, context, principal, address, upload, decoded, name)
-        )
+        committed = context.database.write(commit)
     except ProblemError:
         # The commit was refused. After any other error it may have happened, so the file stays, at worst as an orphan.
         context.store.remove(name)
@@ -117,14 +130,16 @@ def _store_shard(context: ServiceContext, principal: Principal, address: ShardAd
 def commit_shard(
     session: Session,
     context: ServiceContext,
-    principal: Principal,
+    run: Run,
     address: ShardAddress,
     upload: Upload,
     decoded: DecodedShard,
     file: str,
 ) -> _Committed:
-    """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard."""
-    run = lock_run(session, principal, address.run_id)
+    """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard.
+
+    The run is locked.
+    """
     if run.seen_at_us is not None:
         note_sign_of_life(run)
     require_attempt(session, address.run_id, address.attempt)

@@ -1,4 +1,4 @@
-"""Tests of the scalars that are sent while the rollouts of their step are under way."""
+"""Tests of the rollouts and scalars that are sent while earlier ones are under way."""
 
 from __future__ import annotations
 
@@ -38,16 +38,67 @@ def scalars_of(service: FaultyService, step: int) -> list[int]:
     return [item.json()["values"]["number"] for item in service.received if f"/{step}/scalars" in item.path]
 
 
-def test_scalars_arrive_while_rollouts_are_under_way(client: Client, service: FaultyService) -> None:
-    log(client, 1, 2, scalars=2)
-    wait_until(lambda: scalars_of(service, 1) == [0, 1])
-    assert not service.bodies("/rollouts/")
-    assert not scalars_of(service, 2)
+def test_scalars_and_the_next_rollouts_are_sent_while_rollouts_are_under_way(
+    client: Client, service: FaultyService
+) -> None:
+    under_way: list[str] = []
+    hold = service.always
+    assert callable(hold)
+
+    def note(received: Received) -> int | None:
+        if "/rollouts/" in received.path:
+            under_way.append(received.path)
+        return hold(received)
+
+    service.always = note
+    log(client, 1, 2, 3, scalars=2)
+    wait_until(lambda: scalars_of(service, 2) == [0, 1])
+    assert scalars_of(service, 1) == [0, 1]
+    assert [path.split("/")[5] for path in under_way] == ["1", "2"]
+    assert not scalars_of(service, 3)
     service.released.set()
     assert client.flush(60)
-    steps = [int(path.split("/")[5]) for path in service.paths() if "/steps/" in path]
-    assert steps == [1, 1, 1, 2, 2, 2]
-    assert scalars_of(service, 2) == [0, 1]
+    assert scalars_of(service, 3) == [0, 1]
+    assert len(service.bodies("/rollouts/")) == 3
+    assert (client.counters.delivered, client.counters.failed_requests) == (10, 0)
+
+
+def test_scalars_stay_in_order(client: Client, service: FaultyService) -> None:
+    log(client, 1, scalars=30)
+    wait_until(lambda: len(scalars_of(service, 1)) == 30)
+    assert scalars_of(service, 1) == list(range(30))
+    service.released.set()
+
+
+def test_the_end_of_the_run_waits_for_everything_before_it(client: Client, service: FaultyService) -> None:
+    log(client, 1, 2, 3)
+    client.finish()
+    service.released.set()
+    assert client.flush(60)
+    methods = [item.method for item in service.received if "/steps/" in item.path or item.method == "PATCH"]
+    assert methods == ["PUT"] * 6 + ["PATCH"]
+
+
+def test_rollouts_that_fail_ahead_are_sent_in_their_turn(client: Client, service: FaultyService) -> None:
+    hold = service.always
+    assert callable(hold)
+    failed: list[str] = []
+
+    def fail_the_second_step_once(received: Received) -> int | None:
+        if "/steps/2/rollouts/" in received.path and not failed:
+            failed.append(received.path)
+            return 503
+        return hold(received)
+
+    service.always = fail_the_second_step_once
+    log(client, 1, 2, 3)
+    wait_until(lambda: bool(failed))
+    assert not service.bodies("/rollouts/")
+    service.released.set()
+    assert client.flush(60)
+    steps = [path.split("/")[5] for path in service.paths() if "/rollouts/" in path]
+    assert steps[0] == "1"
+    assert sorted(steps) == ["1", "2", "3"]
     assert (client.counters.delivered, client.counters.failed_requests) == (7, 0)
 
 
@@ -100,7 +151,7 @@ def test_close_ends_both_requests_and_keeps_their_bytes(make: Any, service: Faul
     assert client.flush(60)
     service.always = "held"
     log(client, 1, 2)
-    wait_until(lambda: service.requests == 4)
+    wait_until(lambda: service.requests == 5)
     client.close()
     kept = sorted((tmp_path / "spool").glob("*/*.json"))
     assert len(kept) == 4
