@@ -12,7 +12,7 @@ from typing import Any
 
 from foreshock.client.log_once import LogOnce
 
-__all__ = ["guard", "is_observed", "mark_observed", "observe"]
+__all__ = ["guard", "is_number", "is_observed", "mark_observed", "observe"]
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
@@ -63,3 +63,8 @@ def guard(function: Callable[[], None], log: LogOnce, where: str) -> None:
         function()
     except Exception as error:
         log.exception(f"{where} {type(error).__name__}", f"{where} could not be observed, training continues", error)
+
+
+def is_number(value: object) -> bool:
+    """Return True for a number, and for an array or tensor that is one."""
+    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)

@@ -22,7 +22,7 @@ from typing import Any
 
 from foreshock.client.client import Client
 from foreshock.client.log_once import LogOnce
-from foreshock.integrations.hooks import guard, is_observed, mark_observed, observe
+from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
 from foreshock.integrations.verl_columns import attributes_of, columns_of
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
@@ -157,7 +157,7 @@ def _log_rollouts(_arguments: Any, _keywords: Any, result: Any) -> None:
 
 def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _result: Any) -> None:
     named = dict(zip(("self", "data", "step"), arguments, strict=False)) | dict(keywords)
-    numbers = {name: float(value) for name, value in named["data"].items() if _is_number(value)}
+    numbers = {name: float(value) for name, value in named["data"].items() if is_number(value)}
     for run in _active:
         run.start()
         run.client.log_scalars(int(named["step"]), numbers)
@@ -202,7 +202,3 @@ def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
         return applied_learning_rates(optimizer)[0]
 
     engine.lr_scheduler_step = lr_scheduler_step
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)

@@ -163,7 +163,10 @@ def _register_step_hooks(optimizer: HasParamGroups) -> None:
             _hooked.add(candidate)
             return
         except (AttributeError, TypeError):
-            candidate = getattr(candidate, "optimizer", None)
+            try:
+                candidate = getattr(candidate, "optimizer", None)
+            except AssertionError:  # Megatron's chain of several optimizers, as a mixture of experts has.
+                return
 
 
 def _before_step(optimizer: Any, _arguments: Any, _keywords: Any) -> None:

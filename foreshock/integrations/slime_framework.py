@@ -1,0 +1,139 @@
+"""The modules of slime, vime and miles that are observed, and this process's place among the training processes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+__all__ = ["FRAMEWORKS", "Framework", "Place", "find_framework", "place_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework of the slime family. Each place is a module below the package and a function that is looked up there.
+
+    `rollout_data` gets (rollout_id, args, rollout_data) before training, `end` is called at the end of training,
+    `metrics` gets (args, metrics), `forward` is the forward pass of the loss, `save` writes Hugging Face weights.
+    """
+
+    name: str
+    known_version: str
+    engine: str
+    rollout_data: tuple[str, str]
+    end: tuple[str, str]
+    metrics: tuple[str, str]
+    forward: tuple[str, str]
+    save: tuple[str, str]
+
+    @property
+    def version(self) -> str:
+        """The installed release, "unknown" if it is run from a folder."""
+        try:
+            return importlib.metadata.version(self.name)
+        except importlib.metadata.PackageNotFoundError:
+            return "unknown"
+
+    def module(self, place: tuple[str, str]) -> ModuleType | None:
+        """Return the module of a place, None if this release has none of that name."""
+        try:
+            return importlib.import_module(f"{self.name}.{place[0]}")
+        except ImportError:
+            return None
+
+
+def _slime(name: str, known_version: str, engine: str) -> Framework:
+    return Framework(
+        name,
+        known_version,
+        engine,
+        rollout_data=("observability.train_metric_utils", "log_rollout_data"),
+        end=("observability.train_metric_utils", "log_perf_data"),
+        metrics=("observability.logging_utils", "log"),
+        forward=("backends.megatron_utils.loss", "get_log_probs_and_entropy"),
+        save=("backends.megatron_utils.actor", "save_hf_model_to_path"),
+    )
+
+
+# The releases are those whose source this module follows; the documents say which of them were run.
+FRAMEWORKS = (
+    _slime("slime", "0.3", "sglang"),
+    _slime("vime", "0.2", "vllm"),
+    Framework(
+        "miles",
+        "0.1",
+        "sglang",
+        rollout_data=("backends.megatron_utils.actor", "log_rollout_data"),
+        end=("backends.megatron_utils.actor", "log_perf_data"),
+        metrics=("utils.tracking_utils.tracking", "log"),
+        forward=("backends.training_utils.loss_hub.losses", "get_log_probs_and_entropy"),
+        save=("backends.megatron_utils.hf_export", "save_hf_model"),
+    ),
+)
+
+
+def find_framework() -> Framework | None:
+    """Return the framework whose training process this is, None if it is none of them."""
+    for framework in FRAMEWORKS:
+        if f"{framework.name}.backends.megatron_utils" in sys.modules:
+            return framework
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This process among the training processes.
+
+    `has_rollouts`: it holds log-probs, alone or with the other ranks of its context-parallel group. `problem` tells why
+    the ranks' parts cannot be put together, None if they can.
+    """
+
+    shard: int
+    shards: int
+    has_rollouts: bool
+    context_rank: int
+    context_size: int
+    problem: str | None = None
+
+    @property
+    def logs(self) -> bool:
+        """True for the processes that log rollouts: one per data-parallel rank."""
+        return self.has_rollouts and self.context_rank == 0
+
+    @property
+    def leads(self) -> bool:
+        """True for the one process that logs metrics and asks for the advice."""
+        return self.logs and self.shard == 0
+
+
+def place_of(framework: Framework) -> Place:
+    """Return this process's place. Raises ImportError without Megatron."""
+    from megatron.core import mpu
+
+    shard, shards = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+    rank, size = mpu.get_context_parallel_rank(), mpu.get_context_parallel_world_size()
+    last = mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1
+    problem = None
+    if framework.name == "miles" and size > 1:
+        problem = "log-probs are not logged: the ways in which miles splits sequences over ranks are not known here"
+    if _independent_replicas(framework) > 1:
+        problem = "rollouts and advice need one process group of all replicas, which fault-tolerant miles has not"
+    return Place(
+        shard=int(shard),
+        shards=int(shards),
+        has_rollouts=bool(last and mpu.get_tensor_model_parallel_rank() == 0),
+        context_rank=int(rank),
+        context_size=int(size),
+        problem=problem,
+    )
+
+
+def _independent_replicas(framework: Framework) -> int:
+    """Return the number of replicas that fault-tolerant miles trains in process groups of their own."""
+    if framework.name != "miles":
+        return 1
+    state: Any = importlib.import_module("miles.backends.training_utils.parallel").get_parallel_state()
+    return int(state.indep_dp.size)

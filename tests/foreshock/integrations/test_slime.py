@@ -1,0 +1,223 @@
+"""slime's hooks in training processes with Megatron's groups, optimizer and scheduler, logged to a real service.
+
+What of slime is real and what is written after its documented schema is told in `slime_runs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.client.log_once import LogOnce
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.integrations.slime import apply_advice, log_rollouts
+from foreshock.integrations.slime_columns import columns_of
+from tests.foreshock.running_service import RunningService
+from tests.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+ROLLOUTS = 12
+RATE = 1e-3
+HALVED_AT = 2
+FIGURES = ("k3_kl", "k3_kl_seq_mean", "mean_abs_d", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run: slime's own figures by step, the rates of each rank's optimizers by step, the output of all ranks."""
+
+    figures: list[dict[str, float]]
+    rates: list[list[list[float]]]
+    critic_rates: list[float]
+    output: str
+    http: httpx.Client
+    id: str
+
+    def measures(self, comparison: str, *names: str) -> dict[str, list[float]]:
+        """Return measures by step."""
+        query = {"comparison": comparison, "measure": list(names)}
+        answer = self.http.get(f"/v1/runs/{self.id}/measurements", params=query)
+        return dict(answer.raise_for_status().json()["columns"])
+
+    def get(self, path: str = "") -> Any:
+        """Return the answer of GET below the run."""
+        return self.http.get(f"/v1/runs/{self.id}{path}").raise_for_status().json()
+
+
+@pytest.fixture(scope="module")
+def http(real_service: RunningService) -> Iterator[httpx.Client]:
+    """A connection to the service."""
+    with httpx.Client(base_url=real_service.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def train(
+    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Run]:
+    """Train with `ranks` processes: `train(scenario, ranks)`."""
+
+    def run(scenario: str, ranks: int = 1, **settings: str) -> Run:
+        key = f"slime-{scenario}-{ranks}"
+        folder = tmp_path_factory.mktemp("slime")
+        settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key, "FORESHOCK_WEIGHTS_ROOT": "weights",
+                    "FORESHOCK_SPOOL_DIRECTORY": str(folder), "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), **settings}  # fmt: skip
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.foreshock.integrations.slime_runs", scenario, str(STEPS)],
+                env={**os.environ, **settings, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        ended = [process.communicate(timeout=300) for process in processes]
+        for process, (_, errors) in zip(processes, ended, strict=True):
+            assert process.returncode == 0, errors[-4000:]
+        logs = [json.loads(next(line for line in output.splitlines() if line.startswith("LOG "))[4:])
+                for output, _ in ended]  # fmt: skip
+        runs = http.get("/v1/runs").raise_for_status().json()["items"]
+        found = next(each["id"] for each in runs if each["key"] == key)
+        output = "".join(errors for _, errors in ended)
+        return Run(logs[0]["figures"], [log["rates"] for log in logs], logs[0]["critic_rates"], output, http, found)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tools(train: Callable[..., Run]) -> Run:
+    """Two data-parallel ranks with tool output in the responses, under advice in mode apply."""
+    return train("tools", 2, FORESHOCK_ADVICE_MODE="apply")
+
+
+@pytest.fixture(scope="module")
+def context(train: Callable[..., Run]) -> Run:
+    """Two ranks that hold a part of each sequence."""
+    return train("context", 2)
+
+
+def assert_figures_are_slimes(run: Run) -> None:
+    """Compare with slime's figures of the same steps."""
+    measured = run.measures(TRAINER_ROLLOUT, *FIGURES)
+    for step, figures in enumerate(run.figures):
+        for name in FIGURES:
+            assert measured[name][step] == pytest.approx(figures[name], abs=1e-6), name
+
+
+def test_mismatch_of_data_parallel_ranks_equals_slimes(tools: Run) -> None:
+    assert_figures_are_slimes(tools)
+
+
+def test_mismatch_of_split_contexts_equals_slimes(context: Run) -> None:
+    assert_figures_are_slimes(context)
+
+
+def test_lengths_rewards_and_groups_equal_slimes(tools: Run) -> None:
+    names = ("num_rollouts", "response_length_mean", "reward_mean", "truncated_fraction")
+    measured = tools.measures(STEP_ROW, *names)
+    assert measured["num_rollouts"] == [ROLLOUTS] * STEPS
+    for step, figures in enumerate(tools.figures):
+        for name in ("response_length_mean", "reward_mean"):
+            assert measured[name][step] == pytest.approx(figures[name], abs=1e-6)
+    assert min(measured["truncated_fraction"]) > 0
+    assert tools.measures(TRAINER_ROLLOUT, "prompt_groups")["prompt_groups"] == [3] * STEPS
+
+
+def test_advice_reaches_every_megatron_optimizer_of_every_rank(tools: Run) -> None:
+    """A chain of two optimizers, whose scheduler rewrites the rates at each step."""
+    for rates in tools.rates:
+        for step in range(HALVED_AT):
+            assert rates[step] == pytest.approx([RATE, RATE], rel=1e-4)
+        assert rates[-1] == pytest.approx([RATE / 2, RATE / 2], rel=1e-4)
+    assert tools.critic_rates == [RATE] * STEPS
+
+
+def test_run_metrics_and_checkpoints_are_logged(tools: Run) -> None:
+    run = tools.get()
+    assert run["state"] == "finished"
+    assert run["trainer"].startswith("slime")
+    assert (run["engine"], run["model_kind"], run["length_cap"]) == ("sglang", "moe", 20)
+    assert run["initial_learning_rate"] == RATE
+    assert [each["step"] for each in tools.get("/checkpoints")["items"]] == [1, 2, 3, 4]
+    assert tools.get("/checkpoints")["items"][0]["path"] == "step_0/model"
+    scalars = tools.get("/scalars?name=train/grad_norm")["columns"]
+    assert (scalars["step"], scalars["value"]) == ([0, 1, 2, 3], [2.0, 3.0, 4.0, 5.0])
+
+
+def test_log_probs_that_only_the_loss_computes_are_logged(train: Callable[..., Run]) -> None:
+    """slime skips its own forward pass if a rollout is trained on in one optimizer step."""
+    run = train("reused")
+    assert_figures_are_slimes(run)
+    assert run.measures(STEP_ROW, "entropy_mean")["entropy_mean"] == [1.5] * STEPS
+
+
+def test_samples_that_are_removed_from_the_loss_are_logged(train: Callable[..., Run]) -> None:
+    run = train("removed")
+    measured = run.measures(STEP_ROW, "num_rollouts", "response_length_mean")
+    assert measured["num_rollouts"] == [ROLLOUTS] * STEPS
+    assert measured["response_length_mean"][0] > run.figures[0]["response_length_mean"]
+
+
+def test_miles_passes_no_rollouts_to_its_hook(train: Callable[..., Run]) -> None:
+    run = train("miles")
+    assert_figures_are_slimes(run)
+    assert run.get()["trainer"].startswith("miles")
+    assert len(run.get("/checkpoints")["items"]) == STEPS
+
+
+def test_missing_log_probs_of_the_engine_are_named_once(train: Callable[..., Run]) -> None:
+    run = train("unlogged")
+    assert run.output.count("Sample.rollout_log_probs") == 1
+    assert run.measures(STEP_ROW, "num_rollouts")["num_rollouts"] == [ROLLOUTS] * STEPS
+    assert run.measures(TRAINER_ROLLOUT, "k3_kl")["k3_kl"] == []
+
+
+def test_other_release_warns_once_and_names_the_known_one(train: Callable[..., Run]) -> None:
+    run = train("old")
+    assert run.output.count("has no backends.megatron_utils.loss.get_log_probs_and_entropy") == 1
+    assert "Known version: 0.3" in run.output
+    assert run.output.count("--get-mismatch-metrics computes them") == 1
+    assert run.measures(STEP_ROW, "num_rollouts")["num_rollouts"] == [ROLLOUTS] * STEPS
+
+
+def test_dynamic_sampling_is_told(tools: Run) -> None:
+    assert tools.output.count("groups that the filter drops") == 1
+
+
+def test_hooks_outside_of_a_training_process_warn_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        log_rollouts(None, 0, {})
+        apply_advice(None, 0, 0, [], None, None)
+    assert len(caplog.records) == 1
+    assert "Known: slime 0.3, vime 0.2, miles 0.1" in caplog.text
+
+
+def test_removed_samples_with_tool_output_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Their mask of zeros does not tell tool output from sampled tokens."""
+    data = {
+        "tokens": [np.arange(5), np.arange(5, 9)],
+        "total_lengths": [5, 4],
+        "response_lengths": [3, 3],
+        "loss_masks": [np.array([1, 0, 1]), np.array([0, 0, 0])],
+        "sample_indices": [4, 9],
+    }
+    scores = {"rollout_log_probs": np.arange(6, dtype=np.float32)}
+    columns = columns_of(data, scores, step=0, samples_per_prompt=4, log=LogOnce("foreshock.test_slime"))
+    assert columns["response_token_ids"].tolist() == [2, 3, 4]
+    assert columns["prompt_token_ids"].tolist() == [0, 1]
+    assert columns["rollout_log_probs"].tolist() == [0, 1, 2]
+    assert columns["group_id"] == ["1"]
+    assert "removed from the loss" in caplog.text
