@@ -54,15 +54,17 @@ class ServiceLog:
         self._to_disk = RecordLog(record)
         self._client = client
         self._feed = feed
+        self._scale = 1.0
 
     def scale(self, step: int) -> float:
-        return self._feed.scale(step)
+        self._scale = self._feed.scale(step)
+        return self._scale
 
     def log_step(self, step: int, batch: RolloutBatch, scalars: Mapping[str, float]) -> None:
         self._to_disk.log_step(step, batch, scalars)
         self._client.log_rollouts(step, batch)
         self._client.log_scalars(step, scalars)
-        self._feed.acknowledge(step, scalars["lr"])
+        self._feed.acknowledge(step, scalars["lr"], self._scale)
 
     def log_checkpoint(self, step: int, weights: Path) -> None:
         folder = self._to_disk.record.write_checkpoint(step, weights)

@@ -278,9 +278,12 @@ class Client:
             self._pipeline.put_later(what, make)
 
     @_never_raises
-    def acknowledge(self, revision: int, step: int, applied_learning_rate: float) -> None:
-        """Report the learning rate used at `step` and the revision of the advice that it followed."""
-        delivery = requests.acknowledgement(self._started(), revision, step, applied_learning_rate)
+    def acknowledge(
+        self, revision: int, step: int, applied_learning_rate: float, applied_scale: float | None = None
+    ) -> None:
+        """Report the learning rate used at `step`, the scale in it, and the revision of the advice that it followed."""
+        body = requests.acknowledgement_body(revision, step, applied_learning_rate, applied_scale)
+        delivery = requests.acknowledgement(self._started(), body)
         self._log_delivery("an acknowledgement", delivery)
 
     @_never_raises

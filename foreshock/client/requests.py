@@ -14,7 +14,16 @@ from foreshock.model_kind import MODEL_KINDS, known_model_kind
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import encode_rollouts_view
 
-__all__ = ["acknowledgement", "check_shard", "checkpoint", "registration", "rollouts", "scalars", "state"]
+__all__ = [
+    "acknowledgement",
+    "acknowledgement_body",
+    "check_shard",
+    "checkpoint",
+    "registration",
+    "rollouts",
+    "scalars",
+    "state",
+]
 
 _ATTEMPT = {"attempt": "{attempt}"}
 
@@ -95,9 +104,16 @@ def state(registration: Registration, state: Literal["finished", "failed"]) -> D
     return _json_delivery("state", registration, "PATCH", "/v1/runs/{run}", {"state": state}, {})
 
 
-def acknowledgement(registration: Registration, revision: int, step: int, learning_rate: float) -> Delivery:
-    """Return the delivery that reports the applied learning rate."""
-    body = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
+def acknowledgement_body(
+    revision: int, step: int, learning_rate: float, scale: float | None = None
+) -> dict[str, int | float]:
+    """Return the report of what a trainer applied at a step; without a scale if that is unknown."""
+    body: dict[str, int | float] = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
+    return body if scale is None else body | {"applied_scale": float(scale)}
+
+
+def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Delivery:
+    """Return the delivery that reports the applied learning rate, see `acknowledgement_body`."""
     return _json_delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body, {})
 
 

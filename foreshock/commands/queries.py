@@ -26,6 +26,7 @@ from foreshock.commands.records import (
 from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.applied import Applied
 from foreshock.model_kind import ModelKind
 
 __all__ = ["RunQueries", "find_run", "list_runs"]
@@ -166,7 +167,13 @@ class RunQueries:
             return None
         advice = Advice.from_json(answer)
         advised = answer.get("advised_scale", answer.get("scale"))
-        return AdviceRecord(advice, number_or_nan(advised), answer.get("next_decay_step"))
+        applied = answer.get("applied")
+        return AdviceRecord(
+            advice,
+            number_or_nan(advised),
+            answer.get("next_decay_step"),
+            None if applied is None else Applied.from_json(applied),
+        )
 
     def _probes(self) -> list[dict[str, Any]]:
         return self._items(f"{self._path}/probes")

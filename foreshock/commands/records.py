@@ -10,6 +10,7 @@ from typing import Any
 from foreshock.conclusions.health import HealthVerdict
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.applied import Applied
 from foreshock.model_kind import ModelKind, known_model_kind
 
 __all__ = [
@@ -206,11 +207,12 @@ class AlertRecord:
 
 @dataclass(frozen=True, slots=True)
 class AdviceRecord:
-    """The learning-rate advice, with the next step at which the service lowers the rate."""
+    """The learning-rate advice, the next step at which the service lowers the rate, and what the trainer applied."""
 
     advice: Advice
     advised_scale: float
     next_decay_step: int | None
+    applied: Applied | None = None
 
 
 def run_record(value: Mapping[str, Any]) -> RunRecord:

@@ -8,6 +8,7 @@ from foreshock.commands.diagnosis import Diagnosis, recent_median
 from foreshock.commands.report_attribution import attribution_section
 from foreshock.commands.report_mismatch import buckets_section, mismatch_section
 from foreshock.commands.text import STYLES, Paint, count, moment, number, section_title, sparkline, table, wrap
+from foreshock.learning_rate.applied import effect_in_words
 from foreshock.model_kind import MODEL_KIND_NAMES
 
 __all__ = ["render"]
@@ -117,11 +118,7 @@ def _advice(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     if reading is None:
         return []
     advice = reading.advice
-    effect = (
-        "the trainer is sent it; its page has what was applied"
-        if advice.mode == "apply"
-        else "shown only, the trainer gets 1.0"
-    )
+    effect = effect_in_words(advice.mode, advice.revision, reading.applied)
     lines = [
         section_title("Learning-rate advice", paint, advice.phase),
         f"  scale {reading.advised_scale:g}; mode {advice.mode} ({effect}); revision {advice.revision}",

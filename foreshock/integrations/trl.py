@@ -153,7 +153,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         apply_scale(optimizer, scale)
         self._applied = applied_learning_rates(optimizer)[0]
         if self._feed is not None:
-            self._feed.acknowledge(step, self._applied)
+            self._feed.acknowledge(step, self._applied, scale)
 
     def _log_rollouts(self, step: int) -> None:
         accelerator = self._trainer.accelerator

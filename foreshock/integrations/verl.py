@@ -49,6 +49,7 @@ class _Run:
         name = f"{configuration.trainer.project_name}/{configuration.trainer.experiment_name}"
         self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
         self.feed: AdviceFeed | None = None
+        self.sent_scale: float | None = None
         self._started = False
 
     def start(self) -> None:
@@ -163,7 +164,7 @@ def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _resul
         run.client.log_scalars(int(named["step"]), numbers)
         rate = numbers.get("actor/lr")
         if rate is not None and run.feed is not None:
-            run.feed.acknowledge(int(named["step"]), rate)
+            run.feed.acknowledge(int(named["step"]), rate, run.sent_scale)
 
 
 def _announce(_arguments: Any, _keywords: Any, _result: Any) -> None:
@@ -181,7 +182,7 @@ def _send_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
     trainer, batch = arguments
     for run in _active:
         if run.feed is not None:
-            batch.meta_info[SCALE_KEY] = run.feed.scale(int(trainer.global_steps))
+            run.sent_scale = batch.meta_info[SCALE_KEY] = run.feed.scale(int(trainer.global_steps))
 
 
 def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:

@@ -19,6 +19,7 @@ import httpx
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.log_once import LogOnce
+from foreshock.client.requests import acknowledgement_body
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert
@@ -83,7 +84,7 @@ class AdviceFeed:
         self._polled_past_request_at: int | None = None
         self._etag: str | None = None
         self._stop = threading.Event()
-        self._acknowledgements: deque[tuple[int, int, float]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
+        self._acknowledgements: deque[tuple[int, int, float, float | None]] = deque(maxlen=_MAX_ACKNOWLEDGEMENTS)
         self._acknowledgement_added = threading.Event()
         self._acknowledger: threading.Thread | None = None
         self._poller = threading.Thread(target=self._poll_until_stopped, name="foreshock-advice", daemon=True)
@@ -124,12 +125,12 @@ class AdviceFeed:
         """A step whose weights the service asks to be saved, None if there is none."""
         return None if self._advice is None else self._advice.want_weights_at_step
 
-    def acknowledge(self, step: int, applied_learning_rate: float) -> None:
-        """Report the learning rate used at `step` to the service, in the background."""
+    def acknowledge(self, step: int, applied_learning_rate: float, applied_scale: float | None = None) -> None:
+        """Report the learning rate used at `step`, and the scale in it if known, to the service, in the background."""
         if self._client is not None:
-            self._client.acknowledge(self.revision, step, applied_learning_rate)
+            self._client.acknowledge(self.revision, step, applied_learning_rate, applied_scale)
             return
-        self._acknowledgements.append((self.revision, int(step), float(applied_learning_rate)))
+        self._acknowledgements.append((self.revision, step, applied_learning_rate, applied_scale))
         if self._acknowledger is None:
             self._acknowledger = threading.Thread(
                 target=self._acknowledge_until_stopped, name="foreshock-acknowledgements", daemon=True
@@ -250,8 +251,7 @@ class AdviceFeed:
                 self._acknowledgement_added.wait()
                 self._acknowledgement_added.clear()
                 while self._acknowledgements and not self._stop.is_set():
-                    revision, step, learning_rate = self._acknowledgements[0]
-                    body = {"revision": revision, "step": step, "applied_lr": learning_rate}
+                    body = acknowledgement_body(*self._acknowledgements[0])
                     try:
                         connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
                     except ServiceError as error:

@@ -106,8 +106,9 @@ class ForeshockLR(LRScheduler):
     def _apply(self) -> None:
         step = self.training_step()
         scale_of: Any = getattr(self.advice, "scale", self.advice)
-        write_scale(self.optimizer, float(scale_of(step)))
+        scale = float(scale_of(step))
+        write_scale(self.optimizer, scale)
         self._last_lr: list[Any] = self.get_lr()
         acknowledge = getattr(self.advice, "acknowledge", None)
         if acknowledge is not None and self._last_lr:
-            acknowledge(step, max(self._last_lr))
+            acknowledge(step, max(self._last_lr), scale)

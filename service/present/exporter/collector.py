@@ -184,6 +184,8 @@ def _advice(session: Session, scrape: _Scrape, runs: list[ActiveRun]) -> None:
         if newest is None:
             continue
         scrape.add(families.ADVICE_ACKNOWLEDGED, (run.id,), newest.revision)
-        if run.initial_learning_rate:
+        scale = newest.applied_scale
+        if scale is None and run.initial_learning_rate:
             scale = newest.applied_learning_rate / run.initial_learning_rate
+        if scale is not None:
             scrape.add(families.APPLIED_SCALE, (run.id,), scale)

@@ -42,7 +42,7 @@ PHASES: dict[str, str] = {
 }
 MODES: dict[str, Label] = {
     "shadow": Label("shadow mode: the trainer gets 1.0"),
-    "apply": Label("apply mode: the trainer is sent this scale", "good"),
+    "apply": Label("apply mode: sent to trainers that ask", "good"),
 }
 VERDICT_TONES: dict[Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}

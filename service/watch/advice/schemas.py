@@ -36,6 +36,16 @@ class AdviceAlertRead(BaseModel):
     what_to_do: str
 
 
+class AppliedRead(BaseModel):
+    """The newest acknowledgement of the attempt's trainer."""
+
+    step: int
+    revision: int = Field(description="the newest revision that the trainer knew")
+    learning_rate: float
+    scale: float | None = Field(description="the factor in it; null if the trainer reported the rate only")
+    received_at_us: int
+
+
 class AdviceRead(BaseModel):
     """The whole state: `scale(step) = max(floor, factor^(schedule's halvings + rule_halvings up to step))`.
 
@@ -58,14 +68,18 @@ class AdviceRead(BaseModel):
     reason: str
     alerts: list[AdviceAlertRead]
     want_weights_at_step: int | None = Field(description="a step whose weights would be worth saving for a probe")
+    applied: AppliedRead | None = Field(description="what the trainer last applied; null: not acknowledged")
 
 
 class AcknowledgementCreate(BaseModel):
-    """The learning rate that a trainer used at a step, and the newest revision that it knew."""
+    """The learning rate that a trainer used at a step, the scale in it, and the newest revision that it knew."""
 
     revision: int = Field(ge=0, lt=2**63)
     step: Step
     applied_lr: float = Field(ge=0, allow_inf_nan=False)
+    applied_scale: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="the factor in it, of the base learning rate"
+    )
     attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
 
 

@@ -11,7 +11,7 @@ from foreshock.clock import now_us
 from foreshock.early_warning.advice_state import AdviceState, Mode, fold
 from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
 from foreshock.early_warning.detectors import WarningState
-from service.platform.database.tables import AdviceAcknowledgement, Alert, Run
+from service.platform.database.tables import Alert, Run
 from service.platform.etag import etag_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
@@ -23,6 +23,7 @@ from service.watch.advice.schemas import (
     AcknowledgementCreate,
     AdviceAlertRead,
     AdviceRead,
+    AppliedRead,
     DecisionRead,
     OperatorDecisionCreate,
     ScheduleRead,
@@ -61,7 +62,7 @@ def read_advice(session: Session, principal: Principal, run_id: str, step: int |
     opened = list(alerts.open_alerts(session, run_id))
     return Answer(
         etag=etag_of(state.attempt, state.revision, alerts.version(session, run_id)),
-        advice=_advice(run, state, detectors, opened, step),
+        advice=_advice(run, state, detectors, opened, _applied(session, run_id, state.attempt), step),
     )
 
 
@@ -108,14 +109,10 @@ def acknowledge(session: Session, principal: Principal, run_id: str, body: Ackno
         "step": body.step,
         "revision": body.revision,
         "applied_learning_rate": body.applied_lr,
+        "applied_scale": body.applied_scale,
         "received_at_us": now_us(),
     }
     repository.put_acknowledgement(session, row)
-
-
-def newest_acknowledgement(session: Session, run_id: str) -> AdviceAcknowledgement | None:
-    """Return the last acknowledgement of the newest attempt's trainer; None before any."""
-    return repository.newest_acknowledgement(session, run_id)
 
 
 def operate(session: Session, principal: Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
@@ -151,7 +148,27 @@ def list_decisions(session: Session, principal: Principal, run_id: str) -> list[
     ]
 
 
-def _advice(run: Run, state: AdviceState, detectors: WarningState, opened: list[Alert], step: int | None) -> AdviceRead:
+def _applied(session: Session, run_id: str, attempt: int) -> AppliedRead | None:
+    newest = repository.newest_acknowledgement(session, run_id)
+    if newest is None or newest.attempt != attempt:
+        return None
+    return AppliedRead(
+        step=newest.step,
+        revision=newest.revision,
+        learning_rate=newest.applied_learning_rate,
+        scale=newest.applied_scale,
+        received_at_us=newest.received_at_us,
+    )
+
+
+def _advice(
+    run: Run,
+    state: AdviceState,
+    detectors: WarningState,
+    opened: list[Alert],
+    applied: AppliedRead | None,
+    step: int | None,
+) -> AdviceRead:
     observed = detectors.step
     asked = step if step is not None else 0 if observed is None else observed + 1
     mode: Mode = "apply" if run.advice_mode == "apply" else "shadow"
@@ -172,6 +189,7 @@ def _advice(run: Run, state: AdviceState, detectors: WarningState, opened: list[
         reason=state.reason or _reason(detectors),
         alerts=[AdviceAlertRead.model_validate(alert) for alert in opened],
         want_weights_at_step=_wanted(run, asked, opened),
+        applied=applied,
     )
 
 

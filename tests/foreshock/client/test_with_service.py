@@ -182,8 +182,15 @@ def test_feed_follows_operator_halving(make: Callable[..., Client], mode: Any) -
         assert feed.advised_scale(100) == 0.5
         assert (feed.mode, feed.scale(100)) == (mode, 0.5 if mode == "apply" else 1.0)
         assert feed.scale(0) == 1.0
-        feed.acknowledge(100, 5e-7)
+        before = httpx.get(url, params={"step": 100}, timeout=60).json()
+        assert before["applied"] is None
+        for _ in range(2):  # a repeated report changes nothing
+            feed.acknowledge(100, feed.scale(100) * 1e-6, feed.scale(100))
         assert client.flush(300)
         answer = httpx.get(url, params={"step": 100}, timeout=60).json()
         assert answer["scale"] == feed.scale(100)
+        reported = {name: answer["applied"][name] for name in ("step", "revision", "learning_rate", "scale")}
+        assert reported == {
+            "step": 100, "revision": feed.revision, "learning_rate": feed.scale(100) * 1e-6, "scale": feed.scale(100)
+        }  # fmt: skip
         assert client.counters.rejected == 0

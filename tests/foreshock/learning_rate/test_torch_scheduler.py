@@ -20,10 +20,10 @@ class Advised:
     """A feed with scales by step, a state, and a record of acknowledgements."""
 
     def __init__(self, scale_of: Callable[[int], float] = scale_at, state: Any = "fresh") -> None:
-        self.scale, self.state, self.acknowledged = scale_of, state, list[tuple[int, float]]()
+        self.scale, self.state, self.acknowledged = scale_of, state, list[tuple[int, float, float]]()
 
-    def acknowledge(self, step: int, rate: float) -> None:
-        self.acknowledged.append((step, rate))
+    def acknowledge(self, step: int, rate: float, scale: float) -> None:
+        self.acknowledged.append((step, rate, scale))
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": self.state}
@@ -90,7 +90,7 @@ def test_applied_rate_is_acknowledged() -> None:
     scheduler = ForeshockLR(optimizer, advised, ExponentialLR(optimizer, 0.5))
     optimizer.step()
     scheduler.step()
-    assert advised.acknowledged == [(1, 0.5), (2, 0.25)]
+    assert advised.acknowledged == [(1, 0.5, 0.5), (2, 0.25, 0.5)]
 
 
 def saved(*states: Any) -> list[Any]:

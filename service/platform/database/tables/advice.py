@@ -27,7 +27,7 @@ class AdviceDecision(Base):
 
 
 class AdviceAcknowledgement(Base):
-    """The learning rate that a trainer reported for a step, and the revision of the advice it used."""
+    """The learning rate and the scale that a trainer reported for a step, and the revision of the advice it used."""
 
     __tablename__ = "advice_acknowledgements"
     __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
@@ -37,6 +37,7 @@ class AdviceAcknowledgement(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     revision: Mapped[int]
     applied_learning_rate: Mapped[float]
+    applied_scale: Mapped[float | None]
     received_at_us: Mapped[int]
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreshock.early_warning.schedule import DECAY_FLOOR, LengthDecaySchedule, scale_at
+from foreshock.learning_rate.applied import Applied, effect_in_words
 from service.platform.database.tables import Run
 from service.present.pages.figures.learning_rate import ScaleCurve
 from service.present.pages.formatting import MODES, PHASES, number, scale_in_words
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import Action, AdvicePanel
 from service.watch.advice.schemas import AdviceRead
-from service.watch.advice.service import newest_acknowledgement, read_advice
+from service.watch.advice.service import read_advice
 
 HOLD = Action("hold", "Hold", "Freeze the scale until it is released")
 RELEASE = Action("release", "Release", "Continue the schedule from here")
 HALVE = Action("halve", "Halve now", "Halve the scale once, from the next step on")
 RAISE = Action("raise", "Raise once", "Take one halving back, from the next step on")
-APPLY = Action("apply", "Send it to the trainer", "Apply mode: the trainer is sent the advised scale")
+APPLY = Action("apply", "Send it to the trainer", "Apply mode: trainers that ask get the advised scale")
 SHADOW = Action("shadow", "Only show it", "Shadow mode: the trainer gets 1.0, the advice is only shown")
 
 # A plan without an end is drawn at least this many steps beyond now.
@@ -78,7 +79,7 @@ def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
         next_decay_step="none planned" if advice.next_decay_step is None else str(advice.next_decay_step),
         observed_step=str(advice.observed_step),
         revision=str(advice.revision),
-        applied=_applied(viewing, run.id),
+        applied=_effect(advice),
         actions=_actions(advice),
     )
 
@@ -90,10 +91,11 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
         return None
     scale, now = Scale.of(advice), advice.observed_step
     end = scale.outlook(now)
-    applied = newest_acknowledgement(viewing.session, run.id)
-    acknowledged = []
-    if applied is not None and run.initial_learning_rate:
-        acknowledged.append((applied.step, applied.applied_learning_rate / run.initial_learning_rate))
+    applied, acknowledged = advice.applied, []
+    if applied is not None and applied.scale is not None:
+        acknowledged.append((applied.step, applied.scale))
+    elif applied is not None and run.initial_learning_rate:
+        acknowledged.append((applied.step, applied.learning_rate / run.initial_learning_rate))
     return ScaleCurve(scale.stairs(end), now, end, advice.mode == "shadow", acknowledged)
 
 
@@ -117,9 +119,9 @@ def _schedule(advice: AdviceRead) -> str:
     return f"{rule} (surge at {advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
 
 
-def _applied(viewing: Viewing, run_id: str) -> str:
-    applied = newest_acknowledgement(viewing.session, run_id)
-    return "not acknowledged" if applied is None else f"{number(applied.applied_learning_rate)} at step {applied.step}"
+def _effect(advice: AdviceRead) -> str:
+    applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
+    return effect_in_words(advice.mode, advice.revision, applied)
 
 
 def _actions(advice: AdviceRead) -> list[Action]:
