@@ -133,7 +133,8 @@ class AttributionEvidence:
         floors: the k3 of each scorer against itself in other batches, by scorer.
         reference: the side branch; None if the reference was not scored.
         drift: k3 of each link at the run's other probed steps, by link, in step order.
-        declared_precision: how the run says that its trainer computes; None if it does not say.
+        declared_precision: how the trainer's fingerprint says that it computes, such as "float32"; None if it does
+            not.
         environments: the environment that made each score, by score; None if unknown.
         environment_links: scorers that were replayed in two environments.
         weights_search: the result of replays with weights of other steps.

@@ -25,7 +25,7 @@ def conclude(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> lis
     if reference is None:
         return []
     if _trainer_is_float32(evidence, reference):
-        return [_trainer_precision(reference)]
+        return [_trainer_precision(evidence, reference)]
     return _nearer(reference)
 
 
@@ -46,16 +46,24 @@ def _trainer_is_float32(evidence: AttributionEvidence, reference: ReferenceEvide
     return reference.k3_of(_LOGGED) <= equal < reference.k3_of(_REPLAYED)
 
 
-def _trainer_precision(reference: ReferenceEvidence) -> Conclusion:
+def _trainer_precision(evidence: AttributionEvidence, reference: ReferenceEvidence) -> Conclusion:
     logged, replayed = reference.k3_of(_LOGGED), reference.k3_of(_REPLAYED)
     return Conclusion(
         "trainer-precision",
-        f"The trainer computes in float32: {reference.reference} reproduces its log-probs (k3 {number(logged)}), and "
+        f"The trainer computes in float32{_as_declared(evidence.declared_precision)}: {reference.reference} "
+        f"reproduces its log-probs (k3 {number(logged)}), and "
         f"{_REPLAYED} as requested does not (k3 {number(replayed)}). Request the probe again with {_REPLAYED} in "
         "float32 (autocast none, master_dtype float32).",
         f"{reference.reference}/{_LOGGED}",
         names_cause=True,
     )
+
+
+def _as_declared(declared: str | None) -> str:
+    """Return whether the trainer's fingerprint agrees that it computes in float32; nothing if it declares nothing."""
+    if declared is None:
+        return ""
+    return ", as its fingerprint declares" if declared == "float32" else f", though its fingerprint declares {declared}"
 
 
 def _nearer(reference: ReferenceEvidence) -> list[Conclusion]:

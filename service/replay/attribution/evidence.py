@@ -29,7 +29,6 @@ def evidence_of(
     *,
     earlier: Sequence[AttributionDocument] = (),
     model_kind: ModelKind | None = None,
-    declared_precision: str | None = None,
     exact: Sequence[ExactOfLink] = (),
     weights_search: WeightsSearch | None = None,
 ) -> AttributionEvidence:
@@ -49,7 +48,7 @@ def evidence_of(
         reference=_reference(branch) if branch is not None else None,
         drift=_drift(document, earlier),
         model_kind=model_kind,
-        declared_precision=declared_precision,
+        declared_precision=document.declared_precision,
         environments={
             name: read.environment() if read is not None else None for name, read in document.environments.items()
         },

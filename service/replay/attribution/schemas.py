@@ -16,6 +16,7 @@ from foreshock.measures.estimators.attribution import Attribution, Link, SideBra
 from service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink
 from service.replay.attribution.noise_floors import Floor, excess_over_floors
 from service.replay.exact.schemas import ExactRead
+from service.replay.probes.declared_precision import declared_precision, precision_in_words
 from service.replay.scores.preferred import environment_of
 from service.replay.weights.schemas import WeightsSearchRead
 from service.runs.step_key import StepKey
@@ -218,6 +219,9 @@ class AttributionDocument(BaseModel):
     environment_links: list[EnvironmentLinkRead] = Field(
         default_factory=list, description="scorers that were replayed in two environments"
     )
+    declared_precision: str | None = Field(
+        default=None, description="how the trainer's fingerprint says that it computes; null: not declared"
+    )
     computed_at_us: int
 
     @classmethod
@@ -253,6 +257,7 @@ class AttributionDocument(BaseModel):
             scores=list(scores),
             environments=_environments(attribution.chain, result),
             environment_links=[EnvironmentLinkRead.of(link) for link in result.environment_links],
+            declared_precision=precision_in_words(declared_precision(result.run_fingerprints.get("trainer"))),
             computed_at_us=computed_at_us,
         )
 

@@ -33,6 +33,15 @@ def with_declared_precision(
     return found
 
 
+def precision_in_words(declared: Mapping[str, str | None]) -> str | None:
+    """Return a declared precision, such as "bfloat16 autocast over float32 weights"; None if none is declared."""
+    master, autocast, head = (declared.get(name) for name in ("master_dtype", "autocast", "head_dtype"))
+    if master is None:
+        return None
+    words = master if autocast is None else f"{autocast} autocast over {master} weights"
+    return words if head in (None, master) else f"{words}, head in {head}"
+
+
 def declared_precision(trainer: Fingerprint | None) -> dict[str, str | None]:
     """Return the options of `torch.trainer` that a trainer's fingerprint declares; empty if it declares none."""
     if trainer is None:

@@ -190,6 +190,15 @@ def test_advice_shows_the_next_decay_steps(mode: str) -> None:
     assert ("the trainer gets 1.0" in text) == (mode == "shadow")
 
 
+def test_advice_tells_what_the_trainer_acknowledged() -> None:
+    advice = Advice.from_json({**ANSWER, "mode": "apply"})
+    assert "not acknowledged" in text_of(advice=AdviceRecord(advice, 0.5, 396))
+    applied = Applied(step=201, learning_rate=5e-7, revision=advice.revision, scale=0.5)
+    text = text_of(advice=AdviceRecord(advice, 0.5, 396, applied))
+    assert "applied 0.5 at step 201 (learning rate 5e-07)" in text
+    assert "not acknowledged" not in text
+
+
 def test_bucket_edges_are_readable() -> None:
     edges = [10 ** (exponent / 2) for exponent in range(-16, 1)]
     buckets = tuple(Bucket(low, high, 123_456, 0.1, -0.1, 1e-3, 2.0, 0.01) for low, high in zip(edges, edges[1:]))  # noqa: B905, RUF007

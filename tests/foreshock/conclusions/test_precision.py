@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,19 @@ def test_trainer_in_float32_is_recognised_and_asked_for_again() -> None:
     assert (said.kind, said.names_cause) == ("trainer-precision", True)
     assert said.sentence.startswith("The trainer computes in float32: torch.float32 reproduces its log-probs (k3 ")
     assert "Request the probe again" in said.sentence
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (None, "The trainer computes in float32: "),
+        ("float32", "The trainer computes in float32, as its fingerprint declares: "),
+        ("bfloat16", "The trainer computes in float32, though its fingerprint declares bfloat16: "),
+    ],
+)
+def test_trainer_in_float32_is_compared_with_its_declaration(declared: str | None, words: str) -> None:
+    (said,) = conclude_attribution(replace(evidence(0.02, 0.02, ROUNDING), declared_precision=declared))
+    assert said.sentence.startswith(words)
 
 
 @pytest.mark.parametrize(("replay", "trainer"), [(0.02, 0.02), (0.0, 0.02), (ROUNDING, ROUNDING)])

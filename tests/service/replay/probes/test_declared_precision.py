@@ -6,7 +6,11 @@ import httpx
 import pytest
 
 from foreshock.fingerprint import Fingerprint
-from service.replay.probes.declared_precision import declared_precision, with_declared_precision
+from service.replay.probes.declared_precision import (
+    declared_precision,
+    precision_in_words,
+    with_declared_precision,
+)
 from tests.service.sending import make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe
 
@@ -28,6 +32,19 @@ FLOAT32 = {"master_dtype": "float32", "autocast": None}
 )
 def test_fingerprint_declares_the_options(fields: dict[str, str], options: dict[str, str | None]) -> None:
     assert declared_precision(Fingerprint("torch", **fields)) == options  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (FLOAT32, "float32"),
+        ({"master_dtype": "float32", "autocast": "bfloat16"}, "bfloat16 autocast over float32 weights"),
+        ({"master_dtype": "bfloat16", "autocast": None, "head_dtype": "float32"}, "bfloat16, head in float32"),
+        ({}, None),
+    ],
+)
+def test_declared_precision_in_words(declared: dict[str, str | None], words: str | None) -> None:
+    assert precision_in_words(declared) == words
 
 
 def test_requested_precision_is_kept() -> None:
