@@ -35,10 +35,9 @@ from foreshock.conclusions.health import WINDOW_STEPS
 from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, RESAMPLES
 from foreshock.measures.estimators.bootstrap import SEED as BOOTSTRAP_SEED
 from foreshock.measures.estimators.intervals import student_t_quantile
-from foreshock.measures.estimators.pareto import pareto_shape
+from foreshock.measures.estimators.pareto import tail_shapes as product_shapes
 from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.uneven_groups import high_from_spread
-from foreshock.measures.statistics.tails import LARGEST_VALUES
 
 Float64 = NDArray[np.float64]
 Float32 = NDArray[np.float32]
@@ -60,7 +59,7 @@ _MOST_ROLLOUTS = 96
 _UNIT, _LARGEST_D = 0.01, 3.0
 _HOT_FRACTION, _HOT_FACTOR = 0.001, 30.0
 # z of a prompt is rounded to fifths, up to ±3.4.
-_Z = np.arange(-17, 18) / 5.0
+Z = np.arange(-17, 18) / 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,11 @@ class Population:
 
     t: Float32
     offsets: Int64
+
+    @property
+    def rollouts(self) -> int:
+        """The number of rollouts before the repeated ones."""
+        return _POPULATION
 
     @classmethod
     def of(cls, degrees: int, hot: bool) -> Population:
@@ -144,8 +148,19 @@ def _error(share: float, count: int) -> float:
 
 def z_probabilities() -> Float64:
     """Return the probability of each of the 35 values of z, a normal deviate rounded to fifths, [35]."""
-    edges = [-math.inf, *((_Z[1:] + _Z[:-1]) / 2.0), math.inf]
+    edges = [-math.inf, *((Z[1:] + Z[:-1]) / 2.0), math.inf]
     return np.diff([0.5 * (1.0 + math.erf(edge / math.sqrt(2.0))) for edge in edges])
+
+
+def scales_of(scale: float) -> Float64:
+    """Return the factors of |d| of a prompt for each z at the log-sd `scale`; one factor without any."""
+    return np.exp(scale * Z) if scale else np.ones(1)
+
+
+def expectation(table: Float64, scale: float) -> float:
+    """Return the sum of the whole population, expected over the prompts' z, from a table [scales, N + 1]."""
+    weights = z_probabilities() if scale else np.ones(1)
+    return float(weights @ table[:, _POPULATION])
 
 
 def draw(
@@ -212,12 +227,7 @@ def _tail_shapes(
             for place, first, rollouts in runs
         ]
     )
-    shapes = []
-    for values in (d, -d):
-        kept = min(LARGEST_VALUES, values.size)
-        largest = np.sort(np.partition(values, values.size - kept)[values.size - kept :])[::-1]
-        shapes.append(pareto_shape(largest.astype(np.float64), values.size))
-    return shapes[0], shapes[1]
+    return product_shapes(d)
 
 
 def cells(count: int, with_tails: int, steps: int = 1) -> Iterator[Cell]:
@@ -225,14 +235,12 @@ def cells(count: int, with_tails: int, steps: int = 1) -> Iterator[Cell]:
     shapes_of_grid = product(GROUPS, (False, True)) if steps == 1 else product(GROUPS, (False,))
     grid = [(steps * groups, uneven) for groups, uneven in shapes_of_grid]
     resamples = RESAMPLES if steps == 1 else MORE_RESAMPLES
-    probabilities = z_probabilities()
     for degrees, hot in product(DEGREES, (False, True)):
         population = Population.of(degrees, hot)
         for scale in SCALES:
-            scales = np.exp(scale * _Z)
-            tables = np.stack([population.cumulated_k3(value) for value in (scales if scale else scales[:1])])
-            weights = probabilities if scale else np.ones(1)
-            truth = float(weights @ tables[:, _POPULATION]) / float(population.offsets[_POPULATION])
+            scales = np.exp(scale * Z)
+            tables = np.stack([population.cumulated_k3(float(value)) for value in scales_of(scale)])
+            truth = expectation(tables, scale) / float(population.offsets[_POPULATION])
             for groups, uneven in grid:
                 random = np.random.default_rng([SEED, degrees, int(hot), round(10 * scale), groups, int(uneven)])
                 batches = draw(tables, population.offsets, count, groups, uneven, random)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dashboards.panels import Dashboard, Panel, Row, SqlQuery, Variable, levels_of
+from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.registry import measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import MODEL_KINDS
@@ -131,8 +132,9 @@ def _mismatch() -> tuple[Panel, ...]:
             "k3 and its interval",
             "trend",
             (interval(COMPARISON, "k3_kl"),),
-            "95 % interval by prompt group: bootstrap-t, else Student's t. "
-            f"Unreliable if k̂ is above {LARGEST_TAIL_SHAPE:g}. An end below 0 is not drawn on a log axis.",
+            f"Bootstrap-t by prompt group: a {INTERVAL} if k̂ is at most {LARGEST_TAIL_SHAPE:g}, else a {RANGE}, which "
+            "covers less often; Student's t, another range, if there is only that. An end below 0 is not drawn on a "
+            "log axis.",
             logarithmic=True,
         ),
         Panel(

@@ -47,7 +47,7 @@ class WeightsReplay:
     """A replay with the announced weights of the searched step, of which `part` is that of the announced `step`.
 
     `part` is "all", or names of parts joined by "+": "lm_head", "embeddings", "layers", "layers.3", "layers.0-17",
-    "other". k3 (nats per token, with its 95 % bootstrap interval by prompt group) and max |d| (nats) compare the replay
+    "other". k3 (nats per token, with its bootstrap-t interval by prompt group) and max |d| (nats) compare the replay
     with the logged `rollout`; None if it was not made, and `skipped` says why.
     """
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foreshock.conclusions.health import HealthVerdict
+from foreshock.interval_names import RANGE
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
 from foreshock.learning_rate.applied import Applied
@@ -165,6 +166,8 @@ class AttributionRecord:
     conclusions: tuple[str, ...] = ()
     weights_search: WeightsSearchRecord | None = None
     stale: bool = False
+    interval: str = RANGE
+    method: str | None = None
     exact: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -177,6 +180,7 @@ class PooledRecord:
     low: float
     high: float
     verdict: HealthVerdict
+    interval: str = RANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +239,7 @@ def health_record(value: Mapping[str, Any]) -> HealthRecord:
                 low=number_or_nan(each["low"]),
                 high=number_or_nan(each["high"]),
                 verdict=each["verdict"],
+                interval=str(each.get("interval") or RANGE),
             )
             for each in value["measures"]
         ),
@@ -292,6 +297,8 @@ def attribution_record(step: int, value: Mapping[str, Any]) -> AttributionRecord
         conclusions=tuple(str(conclusion["sentence"]) for conclusion in value.get("conclusions") or ()),
         weights_search=_weights_search(value.get("weights_search")),
         stale=bool(value.get("stale")),
+        interval=str(value.get("interval") or RANGE),
+        method=value.get("method"),
         exact={
             str(each["pair"]): number_or_nan(each["kl"]["mean"])
             for each in value.get("exact") or ()

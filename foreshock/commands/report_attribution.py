@@ -8,6 +8,8 @@ from foreshock.commands.diagnosis import Diagnosis
 from foreshock.commands.records import AttributionRecord, LinkRecord
 from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
+from foreshock.interval_names import INTERVAL
+from foreshock.measures.estimators.attribution import OLD_METHOD
 
 __all__ = ["attribution_section"]
 
@@ -38,7 +40,7 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
     whole = attribution.whole
     rows.append([whole.name + " (all)", *_moments(whole), _share(1.0 if math.isfinite(whole.share) else math.nan),
                  "", ""])  # fmt: skip
-    header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "95 %", ""]
+    header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", _column(attribution), ""]
     lines += table(header, rows, left=(0, 7), indent="    ")
     if any(link.name in attribution.exact for link in attribution.links):
         lines += note("*: exact KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
@@ -50,12 +52,16 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         lines += _floors(attribution)
     if attribution.reference_links:
         lines += _reference(attribution)
-    checks = "95 %: bootstrap-t intervals over prompt groups; "
+    checks = f"{_column(attribution)}: {attribution.interval}s by {attribution.method or OLD_METHOD}; "
     checks += f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
     checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
     if attribution.stale:
         lines += wrap("scores or rollouts have arrived since; a new attribution is being computed", "      ", "    → ")
     return [*lines, *note(checks, paint)]
+
+
+def _column(attribution: AttributionRecord) -> str:
+    return "95 %" if attribution.interval == INTERVAL else "range"
 
 
 def _floors(attribution: AttributionRecord) -> list[str]:

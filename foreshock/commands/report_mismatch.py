@@ -21,6 +21,7 @@ from foreshock.commands.text import (
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.conclusions.health import step_verdict
+from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import required_range
@@ -72,7 +73,7 @@ def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     chosen.add(max(range(len(k3)), key=lambda index: k3[index] if math.isfinite(k3[index]) else -math.inf))
     if diagnosis.step in curve.steps:
         chosen.add(curve.steps.index(diagnosis.step))
-    header = ["step", "k3_kl", "95 % interval", "mean |Δp|", "E[exp |d|]", "F(2)", "max |d|", "tokens", ""]
+    header = ["step", "k3_kl", "interval of k3", "mean |Δp|", "E[exp |d|]", "F(2)", "max |d|", "tokens", ""]
     rows, warnings = [], []
     for index in sorted(chosen):
         at = {name: curve.of(name)[index] for name in curve.values}
@@ -80,7 +81,7 @@ def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
         low, high = at.get("k3_kl_bootstrap_low", missing), at.get("k3_kl_bootstrap_high", missing)
         interval = f"{number(low, 2)} … {number(high, 2)}" if math.isfinite(low) and math.isfinite(high) else "–"
         if warning := interval_warning(at):
-            interval += "!"
+            interval += "~"
             warnings.append(f"step {curve.steps[index]}: {warning}")
         rows.append([
             str(curve.steps[index]),
@@ -95,7 +96,7 @@ def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
         ])  # fmt: skip
     lines = paint_verdicts(table(header, rows, left=(8,)), paint, column_of=8, rows=rows)
     newest = {name: values[-1] for name, values in curve.values.items()}
-    words = "intervals: bootstrap-t over prompt groups"
+    words = f"intervals: {INTERVAL}s, bootstrap-t over prompt groups; ~: a {RANGE}, which covers less often"
     if (groups := effective_of_all(newest)) != "–":
         words += f"; effective prompt groups of step {curve.steps[-1]}: {groups}"
     lines += note(words, paint)

@@ -6,6 +6,7 @@ import math
 
 from foreshock.commands.records import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.commands.text import Paint, note, number, table
+from foreshock.interval_names import RANGE
 
 __all__ = ["weights_search_lines"]
 
@@ -17,7 +18,7 @@ def weights_search_lines(search: WeightsSearchRecord, paint: Paint) -> list[str]
     done = sorted((each for each in search.replays if not math.isnan(each.k3_kl)), key=lambda each: each.k3_kl)
     shown = [each for place, each in enumerate(done) if place < MOST_ROWS or each.announced]
     lines = [f"  Replays by {search.scorer} with other weights, against rollout:"]
-    header = ["announced weights, with", "k3_kl", "95 %", "max |d|", ""]
+    header = ["announced weights, with", "k3_kl", RANGE, "max |d|", ""]
     lines += table(header, [_row(each) for each in shown], left=(0, 4), indent="    ")
     skipped = [each for each in search.replays if each.skipped]
     notes = [f"{len(done) - len(shown)} more replays with larger k3"] if len(done) > len(shown) else []

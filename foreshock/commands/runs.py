@@ -11,6 +11,7 @@ from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import RunQueries, list_runs
 from foreshock.commands.records import HealthRecord, RunRecord
 from foreshock.commands.text import count, moment, number, table
+from foreshock.interval_names import INTERVAL
 
 __all__ = ["command"]
 
@@ -50,11 +51,12 @@ def _row(run: RunRecord, health: HealthRecord) -> list[str]:
 
 
 def _mismatch(health: HealthRecord) -> str:
-    """Return k3 pooled over the newest steps, with its 95 % interval."""
+    """Return k3 pooled over the newest steps, with its interval, marked if it is no 95 % interval."""
     if not health.measures:
         return "–"
     k3 = health.measures[0]
-    return f"{number(k3.mean, 2)} ({number(k3.low, 2)} … {number(k3.high, 2)})"
+    mark = "" if k3.interval == INTERVAL else "~"
+    return f"{number(k3.mean, 2)} ({number(k3.low, 2)} … {number(k3.high, 2)}{mark})"
 
 
 command = RunsCommand()

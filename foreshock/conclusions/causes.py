@@ -55,7 +55,7 @@ def prompts_needed(link: LinkEvidence, prompt_groups: int) -> int | None:
 
 def _on_the_largest(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -> Conclusion:
     largest = known[0]
-    interval = interval_of_share(largest.share_low, largest.share_high)
+    interval = interval_of_share(largest.share_low, largest.share_high, evidence.reliable)
     if largest.share_low > MAJORITY:
         return Conclusion(
             "cause",
@@ -65,7 +65,8 @@ def _on_the_largest(evidence: AttributionEvidence, known: Sequence[LinkEvidence]
         )
     if largest.share_high <= MAJORITY:
         shares = ", ".join(
-            f"{percent(link.share)} ({interval_of_share(link.share_low, link.share_high)}) {link.short_cause}"
+            f"{percent(link.share)} ({interval_of_share(link.share_low, link.share_high, evidence.reliable)}) "
+            f"{link.short_cause}"
             for link in known
         )
         return Conclusion("no-majority", f"No single link is most of the mismatch: {shares}.")
@@ -78,7 +79,8 @@ def _cannot_tell(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -
     asked = f"{plural(evidence.rollouts, 'rollout')} of {plural(evidence.prompt_groups, 'prompt')}"
     words = f"Cannot tell {largest.short_cause}{others} with {asked}"
     shares = (
-        f"the largest share is {percent(largest.share)}, {interval_of_share(largest.share_low, largest.share_high)}"
+        f"the largest share is {percent(largest.share)}, "
+        f"{interval_of_share(largest.share_low, largest.share_high, evidence.reliable)}"
     )
     return f"{words}: {shares}; {_more(evidence, largest)}."
 

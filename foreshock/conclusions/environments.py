@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from foreshock.comparisons import comparison_name
 from foreshock.conclusions.conclusion import Conclusion
 from foreshock.conclusions.evidence import AttributionEvidence, DriftPoint, EnvironmentLinkEvidence, LinkEvidence
-from foreshock.conclusions.wording import interval_of_share, number, percent
+from foreshock.conclusions.wording import interval_of_share, interval_text, number, percent
 from foreshock.environment import Difference, differences
 from foreshock.scorers import SCORERS
 
@@ -136,7 +136,7 @@ def _unknown(
 def _on_two_environments(evidence: AttributionEvidence, link: EnvironmentLinkEvidence) -> list[Conclusion]:
     share = f", {percent(link.share)} of the mismatch" if math.isfinite(link.share) else ""
     if share:
-        share += f" ({interval_of_share(link.share_low, link.share_high)})"
+        share += f" ({interval_of_share(link.share_low, link.share_high, link.reliable)})"
     first, second = link.first.describe(), link.second.describe()
     if first == second:
         differ = differences(link.first, link.second, same_engine=True)
@@ -150,7 +150,7 @@ def _on_two_environments(evidence: AttributionEvidence, link: EnvironmentLinkEvi
     ]
     if link.logged is None or not math.isfinite(link.excess):
         return found
-    ends = f"95 % interval {number(link.excess_low)} to {number(link.excess_high)}"
+    ends = interval_text(link.excess_low, link.excess_high, link.reliable)
     words = ends if math.isfinite(link.excess_low) else "no interval: too few prompts"
     found.append(
         Conclusion(

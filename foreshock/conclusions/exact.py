@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from foreshock.comparisons import split_comparison
 from foreshock.conclusions.conclusion import Conclusion
 from foreshock.conclusions.evidence import AttributionEvidence, ExactEvidence
-from foreshock.conclusions.wording import number, plural
+from foreshock.conclusions.wording import interval_text, number, plural
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
 from foreshock.scorers import ExactPair
 
@@ -46,8 +46,8 @@ def _conclusion(exact: ExactEvidence, floor: float) -> Conclusion:
 def _size(exact: ExactEvidence) -> str:
     return (
         f"KL(μ‖π) over the whole vocabulary is {number(exact.kl)} nats per token "
-        f"({_interval(exact.kl_low, exact.kl_high, exact.prompt_groups)}), without the sampling noise of k3 at the "
-        f"same tokens, {number(exact.k3_kl)} ({_interval(exact.k3_low, exact.k3_high, exact.prompt_groups)}); total "
+        f"({_interval(exact, exact.kl_low, exact.kl_high)}), without the sampling noise of k3 at the "
+        f"same tokens, {number(exact.k3_kl)} ({_interval(exact, exact.k3_low, exact.k3_high)}); total "
         f"variation {number(exact.tv)}, Δmax {number(exact.delta_max)}, the likeliest token differs at "
         f"{number(100 * exact.top1_flip)} % of {plural(exact.tokens, 'visited state')}"
     )
@@ -67,8 +67,7 @@ def _half_of_floors(evidence: AttributionEvidence, exact: ExactEvidence) -> floa
     return 0.5 * sum(evidence.floors.get(name, math.nan) for name in split_comparison(exact.link))
 
 
-def _interval(low: float, high: float, prompt_groups: int) -> str:
-    if math.isnan(low) or math.isnan(high):
-        few = f": {plural(prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed"
-        return "no interval" + (few if prompt_groups < LEAST_CLUSTERS else "")
-    return f"95 % interval {number(low)} to {number(high)}"
+def _interval(exact: ExactEvidence, low: float, high: float) -> str:
+    few = exact.prompt_groups < LEAST_CLUSTERS and (math.isnan(low) or math.isnan(high))
+    needed = f": {plural(exact.prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
+    return interval_text(low, high, exact.reliable) + needed

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.conclusions.wording import number, plural
+from foreshock.conclusions.wording import interval_text, number, plural
+from foreshock.measures.estimators.reliability import interval_warning
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import Verdict, range_of, verdict_of, worst
 
@@ -41,20 +42,24 @@ JUDGED_MEASURES = ("k3_kl", "rollout_probs_diff_mean", "token_mult_prob_error", 
 
 @dataclass(frozen=True, slots=True)
 class PooledMeasure:
-    """A measure pooled over the window; the ends of its 95 % interval are NaN if it has none."""
+    """A measure pooled over the window; the ends of its interval are NaN if it has none.
+
+    It is a 95 % interval if `reliable`.
+    """
 
     measure: str
     mean: float
     low: float = math.nan
     high: float = math.nan
+    reliable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HealthEvidence:
     """The newest measured steps of a run.
 
-    `clusters` are the prompts × steps that the interval of k3 is over. `unreliable` says why that interval is
-    unreliable, None if it is reliable. `faults` are titles of findings of the lint in these steps.
+    `clusters` are the prompts × steps that the interval of k3 is over. `unreliable` says why that interval is no 95 %
+    interval, None if it is one. `faults` are titles of findings of the lint in these steps.
     """
 
     first_step: int
@@ -108,15 +113,15 @@ def conclude_health(evidence: HealthEvidence) -> Health:
 def step_verdict(values: Mapping[str, float], model_kind: ModelKind | None) -> HealthVerdict:
     """Return the worst of the verdicts on a step's judged measures; `values` are measures by column, NaN if unknown.
 
-    If all are in their ranges and the interval of k3 (`k3_kl_bootstrap_high`) reaches beyond, or it has none:
-    "healthy so far".
+    If all are in their ranges and the interval of k3 (`k3_kl_bootstrap_high`) reaches beyond, is no 95 % interval, or
+    it has none: "healthy so far".
     """
     verdicts = [verdict_of(name, values.get(name, math.nan), model_kind) for name in JUDGED_MEASURES]
     found = worst(verdicts)
     if found != "healthy":
         return found
     sure = verdict_of("k3_kl", values.get("k3_kl_bootstrap_high", math.nan), model_kind) == "healthy"
-    return "healthy" if sure else "healthy so far"
+    return "healthy" if sure and interval_warning(values) is None else "healthy so far"
 
 
 def worst_health(verdicts: Sequence[HealthVerdict]) -> HealthVerdict:
@@ -132,7 +137,7 @@ def _judge(evidence: HealthEvidence, pooled: PooledMeasure) -> HealthVerdict:
     if of_mean != "healthy":
         return of_mean
     is_k3 = pooled.measure == JUDGED_MEASURES[0]
-    sure = _is_healthy(evidence, pooled) and not (is_k3 and evidence.unreliable is not None)
+    sure = _is_healthy(evidence, pooled) and (pooled.reliable or not is_k3)
     return "healthy" if sure else "healthy so far"
 
 
@@ -146,7 +151,7 @@ def _headline(evidence: HealthEvidence, judged: Sequence[JudgedMeasure], verdict
         window += " (no interval: too few prompts)"
     else:
         window += (
-            f" (95 % bootstrap-t interval {number(k3.pooled.low)} to {number(k3.pooled.high)} over "
+            f" ({interval_text(k3.pooled.low, k3.pooled.high, k3.pooled.reliable)} over "
             f"{plural(evidence.clusters, 'prompt')})"
         )
     why = _why(evidence, judged, verdict)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from foreshock.conclusions.conclusion import Conclusion
 from foreshock.conclusions.evidence import AttributionEvidence, ReferenceEvidence
-from foreshock.conclusions.wording import number
+from foreshock.conclusions.wording import interval_text, number
 from foreshock.scorers import TRAINER_REPLAY
 
 __all__ = ["FLOAT32_ROUNDING", "conclude", "links_of_wrong_precision"]
@@ -93,5 +93,5 @@ def _nearer(reference: ReferenceEvidence) -> list[Conclusion]:
 def _interval(reference: ReferenceEvidence) -> str:
     if math.isnan(reference.difference_low):
         return f"{number(reference.difference)}, without an interval: too few prompts"
-    ends = f"{number(reference.difference_low)} to {number(reference.difference_high)}"
-    return f"{number(reference.difference)}, 95 % interval {ends}"
+    ends = interval_text(reference.difference_low, reference.difference_high, reference.reliable)
+    return f"{number(reference.difference)}, {ends}"

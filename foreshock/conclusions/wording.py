@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["interval_of_share", "number", "percent", "plural"]
+from foreshock.interval_names import interval_name
+
+__all__ = ["interval_of_share", "interval_text", "number", "percent", "plural"]
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -30,11 +32,18 @@ def percent(share: float) -> str:
     return ("0" if text == "-0" else text.replace("-", "−")) + " %"
 
 
-def interval_of_share(low: float, high: float) -> str:
-    """Return a 95 % interval of a share as words; "no interval" if it is unknown."""
+def interval_text(low: float, high: float, reliable: bool | None) -> str:
+    """Return an interval as words, called as its reliability allows; "no interval" if it is unknown."""
     if math.isnan(low) or math.isnan(high):
         return "no interval"
-    return f"95 % interval {percent(low)} to {percent(high)}"
+    return f"{interval_name(reliable)} {number(low)} to {number(high)}"
+
+
+def interval_of_share(low: float, high: float, reliable: bool | None) -> str:
+    """Return the interval of a share in percents, see `interval_text`."""
+    if math.isnan(low) or math.isnan(high):
+        return "no interval"
+    return f"{interval_name(reliable)} {percent(low)} to {percent(high)}"
 
 
 def plural(count: int, noun: str) -> str:

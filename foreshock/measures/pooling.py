@@ -1,4 +1,4 @@
-"""Means pooled over a window of steps, Σ sums / Σ tokens, with 95 % intervals over prompt × step.
+"""Means pooled over a window of steps, Σ sums / Σ tokens, with intervals over prompt × step.
 
 A window's pooled mean estimates the mean over its tokens. The median of its steps does not: most of k3 can come from
 few prompts, most steps then lack them, and the median was 8.6 times below the pooled mean on uneven prompts. Steps draw
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ CLUSTERED_BY_PROMPT = {"k3_kl": "sum_k3", "rollout_probs_diff_mean": "sum_abs_pr
 
 @dataclass(frozen=True, slots=True)
 class PooledMean:
-    """A token mean over a window; the ends of its 95 % interval are NaN with too few clusters for one.
+    """A token mean over a window; the ends of its interval are NaN with too few clusters for one.
 
-    `effective` is the effective number of clusters, (Σ S)²/Σ S².
+    `effective` is the effective number of clusters, (Σ S)²/Σ S². `by_prompt`: clusters are prompt × step, not steps.
     """
 
     mean: float
@@ -38,6 +38,7 @@ class PooledMean:
     high: float
     clusters: int
     effective: float
+    by_prompt: bool = False
 
 
 _UNKNOWN = PooledMean(math.nan, math.nan, math.nan, 0, math.nan)
@@ -51,7 +52,8 @@ def pool_summaries(steps: Sequence[RolloutSummaries], measures: Sequence[str]) -
     tables = [part for step in steps if (part := _sums_of_prompts(step, measures)) is not None]
     if not tables:
         return dict.fromkeys(measures, _UNKNOWN)
-    return dict(zip(measures, _pool(np.concatenate(tables)), strict=True))
+    pooled = [replace(each, by_prompt=True) for each in _pool(np.concatenate(tables))]
+    return dict(zip(measures, pooled, strict=True))
 
 
 def pool_over_steps(means: Float64, tokens: Float64) -> PooledMean:

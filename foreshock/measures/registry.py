@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from foreshock.interval_names import CALLED_INTERVAL, INTERVAL, RANGE
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP
 from foreshock.measures.statistics.tails import (
     LARGEST_TAIL_SHAPE,
@@ -32,6 +33,8 @@ __all__ = [
 Kind = Literal["comparison", "step", "sequence"]
 
 TOKEN_MEAN = "token mean"
+# What the bootstrap-t of a measure is: of those in CALLED_INTERVAL, and of the others.
+_CALLED = {True: f"a {INTERVAL} if k3_kl_interval_reliable is 1, else a {RANGE}", False: f"a {RANGE}"}
 SEQUENCE_MEAN = "mean over sequences"
 
 
@@ -183,17 +186,18 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     ),
     *(
         Measure(
-            f"{name}_{end}", f"95 % confidence interval of {name}, {end} end", unit, direction,
-            "token mean, clustered by prompt group", "comparison", "ratio estimator, Student's t with G − 1",
+            f"{name}_{end}", f"Student's t interval of {name}, {end} end", unit, direction,
+            "token mean, clustered by prompt group", "comparison",
+            "ratio estimator, G − 1 degrees of freedom; no 95 % interval if groups are few or uneven",
         )
         for name, (unit, direction) in WITH_INTERVAL.items()
         for end in ("low", "high")
     ),
     *(
         Measure(
-            f"{name}_bootstrap_{end}", f"95 % bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
+            f"{name}_bootstrap_{end}", f"bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
             "token mean, prompt groups resampled; needs one row per rollout", "comparison",
-            "Hall (1992), upper end at least Cox's; preferred to Student's t",
+            f"Hall (1992), upper end at least Cox's; {_CALLED[name in CALLED_INTERVAL]}",
         )
         for name in BOOTSTRAPPED
         for end in ("low", "high")
@@ -206,7 +210,7 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     Measure(
         "k3_kl_interval_reliable",
         f"1 if there is a bootstrap interval and both k̂ ≤ {LARGEST_TAIL_SHAPE:g}, else 0", "1",
-        "0: the 95 % interval of k3 may cover less than 90 %", "over prompt groups", "comparison",
+        f"1: the bootstrap-t of k3 is a {INTERVAL}; 0: a {RANGE}", "over prompt groups", "comparison",
         "Foreshock, benchmarks/uneven_groups.py",
     ),
 )  # fmt: skip

@@ -33,9 +33,9 @@ __all__ = [
 class BiasBound:
     """The bound ‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], estimated from the batch for B = 1.
 
-    `per_unit` is the estimate; `low` and `high` end its 95 % bootstrap-t interval by prompt group. `trivial` is
-    2·T·max|R| with the mean length T: no two policies with this mean length exceed it. `sequences` counts those with a
-    reward; the fields are NaN if there are none.
+    `per_unit` is the estimate; `low` and `high` end its bootstrap-t interval by prompt group, a resampling range: its
+    coverage was not measured. `trivial` is 2·T·max|R| with the mean length T: no two policies with this mean length
+    exceed it. `sequences` counts those with a reward; the fields are NaN if there are none.
     """
 
     per_unit: float

@@ -200,9 +200,9 @@ def _partly_shifted(evidence: LintEvidence) -> Outcome:
 
 
 def _interval(mean: float, t: float, groups: int) -> str:
-    """Return the 95 % interval of mean ρ, clustered by prompt group, as text."""
+    """Return the interval of mean ρ by Student's t, clustered by prompt group, as text."""
     if groups < 2 or not math.isfinite(t) or t == 0.0:
         return ""
     reach = student_t_quantile(0.975, groups - 1) * abs(mean / t)
     low, high = format_number(1.0 + mean - reach), format_number(1.0 + mean + reach)
-    return f" (95 % interval {low} to {high} over {groups:,} prompt groups)"
+    return f" (Student's t: {low} to {high} over {groups:,} prompt groups)"

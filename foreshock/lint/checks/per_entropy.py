@@ -21,7 +21,7 @@ _LEVEL = 0.975
 def check_k3_per_entropy(
     evidence: LintEvidence, entropy: float | None = None, model_kind: ModelKind | None = None
 ) -> Outcome:
-    """Check that the lower end of k3's 95 % interval, divided by the mean entropy, is in the healthy range.
+    """Check that the lower end of k3's interval, Student's t, divided by the mean entropy, is in the healthy range.
 
     The mean entropy is that of the rollouts' tokens; without any it is `entropy`, which the trainer logged, in nats.
     Half of k3 can be a few tokens of one prompt, so the interval is over prompt groups.
@@ -47,7 +47,7 @@ def check_k3_per_entropy(
     source = f"over {tokens:,} tokens" if tokens else "a scalar of the trainer"
     seen = (
         f"k3 averages {format_number(k3)} and the entropy {format_number(mean_entropy)} nats ({source}). Their ratio "
-        f"is {format_number(k3 / mean_entropy)}, by its 95 % interval over {groups:,} prompt groups at least "
+        f"is {format_number(k3 / mean_entropy)}, by Student's t over {groups:,} prompt groups at least "
         f"{format_number(low)}; up to {format_number(known.warning)} is healthy for a {kind}."
     )
     numbers = {"k3": k3, "entropy": mean_entropy, "ratio": k3 / mean_entropy, "ratio_low": low, "prompt_groups": groups}

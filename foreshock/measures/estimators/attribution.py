@@ -20,14 +20,21 @@ from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
 from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, bootstrap_interval, bootstrap_intervals
 from foreshock.measures.estimators.intervals import Interval
+from foreshock.measures.estimators.reliability import signed_interval_is_reliable
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.ragged import offsets_of_lengths
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
-__all__ = ["Attribution", "Link", "SideBranch", "attribute"]
+__all__ = ["METHOD", "OLD_METHOD", "Attribution", "Link", "SideBranch", "attribute"]
 
 Float64 = NDArray[np.float64]
+
+METHOD = "bootstrap-t over prompt groups"
+"""How the ends of shares and of the paired difference are computed."""
+
+OLD_METHOD = "percentiles of resamples, by an older release, until `foreshock remeasure` computes the step again"
+"""How they were computed in a document that does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,8 @@ class Link:
     """One comparison `target/behaviour` of neighbours in the chain, or of its two ends.
 
     k3_kl, mean_d, rms_d and max_abs_d are in nats per token, d = log target − log behaviour. `share` is
-    E[d_link·d]/E[d²], with the ends of its 95 % bootstrap-t interval by prompt group; NaN if d is 0 everywhere.
+    E[d_link·d]/E[d²], with the ends of its bootstrap-t interval by prompt group (see `Attribution.reliable`); NaN if d
+    is 0 everywhere.
     """
 
     name: str
@@ -50,7 +58,7 @@ class Link:
 
     @property
     def share_interval(self) -> tuple[float, float]:
-        """The two ends of the 95 % bootstrap-t interval of the share."""
+        """The two ends of the bootstrap-t interval of the share."""
         return self.share_low, self.share_high
 
 
@@ -60,10 +68,10 @@ class SideBranch:
     error.
 
     `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the compared scores. `difference` is
-    E[d²] of the engine's less that of the trainer's, in nats², with its 95 % interval paired by prompt group
-    (bootstrap-t); NaN if one is missing, the bounds also with too few groups. `nearer` is the score that the interval
-    finds nearer, "equal" if both are equally near at every token, None if the data does not tell. `tokens` and
-    `rollouts` are those shared by all of these scores.
+    E[d²] of the engine's less that of the trainer's, in nats², with its bootstrap-t interval paired by prompt group;
+    NaN if one is missing, the bounds also with too few groups. It is a 95 % interval if `reliable`. `nearer` is the
+    score that the interval finds nearer, "equal" if both are equally near at every token, None if the data does not
+    tell. `tokens` and `rollouts` are those shared by all of these scores.
     """
 
     reference: str
@@ -75,6 +83,7 @@ class SideBranch:
     difference_high: float
     tokens: int
     rollouts: int
+    reliable: bool
 
     @property
     def nearer(self) -> str | None:
@@ -93,7 +102,7 @@ class Attribution:
     `chain` lists the available scores, `missing` the other scores of the full chain: their links are merged into one
     that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain has.
     `cancellation` is Σ E[d_link²]/E[d²]: 1 for independent links, above 1 if they cancel. `telescoping_error` is the
-    largest |Σ d_link − d| of a token, in nats.
+    largest |Σ d_link − d| of a token, in nats. The intervals of the shares are 95 % intervals if `reliable`.
     """
 
     chain: tuple[str, ...]
@@ -106,6 +115,7 @@ class Attribution:
     rollouts: int
     groups: int
     side_branch: SideBranch | None
+    reliable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,7 @@ def attribute(
     square = float(np.square(d).sum())
     squares = sum(float(np.square(values).sum()) for values in of_links)
     error = np.abs(np.sum(of_links, axis=0) - d)
+    groups = int(np.unique(shared.groups).size)
     certain = (1.0, 1.0, 1.0) if square > 0.0 else (math.nan, math.nan, math.nan)
     return Attribution(
         chain=present,
@@ -172,8 +183,9 @@ def attribute(
         telescoping_error=float(error.max(initial=0.0)),
         tokens=shared.tokens,
         rollouts=shared.rollouts,
-        groups=int(np.unique(shared.groups).size),
+        groups=groups,
         side_branch=_side_branch(arrays, cuts, generated, group_ids, chain),
+        reliable=signed_interval_is_reliable(groups, [d, *of_links]),
     )
 
 
@@ -255,12 +267,13 @@ def _side_branch(
         for name in others
     )
     engine, trainer = middle_of_chain([name for name in chain if name in arrays])
-    found = Interval(math.nan, math.nan, math.nan, 0)
+    found, reliable = Interval(math.nan, math.nan, math.nan, 0), False
     if engine and trainer:
-        found = _difference(reference - shared.scores[engine], reference - shared.scores[trainer], shared)
-    return SideBranch(
-        REFERENCE, links, engine, trainer, found.mean, found.low, found.high, shared.tokens, shared.rollouts
-    )
+        compared = (reference - shared.scores[engine], reference - shared.scores[trainer])
+        found = _difference(*compared, shared)
+        reliable = signed_interval_is_reliable(found.clusters, compared)
+    ends = (found.mean, found.low, found.high)
+    return SideBranch(REFERENCE, links, engine, trainer, *ends, shared.tokens, shared.rollouts, reliable)
 
 
 def _difference(of_engine: Float64, of_trainer: Float64, shared: _Shared) -> Interval:

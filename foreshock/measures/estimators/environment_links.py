@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from foreshock.measures.estimators import token
 from foreshock.measures.estimators.bootstrap import bootstrap_interval, bootstrap_intervals
+from foreshock.measures.estimators.reliability import signed_interval_is_reliable
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 
 __all__ = ["EnvironmentLink", "environment_link", "excess_over_environments"]
@@ -22,8 +23,8 @@ Float64 = NDArray[np.float64]
 class EnvironmentLink:
     """The link `scorer@second / scorer@first`, d = log second − log first, in nats per token.
 
-    `share` is E[d_link·d]/E[d²] with d of the whole chain, and the ends of its 95 % bootstrap-t interval by prompt
-    group; NaN without the whole. `tokens` are those that all of these scores have.
+    `share` is E[d_link·d]/E[d²] with d of the whole chain, and the ends of its bootstrap-t interval by prompt group, a
+    95 % interval if `reliable`; NaN without the whole. `tokens` are those that all of these scores have.
     """
 
     k3_kl: float
@@ -33,6 +34,7 @@ class EnvironmentLink:
     share_low: float
     share_high: float
     tokens: int
+    reliable: bool = False
 
 
 def environment_link(
@@ -61,8 +63,10 @@ def environment_link(
         if products[1].sum() > 0.0:
             found = bootstrap_intervals(products[0][:, None], products[1], groups)[0]
             share, low, high = found.mean, found.low, found.high
-    k3 = float(token.k3_kl(d).mean())
-    return EnvironmentLink(k3, float(np.sqrt(np.square(d).mean())), float(np.abs(d).max()), share, low, high, d.size)
+    k3, rms, largest = float(token.k3_kl(d).mean()), float(np.sqrt(np.square(d).mean())), float(np.abs(d).max())
+    compared = [d] if whole is None else [d, arrays[2] - arrays[3]]
+    reliable = signed_interval_is_reliable(int(np.unique(groups).size), compared)
+    return EnvironmentLink(k3, rms, largest, share, low, high, d.size, reliable)
 
 
 def excess_over_environments(
@@ -73,7 +77,7 @@ def excess_over_environments(
     mask: ArrayLike | None = None,
     group_ids: Iterable[object] | None = None,
 ) -> tuple[float, float, float]:
-    """Return ½{E[(r₁ − a)(r₂ − a)] − ½E[(r₁ − r₂)²]} with its 95 % bootstrap-t interval by prompt group.
+    """Return ½{E[(r₁ − a)(r₂ − a)] − ½E[(r₁ − r₂)²]} with its bootstrap-t interval by prompt group.
 
     `logged` is a, a score of the run; `first` and `second` are r₁ and r₂, its replays in two environments other than
     the run's; all [T] log-probs in nats. The result is in nats per token, comparable with k3 of small differences.

@@ -12,6 +12,7 @@ from foreshock.conclusions import (
     LinkEvidence,
     ReferenceEvidence,
 )
+from foreshock.interval_names import INTERVAL
 from foreshock.json_values import number_or_nan
 from foreshock.model_kind import ModelKind
 from foreshock.weights_search import WeightsSearch
@@ -43,6 +44,7 @@ def evidence_of(
         prompt_groups=document.groups,
         rollouts=document.rollouts,
         tokens=document.tokens,
+        reliable=document.interval == INTERVAL,
         cancellation=number_or_nan(document.cancellation),
         floors={floor.scorer: floor.k3_kl for floor in document.floors if floor.k3_kl is not None},
         reference=_reference(branch) if branch is not None else None,
@@ -80,6 +82,7 @@ def _reference(branch: SideBranchRead) -> ReferenceEvidence:
         difference=number_or_nan(branch.difference),
         difference_low=number_or_nan(branch.difference_low),
         difference_high=number_or_nan(branch.difference_high),
+        reliable=branch.interval == INTERVAL,
     )
 
 
@@ -96,6 +99,7 @@ def _environment_link(link: EnvironmentLinkRead) -> EnvironmentLinkEvidence:
         excess=number_or_nan(link.excess),
         excess_low=number_or_nan(link.excess_low),
         excess_high=number_or_nan(link.excess_high),
+        reliable=link.interval == INTERVAL,
     )
 
 
@@ -115,6 +119,7 @@ def _exact(read: ExactOfLink) -> ExactEvidence:
         prompt_groups=read.groups,
         non_finite=read.non_finite,
         other_settings=tuple(read.other_settings),
+        reliable=read.interval == INTERVAL,
     )
 
 

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field
 
 from foreshock.conclusions import Conclusion
 from foreshock.environment import Environment
+from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
 from foreshock.json_values import finite_or_none
-from foreshock.measures.estimators.attribution import Attribution, Link, SideBranch
+from foreshock.measures.estimators.attribution import METHOD, OLD_METHOD, Attribution, Link, SideBranch
 from service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink
 from service.replay.attribution.noise_floors import Floor, excess_over_floors
 from service.replay.exact.schemas import ExactRead
@@ -20,6 +21,10 @@ from service.replay.probes.declared_precision import declared_precision, precisi
 from service.replay.scores.preferred import environment_of
 from service.replay.weights.schemas import WeightsSearchRead
 from service.runs.step_key import StepKey
+
+CALLED = "a 95 % interval only if `interval` says so"
+NAME_OF_INTERVAL = f"what the intervals are: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}"
+_OF_LINK = ("tokens", "reliable")
 
 
 class LinkRead(BaseModel):
@@ -35,7 +40,7 @@ class LinkRead(BaseModel):
     rms_d: float | None
     max_abs_d: float | None
     share: float | None = Field(description="E[d_link·d]/E[d²]; the shares of the links add to 1")
-    share_low: float | None = Field(description="95 % bootstrap-t interval by prompt group")
+    share_low: float | None = Field(description=f"bootstrap-t interval by prompt group, {CALLED}")
     share_high: float | None
 
     @classmethod
@@ -67,11 +72,12 @@ class SideBranchRead(BaseModel):
         default=None, description="E[d²] of the engine's score less that of the trainer's, in nats²"
     )
     difference_low: float | None = Field(
-        default=None, description="95 % bootstrap-t interval, paired by prompt group; null before it was measured"
+        default=None, description=f"bootstrap-t interval, paired by prompt group, {CALLED}; null before it was measured"
     )
     difference_high: float | None = None
     tokens: int
     rollouts: int
+    interval: str = Field(default=RANGE, description=NAME_OF_INTERVAL)
 
     @classmethod
     def of(cls, branch: SideBranch, floors: Mapping[str, float]) -> Self:
@@ -87,6 +93,7 @@ class SideBranchRead(BaseModel):
             difference_high=finite_or_none(branch.difference_high),
             tokens=branch.tokens,
             rollouts=branch.rollouts,
+            interval=interval_name(branch.reliable),
         )
 
 
@@ -164,20 +171,21 @@ class EnvironmentLinkRead(BaseModel):
     rms_d: float | None
     max_abs_d: float | None
     share: float | None = Field(description="E[d_link·d]/E[d²] with d of the whole chain")
-    share_low: float | None = Field(description="95 % bootstrap-t interval by prompt group")
+    share_low: float | None = Field(description=f"bootstrap-t interval by prompt group, {CALLED}")
     share_high: float | None
     logged: str | None = Field(description="the logged score of the same side")
     excess: float | None = Field(
         description="½{E[(r₁−a)(r₂−a)] − ½E[(r₁−r₂)²]}: the difference between the logged score a and the replays r₁, "
         "r₂ beyond that of their environments, if the run's is exchangeable with them; null if one of them is the run's"
     )
-    excess_low: float | None = Field(description="95 % bootstrap-t interval by prompt group")
+    excess_low: float | None = Field(description=f"bootstrap-t interval by prompt group, {CALLED}")
     excess_high: float | None
+    interval: str = Field(default=RANGE, description=NAME_OF_INTERVAL)
 
     @classmethod
     def of(cls, measured: MeasuredEnvironmentLink) -> Self:
         """Return the link as it is stored."""
-        link = {name: finite_or_none(value) for name, value in asdict(measured.link).items() if name != "tokens"}
+        link = {name: finite_or_none(value) for name, value in asdict(measured.link).items() if name not in _OF_LINK}
         excess, low, high = map(finite_or_none, measured.excess or (math.nan,) * 3)
         return cls(
             scorer=measured.scorer,
@@ -188,6 +196,7 @@ class EnvironmentLinkRead(BaseModel):
             excess=excess,
             excess_low=low,
             excess_high=high,
+            interval=interval_name(measured.link.reliable),
         )
 
 
@@ -218,6 +227,11 @@ class AttributionDocument(BaseModel):
     )
     environment_links: list[EnvironmentLinkRead] = Field(
         default_factory=list, description="scorers that were replayed in two environments"
+    )
+    interval: str = Field(default=RANGE, description=NAME_OF_INTERVAL)
+    method: str | None = Field(
+        default=None,
+        description=f"how the ends of shares are computed; null: by {OLD_METHOD}",
     )
     declared_precision: str | None = Field(
         default=None, description="how the trainer's fingerprint says that it computes; null: not declared"
@@ -257,6 +271,8 @@ class AttributionDocument(BaseModel):
             scores=list(scores),
             environments=_environments(attribution.chain, result),
             environment_links=[EnvironmentLinkRead.of(link) for link in result.environment_links],
+            interval=interval_name(attribution.reliable),
+            method=METHOD,
             declared_precision=precision_in_words(declared_precision(result.run_fingerprints.get("trainer"))),
             computed_at_us=computed_at_us,
         )

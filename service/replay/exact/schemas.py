@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
@@ -25,7 +26,7 @@ class ExactAddress:
 
 
 class MeanRead(BaseModel):
-    """A token mean with its 95 % bootstrap interval by prompt group; null if it cannot be estimated."""
+    """A token mean with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
 
     mean: float | None
     low: float | None
@@ -58,6 +59,9 @@ class ExactMeasuresRead(BaseModel):
     groups: int = Field(description="prompt groups of these rollouts")
     effective_groups: float | None = Field(description="effective number of groups of `kl`: (Σ S_g)²/Σ S_g²")
     non_finite: int = Field(description="states left out because a value of them is NaN or infinite")
+    interval: str = Field(
+        default=RANGE, description=f"what the intervals are: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}"
+    )
 
     @classmethod
     def of(cls, measures: ExactMeasures) -> Self:
@@ -71,6 +75,7 @@ class ExactMeasuresRead(BaseModel):
             groups=measures.groups,
             effective_groups=finite_or_none(measures.effective_groups),
             non_finite=measures.non_finite,
+            interval=interval_name(measures.reliable),
         )
 
 

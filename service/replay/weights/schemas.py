@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.weights_search import WeightsReplay, WeightsSearch
 from service.platform.schemas import LARGEST_STEP, Step
 from service.replay.probes.schemas import ScorerName
@@ -24,7 +25,11 @@ class ReplayBody(BaseModel):
     step: Step
     part: Part = Field(description="all, or names joined by `+`: lm_head, embeddings, layers, layers.3, other")
     k3_kl: Nats | None = Field(default=None, description="against the logged `rollout`, in nats per token")
-    k3_low: float | None = Field(default=None, allow_inf_nan=False, description="95 % interval by prompt group")
+    k3_low: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description=f"bootstrap-t interval by prompt group: a {RANGE}. {RANGE_NOTE}",
+    )
     k3_high: float | None = Field(default=None, allow_inf_nan=False)
     max_abs_d: Nats | None = None
     skipped: Text = Field(default="", description="why the replay was not made")

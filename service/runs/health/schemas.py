@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import BaseModel, Field
 
 from foreshock.conclusions.health import Health, HealthEvidence, HealthVerdict, JudgedMeasure
+from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
 from foreshock.json_values import finite_or_none
 
 
@@ -15,8 +16,9 @@ class PooledMeasureRead(BaseModel):
 
     measure: str
     mean: float | None
-    low: float | None = Field(description="95 % bootstrap-t interval; null with too few prompts or steps")
+    low: float | None = Field(description="bootstrap-t interval; null with too few prompts or steps")
     high: float | None
+    interval: str = Field(description=f"what low to high is: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}")
     verdict: HealthVerdict
 
     @classmethod
@@ -28,6 +30,7 @@ class PooledMeasureRead(BaseModel):
             mean=finite_or_none(pooled.mean),
             low=finite_or_none(pooled.low),
             high=finite_or_none(pooled.high),
+            interval=interval_name(pooled.reliable),
             verdict=judged.verdict,
         )
 

@@ -66,6 +66,7 @@ def health_evidence(
     if not window:
         return None
     pooled = _pooled(session, {run_id: window})[run_id]
+    unreliable = _unreliable(window, pooled["k3_kl"])
     first, last = window[0].key.step, window[-1].key.step
     lint = read_lint(session, principal, run_id, None)
     faults = [warning.title for warning in lint.warnings if warning.newest_step >= first]
@@ -78,18 +79,30 @@ def health_evidence(
         tokens=int(sum(number_or_nan(step.values["tokens"]) for step in window)),
         clusters=pooled["k3_kl"].clusters,
         measures=tuple(
-            PooledMeasure(name, pooled[name].mean, pooled[name].low, pooled[name].high) for name in JUDGED_MEASURES
+            PooledMeasure(
+                name,
+                pooled[name].mean,
+                pooled[name].low,
+                pooled[name].high,
+                reliable=pooled[name].by_prompt and unreliable is None,
+            )
+            for name in JUDGED_MEASURES
         ),
         model_kind=model_kind or run.model_kind,
-        unreliable=_unreliable(window, pooled["k3_kl"]),
+        unreliable=unreliable,
         faults=tuple(faults),
     )
 
 
-def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, PooledMean]:
+def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, PooledMeasure]:
     """Return k3 of trainer/rollout pooled over each run's newest steps; at most two queries for any number of runs."""
     windows = newest_steps(session, run_ids, TRAINER_ROLLOUT, _COLUMNS, WINDOW_STEPS)
-    return {run_id: pooled["k3_kl"] for run_id, pooled in _pooled(session, windows).items()}
+    found = {}
+    for run_id, pooled in _pooled(session, windows).items():
+        k3 = pooled["k3_kl"]
+        reliable = k3.by_prompt and _unreliable(windows[run_id], k3) is None
+        found[run_id] = PooledMeasure("k3_kl", k3.mean, k3.low, k3.high, reliable)
+    return found
 
 
 def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[str, dict[str, PooledMean]]:

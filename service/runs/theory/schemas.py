@@ -6,6 +6,7 @@ import math
 
 from pydantic import BaseModel, Field
 
+from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.json_values import finite_or_none
 from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
 from service.runs.corrections.schemas import TOO_LARGE
@@ -16,7 +17,9 @@ class BiasRead(BaseModel):
     """Bound ‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
 
     per_unit: float | None = Field(description="per unit of B; null if no rollout has a reward")
-    low: float | None = Field(description="lower end of the 95 % bootstrap-t interval by prompt group")
+    low: float | None = Field(
+        description=f"lower end of the bootstrap-t interval by prompt group: a {RANGE}. {RANGE_NOTE}"
+    )
     high: float | None = Field(description="upper end of the interval")
     trivial: float | None = Field(description="2·T·max|R| for the mean length T: upper bound for any two policies")
     sequences: int = Field(description="number of sequences with a reward")

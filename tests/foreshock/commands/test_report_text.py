@@ -242,7 +242,8 @@ def test_intervals_are_named_and_an_unreliable_one_is_marked() -> None:
         "pareto_k_inverse": (0.1,) * 40,
     }  # fmt: skip
     text = text_of(mismatch=Curve("trainer/rollout", STEPS, values))
-    assert "intervals: bootstrap-t over prompt groups; effective prompt groups of step 40: 5.2 of 8" in text
+    assert "intervals: 95 % intervals, bootstrap-t over prompt groups; ~: a resampling range, which covers" in text
+    assert "effective prompt groups of step 40: 5.2 of 8" in " ".join(text.split())
     assert "6.0e-5 … 2.0e-4" in text
-    assert text.count("2.0e-4!") == 1
+    assert text.count("2.0e-4~") == 1
     assert "step 40: The tail of d has the shape k̂ = 0.42" in text

@@ -18,7 +18,13 @@ def test_the_link_that_is_most_of_it_is_named(link: int) -> None:
     found = attributed((sizes[0], sizes[1], sizes[2]))
     headline = conclude_attribution(evidence_of(found))[0]
     assert (headline.kind, headline.link, headline.names_cause) == ("cause", found.links[link].name, True)
-    assert headline.sentence.startswith("Most of the mismatch, 100 % (95 % interval 100 % to 100 %), is in ")
+    assert headline.sentence.startswith("Most of the mismatch, 100 % (resampling range 100 % to 100 %), is in ")
+
+
+@pytest.mark.parametrize(("prompts", "name"), [(63, "resampling range"), (64, "95 % interval")])
+def test_interval_of_a_share_is_called_95_percent_from_64_prompts_on(prompts: int, name: str) -> None:
+    (said,) = conclude_attribution(evidence_of(attributed((0.001, 0.05, 0.001), prompts=prompts)))
+    assert said.sentence.startswith(f"Most of the mismatch, 100 % ({name} 100 % to 100 %), is in ")
 
 
 def test_uneven_prompts_with_two_equal_links_name_no_cause() -> None:

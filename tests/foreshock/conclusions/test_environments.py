@@ -154,7 +154,7 @@ def test_link_that_is_small_at_both_steps_has_not_grown() -> None:
 
 
 def test_two_environments_of_one_scorer_are_compared_in_words() -> None:
-    link = EnvironmentLinkEvidence("vllm.prefill", engine(), engine("amx"), 6.6e-4, 0.6, 0.5, 0.7)
+    link = EnvironmentLinkEvidence("vllm.prefill", engine(), engine("amx"), 6.6e-4, 0.6, 0.5, 0.7, reliable=True)
     found = conclude(replace(evidence(), environment_links=(link,)), ())
     assert [(each.kind, each.names_cause) for each in found] == [("environment-measured", False)]
     assert found[0].sentence == (
@@ -169,7 +169,7 @@ def test_excess_over_two_environments_names_its_assumption() -> None:
         excess_high=2e-4,
     )  # fmt: skip
     _, excess = conclude(replace(evidence(), environment_links=(link,)), ())
-    assert "1.0e-4 nats per token (95 % interval 5.0e-5 to 2.0e-4)" in excess.sentence
+    assert "1.0e-4 nats per token (resampling range 5.0e-5 to 2.0e-4)" in excess.sentence
     assert "(an assumption)" in excess.sentence
     assert not excess.names_cause
 

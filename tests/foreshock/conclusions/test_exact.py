@@ -14,7 +14,7 @@ from tests.foreshock.conclusions.evidence import attributed, evidence_of
 LINK = next(iter(EXACT_PAIRS))
 EXACT = ExactEvidence(
     link=LINK, kl=3.7e-6, kl_low=1.7e-6, kl_high=1.1e-5, tv=6.1e-5, delta_max=0.019, top1_flip=3e-4, k3_kl=3.5e-6,
-    k3_low=2.9e-7, k3_high=5.8e-4, tokens=3294, prompt_groups=8,
+    k3_low=2.9e-7, k3_high=5.8e-4, tokens=3294, prompt_groups=8, reliable=True,
 )  # fmt: skip
 
 
@@ -40,6 +40,12 @@ def test_size_is_said_with_both_intervals_and_what_is_compared() -> None:
         "states. This compares torch.trainer (π) with vllm.prefill (μ) with the same weights: engine against trainer "
         "numerics, not the whole of trainer/rollout."
     )
+
+
+def test_unreliable_intervals_are_called_ranges() -> None:
+    sentence = said_of(replace(EXACT, reliable=False)).sentence
+    assert "(resampling range 1.7e-6 to 1.1e-5)" in sentence
+    assert "95 %" not in sentence
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def evidence(mean: float, low: float, high: float, **changes: object) -> HealthE
         steps=10,
         tokens=12_800,
         clusters=80,
-        measures=(PooledMeasure("k3_kl", mean, low, high), *QUIET),
+        measures=(PooledMeasure("k3_kl", mean, low, high, reliable="unreliable" not in changes), *QUIET),
     )
     return dataclasses.replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -34,7 +34,7 @@ def test_interval_inside_the_range_is_healthy() -> None:
     assert health.verdict == "healthy"
     (sentence,) = health.sentences
     assert sentence == (
-        "Healthy: k3 of trainer/rollout, pooled over steps 31 to 40, is 5.0e-4 (95 % bootstrap-t interval 3.0e-4 to "
+        "Healthy: k3 of trainer/rollout, pooled over steps 31 to 40, is 5.0e-4 (95 % interval 3.0e-4 to "
         "8.0e-4 over 80 prompts)."
     )
 
@@ -54,7 +54,9 @@ def test_too_few_prompts_for_an_interval_are_not_healthy() -> None:
 
 def test_another_measure_with_a_wide_interval_is_named() -> None:
     wide = PooledMeasure("token_mult_prob_error", 1.02, 1.0, 1.3)
-    health = conclude_health(evidence(5e-4, 3e-4, 8e-4, measures=(PooledMeasure("k3_kl", 5e-4, 3e-4, 8e-4), wide)))
+    health = conclude_health(
+        evidence(5e-4, 3e-4, 8e-4, measures=(PooledMeasure("k3_kl", 5e-4, 3e-4, 8e-4, reliable=True), wide))
+    )
     assert health.verdict == "healthy so far"
     assert health.sentences[0].endswith("could be up to 1.3 (E[exp |d|]).")
 
@@ -80,7 +82,9 @@ def test_fault_that_the_lint_found_is_not_healthy() -> None:
 def test_unreliable_interval_is_not_healthy() -> None:
     health = conclude_health(evidence(5e-4, 3e-4, 8e-4, unreliable="The tail is heavy."))
     assert (health.verdict, health.sentences[-1]) == ("healthy so far", "The tail is heavy.")
-    # The interval ends within the range: it does not say how large the mean could be.
+    assert "(resampling range 3.0e-4 to 8.0e-4 over" in health.sentences[0]
+    assert "95 %" not in health.sentences[0]
+    # The range ends within the range: it does not say how large the mean could be.
     assert "could be" not in health.sentences[0]
 
 
@@ -89,5 +93,7 @@ def test_verdict_on_a_step_is_that_of_its_worst_measure() -> None:
     assert step_verdict(values, None) == "healthy"
     assert step_verdict(values | {"token_mult_prob_error": 1.849}, None) == "critical"
     assert step_verdict(values | {"k3_kl_bootstrap_high": 2e-3}, None) == "healthy so far"
+    heavy = {"prompt_groups": 8.0, "pareto_k": 0.42, "pareto_k_inverse": 0.1}
+    assert step_verdict(values | heavy, None) == "healthy so far"
     assert step_verdict({"k3_kl": 5e-4}, None) == "healthy so far"
     assert step_verdict({}, None) == "unknown"

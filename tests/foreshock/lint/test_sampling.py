@@ -57,7 +57,8 @@ def test_temperature_of_trainer_beside_raw_log_probs_moves_mean_ratio() -> None:
     assert set(warnings) == {"mean_ratio"}
     warning = warnings["mean_ratio"]
     assert warning.evidence["mean_ratio"] > 1.02
-    assert "95 % interval" in warning.seen
+    assert "Student's t: " in warning.seen
+    assert "95 %" not in warning.seen
     assert "16 prompt groups" in warning.seen
 
 

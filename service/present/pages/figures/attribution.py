@@ -74,8 +74,7 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
         "annotations": [_name(row, link) for row, link in enumerate(known)],
     }
     caption = (
-        "The shares of the links add up to 100 %; a negative share cancels part of another. "
-        "Whiskers: 95 % bootstrap-t interval over prompt groups."
+        "The shares of the links add up to 100 %; a negative share cancels part of another. Whiskers: the intervals."
     )
     caption = " ".join([f"Step {chain.step}.", *chain.notes, caption])
     traces = [_bars(known, starts), *_intervals(known, starts)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from foreshock.interval_names import RANGE, RANGE_NOTE
+from foreshock.measures.estimators.attribution import OLD_METHOD
 from service.present.pages.figures.attribution import Chain, LinkShare
 from service.present.pages.formatting import number, share_in_words
 from service.present.pages.presenters.viewing import Viewing
@@ -85,6 +87,9 @@ def notes_of(read: AttributionRead | None) -> list[str]:
         notes.append(f"Not scored; the adjacent links are merged: {', '.join(read.missing)}.")
     if any(not each.other_settings for each in read.exact):
         notes.append("(exact): KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate.")
+    notes.append(f"Intervals of shares: {read.interval}s by {read.method or OLD_METHOD}.")
+    if read.interval == RANGE:
+        notes.append(RANGE_NOTE)
     if read.from_sample:
         notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
     return notes

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import Evaluation, Threshold
+from foreshock.interval_names import RANGE
 from foreshock.theory import GradientNoise, StepNoise
 from service.present.pages.formatting import DASH, number
 from service.present.pages.presenters.viewing import Viewing
@@ -72,7 +73,7 @@ def _row(found: Evaluation) -> CorrectionRow:
 def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     theory, bias = found.theory, found.theory.bias
     reach = (
-        f"95 % bootstrap-t interval {number(bias.low)} to {number(bias.high)}"
+        f"{RANGE} {number(bias.low)} to {number(bias.high)}"
         if math.isfinite(bias.high)
         else ("no interval: too few prompts")
     )

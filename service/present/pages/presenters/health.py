@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foreshock.conclusions.health import HealthVerdict, conclude_health
-from foreshock.measures.pooling import PooledMean
+from foreshock.conclusions.health import HealthVerdict, PooledMeasure, conclude_health
+from foreshock.interval_names import RANGE
 from service.present.pages.formatting import number
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import Label, Tone
@@ -25,10 +25,11 @@ def health_of_run(viewing: Viewing, run_id: str) -> tuple[Label, Sequence[str]]:
     return Label(health.verdict, TONES[health.verdict]), health.sentences
 
 
-def pooled_in_words(pooled: PooledMean | None) -> str | None:
-    """Return a pooled mean with its 95 % interval; None if there is none."""
+def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
+    """Return a pooled mean with its interval, named if it is no 95 % interval; None if there is no mean."""
     if pooled is None:
         return None
     if pooled.high != pooled.high:
         return number(pooled.mean)
-    return f"{number(pooled.mean)} ({number(pooled.low)} to {number(pooled.high)})"
+    name = "" if pooled.reliable else f"{RANGE} "
+    return f"{number(pooled.mean)} ({name}{number(pooled.low)} to {number(pooled.high)})"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from foreshock.interval_names import CALLED_INTERVAL, RANGE
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.measures.registry import measure_named
+from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from service.present.pages.formatting import count, judged_value, number
 from service.present.pages.view_models import MeasureGroup, MeasureRow, Value
@@ -71,6 +73,10 @@ GROUPS = (
 
 # A heavy tail harms a mean only if ratios reach e, |d| ≥ 1: the measure that tells how far they reach.
 PARETO_FAR = 1.0
+INTERVALS_NOTE = (
+    f'"95 %" is a bootstrap-t interval by prompt group, "range" a {RANGE}, "Student\'s t" another: both may cover '
+    f"the true value less often. k3 has no 95 % interval if k̂ is above {LARGEST_TAIL_SHAPE:g}."
+)
 _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
 
@@ -98,17 +104,17 @@ def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> 
 
 
 def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
-    """Return the value with its bootstrap-t interval; Student's t, named, if there is only that."""
+    """Return the value with its bootstrap-t interval, or Student's t if there is only that; called what it is."""
     value = measure_value(column, values.get(column), model_kind)
     if column == "effective_groups":
         return replace(value, text=effective_of_all(values))
     if column in _PARETO_REACH and not _ratios_reach_e(values.get(_PARETO_REACH[column])):
         value = replace(value, tone="")
-    for kind, name in (("_bootstrap", ""), ("", " (Student's t)")):
+    reliable = column in CALLED_INTERVAL and values.get("prompt_groups") is not None and not interval_warning(values)
+    for kind, name in (("_bootstrap", "95 %: " if reliable else "range: "), ("", "Student's t: ")):
         low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
         if low is not None and high is not None:
-            unreliable = " (unreliable)" if column == "k3_kl" and interval_warning(values) else ""
-            return replace(value, interval=f"{number(low)} to {number(high)}{name}{unreliable}")
+            return replace(value, interval=f"{name}{number(low)} to {number(high)}")
     return value
 
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import STEP_MEASURES
-from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import ranges_note, required_range
 from service.present.pages.figures.mismatch import known_first, shown_comparisons
 from service.present.pages.formatting import OUT_OF_DATE, count, number
 from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of, sentences_of
 from service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
 from service.present.pages.presenters.lint import lint_of_step
-from service.present.pages.presenters.measures import measure_groups, measure_value
+from service.present.pages.presenters.measures import INTERVALS_NOTE, measure_groups, measure_value
 from service.present.pages.presenters.step_list import neighbourhood
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.presenters.weights_search import weights_panel
@@ -63,7 +62,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
         measures=measure_groups(values, comparisons, run.model_kind),
         ranges_note=ranges_note("k3_kl", run.model_kind),
-        intervals_note=f"k̂ above {LARGEST_TAIL_SHAPE:g}: the interval of k3 is unreliable, that of χ² is too short.",
+        intervals_note=INTERVALS_NOTE,
         tails_note=f"k̂ above {required_range('pareto_k', run.model_kind).critical} and ratios that reach e: means of "
         "ratios and effective sample sizes cannot be trusted.",
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),

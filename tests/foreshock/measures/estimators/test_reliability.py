@@ -37,7 +37,7 @@ def test_interval_is_reliable_with_enough_groups_and_light_tails(
 def test_warning_names_the_number_and_the_threshold() -> None:
     heavy = {"prompt_groups": 8, "effective_groups": 5.2, "pareto_k": 0.1, "pareto_k_inverse": 0.42}
     assert (interval_warning(heavy) or "").startswith(
-        "The tail of d has the shape k̂ = 0.42: the 95 % interval of k3 is unreliable above 0.3"
+        "The tail of d has the shape k̂ = 0.42: above 0.3 k3 has no 95 % interval"
     )
     assert "4 prompt groups: an interval of k3 needs 5" in (interval_warning({**heavy, "prompt_groups": 4}) or "")
     assert interval_warning({**heavy, "pareto_k_inverse": None}) is None
