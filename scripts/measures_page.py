@@ -122,14 +122,21 @@ logged. NaN and infinite log-probs are counted separately and excluded from ever
 """
 
 INTERVALS = """\
-Tokens of a rollout are dependent, and so are rollouts of one prompt. Intervals are 95 % and clustered by prompt group
+Tokens of a rollout are dependent, and so are rollouts of one prompt. Intervals are clustered by prompt group
 (`group_id`; a rollout without one is a cluster by itself): for m = ΣS/ΣT the residuals are e_g = S_g − m·T_g. On real
 runs the standard error of k3 is 1.05 times that of independent tokens by sequence, and 1.3 to 1.8 times by group.
 
 | columns | kind | computed from |
 | --- | --- | --- |
-| `…_low`, `…_high` | Student's t with G − 1 degrees of freedom; symmetric | mergeable sums: always available |
+| `…_low`, `…_high` | Student's t with G − 1 degrees of freedom; symmetric; never called a 95 % interval | mergeable sums: always available |
 | `…_bootstrap_low`, `…_bootstrap_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
+
+**What is called a 95 % interval.** Only what covers the true value at least 90 % of the time on the generators below;
+everything else is called a *resampling range* on the pages, in the report and in the API (field `interval`), and covers
+less often. k3 and TV have a 95 % interval with five prompt groups if both k̂ ≤ 0.3 (`k3_kl_interval_reliable`); shares
+of links and paired differences with 64 prompt groups and both k̂ ≤ 0.3; k3 of a window like k3 of a step; exact KL like
+k3. χ², the bound of the gradient's bias, replays of a weights search and everything by Student's t have ranges.
+`make bench-called-intervals` judges batches by these rules, and exits 1 if those called so cover less than 90 %.
 
 k3, χ² and TV are never negative, and neither are the ends of their intervals: a lower end of 0 says only
 that these data give no lower bound. Two scores that differ at any token have a k3 above 0.
@@ -149,7 +156,7 @@ others lowers coverage.
 
 The first figure of a run is pooled over ten steps (`--window`; 72 cells of 200 batches, error 2.1 points, in
 `benchmarks/results/uneven_groups_window.txt`). Its interval covers 91.5 to 97 % in the 25 cells where it is called
-reliable. With 3 degrees of freedom or hot tokens it covers from 83 % on, and is called unreliable in most batches: the
+reliable. With 3 degrees of freedom or hot tokens it covers from 83 % on, and is called a range in most batches: the
 verdict is then "healthy so far" at best.
 
 **Which one to use.** `benchmarks/coverage.py` compares both with exact values. Over 2,000 batches of 128 prompts × 8

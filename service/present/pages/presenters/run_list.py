@@ -6,7 +6,7 @@ from collections import Counter
 from urllib.parse import urlencode
 
 from foreshock.early_warning.advice_state import AdviceState
-from foreshock.measures.pooling import PooledMean
+from foreshock.conclusions.health import PooledMeasure
 from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
 from service.present.pages.presenters.health import pooled_in_words
 from service.present.pages.presenters.viewing import Viewing
@@ -39,7 +39,7 @@ def runs_page(viewing: Viewing, cursor: str | None) -> RunsPage:
     )
 
 
-def _row(run: RunRead, mismatch: PooledMean | None, advice: str | None, alerts: Counter[str]) -> RunRow:
+def _row(run: RunRead, mismatch: PooledMeasure | None, advice: str | None, alerts: Counter[str]) -> RunRow:
     return RunRow(
         name=run.name or run.key,
         address=f"/runs/{run.id}",
