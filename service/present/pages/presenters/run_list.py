@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from urllib.parse import urlencode
 
-from foreshock.early_warning.advice_state import AdviceState
 from foreshock.conclusions.health import PooledMeasure
+from foreshock.early_warning.advice_state import AdviceState
 from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
 from service.present.pages.presenters.health import pooled_in_words
 from service.present.pages.presenters.viewing import Viewing
