@@ -128,7 +128,7 @@ runs the standard error of k3 is 1.05 times that of independent tokens by sequen
 
 | columns | kind | computed from |
 | --- | --- | --- |
-| `…_low`, `…_high` | Student's t with G − 1 degrees of freedom; symmetric; never called a 95 % interval | mergeable sums: always available |
+| `…_low`, `…_high` | Student's t, G − 1 degrees of freedom; a range | mergeable sums: always available |
 | `…_bootstrap_low`, `…_bootstrap_high` | bootstrap-t, 999 resamples; upper end at least Cox's | one row per rollout |
 
 **What is called a 95 % interval.** Only what covers the true value at least 90 % of the time on the generators below;
