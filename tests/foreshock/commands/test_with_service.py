@@ -100,7 +100,7 @@ def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture
     assert re.split(r" {2,}", header) == [
         "run", "key", "project", "model", "state", "last step", "k3, newest steps", "newest data"
     ]  # fmt: skip
-    assert re.search(r" 30 +[\d.e-]+ \([\d.e-]+ … [\d.e-]+\)  critical +\d{4}-", line)
+    assert re.search(r" 30 +[\d.e-]+ \([\d.e-]+ … [\d.e-]+~\)  critical +\d{4}-", line)
     assert line.split()[1:6] == ["imported", "default", "M", "finished", "30"]
     assert run(imported, "runs", "--project", "nobody's") == 0
     assert "no runs yet" in capsys.readouterr().out
