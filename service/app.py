@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
@@ -25,6 +25,7 @@ from service.platform.guards import RequestGuard
 from service.platform.health.endpoints import router as health
 from service.platform.openapi import document_problems
 from service.platform.problem import install_problem_handlers
+from service.platform.query_parameters import refuse_unknown_parameters
 from service.platform.settings import Settings
 from service.platform.store.tokens import TokenStore
 from service.present.exporter.endpoints import router as exporter
@@ -123,7 +124,9 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.context = _make_context(settings, decoders)
     app.state.owns_decoders = decoders is None
     install_problem_handlers(app)
-    for router in (*ROUTERS, *PAGES):
+    for router in ROUTERS:
+        app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
+    for router in PAGES:
         app.include_router(router)
     app.add_middleware(RequestGuard, settings=settings)
     document_problems(app)

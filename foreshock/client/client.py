@@ -210,18 +210,21 @@ class Client:
         size = size_of(rollouts)
         if not self._pipeline.reserve(what, size):
             return
+        memory = self._pipeline.copy_memory
+        buffer = memory.borrow(size) if copy else None
         try:
             captured = capture_rollouts(
                 rollouts,
                 default_ids=f"{step}-{shard}",
                 attributes=self._attributes if attributes is None else attributes,
-                copy=copy,
+                copy=buffer.copy_of if buffer is not None else None,
             )
         except BaseException:
             self._pipeline.cancel(size)
             raise
         make = functools.partial(requests.rollouts, registration, step, shard, shards, captured.build)
-        self._pipeline.put(Work(what, size, make))
+        done = functools.partial(memory.give_back, buffer) if buffer is not None else None
+        self._pipeline.put(Work(what, size, make, done))
 
     @_never_raises
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:

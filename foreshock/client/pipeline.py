@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from foreshock.client.checkpoint_requests import CheckpointRequests
 from foreshock.client.connection import ServiceConnection
+from foreshock.client.copy_memory import CopyMemory
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery
 from foreshock.client.heartbeats import Heartbeats
@@ -53,6 +54,7 @@ class Pipeline:
         self._closed = False
         self._disabled_by_fork = False
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
+        self.copy_memory = CopyMemory(settings.max_copy_memory_bytes)
         self._spool = Spool(
             settings.spool_directory,
             owner=SpoolOwner.of(project, settings.api_key),
@@ -74,6 +76,7 @@ class Pipeline:
             counters,
             log,
             heartbeats=self.heartbeats,
+            before_encoding=lambda: self.copy_memory.prepare(settings.copy_memory_bytes),
             after_delivery=self.checkpoint_requests.after_delivery,
         )
         _open_pipelines.add(self)
@@ -134,6 +137,7 @@ class Pipeline:
             self._spool.close()
             for connection in (self._connection, *self._connections_ahead):
                 connection.close()
+            self.copy_memory.clear()
         except Exception as error:
             self._counters.add(internal_errors=1)
             self._log.exception("close", "closing the client failed", error)

@@ -15,11 +15,15 @@ __all__ = ["BoundedQueue", "Work"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """One logged item: `make` encodes it in the background. `size` is its size in memory, in bytes."""
+    """One logged item: `make` encodes it in the background. `size` is its size in memory, in bytes.
+
+    `done` is called when it was encoded, or could not be.
+    """
 
     what: str
     size: int
     make: Callable[[], Delivery]
+    done: Callable[[], None] | None = None
 
 
 class BoundedQueue:
@@ -88,6 +92,8 @@ class BoundedQueue:
 
     def release(self, work: Work) -> None:
         """Give back the room of encoded work."""
+        if work.done is not None:
+            work.done()
         self.cancel(work.size)
 
     def close(self) -> None:

@@ -28,6 +28,10 @@ class ClientSettings:
     max_queue_items: int = 10_000
     max_queue_bytes: int = 2 * _GIBIBYTE
     """Bound on the trainer's arrays that are copied and not yet encoded."""
+    copy_memory_bytes: int = 64 * _MEBIBYTE
+    """Memory made ready at the start for the copies of logged arrays: with it the first copy is as fast as others."""
+    max_copy_memory_bytes: int = _GIBIBYTE
+    """Bound on idle memory that is kept for the next copies."""
     max_outbox_bytes: int = 256 * _MEBIBYTE
     """Bound on encoded, undelivered items in memory; further ones go to disk."""
     max_spool_bytes: int = 16 * _GIBIBYTE

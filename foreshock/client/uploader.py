@@ -56,6 +56,7 @@ class Uploader:
         log: LogOnce,
         *,
         heartbeats: Heartbeats,
+        before_encoding: Callable[[], None] | None = None,
         after_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
         self._sender = sender
@@ -67,6 +68,7 @@ class Uploader:
         self._counters = counters
         self._log = log
         self._heartbeats = heartbeats
+        self._before_encoding = before_encoding
         self._after_delivery = after_delivery
         self._reason: str | None = None
         self._may_adopt_other_keys = True
@@ -146,6 +148,8 @@ class Uploader:
         return self._outbox.all_set_back(time.monotonic())
 
     def _encode_all(self) -> None:
+        if self._before_encoding is not None:
+            self._before_encoding()
         while (work := self._queue.get()) is not None:
             try:
                 self._encode(work)

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError, RolloutsError
 from foreshock.fingerprint import Fingerprint
@@ -38,6 +39,7 @@ from foreshock.rollouts.schema import (
     ColumnSpec,
 )
 from foreshock.rollouts.scores import ScoreBatch
+from foreshock.rollouts.to_arrow import list_array, number_array, string_array
 from foreshock.rollouts.validation import validate_exact, validate_rollouts, validate_scores
 
 __all__ = [
@@ -180,13 +182,13 @@ def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:
     return [name if name is not None else "" for name in reader.strings(column)]
 
 
-def _to_arrow(column: ColumnSpec, value: Any, offsets: np.ndarray[Any, Any] | None) -> pa.Array:
+def _to_arrow(column: ColumnSpec, value: Any, offsets: NDArray[np.int64] | None) -> pa.Array:
+    if column.is_string:
+        return string_array(value)
+    values = np.asarray(value, column.dtype)
     if offsets is None:
-        missing = np.isnan(value) if column.dtype.kind == "f" else None
-        return pa.array(value, type=column.arrow_type(per_token=False), mask=missing)
-    flat = pa.array(value, type=getattr(pa, column.value_type)())
-    arrow_type = column.arrow_type(per_token=True)
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat, type=arrow_type)
+        return number_array(values, missing=np.isnan(values) if column.dtype.kind == "f" else None)
+    return list_array(values, offsets, column.arrow_type(per_token=True))
 
 
 def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, bytes]) -> memoryview:

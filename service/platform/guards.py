@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.platform.body_limits import body_limit, count_body, drain
+from service.platform.path_segments import keep_encoded_slashes
 from service.platform.problem import InternalError, ProblemError, problem_response
 from service.platform.security import SAFE_METHODS, CrossSiteRefused
 from service.platform.settings import Settings
@@ -38,6 +39,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = keep_encoded_slashes(scope)
         request = Request(scope)
         try:
             self._check_origin(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from foreshock.clock import now_us
@@ -14,3 +15,8 @@ def new_identifier(kind: str) -> str:
     number = ((now_us() // 1000) & (2**48 - 1)) << 80 | secrets.randbits(80)
     letters = [_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5)]
     return f"{kind}_{''.join(letters)}"
+
+
+def is_identifier(kind: str, text: str) -> bool:
+    """Return whether the text has the form of an identifier of this kind."""
+    return re.fullmatch(rf"{kind}_[{_ALPHABET}]{{26}}", text) is not None

@@ -14,7 +14,6 @@ _DEEPEST = 16
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Step = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
 AttemptNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
-RunIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 StepPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
 AttemptQuery = Annotated[int, Query(ge=1, le=LARGEST_STEP)]
 ActiveOrAttempt = Annotated[

@@ -20,7 +20,7 @@ from service.platform.signing import verify_session
 
 SESSION_COOKIE = "foreshock_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
+bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
 
 
 class AuthenticationRequired(ProblemError):
@@ -71,7 +71,7 @@ def require(scope: Scope | str) -> Callable[..., Principal]:
     def principal_with_scope(
         request: Request,
         context: Context,
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
     ) -> Principal:
         principal = authenticate(context, request, credentials.credentials if credentials else None)
         if not principal.may(needed):

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
-from service.platform.context import Context
+from service.platform.context import Context, ServiceContext
 from service.platform.pagination import Cursor
-from service.platform.schemas import RunIdentifier, StepPath
+from service.platform.schemas import StepPath
 from service.platform.security import AuthenticationRequired, ScopeMissing
 from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, digest_of, media_type_of
 from service.present.pages.presenters.corrections import corrections_part
@@ -25,6 +25,7 @@ from service.present.pages.sessions import (
     IngesterSession,
     OperatorSession,
     PageRoute,
+    PageSession,
     ReaderSession,
     local_path,
     require_form_token,
@@ -32,6 +33,7 @@ from service.present.pages.sessions import (
     sign_out,
 )
 from service.present.pages.view_models import LoginPage
+from service.runs.runs.addresses import RunIdentifier, RunOfPage, page_address
 from service.runs.runs.schemas import RunUpdate
 from service.runs.runs.service import get_run, update_run
 from service.watch.advice.schemas import OperatorDecisionCreate
@@ -56,10 +58,14 @@ def show_runs(request: Request, context: Context, visitor: ReaderSession, cursor
 
 @pages.get("/runs/{run}")
 def show_run(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
-    """Return the page of a run."""
-    with open_viewing(context, visitor.principal) as viewing:
-        page = run_page(viewing, run)
-    return page_response(request, "run.html", page, visitor.view)
+    """Return the page of a run, by id, or by a key that only one project has."""
+    return _run(request, context, visitor, run)
+
+
+@pages.get("/runs/{project}/{key}")
+def show_run_of_project(run: RunOfPage, request: Request, context: Context, visitor: ReaderSession) -> Response:
+    """Return the page of a run, at the address that pages link to."""
+    return _run(request, context, visitor, run)
 
 
 @pages.get("/runs/{run}/steps/{step}")
@@ -67,6 +73,24 @@ def show_step(
     run: RunIdentifier, step: StepPath, request: Request, context: Context, visitor: ReaderSession
 ) -> Response:
     """Return the page of a step."""
+    return _step(request, context, visitor, run, step)
+
+
+@pages.get("/runs/{project}/{key}/steps/{step}")
+def show_step_of_project(
+    run: RunOfPage, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+) -> Response:
+    """Return the page of a step, at the address that pages link to."""
+    return _step(request, context, visitor, run, step)
+
+
+def _run(request: Request, context: ServiceContext, visitor: PageSession, run: str) -> Response:
+    with open_viewing(context, visitor.principal) as viewing:
+        page = run_page(viewing, run)
+    return page_response(request, "run.html", page, visitor.view)
+
+
+def _step(request: Request, context: ServiceContext, visitor: PageSession, run: str, step: int) -> Response:
     with open_viewing(context, visitor.principal) as viewing:
         page = step_page(viewing, run, step)
     return page_response(request, "step.html", page, visitor.view)
@@ -86,7 +110,7 @@ def decide(
     else:
         decision = OperatorDecisionCreate(kind=kind, reason=f"Operator: {kind}, on the run's page.")
         context.database.write(lambda session: operate(session, visitor.principal, run, decision))
-    return see_other(f"/runs/{run}")
+    return back_to_run(context, visitor, run)
 
 
 @pages.post("/runs/{run}/alerts/{alert}/acknowledge")
@@ -95,18 +119,21 @@ def acknowledge_alert(
 ) -> Response:
     """Mark the alert as seen, then redirect to the run."""
     context.database.write(lambda session: acknowledge(session, visitor.principal, run, alert))
-    return see_other(f"/runs/{run}")
+    return back_to_run(context, visitor, run)
 
 
 @pages.post("/runs/{run}/alerts/{alert}/resolve")
 def resolve_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, visitor: IngesterSession) -> Response:
     """Resolve the alert, then redirect to the run."""
     context.database.write(lambda session: resolve(session, visitor.principal, run, alert))
-    return see_other(f"/runs/{run}")
+    return back_to_run(context, visitor, run)
 
 
-def see_other(address: str) -> Response:
-    """Redirect to a page that can be loaded again."""
+def back_to_run(context: ServiceContext, visitor: PageSession, run_id: str) -> Response:
+    """Redirect to the page of the run, which can be loaded again."""
+    with context.database.read() as session:
+        run = get_run(session, visitor.principal, run_id)
+        address = page_address(run.project, run.key)
     return RedirectResponse(address, status_code=303, headers=PAGE_HEADERS)
 
 

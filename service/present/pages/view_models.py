@@ -159,7 +159,7 @@ class ProbeRow:
 @dataclass(frozen=True, slots=True)
 class RunPage:
     id: str
-    address: str
+    forms_address: str
     name: str
     project: str
     state: Label

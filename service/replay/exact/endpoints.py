@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.scorers import EXACT_PAIRS
 from service.platform.context import Context
-from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, RunIdentifier, StepPath
+from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, StepPath
 from service.platform.security import Reader, Worker
 from service.platform.uploads import PARQUET_BODY, received_upload
 from service.replay.exact import service, tokens
@@ -17,6 +17,7 @@ from service.replay.exact.schemas import ExactAddress, ExactStepRead, ExactToken
 from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from service.replay.leases.schemas import UploadReceipt
 from service.replay.probes.schemas import PairKey
+from service.runs.runs.addresses import RunIdentifier
 
 _DEFAULT_PAIR = next(iter(EXACT_PAIRS))
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Path, Query, Response, status
 
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import LARGEST_STEP, RunIdentifier
+from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Ingester, Reader
 from service.replay.probes import service
 from service.replay.probes.schemas import ProbeCreate, ProbeRead
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1", tags=["probes"])
 ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, status
 
 from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
+from service.platform.schemas import ActiveOrAttempt, StepPath
 from service.platform.security import Reader, Worker
 from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from service.replay.weights import service
 from service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1")
 

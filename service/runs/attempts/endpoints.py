@@ -8,10 +8,11 @@ from fastapi import APIRouter, Path, Response, status
 
 from service.platform.context import Context
 from service.platform.pagination import Page
-from service.platform.schemas import LARGEST_STEP, RunIdentifier
+from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Ingester, Reader
 from service.runs.attempts import service
 from service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 

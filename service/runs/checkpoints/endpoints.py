@@ -6,10 +6,11 @@ from fastapi import APIRouter, Response, status
 
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import AttemptQuery, RunIdentifier, StepPath
+from service.platform.schemas import AttemptQuery, StepPath
 from service.platform.security import Ingester, Reader
 from service.runs.checkpoints import service
 from service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
+from service.runs.runs.addresses import RunIdentifier
 from service.runs.step_key import StepKey
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])

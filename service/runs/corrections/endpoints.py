@@ -8,11 +8,12 @@ from fastapi import APIRouter, Query
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, Name, RunIdentifier, StepPath
+from service.platform.schemas import ActiveOrAttempt, Name, StepPath
 from service.platform.security import Reader
 from service.runs.corrections import service
 from service.runs.corrections.schemas import CorrectionsRead
 from service.runs.measurements.endpoints import Comparison
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
 

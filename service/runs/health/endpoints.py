@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 from foreshock.conclusions.health import WINDOW_STEPS, conclude_health
 from foreshock.model_kind import ModelKind
 from service.platform.context import Context
-from service.platform.schemas import RunIdentifier
 from service.platform.security import Reader
 from service.runs.health import service
 from service.runs.health.schemas import HealthRead
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["health"])
 

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Path, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from service.platform.context import Context
-from service.platform.schemas import LARGEST_STEP, AttemptQuery, RunIdentifier, StepPath
+from service.platform.schemas import LARGEST_STEP, AttemptQuery, StepPath
 from service.platform.security import Ingester
 from service.platform.uploads import PARQUET_BODY, received_upload
 from service.runs.ingest import service
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
+from service.platform.schemas import ActiveOrAttempt, StepPath
 from service.platform.security import Reader
 from service.runs.lint import service
 from service.runs.lint.schemas import RunLintRead, StepLintRead
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
 

@@ -13,20 +13,13 @@ from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import Context
 from service.platform.pagination import Page
-from service.platform.schemas import (
-    LARGEST_STEP,
-    ActiveOrAttempt,
-    FromStep,
-    Name,
-    RunIdentifier,
-    StepPath,
-    ToStep,
-)
+from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, FromStep, Name, StepPath, ToStep
 from service.platform.security import Reader
 from service.runs.measurements import service
 from service.runs.measurements.formats import CSV_MEDIA_TYPE, choose_format, render
 from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
 from service.runs.measurements.tables import buckets_read, token_ids_read
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1", tags=["measurements"])
 

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Query
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
+from service.platform.schemas import ActiveOrAttempt, StepPath
 from service.platform.security import Reader
 from service.runs.measurements.endpoints import Comparison
 from service.runs.rollouts import tokens
 from service.runs.rollouts.schemas import TokensRead
+from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query, Response, status
 
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import RunIdentifier
+from service.platform.schemas import Name
 from service.platform.security import Administrator, Ingester, Reader
 from service.runs.runs import service
+from service.runs.runs.addresses import RunIdentifier
 from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -32,12 +33,13 @@ def list_runs(
     context: Context,
     principal: Reader,
     project: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
+    key: Annotated[Name | None, Query(description="only runs with this client key: one per project")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Page[RunRead]:
     """List runs, newest first."""
     with context.database.read() as session:
-        return service.list_runs(session, principal, project, cursor, limit)
+        return service.list_runs(session, principal, project, key, cursor, limit)
 
 
 @router.get("/{run}")

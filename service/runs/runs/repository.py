@@ -50,11 +50,20 @@ def find_by_key(session: Session, project: str, key: str) -> Run | None:
     return session.scalar(select(Run).where(Run.project == project, Run.key == key))
 
 
-def newest_first(session: Session, project: str | None, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
+def find_all_by_key(session: Session, key: str, limit: int) -> Sequence[Run]:
+    """Return up to `limit` runs with this client key, in order of their projects, deleted ones included."""
+    return session.scalars(select(Run).where(Run.key == key).order_by(Run.project).limit(limit)).all()
+
+
+def newest_first(
+    session: Session, project: str | None, key: str | None, after: tuple[int, str] | None, limit: int
+) -> Sequence[Run]:
     """Return up to `limit` runs that are not deleted, newest first, older than `after` (created_at_us, id)."""
     query = select(Run).where(Run.deleted_at_us.is_(None))
     if project is not None:
         query = query.where(Run.project == project)
+    if key is not None:
+        query = query.where(Run.key == key)
     if after is not None:
         query = query.where(tuple_(Run.created_at_us, Run.id) < after)
     return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit)).all()

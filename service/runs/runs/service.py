@@ -20,9 +20,12 @@ from service.runs.events import AdviceModeChanged, ModelKindChanged
 from service.runs.runs import repository
 from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
 
+# Projects that an error lists.
+_MOST_PROJECTS = 10
+
 
 class RunNotFound(ProblemError):
-    """Missing run: none with this id is visible to this key."""
+    """Missing run: none with this id or key is visible to this API key."""
 
     status = 404
 
@@ -33,9 +36,33 @@ class RunDeleted(ProblemError):
     status = 410
 
 
+class RunKeyAmbiguous(ProblemError):
+    """A run key without its project that several visible projects have."""
+
+    status = 409
+
+
 def get_run(session: Session, principal: Principal, run_id: str) -> Run:
     """Return the run if the principal may see it; raise RunNotFound or RunDeleted."""
     return _visible(repository.find(session, run_id), principal, run_id)
+
+
+def id_of_key(session: Session, principal: Principal, project: str | None, key: str) -> str:
+    """Return the id of the run with this key, in `project` or in the one visible project that has it.
+
+    Raises RunNotFound for runs of projects that the principal may not see as for runs that do not exist.
+    """
+    if principal.project is not None and project is None:
+        project = principal.project
+    if project is not None:
+        found = [run] if (run := repository.find_by_key(session, project, key)) is not None else []
+    else:
+        found = list(repository.find_all_by_key(session, key, _MOST_PROJECTS))
+        found = [run for run in found if run.deleted_at_us is None] or found[:1]
+    if len(found) > 1:
+        projects = ", ".join(run.project for run in found)
+        raise RunKeyAmbiguous(f"several projects have a run {key}: add ?project= with one of {projects}")
+    return _visible(found[0] if found else None, principal, key).id
 
 
 def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
@@ -84,7 +111,7 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
 
 
 def list_runs(
-    session: Session, principal: Principal, project: str | None, cursor: str | None, limit: int
+    session: Session, principal: Principal, project: str | None, key: str | None, cursor: str | None, limit: int
 ) -> Page[RunRead]:
     """Return one page of the runs that the principal may see, newest first."""
     if principal.project is not None:
@@ -92,7 +119,7 @@ def list_runs(
             return Page(items=[])
         project = principal.project
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    runs = repository.newest_first(session, project, after, limit + 1)
+    runs = repository.newest_first(session, project, key, after, limit + 1)
     return page_of([RunRead.model_validate(run) for run in runs], limit, _key_of)
 
 

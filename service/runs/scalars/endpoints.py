@@ -7,17 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, status
 
 from service.platform.context import Context
-from service.platform.schemas import (
-    LARGEST_STEP,
-    ActiveOrAttempt,
-    AttemptQuery,
-    FromStep,
-    Name,
-    RunIdentifier,
-    StepPath,
-    ToStep,
-)
+from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, AttemptQuery, FromStep, Name, StepPath, ToStep
 from service.platform.security import Ingester, Reader
+from service.runs.runs.addresses import RunIdentifier
 from service.runs.scalars import service
 from service.runs.scalars.schemas import ScalarsPut, ScalarsRead
 

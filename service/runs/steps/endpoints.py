@@ -6,8 +6,9 @@ from fastapi import APIRouter
 
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import ActiveOrAttempt, RunIdentifier
+from service.platform.schemas import ActiveOrAttempt
 from service.platform.security import Reader
+from service.runs.runs.addresses import RunIdentifier
 from service.runs.steps import service
 from service.runs.steps.schemas import StepRead
 

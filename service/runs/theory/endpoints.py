@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, RunIdentifier, StepPath
+from service.platform.schemas import ActiveOrAttempt, StepPath
 from service.platform.security import Reader
 from service.runs.measurements.endpoints import Comparison
+from service.runs.runs.addresses import RunIdentifier
 from service.runs.theory import service
 from service.runs.theory.schemas import TheoryRead
 

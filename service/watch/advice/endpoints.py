@@ -11,8 +11,9 @@ from service.platform.context import Context, ServiceContext
 from service.platform.etag import matches
 from service.platform.keys.service import Scope
 from service.platform.pagination import Page
-from service.platform.schemas import LARGEST_STEP, RunIdentifier
+from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Administrator, Ingester, Principal, Reader
+from service.runs.runs.addresses import RunIdentifier
 from service.watch.advice import service
 from service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, DecisionRead, OperatorDecisionCreate
 from service.watch.advice.service import Answer

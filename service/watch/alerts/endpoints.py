@@ -8,8 +8,8 @@ from fastapi import APIRouter, Path, Query
 
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import RunIdentifier
 from service.platform.security import Ingester, Reader
+from service.runs.runs.addresses import RunIdentifier
 from service.watch.alerts import service
 from service.watch.alerts.schemas import AlertRead, AlertState
 

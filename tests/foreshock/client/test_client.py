@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -383,3 +385,29 @@ def test_api_key_is_sent_with_every_request(make: Any, service: FaultyService) -
     client.log_scalars(1, {"x": 1})
     assert client.flush(60)
     assert {item.headers["Authorization"] for item in service.received} == {"Bearer fsk_secret"}
+
+
+def test_reused_memory_keeps_each_step_as_it_was_logged(make: Any, service: FaultyService) -> None:
+    client = make(copy_memory_bytes=1 << 16)
+    client.start_run()
+    tokens = np.zeros(600, np.int32)
+    for step in range(8):
+        tokens[:] = step
+        columns = {"prompt_token_ids": tokens[:3], "prompt_offsets": np.arange(4), "response_token_ids": tokens}
+        client.log_rollouts(step, columns | {"response_offsets": np.array([0, 100, 300, 600])})
+    assert client.flush(60)
+    decoded = [decode_rollouts(body).response_token_ids for body in service.bodies("/rollouts/")]
+    assert [set(each.tolist()) for each in decoded] == [{step} for step in range(8)]
+
+
+def test_encoding_does_not_import_pandas(tmp_path: Path) -> None:
+    program = (
+        "import sys, numpy, foreshock\n"
+        "client = foreshock.Client('http://127.0.0.1:9', run_key='r', spool_directory=sys.argv[1], exit_seconds=0.0)\n"
+        "client.log_rollouts(1, {'prompt_token_ids': [[1]], 'response_token_ids': [[2]], 'group_id': ['g']})\n"
+        "client.close(5)\n"
+        "assert client.counters.spooled == 2, client.counters\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

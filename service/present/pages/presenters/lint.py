@@ -25,10 +25,10 @@ def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> Lint
     )
 
 
-def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None) -> LintPanel:
+def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> LintPanel:
     """Return the lint of a run's steps; the checks that could not be made are on the steps' pages."""
     found = read_run(viewing.session, viewing.principal, run_id, None)
-    cards = [_card_of_steps(run_id, warning, found.checked_steps) for warning in found.warnings]
+    cards = [_card_of_steps(run_address, warning, found.checked_steps) for warning in found.warnings]
     cards[:0] = [_card(warning) for warning in found.window]
     if found.whole_run is not None:
         cards.insert(0, _card(found.whole_run))
@@ -48,7 +48,7 @@ def _card(warning: WarningRead) -> LintCard:
     )
 
 
-def _card_of_steps(run_id: str, warning: RunWarningRead, checked: int) -> LintCard:
+def _card_of_steps(run_address: str, warning: RunWarningRead, checked: int) -> LintCard:
     check = CHECKS.get(warning.name)
     since = f", since step {warning.first_step}" if warning.steps > 1 else ""
     return LintCard(
@@ -61,7 +61,7 @@ def _card_of_steps(run_id: str, warning: RunWarningRead, checked: int) -> LintCa
         remedy=check.remedy if check is not None else "",
         steps=f"at {count(warning.steps)} of {count(checked)} steps{since}",
         newest=warning.newest_step,
-        newest_address=f"/runs/{run_id}/steps/{warning.newest_step}",
+        newest_address=f"{run_address}/steps/{warning.newest_step}",
     )
 
 

@@ -17,6 +17,7 @@ from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
 from service.runs.attempts.service import list_attempts
 from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
+from service.runs.runs.addresses import page_address
 from service.runs.runs.service import get_run
 from service.runs.steps.service import shards_in_words
 
@@ -27,11 +28,12 @@ UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
 def run_page(viewing: Viewing, run_id: str) -> RunPage:
     """Return the page of a run. Raises RunNotFound or RunDeleted."""
     run = get_run(viewing.session, viewing.principal, run_id)
+    address = page_address(run.project, run.key)
     verdict, sentences = health_of_run(viewing, run_id)
     probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
     return RunPage(
         id=run.id,
-        address=f"/runs/{run.id}",
+        forms_address=f"/runs/{run.id}",
         name=run.name or run.key,
         project=run.project,
         state=label_of(run.state, RUN_STATES),
@@ -45,20 +47,20 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         initial_learning_rate=None if run.initial_learning_rate is None else number(run.initial_learning_rate),
         attempt=_newest_attempt(viewing, run),
         last_step=run.last_step,
-        last_step_address=f"/runs/{run.id}/steps/{run.last_step}",
+        last_step_address=f"{address}/steps/{run.last_step}",
         started=moment(run.created_at_us),
         incomplete=_incomplete(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
         verdict=verdict,
         health=sentences,
-        lint=lint_of_run(viewing, run_id, run.last_step),
+        lint=lint_of_run(viewing, run_id, run.last_step, address),
         advice=advice_panel(viewing, run),
-        alerts=standing_alerts(viewing, run_id),
+        alerts=standing_alerts(viewing, run_id, address),
         figures=[
             Plot(name, plot.title, f"/pages/runs/{run.id}/figures/{name}.json", plot.wide)
             for name, plot in RUN_PLOTS.items()
         ],
-        probes=[_probe(run, probe) for probe in probes],
+        probes=[_probe(address, probe) for probe in probes],
     )
 
 
@@ -86,11 +88,11 @@ def _newest_attempt(viewing: Viewing, run: Run) -> int | None:
     return attempts[-1].attempt if attempts else None
 
 
-def _probe(run: Run, probe: ProbeRead) -> ProbeRow:
+def _probe(address: str, probe: ProbeRead) -> ProbeRow:
     workers = {job.worker for job in probe.jobs if job.worker}
     return ProbeRow(
         step=probe.step,
-        step_address=f"/runs/{run.id}/steps/{probe.step}",
+        step_address=f"{address}/steps/{probe.step}",
         state=label_of(probe.state, PROBE_STATES),
         kind=probe.kind,
         scorers=[f"{asked.scorer} {asked.variant}".strip() for asked in probe.scorers],

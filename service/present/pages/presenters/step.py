@@ -20,6 +20,7 @@ from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, 
 from service.runs.measurements.curves import Curves
 from service.runs.measurements.service import CurveQuery, MeasurementNotFound, is_out_of_date, read_curves
 from service.runs.rollouts.tokens import TokenQuery, read_tokens
+from service.runs.runs.addresses import page_address
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps.schemas import StepRead
@@ -40,10 +41,11 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
     key = StepKey(run_id, step.attempt, step.step)
+    address = page_address(run.project, run.key)
     parts = f"/pages/runs/{run_id}/steps/{step.step}"
     return StepPage(
         run_name=run.name or run.key,
-        run_address=f"/runs/{run_id}",
+        run_address=address,
         project=run.project,
         step=step.step,
         attempt=step.attempt,
@@ -53,9 +55,9 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         tokens=count(step.tokens),
         shards=f"{step.shards} of {step.expected_shards}",
         earlier=around.earlier,
-        earlier_address=_address(run_id, around.earlier),
+        earlier_address=_address(address, around.earlier),
         later=around.later,
-        later_address=_address(run_id, around.later),
+        later_address=_address(address, around.later),
         out_of_date=OUT_OF_DATE if is_out_of_date(viewing.session, key) else None,
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
@@ -119,8 +121,8 @@ def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
     return shown
 
 
-def _address(run_id: str, step: int | None) -> str | None:
-    return None if step is None else f"/runs/{run_id}/steps/{step}"
+def _address(run_address: str, step: int | None) -> str | None:
+    return None if step is None else f"{run_address}/steps/{step}"
 
 
 def _state(step: StepRead) -> Label:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -49,13 +50,20 @@ def rollouts(step: int, noise: float) -> RolloutBatch:
 
 @dataclass(frozen=True, slots=True)
 class SentRun:
-    """A run that is stored, by its id."""
+    """A stored run of the project "default"."""
 
     id: str
+    key: str
     name: str
 
     @property
     def address(self) -> str:
+        """The page that other pages link to."""
+        return f"/runs/default/{quote(self.key, safe='')}"
+
+    @property
+    def forms(self) -> str:
+        """Start of the addresses of the page's forms."""
         return f"/runs/{self.id}"
 
 
@@ -72,7 +80,7 @@ def send_run(http: httpx.Client, key: str, name: str | None = None, steps: int =
             content=encode_rollouts(rollouts(step, noise)),
             headers={"Content-Type": PARQUET_MEDIA_TYPE},
         ).raise_for_status()
-    return SentRun(run["id"], name or key)
+    return SentRun(run["id"], key, name or key)
 
 
 def replay(http: httpx.Client, run: SentRun, step: int) -> None:

@@ -67,7 +67,7 @@ def test_logged_norms_give_the_gradient_noise(http: httpx.Client, own_run: SentR
 def test_step_without_two_scores_has_a_text_instead_of_corrections(http: httpx.Client) -> None:
     sender = start_run(http)
     sender.put_shard(0, make_batch(trainer_log_probs=None)).raise_for_status()
-    run = SentRun(sender.run, "one score")
+    run = SentRun(sender.run, "a-run", "one score")
     assert "has no trainer/rollout" in part_of(http, run, 0)
     nothing_sampled = make_batch(response_mask=np.zeros(make_batch().num_tokens, np.uint8))
     sender.put_shard(1, nothing_sampled).raise_for_status()
@@ -79,6 +79,6 @@ def test_turns_and_advantages_are_shown_if_logged(http: httpx.Client) -> None:
     tokens = make_batch().num_tokens
     batch = make_batch(turn=np.zeros(tokens, np.int16), advantage=np.ones(tokens, np.float32))
     sender.put_shard(0, batch).raise_for_status()
-    part = part_of(http, SentRun(sender.run, "turns"), 0)
+    part = part_of(http, SentRun(sender.run, "a-run", "turns"), 0)
     assert 'data-column="Turns beyond / within" class="number">– / 1<' in part
     assert 'data-column="E[(w − ρ)·A]"' in part

@@ -172,7 +172,7 @@ def test_an_error_of_a_figure_is_a_problem(site: Site) -> None:
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_heavy_tail_is_critical_only_if_ratios_reach_e(http: httpx.Client) -> None:
     near, far = (send_run(http, f"noise {noise}", steps=1, noise=noise) for noise in (0.01, 2.0))
-    figures = [http.get(f"/pages{run.address}/figures/tails.json").json() for run in (near, far)]
+    figures = [http.get(f"/pages/runs/{run.id}/figures/tails.json").json() for run in (near, far)]
     colours = [[shape["line"]["color"] for shape in figure["layout"]["shapes"]] for figure in figures]
     assert "No ratio of this run reaches e" in figures[0]["caption"]
     assert "No ratio" not in figures[1]["caption"]
@@ -187,11 +187,11 @@ def test_text_between_backticks_is_code_and_markup_is_escaped() -> None:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_attribution_is_of_the_newest_active_replayed_step(http: httpx.Client, own_run: SentRun) -> None:
-    figure = f"/pages{own_run.address}/figures/attribution.json"
+    figure = f"/pages/runs/{own_run.id}/figures/attribution.json"
     replay(http, own_run, 1)
     replay(http, own_run, 2)
     assert http.get(figure).json()["caption"].startswith("Step 2.")
-    http.post(f"/v1{own_run.address}/attempts", json={"key": "again", "resume_step": 2}).raise_for_status()
+    http.post(f"/v1/runs/{own_run.id}/attempts", json={"key": "again", "resume_step": 2}).raise_for_status()
     assert http.get(figure).json()["caption"].startswith("Step 1.")
 
 
@@ -289,7 +289,7 @@ class TestForms:
         run = send_run(http, "bad", steps=20, noise=0.4)
         page = http.get(run.address).text
         assert "What to do:" in page
-        (form, *_) = re.findall(rf'action="({run.address}/alerts/\w+)/acknowledge"', page)
+        (form, *_) = re.findall(rf'action="({run.forms}/alerts/\w+)/acknowledge"', page)
         answer = http.post(f"{form}/acknowledge", data={"csrf_token": token_of(page)})
         assert (answer.status_code, answer.headers["location"]) == (303, run.address)
         page = http.get(run.address).text
@@ -300,14 +300,14 @@ class TestForms:
     def test_an_operator_holds_and_releases_the_learning_rate(self, http: httpx.Client, own_run: SentRun) -> None:
         page = http.get(own_run.address).text
         for kind, phase in (("hold", "held by an operator"), ("release", "warming")):
-            answer = http.post(f"{own_run.address}/advice", data={"kind": kind, "csrf_token": token_of(page)})
+            answer = http.post(f"{own_run.forms}/advice", data={"kind": kind, "csrf_token": token_of(page)})
             assert (answer.status_code, answer.headers["location"]) == (303, own_run.address)
             page = http.get(own_run.address).text
             assert phase in page
 
     def test_operator_form_switches_to_apply_mode(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
-        http.post(f"{own_run.address}/advice", data={"kind": "apply", "csrf_token": token})
+        http.post(f"{own_run.forms}/advice", data={"kind": "apply", "csrf_token": token})
         assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
         page = http.get(own_run.address).text
         assert "apply mode: sent to trainers that ask" in page
@@ -320,19 +320,19 @@ class TestForms:
 
     def test_decision_that_changes_nothing_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
-        answer = http.post(f"{own_run.address}/advice", data={"kind": "release", "csrf_token": token})
+        answer = http.post(f"{own_run.forms}/advice", data={"kind": "release", "csrf_token": token})
         assert answer.status_code == 409
         assert "not held" in answer.text
 
     @pytest.mark.parametrize("token", ["", "0" * 64])
     def test_form_without_its_token_is_refused(self, http: httpx.Client, own_run: SentRun, token: str) -> None:
-        answer = http.post(f"{own_run.address}/advice", data={"kind": "hold", "csrf_token": token})
+        answer = http.post(f"{own_run.forms}/advice", data={"kind": "hold", "csrf_token": token})
         assert answer.status_code == 403
         assert http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["phase"] != "held"
 
     def test_a_form_of_another_site_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
         data = {"kind": "hold", "csrf_token": token_of(http.get(own_run.address).text)}
-        answer = http.post(f"{own_run.address}/advice", data=data, headers={"Origin": "https://evil.example"})
+        answer = http.post(f"{own_run.forms}/advice", data=data, headers={"Origin": "https://evil.example"})
         assert answer.status_code == 403
 
 

@@ -91,7 +91,7 @@ def test_run_lint_names_first_and_newest_step_of_each_warning(http: httpx.Client
     page = http.get(f"/runs/{run.run}").raise_for_status().text
     assert "Before you read the numbers" in page
     assert "at 2 of 5 steps, since step 2" in page
-    assert f'href="/runs/{run.run}/steps/4"' in page
+    assert 'href="/runs/default/a-run/steps/4"' in page
 
 
 def test_superseded_step_is_excluded_from_run_lint(http: httpx.Client) -> None:

@@ -1,0 +1,31 @@
+"""Query parameters of the API: a name that the route does not declare is an error, not ignored."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.routing import APIRoute
+
+from foreshock.suggestions import did_you_mean
+from service.platform.problem import InvalidRequest, ProblemItem
+
+_API = "/v1/"
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Raise InvalidRequest naming each query parameter that the route of this request does not declare."""
+    if not request.url.query or not request.url.path.startswith(_API):
+        return
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = sorted(parameter.alias for parameter in get_flat_dependant(route.dependant).query_params)
+    listed = f"parameters: {', '.join(known)}" if known else "there are no parameters"
+    items = [
+        ProblemItem(
+            location=f"query.{name}", message=f"unknown parameter {name!r}{did_you_mean(name, known)} ({listed})"
+        )
+        for name in dict.fromkeys(request.query_params)
+        if name not in known
+    ]
+    if items:
+        raise InvalidRequest("; ".join(f"{item.location}: {item.message}" for item in items), errors=items)

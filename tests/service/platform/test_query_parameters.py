@@ -1,0 +1,50 @@
+"""Query parameters that a route of the API does not declare are errors with a suggestion."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+
+def test_unknown_parameter_is_refused_on_every_route_of_the_api(app: FastAPI, http: httpx.Client) -> None:
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/v1")]
+    assert len(routes) > 30
+    for route in routes:
+        path = re.sub(r"\{[^}]+\}", "1", route.path)
+        for method in route.methods:
+            answer = http.request(method, path, params={"surely_unknown": "1"})
+            assert answer.status_code == 422, (method, path)
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "unknown parameter 'surely_unknown'" in answer.json()["detail"]
+            assert [item["location"] for item in answer.json()["errors"]] == ["query.surely_unknown"]
+
+
+@pytest.mark.parametrize(
+    ("path", "suggested"),
+    [
+        ("/v1/runs?projet=a", "project"),
+        ("/v1/runs?limt=3&key=a", "limit"),
+        ("/v1/runs/nightly/measurements?comparision=trainer/rollout", "comparison"),
+        ("/v1/runs/nightly/steps/1/buckets?limits=1", "limit"),
+        ("/v1/runs/nightly/lr-advice?steps=1", "step"),
+        ("/v1/runs/nightly/steps?Attempt=1", "attempt"),
+    ],
+)
+def test_similar_parameter_is_suggested(http: httpx.Client, path: str, suggested: str) -> None:
+    answer = http.get(path)
+    assert answer.status_code == 422
+    assert f"did you mean {suggested!r}?" in answer.json()["detail"]
+
+
+def test_known_parameters_are_listed(http: httpx.Client) -> None:
+    detail = http.get("/v1/runs?zzz=1").json()["detail"]
+    assert detail == "query.zzz: unknown parameter 'zzz' (parameters: cursor, key, limit, project)"
+
+
+def test_probes_and_pages_accept_other_parameters(http: httpx.Client) -> None:
+    assert http.get("/livez?verbose").status_code == 200
+    assert http.get("/?utm_source=mail").status_code == 200
