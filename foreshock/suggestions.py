@@ -11,7 +11,7 @@ _SIMILARITY = 0.6
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'name'?` for the most similar known name, "" if none is similar."""
+    """Return `, did you mean 'name'?` for the most similar known name, "" if none is similar."""
     names = {name.lower(): name for name in known}
     found = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_SIMILARITY)
-    return f"; did you mean {names[found[0]]!r}?" if found else ""
+    return f", did you mean {names[found[0]]!r}?" if found else ""

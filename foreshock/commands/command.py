@@ -7,8 +7,9 @@ import os
 from typing import Protocol
 
 from foreshock.client.connection import DEFAULT_URL, ServiceConnection
+from foreshock.page_addresses import run_page_path
 
-__all__ = ["Command", "add_service_options", "connect", "run_url"]
+__all__ = ["Command", "add_run_argument", "add_service_options", "connect", "run_url"]
 
 
 class Command(Protocol):
@@ -42,6 +43,13 @@ def connect(arguments: argparse.Namespace) -> ServiceConnection:
     return ServiceConnection(url, arguments.api_key or os.environ.get("FORESHOCK_API_KEY") or None)
 
 
-def run_url(connection: ServiceConnection, run: str) -> str:
+def add_run_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add `run` and `--project`, for `foreshock.commands.queries.find_run`."""
+    default = "" if required else " (default: the newest run)"
+    parser.add_argument("run", nargs=None if required else "?", help=f"a run's id, key or name{default}")
+    parser.add_argument("--project", help="the run's project, if several projects use its key")
+
+
+def run_url(connection: ServiceConnection, project: str, key: str) -> str:
     """Return the address of a run's page."""
-    return f"{connection.url}/runs/{run}"
+    return connection.url + run_page_path(project, key)

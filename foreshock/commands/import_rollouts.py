@@ -89,7 +89,7 @@ class ImportCommand:
             counters = client.counters.snapshot()
             print(
                 f"{len(recording.shards)} shards of rollouts imported, {counters.duplicates} of them already stored; "
-                f"run {client.run_id}: {run_url(connection, str(client.run_id))}"
+                f"run {client.run_id}: {run_url(connection, client.project, client.run_key)}"
             )
         return 0
 

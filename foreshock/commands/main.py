@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import foreshock
+from foreshock.commands.argument_parser import SuggestingParser
 from foreshock.commands.command import Command
 from foreshock.errors import ForeshockError
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     entry_points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
     requested = next((word for word in words if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="foreshock", description=_DESCRIPTION)
+    parser = SuggestingParser(prog="foreshock", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"foreshock {foreshock.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="<command>", required=True)
     # Import only the requested command; import all of them for the list of commands.
@@ -85,7 +86,7 @@ def _run(words: list[str]) -> int:
 
 
 def _parser_of(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: Command
+    commands: argparse._SubParsersAction[SuggestingParser], name: str, command: Command
 ) -> argparse.ArgumentParser:
     return commands.add_parser(
         name,

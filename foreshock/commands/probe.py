@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.records import AttributionRecord
 from foreshock.commands.report_weights import weights_search_lines
@@ -33,7 +33,7 @@ class ProbeCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
-        parser.add_argument("run", help="a run's id, key or name")
+        add_run_argument(parser, required=True)
         parser.add_argument("step", type=int, help="a step with an announced checkpoint")
         parser.add_argument(
             "--scorer",
@@ -82,7 +82,7 @@ class ProbeCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Request, wait, print. Exit status 1 if the probe failed, was skipped or took too long."""
         with connect(arguments) as connection:
-            run = find_run(connection, arguments.run)
+            run = find_run(connection, arguments.run, arguments.project)
             body = _request(arguments)
             probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
             if not arguments.no_wait:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -23,11 +24,12 @@ from foreshock.commands.records import (
     health_record,
     run_record,
 )
-from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable
+from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
 from foreshock.learning_rate.applied import Applied
 from foreshock.model_kind import ModelKind
+from foreshock.suggestions import did_you_mean
 
 __all__ = ["RunQueries", "find_run", "list_runs"]
 
@@ -47,19 +49,27 @@ def list_runs(connection: ServiceConnection, project: str | None = None) -> Iter
             return
 
 
-def find_run(connection: ServiceConnection, name: str | None) -> RunRecord:
-    """Return the run with that id, client key or name; None: the newest run. Raises RunNotFound, ServiceError."""
-    if name is not None:
+def find_run(connection: ServiceConnection, name: str | None, project: str | None = None) -> RunRecord:
+    """Return the run with that id, client key or name; None: the newest run.
+
+    Raises RunNotFound, ConfigurationError if several projects have the key and `project` is None, ServiceError.
+    """
+    if name:
         try:
-            return run_record(connection.get_json(f"/v1/runs/{name}"))
+            return run_record(connection.get_json(f"/v1/runs/{quote(name, safe='')}", {"project": project}))
         except Rejected as error:
+            if error.status == httpx.codes.CONFLICT:
+                raise ConfigurationError(str(error.problem["detail"]).replace("?project=", "--project")) from error
             if error.status not in (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY):
                 raise
-    for run in list_runs(connection):
-        if name is None or name in (run.key, run.name):
+    known: dict[str, None] = {}
+    for run in list_runs(connection, project):
+        if name is None or name == run.name:
             return run
+        known |= dict.fromkeys(each for each in (run.key, run.name) if each)
     missing = "no run yet" if name is None else f"no run with the id, key or name {name!r}"
-    raise RunNotFound(f"{connection.url} has {missing}; list them with `foreshock runs`", status=httpx.codes.NOT_FOUND)
+    suggestion = did_you_mean(name or "", known) or "; list them with `foreshock runs`"
+    raise RunNotFound(f"{connection.url} has {missing}{suggestion}", status=httpx.codes.NOT_FOUND)
 
 
 class RunQueries:

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from foreshock.commands import diagnosis, report_text
-from foreshock.commands.command import add_service_options, connect, run_url
+from foreshock.commands.command import add_run_argument, add_service_options, connect, run_url
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
 from foreshock.model_kind import MODEL_KINDS
@@ -21,7 +21,7 @@ class ReportCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
-        parser.add_argument("run", nargs="?", help="a run's id, key or name (default: the newest run)")
+        add_run_argument(parser, required=False)
         parser.add_argument("--step", type=int, metavar="N", help="show attribution and buckets of this step")
         parser.add_argument(
             "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
@@ -32,10 +32,14 @@ class ReportCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the report."""
         with connect(arguments) as connection:
-            run = find_run(connection, arguments.run)
+            run = find_run(connection, arguments.run, arguments.project)
             queries = RunQueries(connection, run.id)
             found = diagnosis.diagnose(
-                queries, run, run_url(connection, run.id), step=arguments.step, model_kind=arguments.model_kind
+                queries,
+                run,
+                run_url(connection, run.project, run.key),
+                step=arguments.step,
+                model_kind=arguments.model_kind,
             )
         if arguments.json:
             print(json.dumps(diagnosis.to_json(found), indent=2, ensure_ascii=False, allow_nan=False))

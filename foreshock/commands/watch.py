@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.records import AlertRecord
 from foreshock.commands.text import STYLES, Paint, number, wrap
@@ -66,7 +66,7 @@ class WatchCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
-        parser.add_argument("run", nargs="?", help="a run's id, key or name (default: the newest run)")
+        add_run_argument(parser, required=False)
         parser.add_argument("--from-step", type=int, metavar="N", help="start at step N (default: the last 10 steps)")
         parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between polls (default: 2)")
         parser.add_argument("--once", action="store_true", help="print the present state and exit")
@@ -78,7 +78,7 @@ class WatchCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Print until the run has ended, or Ctrl-C."""
         with connect(arguments) as connection:
-            run = find_run(connection, arguments.run)
+            run = find_run(connection, arguments.run, arguments.project)
             from_step = arguments.from_step
             if from_step is None:
                 from_step = max(0, (run.last_step or 0) - 9)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
+from foreshock.page_addresses import run_page_path
 from service.platform.context import Context, ServiceContext
 from service.platform.pagination import Cursor
 from service.platform.schemas import StepPath
@@ -33,7 +34,7 @@ from service.present.pages.sessions import (
     sign_out,
 )
 from service.present.pages.view_models import LoginPage
-from service.runs.runs.addresses import RunIdentifier, RunOfPage, page_address
+from service.runs.runs.addresses import RunIdentifier, RunOfPage
 from service.runs.runs.schemas import RunUpdate
 from service.runs.runs.service import get_run, update_run
 from service.watch.advice.schemas import OperatorDecisionCreate
@@ -133,7 +134,7 @@ def back_to_run(context: ServiceContext, visitor: PageSession, run_id: str) -> R
     """Redirect to the page of the run, which can be loaded again."""
     with context.database.read() as session:
         run = get_run(session, visitor.principal, run_id)
-        address = page_address(run.project, run.key)
+        address = run_page_path(run.project, run.key)
     return RedirectResponse(address, status_code=303, headers=PAGE_HEADERS)
 
 

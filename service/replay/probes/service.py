@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock.digests import digest_of_json
 from foreshock.scorers import EXACT_PAIRS, SCORERS, VARIANTS, available_scorers
+from foreshock.suggestions import did_you_mean
 from foreshock.weights_search import PROBE_KIND, interleaved
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us, insert_if_absent
@@ -192,12 +193,14 @@ def _check_scorers(body: ProbeCreate) -> None:
         if asked.scorer not in available_scorers():
             known = f"scorer {asked.scorer!r} is not implemented in this release"
             wrong = known if asked.scorer in SCORERS else f"unknown scorer {asked.scorer!r}"
-            raise UnknownScorer(f"{wrong}; available scorers: {', '.join(available_scorers())}")
+            suggestion = did_you_mean(asked.scorer, available_scorers())
+            raise UnknownScorer(f"{wrong}{suggestion}; available scorers: {', '.join(available_scorers())}")
         if asked.variant not in VARIANTS:
             raise UnknownScorer(f"unknown variant {asked.variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
     for pair in body.exact_pairs:
         if pair not in EXACT_PAIRS:
-            raise UnknownScorer(f"unknown exact pair {pair!r}; available pairs: {', '.join(EXACT_PAIRS)}")
+            suggestion = did_you_mean(pair, EXACT_PAIRS)
+            raise UnknownScorer(f"unknown exact pair {pair!r}{suggestion}; available pairs: {', '.join(EXACT_PAIRS)}")
     if len(set(body.scorers)) != len(body.scorers) or len(set(body.exact_pairs)) != len(body.exact_pairs):
         raise ProbeNotPossible("a scorer is named twice: name each scorer and variant, and each exact pair, once")
     unused = set(body.options) - {asked.scorer for asked in body.scorers} - scorers_of_pairs(body.exact_pairs)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.registry import MEASURES, measure_named
+from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.tables import Attempt, MeasurementStatistics
 from service.platform.database.tables import measurements as table
@@ -24,6 +24,7 @@ from service.runs.measurements import repository
 from service.runs.measurements.curves import Curves, MeasuredStep
 from service.runs.measurements.downsampling import keep_extremes
 from service.runs.measurements.folding import FoldedStatistics
+from service.runs.measurements.names import check_comparison, columns_of
 from service.runs.measurements.schemas import IncompleteStep
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
@@ -31,12 +32,6 @@ from service.runs.step_key import StepKey
 MOST_INCOMPLETE = 1000
 
 _COLUMNS = tuple(measure.column for measure in MEASURES)
-
-
-class UnknownMeasure(ProblemError):
-    """Unknown measure: the name is not registered."""
-
-    status = 422
 
 
 class MeasurementNotFound(ProblemError):
@@ -136,9 +131,12 @@ def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:
-    """Return the curves of a run; raise UnknownMeasure naming each measure that is not registered."""
+    """Return the curves of a run. Raises UnknownMeasure and UnknownComparison, naming what is not known."""
     get_run(session, principal, run_id)
-    measures = _columns_of(query.measures)
+    measures = columns_of(query.measures)
+    for comparison in query.comparisons:
+        if comparison != STEP_ROW:
+            check_comparison(comparison)
     if query.from_step > query.to_step:
         raise InvalidRequest(f"query.from_step: {query.from_step} is beyond to_step {query.to_step}")
     steps = (query.from_step, query.to_step)
@@ -158,7 +156,8 @@ def read_statistics(
 ) -> ComparisonStatistics:
     """Return the folded statistics of a comparison at a step.
 
-    Raises MeasurementNotFound naming the available comparisons, StatisticsOutOfDate if another release measured it.
+    Raises UnknownComparison, MeasurementNotFound naming the available ones, StatisticsOutOfDate if another release
+    measured it.
     """
     found = stored_statistics(session, principal, run_id, step, attempt, comparison)
     return ComparisonStatistics.from_bytes(found.statistics)
@@ -168,8 +167,7 @@ def stored_statistics(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> MeasurementStatistics:
     """Return the row with statistics and summaries of this release's version; raises as `read_statistics`."""
-    if comparison == STEP_ROW:
-        raise InvalidRequest(f"query.comparison: must be two scores, such as {TRAINER_ROLLOUT}")
+    check_comparison(comparison)
     get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     found = repository.statistics_of(session, key, comparison)
@@ -186,18 +184,3 @@ def stored_statistics(
 
 def _stored_value(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
-
-
-def _columns_of(names: Sequence[str]) -> Sequence[str]:
-    if not names:
-        return _COLUMNS
-    columns: dict[str, None] = {}
-    unknown = []
-    for name in names:
-        try:
-            columns[measure_named(name).column] = None
-        except KeyError:
-            unknown.append(name)
-    if unknown:
-        raise UnknownMeasure(f"there is no measure {', '.join(unknown)}: see the names in GET /v1/measures")
-    return list(columns)

@@ -10,15 +10,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.comparisons import split_comparison
 from foreshock.json_values import finite_or_none
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from service.platform.context import ScoredShard, ServiceContext
 from service.platform.database.tables import Shard
 from service.platform.decoding.limits import stored_limits
-from service.platform.problem import InvalidRequest, ProblemError
+from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import resolve_step
+from service.runs.measurements.names import check_comparison
 from service.runs.measurements.service import MeasurementNotFound
 from service.runs.rollouts.schemas import TokenRow, TokensRead
 from service.runs.rollouts.service import shards_of_step
@@ -46,10 +47,12 @@ class TokenQuery:
 
 
 def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery) -> TokensRead:
-    """Return the requested tokens; raise RolloutNotFound, and MeasurementNotFound if one of the scores is missing."""
-    target, _, behaviour = query.comparison.partition("/")
-    if not target or not behaviour:
-        raise InvalidRequest(f"query.comparison: must be target/behaviour, such as {TRAINER_ROLLOUT}")
+    """Return the requested tokens.
+
+    Raises UnknownComparison, RolloutNotFound, and MeasurementNotFound if one of the scores is missing.
+    """
+    check_comparison(query.comparison)
+    target, behaviour = split_comparison(query.comparison)
     with context.database.read() as session:
         get_run(session, principal, query.run_id)
         key = resolve_step(session, query.run_id, query.step, query.attempt)

@@ -8,7 +8,6 @@ several projects have the key. Pages name the project: `/runs/{project}/{key}`.
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials
@@ -48,11 +47,6 @@ async def run_of_page_path(
 
 RunIdentifier = Annotated[str, Depends(run_of_path)]
 RunOfPage = Annotated[str, Depends(run_of_page_path)]
-
-
-def page_address(project: str, key: str) -> str:
-    """Return the path of a run's page."""
-    return f"/runs/{quote(project, safe='')}/{quote(key, safe='')}"
 
 
 def _find(

@@ -44,6 +44,19 @@ def test_invalid_arguments_exit_with_status_two(words: list[str], capsys: pytest
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [(["reprot"], "report"), (["report", "run", "--stpe", "3"], "--step"), (["keys", "craete"], "create")],
+)
+def test_misspelled_command_or_option_gets_a_suggestion(
+    words: list[str], suggested: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"did you mean {suggested!r}?" in capsys.readouterr().err
+
+
 def without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `foreshock words` in a Python without `module`."""
     program = f"import sys; sys.modules[{module!r}] = None; from foreshock.commands.main import main; sys.exit(main())"

@@ -212,3 +212,17 @@ def test_unknown_measures_are_omitted(imported: RunningService) -> None:
     assert curve.known("k3_kl")
     assert not curve.known("measured_by_a_later_release")
     assert len(curve.of("measured_by_a_later_release")) == len(STEPS)
+
+
+def test_commands_accept_a_key_and_suggest_a_similar_one(
+    imported: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with httpx.Client(base_url=imported.url) as http:
+        for project in ("a", "b"):
+            http.post("/v1/runs", json={"key": "team/nightly", "project": project}).raise_for_status()
+    assert run(imported, "report", "team/nightly") == 1
+    assert "several projects have a run team/nightly: add --project with one of a, b" in capsys.readouterr().err
+    assert run(imported, "report", "team/nightly", "--project", "b") == 0
+    assert f"{imported.url}/runs/b/team%2Fnightly" in capsys.readouterr().out
+    assert run(imported, "report", "team/nightli") == 1
+    assert "did you mean 'team/nightly'?" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from foreshock.model_kind import MODEL_KIND_NAMES
+from foreshock.page_addresses import run_page_path
 from service.platform.database.tables import Run
 from service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
 from service.present.pages.presenters.advice import advice_panel
@@ -17,7 +18,6 @@ from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
 from service.runs.attempts.service import list_attempts
 from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
-from service.runs.runs.addresses import page_address
 from service.runs.runs.service import get_run
 from service.runs.steps.service import shards_in_words
 
@@ -28,7 +28,7 @@ UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
 def run_page(viewing: Viewing, run_id: str) -> RunPage:
     """Return the page of a run. Raises RunNotFound or RunDeleted."""
     run = get_run(viewing.session, viewing.principal, run_id)
-    address = page_address(run.project, run.key)
+    address = run_page_path(run.project, run.key)
     verdict, sentences = health_of_run(viewing, run_id)
     probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
     return RunPage(

@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 
 from foreshock.conclusions.health import PooledMeasure
 from foreshock.early_warning.advice_state import AdviceState
+from foreshock.page_addresses import run_page_path
 from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
 from service.present.pages.presenters.health import pooled_in_words
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import RunRow, RunsPage
 from service.runs.health.service import pooled_mismatch
-from service.runs.runs.addresses import page_address
 from service.runs.runs.schemas import RunRead
 from service.runs.runs.service import list_runs
 from service.watch.advice.service import states_of_runs
@@ -43,7 +43,7 @@ def runs_page(viewing: Viewing, cursor: str | None) -> RunsPage:
 def _row(run: RunRead, mismatch: PooledMeasure | None, advice: str | None, alerts: Counter[str]) -> RunRow:
     return RunRow(
         name=run.name or run.key,
-        address=page_address(run.project, run.key),
+        address=run_page_path(run.project, run.key),
         project=run.project,
         state=label_of(run.state, RUN_STATES),
         model=run.model,

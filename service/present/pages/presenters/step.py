@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import STEP_MEASURES
+from foreshock.page_addresses import run_page_path
 from foreshock.ranges import ranges_note, required_range
 from service.present.pages.figures.mismatch import known_first, shown_comparisons
 from service.present.pages.formatting import OUT_OF_DATE, count, number
@@ -20,7 +21,6 @@ from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, 
 from service.runs.measurements.curves import Curves
 from service.runs.measurements.service import CurveQuery, MeasurementNotFound, is_out_of_date, read_curves
 from service.runs.rollouts.tokens import TokenQuery, read_tokens
-from service.runs.runs.addresses import page_address
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps.schemas import StepRead
@@ -41,7 +41,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
     key = StepKey(run_id, step.attempt, step.step)
-    address = page_address(run.project, run.key)
+    address = run_page_path(run.project, run.key)
     parts = f"/pages/runs/{run_id}/steps/{step.step}"
     return StepPage(
         run_name=run.name or run.key,
