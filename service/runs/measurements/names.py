@@ -38,7 +38,7 @@ def columns_of(names: Sequence[str]) -> Sequence[str]:
     if unknown:
         known |= {measure.name: None for measure in MEASURES}
         each = "; ".join(f"unknown measure {name!r}{did_you_mean(name, known)}" for name in unknown)
-        raise UnknownMeasure(f"{each} (names: GET /v1/measures)")
+        raise UnknownMeasure(f"query.measure: {each} (names: GET /v1/measures)")
     return list(columns)
 
 
@@ -48,6 +48,7 @@ def check_comparison(name: str) -> None:
     target, _, behaviour = name.partition("/")
     if target not in scores or behaviour not in scores or target == behaviour:
         known = [comparison_name(first, second) for first in scores for second in scores if first != second]
+        scorers = ", ".join(SCORERS)
         raise UnknownComparison(
-            f"unknown comparison {name!r}{did_you_mean(name, known)} (target/behaviour of two of {', '.join(SCORERS)})"
+            f"query.comparison: unknown comparison {name!r}{did_you_mean(name, known)} (target/behaviour of {scorers})"
         )

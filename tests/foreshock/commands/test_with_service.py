@@ -130,7 +130,7 @@ def test_report_is_readable_in_100_columns(imported: RunningService, capsys: pyt
     (worst,) = [line for line in text.splitlines() if line.startswith("    17 ")]
     assert worst.endswith("critical")
     assert "step 17 ─" in text
-    assert f"Pages: {imported.url}/runs/run_" in text
+    assert f"Pages: {imported.url}/runs/default/imported" in text
 
 
 def test_newest_run_is_the_default(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:

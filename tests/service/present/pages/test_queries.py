@@ -33,8 +33,8 @@ def statements() -> Iterator[list[str]]:
 
 def addresses_of(run: SentRun, step: int) -> list[str]:
     """Return the address of every page and part of a run and one of its steps."""
-    of_step = f"/pages{run.address}/steps/{step}"
-    figures = [f"/pages{run.address}/figures/{name}.json" for name in RUN_PLOTS]
+    of_step = f"/pages/runs/{run.id}/steps/{step}"
+    figures = [f"/pages/runs/{run.id}/figures/{name}.json" for name in RUN_PLOTS]
     figures += [f"{of_step}/figures/{name}.json" for name in (*STEP_PLOTS, *CHOSEN_STEP_PLOTS)]
     parts = [f"{of_step}/tokens", f"{of_step}/corrections"]
     return ["/", "/login", run.address, f"{run.address}/steps/{step}", *figures, *parts]

@@ -66,6 +66,6 @@ def test_one_rollout_is_shown_in_order_of_tokens(http: httpx.Client) -> None:
     assert answer["prompt_token_ids"] == [4]
     assert answer["scorers"] == ["rollout", "trainer"]
     assert sender.get("steps/2/tokens", sample_id="nobody").status_code == 404
-    assert sender.get("steps/2/tokens", comparison="no/such").status_code == 404
+    assert sender.get("steps/2/tokens", comparison="no/such").status_code == 422
     assert sender.get("steps/2/tokens", comparison="nonsense").status_code == 422
     assert sender.get("steps/7/tokens").status_code == 404

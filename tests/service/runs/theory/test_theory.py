@@ -113,4 +113,4 @@ def test_invalid_query_is_refused(sender: Sender) -> None:
 
 def test_unmeasured_step_is_not_found(sender: Sender) -> None:
     assert sender.get("steps/3/theory").status_code == 404
-    assert sender.get("steps/0/theory", comparison="no/such").status_code == 404
+    assert sender.get("steps/0/theory", comparison="no/such").status_code == 422
