@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 purpose=${1:?usage: scripts/setup_environment.sh demo|test}
 case "$purpose" in
     demo) extras="service,probes" ;;
-    test) extras="service,probes,dev,bench,trainers" ;;
+    test) extras="service,probes,dev,bench,trainers,wandb,tensorboard,otlp" ;;
     *) echo "setup: purpose must be demo or test, got '$purpose'" >&2; exit 2 ;;
 esac
 
@@ -20,7 +20,7 @@ base_python=${PYTHON:-python3}
 
 log() { printf '\033[1m%s\033[0m\n' "setup: $*" >&2; }
 
-stamp=$(cat pyproject.toml constraints.txt "$0" | sha256sum | cut -d' ' -f1)
+stamp=$(cat pyproject.toml constraints.txt scripts/trackers.txt "$0" | sha256sum | cut -d' ' -f1)
 # The test environment includes everything for the demo.
 for installed in "$purpose" test; do
     if [ -f "$venv/.foreshock-$installed" ] && [ "$(cat "$venv/.foreshock-$installed")" = "$stamp" ]; then exit 0; fi
@@ -69,5 +69,9 @@ if [ "$purpose" = test ] && ! has verl "$verl_version"; then
     log "installing verl $verl_version, the reference of the measures"
     # Without dependencies, which pin a trainer's whole environment; the functions used need only the extra `bench`.
     pip install $quiet --no-deps "verl==$verl_version"
+fi
+if [ "$purpose" = test ]; then
+    log "installing MLflow and trackio, which the exporters write to, beside the environment"
+    pip install $quiet --no-deps --upgrade --target "$venv/trackers" -r scripts/trackers.txt
 fi
 echo "$stamp" > "$venv/.foreshock-$purpose"

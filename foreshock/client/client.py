@@ -25,13 +25,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self
 
 from foreshock.client import requests
 from foreshock.client.capture import Rollouts, capture_rollouts, size_of
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.exports import Exports
 from foreshock.client.launch import find_launch
 from foreshock.client.log_once import LogOnce
 from foreshock.client.pipeline import Pipeline
@@ -42,7 +43,12 @@ from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind, model_kind_of_folder
+from foreshock.page_addresses import run_page_path
 from foreshock.rollouts.attributes import BatchAttributes
+
+if TYPE_CHECKING:
+    from foreshock.exporters.exporter import ExportedRun
+    from foreshock.exporters.names import Export
 
 __all__ = ["Client"]
 
@@ -74,6 +80,9 @@ class Client:
     raises errors in arguments, for development. `block_when_full=True` makes calls wait for room in the queue instead
     of dropping, for importers. The other keyword arguments are the fields of `ClientSettings`.
 
+    `export` writes what the service computes beside the reward: "wandb", "tensorboard", "mlflow", "trackio", "otlp", an
+    `Exporter`, or several of these. Only shard 0 exports. None: `FORESHOCK_EXPORT`; an empty string: nothing.
+
     `counters` has the numbers of delivered, spooled, rejected and dropped items; see `Counters`.
     """
 
@@ -88,6 +97,7 @@ class Client:
         attempt_key: str | None = None,
         strict: bool = False,
         block_when_full: bool = False,
+        export: Export | None = None,
         **settings: Any,
     ) -> None:
         """Start the background. Nothing is sent until a run is started. Raises ConfigurationError."""
@@ -102,6 +112,8 @@ class Client:
         self._attributes = BatchAttributes()
         self._shard: int | None = None
         self._shards: int | None = None
+        self._exports = Exports(self._exported_run, self.new_connection)
+        self._exports.choose(export)
         self._pipeline = Pipeline(
             self.settings, self.project, self.counters, self._log, block_when_full=block_when_full
         )
@@ -225,6 +237,8 @@ class Client:
         make = functools.partial(requests.rollouts, registration, step, shard, shards, captured.build)
         done = functools.partial(memory.give_back, buffer) if buffer is not None else None
         self._pipeline.put(Work(what, size, make, done))
+        if shard == 0:
+            self._exports.note_step(int(step))
 
     @_never_raises
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:
@@ -305,9 +319,12 @@ class Client:
     def close(self, timeout_seconds: float | None = None) -> DeliveryStatus:
         """Deliver until the timeout, leave the rest on disk for the next client, and stop. Never raises.
 
-        Returns what the service does not have, and prints it once if there is anything.
+        Returns what the service does not have, and prints it once if there is anything. Then waits, as long again at
+        most, until exported steps are written.
         """
-        return self._pipeline.close(timeout_seconds)
+        status = self._pipeline.close(timeout_seconds)
+        self._exports.close(self.settings.exit_seconds if timeout_seconds is None else timeout_seconds, status)
+        return status
 
     def __enter__(self) -> Self:
         return self
@@ -361,8 +378,19 @@ class Client:
                 "(argument of Client, or FORESHOCK_ATTEMPT_KEY), another one at each start, such as the start time"
             )
 
+    def _exported_run(self) -> ExportedRun | None:
+        run_id, attempt = self.run_id, self.attempt
+        if run_id is None or attempt is None:
+            return None
+        from foreshock.exporters.exporter import ExportedRun
+
+        page = self.settings.url.rstrip("/") + run_page_path(self.project, self.run_key)
+        return ExportedRun(self.project, self.run_key, run_id, attempt, page)
+
     def _register(self, registration: Registration) -> None:
         self._registration = registration
+        if not self._shard:
+            self._pipeline.print_address_of(registration)
         self._pipeline.heartbeats.start(registration, self._shard)
         self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
 

@@ -21,7 +21,7 @@ from foreshock.client.checkpoint_requests import CheckpointRequests
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.copy_memory import CopyMemory
 from foreshock.client.counters import Counters
-from foreshock.client.deliveries import Delivery
+from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.heartbeats import Heartbeats
 from foreshock.client.log_once import LogOnce
 from foreshock.client.outbox import Outbox
@@ -32,6 +32,7 @@ from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import Spool, SpoolOwner
 from foreshock.client.status import DeliveryStatus
 from foreshock.client.uploader import Uploader
+from foreshock.page_addresses import run_page_path
 
 __all__ = ["Pipeline"]
 
@@ -53,6 +54,7 @@ class Pipeline:
         self._block_when_full = block_when_full
         self._closed = False
         self._disabled_by_fork = False
+        self._address_of: Registration | None = None
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
         self.copy_memory = CopyMemory(settings.max_copy_memory_bytes)
         self._spool = Spool(
@@ -77,7 +79,7 @@ class Pipeline:
             log,
             heartbeats=self.heartbeats,
             before_encoding=lambda: self.copy_memory.prepare(settings.copy_memory_bytes),
-            after_delivery=self.checkpoint_requests.after_delivery,
+            after_delivery=self._after_delivery,
         )
         _open_pipelines.add(self)
         self._uploader.start()
@@ -99,6 +101,10 @@ class Pipeline:
             "queue full", f"{what} is dropped: the queue is full, encoding is slower than logging; see client.counters"
         )
         return False
+
+    def print_address_of(self, registration: Registration) -> None:
+        """Print the address of the run's page once, to stderr, when the run is registered."""
+        self._address_of = registration
 
     def cancel(self, size: int) -> None:
         """Give back room that was reserved and is not used."""
@@ -159,6 +165,15 @@ class Pipeline:
         with contextlib.suppress(OSError, ValueError):
             # Closed at the end of some processes.
             print("\n".join(lines), file=sys.stderr)
+
+    def _after_delivery(self, delivery: Delivery) -> None:
+        wanted = self._address_of
+        if wanted is not None and self.registrar.run_id(wanted) is not None:
+            self._address_of = None
+            with contextlib.suppress(OSError, ValueError):
+                address = self._settings.url.rstrip("/") + run_page_path(wanted.run["project"], wanted.run["key"])
+                print(f"foreshock: {address}", file=sys.stderr, flush=True)
+        self.checkpoint_requests.after_delivery(delivery)
 
     def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
         try:

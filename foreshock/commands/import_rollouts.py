@@ -80,6 +80,7 @@ class ImportCommand:
                 strict=True,
                 block_when_full=True,
                 max_queue_items=64,
+                export="",
             )
             try:
                 self._log(client, recording, attributes, arguments, root)

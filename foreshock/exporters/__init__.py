@@ -1,0 +1,31 @@
+"""Exporters: what the service computed, as series beside the reward in W&B, TensorBoard, MLflow, trackio or OTLP.
+
+    foreshock.Client(run_key="my-run", export="wandb")
+
+A thread fetches each closed step from the service and writes it as `foreshock/k3_kl`, `foreshock/lr_scale`, … No
+exporter waits in, or raises into, the training thread. docs/exporters.md has the series of each step.
+"""
+
+from __future__ import annotations
+
+from foreshock.exporters.exporter import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues
+from foreshock.exporters.mlflow import MlflowExporter
+from foreshock.exporters.names import NAMES, make_exporters
+from foreshock.exporters.otlp import OtlpExporter
+from foreshock.exporters.tensorboard import TensorBoardExporter
+from foreshock.exporters.trackio import TrackioExporter
+from foreshock.exporters.wandb import WandbExporter
+
+__all__ = [
+    "DEFAULT_MEASURES",
+    "NAMES",
+    "ExportedRun",
+    "Exporter",
+    "MlflowExporter",
+    "OtlpExporter",
+    "StepValues",
+    "TensorBoardExporter",
+    "TrackioExporter",
+    "WandbExporter",
+    "make_exporters",
+]

@@ -1,0 +1,176 @@
+"""The thread of one exporter: waits for logged steps to close at the service, reads them and writes each once.
+
+Steps that the trainer has logged are pending until they are written. While any is pending, the service is asked after
+1 s, then after 2, 4, … at most 30 s; nothing is asked otherwise. A step that closes late is written when it has closed,
+after newer ones. A step that is still open after an hour is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from foreshock.client.connection import ServiceConnection
+from foreshock.client.log_once import LogOnce
+from foreshock.exporters.exporter import ExportedRun, Exporter
+from foreshock.exporters.step_values import StepSource
+
+__all__ = ["ExportThread"]
+
+_FIRST_SECONDS = 1.0
+_LONGEST_SECONDS = 30.0
+_FIRST_SECONDS_CLOSING = 0.1
+_GIVE_UP_SECONDS = 3600.0
+_MOST_PENDING = 10_000
+_STEPS_PER_READ = 200
+_LEAST_CLOSE_SECONDS = 1.0
+
+
+class ExportThread:
+    """Exports one run to one tracker. `note_step` never waits and never raises; `close` waits up to its timeout."""
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        find_run: Callable[[], ExportedRun | None],
+        connect: Callable[[], ServiceConnection],
+        log: LogOnce,
+    ) -> None:
+        """Start the thread. `find_run` returns None until the run is registered."""
+        self.exporter = exporter
+        self.written = 0
+        """Steps written so far."""
+        self._find_run = find_run
+        self._connect = connect
+        self._log = log
+        self._pending: dict[int, float] = {}
+        self._done: set[int] = set()
+        self._lock = threading.Lock()
+        self._noted = threading.Event()
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._started = False
+        self._connection: ServiceConnection | None = None
+        self._source: StepSource | None = None
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._work, name=f"foreshock-export-{exporter.name}", daemon=True)
+        self._thread.start()
+
+    def note_step(self, step: int) -> None:
+        """Export `step` once it has closed. Called in the trainer's thread."""
+        if self._pid != os.getpid() or self._closing.is_set():
+            return
+        try:
+            if not self.exporter.ready:
+                self.exporter.attach()
+        except Exception as error:
+            self._warn("attach", f"finding the active run failed: {error!r}")
+        with self._lock:
+            if step not in self._done and len(self._pending) < _MOST_PENDING:
+                self._pending.setdefault(step, time.monotonic())
+        self._noted.set()
+
+    def begin_close(self, timeout_seconds: float) -> None:
+        """Let the thread end when all steps are written, or after the timeout."""
+        self._deadline = time.monotonic() + timeout_seconds
+        self._closing.set()
+        self._noted.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, at most until the deadline; say what was not written."""
+        if self._pid != os.getpid():
+            return
+        self._thread.join(max(_LEAST_CLOSE_SECONDS, self._deadline - time.monotonic()))
+        if self._thread.is_alive() and self._connection is not None:
+            self._connection.interrupt()
+            self._thread.join(_LEAST_CLOSE_SECONDS)
+        with self._lock:
+            left = len(self._pending)
+        if left:
+            reason = f": {self.exporter.missing}" if not self.exporter.ready else "; the service has them"
+            self._warn("left", f"{left} steps were not exported{reason}")
+
+    def _work(self) -> None:
+        delay = _FIRST_SECONDS
+        try:
+            while not self._closing.is_set():
+                if self._noted.is_set() or not self._pending:
+                    self._noted.wait()
+                    self._noted.clear()
+                    delay = _FIRST_SECONDS
+                if self._closing.wait(delay):
+                    break
+                delay = _FIRST_SECONDS if self._export(closing=False) else min(2 * delay, _LONGEST_SECONDS)
+            delay = _FIRST_SECONDS_CLOSING
+            while self._pending and self._find_run() is not None:
+                self._export(closing=True)
+                left = self._deadline - time.monotonic()
+                if left <= 0.0:
+                    break
+                if self._pending:
+                    time.sleep(min(delay, left))
+                    delay = min(2 * delay, _FIRST_SECONDS)
+        finally:
+            self._finish()
+
+    def _export(self, *, closing: bool) -> bool:
+        """Write the pending steps that have closed; return True if there were any."""
+        written = self.written
+        try:
+            self._export_closed_steps(closing=closing)
+        except Exception as error:
+            self._warn(f"export {type(error).__name__}", f"writing a step failed and is tried again: {error}")
+        self._give_up_old()
+        return self.written > written
+
+    def _export_closed_steps(self, *, closing: bool) -> None:
+        run = self._find_run()
+        if run is None or not self.exporter.ready:
+            return
+        if not self._started:
+            self.exporter.start(run)
+            self._started = True
+        if self._connection is None:
+            self._connection = self._connect()
+        if self._source is None:
+            self._source = StepSource(self._connection, run.run_id, run.attempt, self.exporter.measures)
+        source = self._source
+        with self._lock:
+            pending = sorted(self._pending)
+        while pending:
+            first = pending[0]
+            reached = [step for step in pending if step < first + _STEPS_PER_READ]
+            pending = pending[len(reached) :]
+            for step in source.read(first, reached[-1]):
+                if step.step not in reached or (closing and time.monotonic() > self._deadline):
+                    continue
+                if not self.exporter.write(step, closing=closing):
+                    return
+                with self._lock:
+                    self._done.add(step.step)
+                    self._pending.pop(step.step, None)
+                self.written += 1
+
+    def _give_up_old(self) -> None:
+        oldest = time.monotonic() - _GIVE_UP_SECONDS
+        with self._lock:
+            old = [step for step, noted in self._pending.items() if noted < oldest]
+            for step in old:
+                del self._pending[step]
+        if old:
+            self._warn("old", f"step {old[0]} is not exported: it was not written within an hour")
+
+    def _finish(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._connection is not None:
+                self._connection.close()
+        try:
+            self.exporter.close(max(_LEAST_CLOSE_SECONDS, self._deadline - time.monotonic()))
+        except Exception as error:
+            self._warn("close", f"closing failed: {error!r}")
+
+    def _warn(self, key: str, message: str) -> None:
+        self._log.warning(f"{self.exporter.name} {key}", f"export to {self.exporter.name}: {message}")

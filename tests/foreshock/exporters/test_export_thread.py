@@ -1,0 +1,176 @@
+"""The trainer's side: nothing waits, nothing raises, and errors name what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from foreshock import Client
+from foreshock.errors import ConfigurationError
+from foreshock.exporters import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues, exporter, make_exporters
+from foreshock.measures.registry import MEASURES
+from tests.foreshock.batches import random_batch
+from tests.foreshock.exporters.trained import STEPS, curve, train, wait_until
+from tests.ports import free_port
+
+
+class Recorder(Exporter):
+    """Keeps the steps; fails or hangs on request."""
+
+    name: ClassVar[str] = "recorder"
+    module: ClassVar[str] = "json"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[StepValues] = []
+        self.failures = 0
+        self.hanging = threading.Event()
+        self.hang = False
+        self.closed = False
+
+    def start(self, run: ExportedRun) -> None:
+        self.run = run
+
+    def write(self, step: StepValues, *, closing: bool) -> bool:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the tracker is away")
+        if self.hang:
+            self.hanging.wait(60)
+        self.steps.append(step)
+        return True
+
+    def close(self, timeout_seconds: float) -> None:
+        self.closed = True
+
+
+class AnotherRecorder(Recorder):
+    """A second tracker."""
+
+    name: ClassVar[str] = "another"
+
+
+def test_the_default_measures_are_registered() -> None:
+    assert set(DEFAULT_MEASURES) <= {measure.column for measure in MEASURES}
+
+
+@pytest.mark.slow
+def test_a_tracker_that_fails_gets_each_step_once_later(make: Callable[..., Client]) -> None:
+    recorder = Recorder()
+    recorder.failures = 2
+    client = make("fails", export=recorder)
+    train(client, lambda step: None)
+    assert client.close()
+    assert sorted(each.step for each in recorder.steps) == list(STEPS)
+    assert {each.step: each.values["k3_kl"] for each in recorder.steps} == pytest.approx(curve(client, "k3_kl"))
+    assert recorder.closed
+    assert recorder.run.page == f"{client.settings.url}/runs/default/fails"
+
+
+@pytest.mark.slow
+def test_a_hanging_tracker_delays_neither_training_nor_the_end(make: Callable[..., Client]) -> None:
+    recorder, other = Recorder(), AnotherRecorder()
+    recorder.hang = True
+    client = make("hangs", export=[recorder, other])
+    client.start_run()
+    client.log_rollouts(1, random_batch(1))
+    assert client.flush(300)
+    wait_until(lambda: bool(other.steps))
+    started = time.monotonic()
+    client.log_rollouts(2, random_batch(2))
+    assert time.monotonic() - started < 1.0
+    assert client.flush(300)
+    started = time.monotonic()
+    client.close(2)
+    assert time.monotonic() - started < 12.0
+    assert [each.step for each in other.steps] == [1, 2]
+    recorder.hanging.set()
+
+
+@pytest.mark.slow
+def test_a_step_that_is_logged_again_is_exported_once(make: Callable[..., Client]) -> None:
+    recorder = Recorder()
+    client = make("again", export=recorder)
+    client.log_rollouts(1, random_batch(1))
+    assert client.flush(300)
+    wait_until(lambda: bool(recorder.steps))
+    client.log_rollouts(1, random_batch(1))
+    assert client.flush(300)
+    assert client.close()
+    assert [each.step for each in recorder.steps] == [1]
+
+
+@pytest.mark.slow
+def test_other_ranks_export_nothing(make: Callable[..., Client]) -> None:
+    recorder = Recorder()
+    client = make("rank", export=recorder)
+    client.start_run(shard=1, shards=2)
+    client.log_rollouts(1, random_batch(1))
+    assert client.flush(300)
+    client.close()
+    assert recorder.steps == []
+
+
+def test_a_dead_service_costs_the_trainer_nothing(tmp_path: Path) -> None:
+    recorder = Recorder()
+    client = Client(f"http://127.0.0.1:{free_port()}", spool_directory=tmp_path, export=recorder)
+    started = time.monotonic()
+    for step in range(20):
+        client.log_rollouts(step, random_batch(1))
+    assert time.monotonic() - started < 2.0
+    started = time.monotonic()
+    client.close(1)
+    assert time.monotonic() - started < 15.0
+    assert recorder.steps == []
+
+
+def test_wrong_names_say_what_is_known(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="unknown exporter 'wandbb'; exporters: wandb, tensorboard, mlflow"):
+        Client(spool_directory=tmp_path, export="wandbb")
+    with pytest.raises(ConfigurationError, match="'otlp' twice"):
+        make_exporters(["otlp", "otlp"])
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(exporter, "_is_installed", lambda module: False)
+    with pytest.raises(ConfigurationError, match=r"pip install 'foreshock\[mlflow\]'"):
+        Client(spool_directory=tmp_path, export="mlflow")
+
+
+def test_an_error_in_the_environment_is_logged_and_rollouts_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FORESHOCK_EXPORT", "nothing-known")
+    Client(f"http://127.0.0.1:{free_port()}", spool_directory=tmp_path).close(0.1)
+    assert "FORESHOCK_EXPORT is ignored, nothing is exported: unknown exporter 'nothing-known'" in caplog.text
+
+
+def test_without_export_no_exporter_is_imported() -> None:
+    code = "import sys, foreshock; foreshock.Client; print([name for name in sys.modules if 'exporters' in name])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.slow
+def test_the_address_of_the_runs_page_is_printed_once(
+    make: Callable[..., Client], capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = make("printed")
+    client.start_run()
+    for step in range(3):
+        client.log_rollouts(step, random_batch(step))
+    assert client.flush(300)
+    client.close()
+    second = make("printed")
+    second.start_run(shard=1, shards=2)
+    second.log_rollouts(9, random_batch(9))
+    assert second.flush(300)
+    second.close()
+    printed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("foreshock: http")]
+    assert printed == [f"foreshock: {client.settings.url}/runs/default/printed"]
