@@ -33,7 +33,7 @@ class CheckpointRequests:
     def after_delivery(self, delivery: Delivery) -> None:
         """Poll if it is time. Called in the sender's thread, whose connection is free then."""
         run = self._registrar.run_id(delivery.registration)
-        if self._feed_attached or delivery.kind != "rollouts" or run is None or time.monotonic() < self._next_poll:
+        if self._feed_attached or not delivery.is_shard or run is None or time.monotonic() < self._next_poll:
             return
         self._next_poll = time.monotonic() + _SECONDS_BETWEEN_POLLS
         try:

@@ -39,12 +39,15 @@ from foreshock.client.pipeline import Pipeline
 from foreshock.client.queue import Work
 from foreshock.client.settings import ClientSettings
 from foreshock.client.status import DeliveryStatus
+from foreshock.client.token_pass import NUMPY_PASS, prepare_token_pass
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.page_addresses import run_page_path
 from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.statistics_shards import FullRollouts
 
 if TYPE_CHECKING:
     from foreshock.exporters.exporter import ExportedRun
@@ -78,7 +81,8 @@ class Client:
     after a restart continues the run as a new attempt. `attempt_key` names one start of the job and must be equal on
     all its ranks; it is needed only if they share no launcher's variables (`foreshock.client.launch`). `strict=True`
     raises errors in arguments, for development. `block_when_full=True` makes calls wait for room in the queue instead
-    of dropping, for importers. The other keyword arguments are the fields of `ClientSettings`.
+    of dropping, for importers. The other keyword arguments are the fields of `ClientSettings`; `mode="statistics"` (or
+    `FORESHOCK_MODE`) measures every token here and sends the statistics, with some rollouts in full, for large runs.
 
     `export` writes what the service computes beside the reward: "wandb", "tensorboard", "mlflow", "trackio", "otlp", an
     `Exporter`, or several of these. Only shard 0 exports. None: `FORESHOCK_EXPORT`; an empty string: nothing.
@@ -234,7 +238,7 @@ class Client:
         except BaseException:
             self._pipeline.cancel(size)
             raise
-        make = functools.partial(requests.rollouts, registration, step, shard, shards, captured.build)
+        make = self._shard_maker(registration, step, shard, shards, captured.build)
         done = functools.partial(memory.give_back, buffer) if buffer is not None else None
         self._pipeline.put(Work(what, size, make, done))
         if shard == 0:
@@ -369,6 +373,22 @@ class Client:
             self._register(requests.registration(self.project, self.run_key, {}, make_key, 0, None))
         assert self._registration is not None
         return self._registration
+
+    def _shard_maker(
+        self, registration: Registration, step: int, shard: int, shards: int, build: Callable[[], RolloutBatch]
+    ) -> Callable[[], Delivery]:
+        """Return the function that encodes a shard in the background, as `mode` says."""
+        if self.settings.mode == "tokens":
+            return functools.partial(requests.rollouts, registration, step, shard, shards, build)
+        settings = self.settings
+        full = FullRollouts(settings.full_rollouts, settings.worst_rollouts, settings.max_step_bytes)
+
+        def make() -> Delivery:
+            if not prepare_token_pass():
+                self._log.warning("numpy pass", NUMPY_PASS)
+            return requests.statistics(registration, step, shard, shards, build, full)
+
+        return make
 
     def _require_shared_launch(self, shards: int) -> None:
         if not self.launch.shared:

@@ -9,20 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foreshock.digests import digest_of_bytes
+from foreshock.statistics_shards.body import MEDIA_TYPE as STATISTICS
 
-__all__ = ["PARQUET", "Delivery", "Registration"]
+__all__ = ["PARQUET", "STATISTICS", "Delivery", "Registration"]
 
 PARQUET = "application/vnd.apache.parquet"
 
 _SLICE_BYTES = 256 * 1024
 
-Kind = Literal["register", "rollouts", "scalars", "checkpoint", "state", "acknowledgement"]
+Kind = Literal["register", "rollouts", "statistics", "scalars", "checkpoint", "state", "acknowledgement"]
 
 
 _STEP = r"/v1/runs/\{run\}/steps/\d+"
 _REQUESTS: Mapping[Kind, re.Pattern[str]] = {
     "register": re.compile(""),
     "rollouts": re.compile(rf"PUT {_STEP}/rollouts/\d+"),
+    "statistics": re.compile(rf"PUT {_STEP}/statistics/\d+"),
     "scalars": re.compile(rf"PUT {_STEP}/scalars"),
     "checkpoint": re.compile(r"PUT /v1/runs/\{run\}/checkpoints/\d+"),
     "state": re.compile(r"PATCH /v1/runs/\{run\}"),
@@ -31,7 +33,7 @@ _REQUESTS: Mapping[Kind, re.Pattern[str]] = {
 """Method and path of each kind. No other request is read back from a disk: files in a folder may be planted."""
 
 _QUERY = {"attempt": re.compile(r"\{attempt\}"), "shards": re.compile(r"\d+")}
-_CONTENT_TYPES = frozenset({"application/json", PARQUET})
+_CONTENT_TYPES = frozenset({"application/json", PARQUET, STATISTICS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class Delivery:
     def needed(self) -> bool:
         """True for small deliveries that others depend on: no bound on size drops them."""
         return self.kind in ("register", "state", "checkpoint")
+
+    @property
+    def is_shard(self) -> bool:
+        """True for a shard of rollouts, sent as tokens or as statistics."""
+        return self.kind in ("rollouts", "statistics")
 
     def describe(self) -> str:
         """Return a short description for log messages."""

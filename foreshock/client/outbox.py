@@ -21,7 +21,7 @@ __all__ = ["Outbox", "OutboxEntry"]
 
 # The service decodes the rollouts of one step while it stores those of another. Later scalars of a step replace
 # earlier ones, so these stay in order.
-_SENT_TOGETHER: Mapping[str, int] = {"rollouts": 2, "scalars": 1}
+_SENT_TOGETHER: Mapping[str, int] = {"rollouts": 2, "statistics": 2, "scalars": 1}
 
 
 @dataclass(slots=True)

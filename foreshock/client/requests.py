@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from foreshock.client.deliveries import PARQUET, Delivery, Registration
+from foreshock.client.deliveries import PARQUET, STATISTICS, Delivery, Registration
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import MODEL_KINDS, known_model_kind
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import encode_rollouts_view
+from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 
 __all__ = [
     "acknowledgement",
@@ -23,6 +24,7 @@ __all__ = [
     "rollouts",
     "scalars",
     "state",
+    "statistics",
 ]
 
 _ATTEMPT = {"attempt": "{attempt}"}
@@ -73,6 +75,31 @@ def rollouts(
         query={**_ATTEMPT, "shards": str(int(shards))},
         content_type=PARQUET,
         body=encode_rollouts_view(build()),
+    )
+
+
+def statistics(
+    registration: Registration,
+    step: int,
+    shard: int,
+    shards: int,
+    build: Callable[[], RolloutBatch],
+    full: FullRollouts,
+) -> Delivery:
+    """Build and measure one shard and encode its statistics; call it in the background. Raises InvalidRolloutsError.
+
+    `full` is of the whole step. The sample is that of run, step and shard: the same shard gives the same bytes.
+    """
+    project, key = registration.run_identity
+    seed = "/".join((project, key, str(int(step)), str(int(shard)), str(int(shards))))
+    return Delivery(
+        kind="statistics",
+        registration=registration,
+        method="PUT",
+        path=f"/v1/runs/{{run}}/steps/{int(step)}/statistics/{int(shard)}",
+        query={**_ATTEMPT, "shards": str(int(shards))},
+        content_type=STATISTICS,
+        body=encode_statistics_shard(build(), seed=seed, full=full.of_shard(int(shard), int(shards))),
     )
 
 

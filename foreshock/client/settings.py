@@ -7,15 +7,20 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from foreshock.client.connection import DEFAULT_URL
 from foreshock.errors import ConfigurationError
 
-__all__ = ["ClientSettings"]
+__all__ = ["ClientMode", "ClientSettings"]
+
+ClientMode = Literal["tokens", "statistics"]
+"""What travels of the rollouts: every token, or statistics over every token with some rollouts in full."""
 
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
+# Settings that a job's environment may set, such as FORESHOCK_MODE, with the least value of each number.
+_FROM_ENVIRONMENT = {"mode": 0, "full_rollouts": 1, "worst_rollouts": 0, "max_step_bytes": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,14 @@ class ClientSettings:
     url: str
     api_key: str | None
     spool_directory: Path
+    mode: ClientMode = "tokens"
+    full_rollouts: int = 64
+    """Rollouts of a step that travel in full with `mode="statistics"`, a sample that keeps the distribution of lengths;
+    fewer if `max_step_bytes` would be exceeded."""
+    worst_rollouts: int = 4
+    """Rollouts of a step that travel in full besides: those with the largest |d| of a token."""
+    max_step_bytes: int = 950_000
+    """Bound on the bytes of a step with `mode="statistics"`. Each shard has its part; the statistics always travel."""
     max_queue_items: int = 10_000
     max_queue_bytes: int = 2 * _GIBIBYTE
     """Bound on the trainer's arrays that are copied and not yet encoded."""
@@ -55,12 +68,16 @@ class ClientSettings:
     ) -> ClientSettings:
         """Return the settings from the arguments, the environment and the defaults, in this order.
 
-        Raises ConfigurationError for a setting that does not exist.
+        Raises ConfigurationError for a setting that does not exist or is invalid.
         """
         known = [name for name in cls.__slots__ if name not in ("url", "api_key", "spool_directory")]
         for name in settings:
             if name not in known:
                 raise ConfigurationError(f"unknown setting {name!r} of Client; settings: {', '.join(known)}")
+        for name in _FROM_ENVIRONMENT:
+            if name not in settings and (value := os.environ.get(f"FORESHOCK_{name.upper()}")):
+                settings[name] = value
+        _check(settings)
         address = url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
         directory = spool_directory or os.environ.get("FORESHOCK_SPOOL_DIRECTORY") or _default_spool_directory(address)
         return cls(
@@ -69,6 +86,22 @@ class ClientSettings:
             spool_directory=Path(directory).expanduser().absolute(),
             **settings,
         )
+
+
+def _check(settings: dict[str, Any]) -> None:
+    """Check the settings of what travels, which may be texts of the environment."""
+    if settings.get("mode", "tokens") not in get_args(ClientMode):
+        raise ConfigurationError(f"mode must be one of {', '.join(get_args(ClientMode))}, got {settings['mode']!r}")
+    for name, least in _FROM_ENVIRONMENT.items():
+        if name == "mode" or name not in settings:
+            continue
+        try:
+            number = int(settings[name])
+        except (TypeError, ValueError):
+            number = least - 1
+        if number < least:
+            raise ConfigurationError(f"{name} must be a whole number >= {least}, got {settings[name]!r}")
+        settings[name] = number
 
 
 def _default_spool_directory(url: str) -> Path:

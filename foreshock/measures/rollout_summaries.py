@@ -136,6 +136,10 @@ class RolloutSummaries:
         tables = [part.table for part in parts]
         return RolloutSummaries(pa.concat_tables(tables) if tables else SUMMARY_SCHEMA.empty_table())
 
+    def largest_abs_d(self) -> NDArray[np.float64]:
+        """Return the largest |d| of each rollout's tokens, [N]; NaN without a measured token."""
+        return np.maximum(-self.column("min_d").astype(np.float64), self.column("max_d").astype(np.float64))
+
     def interval(self, name: str) -> Interval:
         """Return the 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
 

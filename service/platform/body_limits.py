@@ -9,10 +9,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
+from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from service.platform.problem import LimitExceeded, UnsupportedMediaType
 from service.platform.settings import Settings
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
+_TABLES = (PARQUET_MEDIA_TYPE, STATISTICS_MEDIA_TYPE)
 
 
 def body_limit(request: Request, settings: Settings) -> int:
@@ -22,7 +24,7 @@ def body_limit(request: Request, settings: Settings) -> int:
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise UnsupportedMediaType("send the body without Content-Encoding; Parquet is compressed inside")
-    is_table = request.headers.get("content-type", "").partition(";")[0].strip() == PARQUET_MEDIA_TYPE
+    is_table = request.headers.get("content-type", "").partition(";")[0].strip() in _TABLES
     limit = settings.max_body_bytes if is_table else settings.max_json_bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:

@@ -13,6 +13,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import ServiceContext
 from service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
@@ -20,7 +21,7 @@ from service.platform.store.tokens import TokenStore
 
 _BLOCK_BYTES = 1 << 20
 
-# For `openapi_extra` of an endpoint that takes a Parquet body.
+# For `openapi_extra` of an endpoint that takes such a body.
 PARQUET_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -44,15 +45,25 @@ class Upload:
     size: int
 
 
+STATISTICS_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {STATISTICS_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
 @asynccontextmanager
-async def received_upload(request: Request, context: ServiceContext) -> AsyncIterator[Upload]:
-    """Receive the request's Parquet body into a temporary file, which is deleted afterwards.
+async def received_upload(
+    request: Request, context: ServiceContext, expected: str = PARQUET_MEDIA_TYPE
+) -> AsyncIterator[Upload]:
+    """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
     Raises UnsupportedMediaType (415), LimitExceeded (413, before the rest is read) and UploadIncomplete.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip()
-    if media_type != PARQUET_MEDIA_TYPE:
-        raise UnsupportedMediaType(f"send {PARQUET_MEDIA_TYPE}, not {media_type[:100] or 'a body without a type'}")
+    if media_type != expected:
+        raise UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
     receiver = _Receiver(context.store)
     try:
         await _receive(request, receiver, context.settings.max_body_bytes)

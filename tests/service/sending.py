@@ -9,7 +9,10 @@ import httpx
 import numpy as np
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
+from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 
+_FEW = FullRollouts(2, 1)
 PARQUET = "application/vnd.apache.parquet"
 
 
@@ -53,6 +56,23 @@ class Sender:
             params={"attempt": self.attempt, "shards": shards},
             content=content,
             headers={"Content-Type": media_type},
+        )
+
+    def put_statistics(
+        self,
+        step: int,
+        body: bytes | RolloutBatch,
+        shard: int = 0,
+        shards: int = 1,
+        full: FullRollouts = _FEW,
+    ) -> httpx.Response:
+        """Upload a shard as statistics, of a batch with `full` of its rollouts in full."""
+        content = body if isinstance(body, bytes) else encode_statistics_shard(body, seed="a", full=full)
+        return self.http.put(
+            f"/v1/runs/{self.run}/steps/{step}/statistics/{shard}",
+            params={"attempt": self.attempt, "shards": shards},
+            content=content,
+            headers={"Content-Type": STATISTICS},
         )
 
     def put_scalars(self, step: int, values: dict[str, float | None], source: str = "trainer") -> httpx.Response:

@@ -6,14 +6,12 @@ only the first start of a release takes that long; a later one loads it in about
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from foreshock.measures.passes import compiled
+from foreshock.measures.passes.compiling import one_at_a_time, package_folder
 from service.platform.settings import Settings
 from service.platform.store.tokens import TokenStore
 
@@ -36,7 +34,7 @@ def chosen_token_pass(settings: Settings) -> TokenPassChoice:
     folder = None
     if settings.compiled_folder:
         folder = Path(settings.compiled_folder).absolute()
-    elif not os.access(_package_folder(), os.W_OK):
+    elif not os.access(package_folder(), os.W_OK):
         folder = TokenStore.root_of(settings.store_url).parent / "compiled"
     return TokenPassChoice(settings.token_pass == COMPILED, folder)
 
@@ -58,7 +56,7 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
             # Machine code from this folder is executed, so no other user may write it.
             choice.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.environ["NUMBA_CACHE_DIR"] = str(choice.folder)
-        with _one_at_a_time(choice.folder or _package_folder() / "__pycache__"):
+        with one_at_a_time(choice.folder or package_folder() / "__pycache__"):
             # There are as many decoders as processors, so each uses one thread.
             compiled.prepare(threads=1)
         _found = COMPILED
@@ -70,15 +68,3 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
 def token_pass() -> str:
     """Return the pass that this process uses: COMPILED, or numpy's and the reason."""
     return _found
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    folder.mkdir(exist_ok=True)
-    with (folder / "compiling.lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _package_folder() -> Path:
-    return Path(str(compiled.__file__)).parent

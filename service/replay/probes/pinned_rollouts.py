@@ -5,17 +5,13 @@ These functions decode token files; they run in a decoder process.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.rollouts.sampling import select_rollouts
 from service.platform.decoding.limits import stored_limits
 
 
@@ -72,19 +68,3 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
 def write_rollouts(pinned: PinnedRollouts, target: Path) -> None:
     """Write the pinned rollouts as one Parquet file."""
     target.write_bytes(encode_rollouts(read_rollouts(pinned)))
-
-
-def select_rollouts(sample_ids: Sequence[str], lengths: NDArray[np.int64], most: int | None) -> NDArray[np.int64]:
-    """Return the ascending row indices of at most `most` of N rollouts; all N if `most` is None or not below N.
-
-    A systematic sample over the rollouts sorted by length: every part of the length distribution has its proportion.
-    It depends on ids and lengths only, so that the same request always selects the same rollouts.
-    """
-    total = len(sample_ids)
-    if most is None or most >= total:
-        return np.arange(total, dtype=np.int64)
-    # Equal lengths are put in an order that does not depend on how a trainer numbers its prompts.
-    shuffled = [hashlib.sha256(sample_id.encode()).hexdigest() for sample_id in sample_ids]
-    order = np.lexsort((np.asarray(shuffled), lengths))
-    places = ((np.arange(most) + 0.5) * total / most).astype(np.int64)
-    return np.sort(order[places]).astype(np.int64)

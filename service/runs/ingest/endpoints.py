@@ -1,16 +1,18 @@
-"""HTTP: the upload of a step's rollouts."""
+"""HTTP: the upload of a step's rollouts, as tokens or as statistics."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
-from service.platform.context import Context
+from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
+from service.platform.context import Context, ServiceContext
 from service.platform.schemas import LARGEST_STEP, AttemptQuery, StepPath
-from service.platform.security import Ingester
-from service.platform.uploads import PARQUET_BODY, received_upload
+from service.platform.security import Ingester, Principal
+from service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, received_upload
 from service.runs.ingest import service
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from service.runs.runs.addresses import RunIdentifier
@@ -18,27 +20,57 @@ from service.runs.runs.addresses import RunIdentifier
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 
-@router.put(
-    "/rollouts/{shard}",
-    status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": ShardReceipt, "description": "The same bytes were stored before"}},
-    openapi_extra=PARQUET_BODY,
-)
+_DUPLICATE: dict[int | str, dict[str, Any]] = {
+    200: {"model": ShardReceipt, "description": "The same bytes were stored before"}
+}
+ShardPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
+Shards = Annotated[int, Query(ge=1, le=LARGEST_STEP, description="number of shards of the whole step")]
+
+
+@router.put("/rollouts/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=PARQUET_BODY)
 async def put_shard(
     run: RunIdentifier,
     step: StepPath,
-    shard: Annotated[int, Path(ge=0, le=LARGEST_STEP)],
+    shard: ShardPath,
     request: Request,
     context: Context,
     principal: Ingester,
     response: Response,
     attempt: AttemptQuery = 1,
-    shards: Annotated[int, Query(ge=1, le=LARGEST_STEP, description="number of shards of the whole step")] = 1,
+    shards: Shards = 1,
 ) -> ShardReceipt:
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
-    address = ShardAddress(run, attempt, step, shard, shards)
+    return await _ingest(request, response, context, principal, ShardAddress(run, attempt, step, shard, shards))
+
+
+@router.put(
+    "/statistics/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=STATISTICS_BODY
+)
+async def put_statistics(
+    run: RunIdentifier,
+    step: StepPath,
+    shard: ShardPath,
+    request: Request,
+    context: Context,
+    principal: Ingester,
+    response: Response,
+    attempt: AttemptQuery = 1,
+    shards: Shards = 1,
+) -> ShardReceipt:
+    """Store one shard as statistics over all its tokens, with some of its rollouts in full; answers as for rollouts.
+
+    The body is made by `foreshock.statistics_shards`. A step may have shards of both kinds; one shard is of one kind.
+    """
+    address = ShardAddress(run, attempt, step, shard, shards, as_statistics=True)
+    return await _ingest(request, response, context, principal, address)
+
+
+async def _ingest(
+    request: Request, response: Response, context: ServiceContext, principal: Principal, address: ShardAddress
+) -> ShardReceipt:
     step_has_shards = await run_in_threadpool(service.check_address, context, principal, address)
-    async with received_upload(request, context) as upload:
+    expected = STATISTICS_MEDIA_TYPE if address.as_statistics else PARQUET_MEDIA_TYPE
+    async with received_upload(request, context, expected) as upload:
         receipt = await run_in_threadpool(
             service.ingest_shard, context, principal, address, upload, step_has_shards=step_has_shards
         )

@@ -12,13 +12,14 @@ from service.runs.step_key import StepKey
 
 @dataclass(frozen=True, slots=True)
 class ShardAddress:
-    """Shard `shard` of `shards`, of a step in an attempt of a run."""
+    """Shard `shard` of `shards`, of a step in an attempt of a run, sent as tokens or as statistics."""
 
     run_id: str
     attempt: int
     step: int
     shard: int
     shards: int
+    as_statistics: bool = False
 
     @property
     def step_key(self) -> StepKey:
@@ -33,6 +34,7 @@ class ShardReceipt(BaseModel):
     digest: str = Field(description="of the body's bytes: `sha256:…`")
     rollouts: int
     tokens: int = Field(description="response tokens")
+    full_rollouts: int = Field(description="rollouts that are stored in full; below `rollouts` if sent as statistics")
     step_closed: bool = Field(
         description="true if the step is complete, or its grace time is over, and its shards are folded"
     )

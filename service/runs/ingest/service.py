@@ -25,6 +25,7 @@ from service.runs.ingest.order import IngestOrder, Place
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from service.runs.rollouts.service import add_shard, find_shard
 from service.runs.rollouts.shards import DecodedShard, decode_shard
+from service.runs.rollouts.statistics_shards import decode_statistics
 from service.runs.runs.service import get_run, lock_run, note_sign_of_life
 from service.runs.steps.closing import is_waiting, mark_closed, store_fold, try_to_close
 from service.runs.steps.service import check_expected_shards, count_shard, find_split, find_step, open_step
@@ -103,7 +104,11 @@ def _store_shard(
     temporary = context.store.temporary_file()
     try:
         decoded = context.decoders.run(
-            decode_shard, upload.path, temporary, decode_limits(context.settings), whole_step
+            decode_statistics if address.as_statistics else decode_shard,
+            upload.path,
+            temporary,
+            decode_limits(context.settings),
+            whole_step,
         )
         context.store.publish(temporary, name)
     finally:
@@ -152,7 +157,9 @@ def commit_shard(
         check_expected_shards(step, address.shards)
     else:
         step = open_step(session, key, address.shards)
-    count_shard(run, step, measured.rollouts, measured.tokens)
+    full = measured.full
+    counted = None if full is None else (full.rollouts, full.tokens)
+    count_shard(run, step, measured.rollouts, measured.tokens, counted)
     if decoded.step is not None:
         mark_closed(step)
     # The rows of the shard have a foreign key to the row of the step.
@@ -166,6 +173,8 @@ def commit_shard(
         "file_bytes": decoded.file_bytes,
         "rollouts": measured.rollouts,
         "tokens": measured.tokens,
+        "full_rollouts": None if full is None else full.rollouts,
+        "full_tokens": None if full is None else full.tokens,
         "rollout_set_digest": measured.rollout_set_digest,
         "received_at_us": now_us(),
     }
@@ -177,7 +186,7 @@ def commit_shard(
     if decoded.step is not None:
         store_fold(session, key, decoded.step)
         context.events.publish(session, StepClosed(*key))
-    return _committed("stored", upload.digest, measured.rollouts, measured.tokens, step)
+    return _committed("stored", upload.digest, measured.rollouts, measured.tokens, row["full_rollouts"], step)
 
 
 def _stored_before(session: Session, address: ShardAddress, digest: str, step: Step) -> _Committed | None:
@@ -189,12 +198,23 @@ def _stored_before(session: Session, address: ShardAddress, digest: str, step: S
             f"shard {address.shard} of step {address.step} in attempt {address.attempt} is stored with other bytes: "
             f"stored {shard.digest}, got {digest}; register a new attempt if the run was resumed"
         )
-    return _committed("duplicate", digest, shard.rollouts, shard.tokens, step)
+    return _committed("duplicate", digest, shard.rollouts, shard.tokens, shard.full_rollouts, step)
 
 
 def _committed(
-    status: Literal["stored", "duplicate"], digest: str, rollouts: int, tokens: int, step: Step
+    status: Literal["stored", "duplicate"],
+    digest: str,
+    rollouts: int,
+    tokens: int,
+    full_rollouts: int | None,
+    step: Step,
 ) -> _Committed:
-    closed = step.closed_at_us is not None
-    receipt = ShardReceipt(status=status, digest=digest, rollouts=rollouts, tokens=tokens, step_closed=closed)
+    receipt = ShardReceipt(
+        status=status,
+        digest=digest,
+        rollouts=rollouts,
+        tokens=tokens,
+        full_rollouts=rollouts if full_rollouts is None else full_rollouts,
+        step_closed=step.closed_at_us is not None,
+    )
     return _Committed(receipt, is_waiting(step))

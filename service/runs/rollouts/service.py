@@ -7,10 +7,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from foreshock.statistics_shards import ShardPart
 from service.platform.database.tables import Shard, ShardStatistics
 from service.runs.lint.service import add_evidence, replace_evidence
 from service.runs.rollouts import repository
-from service.runs.rollouts.shards import MeasuredShard, ShardPart
+from service.runs.rollouts.shards import MeasuredShard
 from service.runs.step_key import StepKey
 
 ShardVersions = frozenset[tuple[int, int]]

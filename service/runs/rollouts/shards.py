@@ -1,4 +1,7 @@
-"""Decode, validate, measure and re-encode one uploaded shard. Runs in a decoder process, without a database."""
+"""Decode, validate, measure and re-encode one uploaded shard. Runs in a decoder process, without a database.
+
+Shards that arrive as statistics are in `statistics_shards.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +13,37 @@ from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError
 from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.statistics_shards import ShardPart, statistics_of_shard
 from service.platform.decoding.limits import stored_limits
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, lint_shard
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.step_key import StepKey
 
 # Modules that a decoder process imports when it starts.
-PRELOAD = (__name__,)
+PRELOAD = (__name__, "service.runs.rollouts.statistics_shards")
 
 
 @dataclass(frozen=True, slots=True)
-class ShardPart:
-    """A shard's contribution to one comparison of its step: mergeable statistics and, for pairs, rollout summaries."""
+class FullCount:
+    """The rollouts of a shard that are stored in full, and their response tokens."""
 
-    comparison: str
-    statistics_version: int
-    statistics: bytes
-    summaries: bytes | None
+    rollouts: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredShard:
-    """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence."""
+    """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence.
+
+    `full` is None if all rollouts are stored in full; otherwise the lint's evidence is of a sample of those that are.
+    """
 
     rollouts: int
     tokens: int
     rollout_set_digest: str
     parts: tuple[ShardPart, ...]
     lint: LintPart
+    full: FullCount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
         measurement = measure_step(batch)
         measured = _shard(batch, measurement)
         data = encode_rollouts(batch)
-        step = _step(whole_step, measurement, measured) if whole_step is not None else None
+        step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
     except MemoryError as error:
         raise LimitExceededError(
             "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
@@ -85,16 +91,12 @@ def measure_stored(stored: Path) -> MeasuredShard:
 
 
 def _shard(batch: RolloutBatch, measurement: StepMeasurement) -> MeasuredShard:
-    own = ShardPart(STEP_ROW, measurement.step.statistics_version, measurement.step.to_bytes(), None)
-    pairs = [
-        ShardPart(name, pair.statistics.statistics_version, pair.statistics.to_bytes(), pair.summaries.to_bytes())
-        for name, pair in sorted(measurement.comparisons.items())
-    ]
     digest = rollout_set_digest(batch.sample_ids)
-    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, (own, *pairs), lint_shard(batch))
+    parts = statistics_of_shard(measurement)
+    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, lint_shard(batch))
 
 
-def _step(key: StepKey, measurement: StepMeasurement, shard: MeasuredShard) -> FoldedStep:
+def fold_whole_step(key: StepKey, measurement: StepMeasurement, shard: MeasuredShard) -> FoldedStep:
     """Return the fold of a step with one shard, whose statistics are those of the shard."""
     measures = {STEP_ROW: measurement.step.measures()}
     measures |= {name: pair.measures() for name, pair in measurement.comparisons.items()}

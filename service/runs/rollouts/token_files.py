@@ -18,15 +18,26 @@ class TokenFile:
     name: str
     rollout_set_digest: str
     tokens: int
+    rollouts: int
+    full_rollouts: int | None = None
 
     @classmethod
     def of(cls, shard: Shard) -> TokenFile:
         """Return the file of a shard of the catalogue."""
-        return cls(shard.shard, shard.file, shard.rollout_set_digest, shard.tokens)
+        return cls(shard.shard, shard.file, shard.rollout_set_digest, shard.tokens, shard.rollouts, shard.full_rollouts)
 
 
 def measure_file(context: ServiceContext, file: TokenFile) -> MeasuredShard:
-    """Measure a token file again; raises RolloutsError, naming the file, if its contents differ from the upload."""
+    """Measure a token file again.
+
+    Raises RolloutsError, naming the file, if its contents differ from the upload, or if the shard was sent as
+    statistics: the tokens that they are of are not stored.
+    """
+    if file.full_rollouts is not None:
+        raise RolloutsError(
+            f"shard {file.shard} was sent as statistics and cannot be measured again: {file.full_rollouts:,} of its "
+            f"{file.rollouts:,} rollouts are stored in full"
+        )
     try:
         measured: MeasuredShard = context.decoders.run(measure_stored, context.store.path_of(file.name))
     except RolloutsError as error:

@@ -42,6 +42,8 @@ def open_step(session: Session, key: StepKey, shards: int) -> Step:
         folded_shards=0,
         rollouts=0,
         tokens=0,
+        full_rollouts=None,
+        full_tokens=None,
         first_shard_at_us=now,
         last_shard_at_us=now,
         closed_at_us=None,
@@ -50,9 +52,16 @@ def open_step(session: Session, key: StepKey, shards: int) -> Step:
     return step
 
 
-def count_shard(run: Run, step: Step, rollouts: int, tokens: int) -> None:
-    """Count a shard that is added in this transaction, in its step and in the run's newest step. The run is locked."""
+def count_shard(run: Run, step: Step, rollouts: int, tokens: int, full: tuple[int, int] | None) -> None:
+    """Count a shard that is added in this transaction, in its step and in the run's newest step. The run is locked.
+
+    `full` has the rollouts and tokens that are stored in full; None: all of them.
+    """
     step.received_shards += 1
+    if full is not None or step.full_rollouts is not None or step.full_tokens is not None:
+        before = (step.rollouts, step.tokens) if step.full_rollouts is None else (step.full_rollouts, step.full_tokens)
+        added = (rollouts, tokens) if full is None else full
+        step.full_rollouts, step.full_tokens = before[0] + added[0], (before[1] or 0) + added[1]
     step.rollouts += rollouts
     step.tokens += tokens
     step.last_shard_at_us = now_us()

@@ -11,6 +11,7 @@ import pytest
 
 from foreshock.client import Client
 from foreshock.client.settings import ClientSettings
+from foreshock.errors import ConfigurationError
 from tests.paths import DOCS
 
 
@@ -27,6 +28,34 @@ def test_arguments_override_environment_and_defaults(monkeypatch: pytest.MonkeyP
     settings = ClientSettings.resolve()
     assert (settings.url, settings.api_key, settings.spool_directory) == ("http://e", "fsk_e", Path("/somewhere"))
     assert ClientSettings.resolve("http://f", "fsk_f", tmp_path) == ClientSettings("http://f", "fsk_f", tmp_path)
+
+
+def test_what_travels_may_be_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ClientSettings.resolve().mode == "tokens"
+    monkeypatch.setenv("FORESHOCK_MODE", "statistics")
+    monkeypatch.setenv("FORESHOCK_FULL_ROLLOUTS", "16")
+    settings = ClientSettings.resolve(worst_rollouts=2)
+    assert (settings.mode, settings.full_rollouts, settings.worst_rollouts) == ("statistics", 16, 2)
+    assert ClientSettings.resolve(mode="tokens").mode == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("mode", "sums", "mode must be one of tokens, statistics, got 'sums'"),
+        ("full_rollouts", "many", "full_rollouts must be a whole number >= 1, got 'many'"),
+        ("full_rollouts", "0", "full_rollouts must be a whole number >= 1, got '0'"),
+        ("worst_rollouts", "-1", "worst_rollouts must be a whole number >= 0, got '-1'"),
+    ],
+)
+def test_invalid_settings_of_what_travels_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        ClientSettings.resolve(**{name: value})
+    monkeypatch.setenv(f"FORESHOCK_{name.upper()}", value)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        ClientSettings.resolve()
 
 
 def test_page_lists_every_setting() -> None:

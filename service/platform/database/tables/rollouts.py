@@ -31,6 +31,9 @@ class Step(Base):
     folded_shards: Mapped[int]
     rollouts: Mapped[int]
     tokens: Mapped[int]
+    # NULL: all rollouts of the step are stored in full; otherwise those that are, and their response tokens.
+    full_rollouts: Mapped[int | None]
+    full_tokens: Mapped[int | None]
     first_shard_at_us: Mapped[int]
     last_shard_at_us: Mapped[int]
     closed_at_us: Mapped[int | None]
@@ -54,6 +57,9 @@ class Shard(Base):
     file_bytes: Mapped[int]
     rollouts: Mapped[int]
     tokens: Mapped[int]
+    # NULL: `file` holds all rollouts; otherwise those that it holds, beside statistics that the client sent.
+    full_rollouts: Mapped[int | None]
+    full_tokens: Mapped[int | None]
     rollout_set_digest: Mapped[str]
     received_at_us: Mapped[int]
 

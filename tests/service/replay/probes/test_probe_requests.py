@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from fastapi import FastAPI
-from hypothesis import given
-from hypothesis import strategies as st
 
 from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
 from foreshock.scorers import SCORERS, Scorer
 from service.platform.database.dialect import database_now_us
-from service.replay.probes.pinned_rollouts import select_rollouts
 from service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
@@ -239,21 +235,3 @@ def test_sample_id_in_two_shards_cannot_be_scored(http: httpx.Client) -> None:
     assert answer.status_code == 422
     assert answer.json()["column"] == "sample_id"
     assert ask_for_lease(http).status_code == 204
-
-
-@given(
-    lengths=st.lists(st.integers(0, 5_000), min_size=1, max_size=300),
-    most=st.one_of(st.none(), st.integers(1, 400)),
-)
-def test_a_sample_is_the_same_each_time_and_keeps_the_lengths_spread(lengths: list[int], most: int | None) -> None:
-    ids = [f"sample-{number}" for number in range(len(lengths))]
-    array = np.array(lengths, dtype=np.int64)
-    chosen = select_rollouts(ids, array, most)
-    size = len(lengths) if most is None else min(most, len(lengths))
-    assert chosen.size == size
-    assert np.array_equal(chosen, np.unique(chosen))
-    assert np.array_equal(chosen, select_rollouts(ids, array, most))
-    # In any part of the sorted lengths there are as many as belong there, give or take one.
-    ranks = np.sort(np.searchsorted(np.sort(array), array[chosen], side="right"))
-    expected = (np.arange(size) + 1) * len(lengths) / size
-    assert (ranks >= expected - len(lengths) / size - 1).all()

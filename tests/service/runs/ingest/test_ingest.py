@@ -28,6 +28,7 @@ def test_same_bytes_again_are_a_duplicate(http: httpx.Client, settings: Settings
         "digest": digest_of_bytes(body),
         "rollouts": batch.num_rollouts,
         "tokens": batch.num_tokens,
+        "full_rollouts": batch.num_rollouts,
         "step_closed": True,
     }
     first, again = sender.put_shard(3, body), sender.put_shard(3, body)
