@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.running_service import running_service
+from foreshock.client.settings import FROM_ENVIRONMENT
 from service.platform.settings import Settings
 from tests.paths import DOCS, REPOSITORY
 
@@ -86,7 +87,7 @@ def test_every_file_that_a_document_names_exists() -> None:
 
 
 def test_every_setting_that_a_document_names_exists() -> None:
-    known = {f"FORESHOCK_{name.upper()}" for name in Settings.model_fields} | OTHER_VARIABLES
+    known = {f"FORESHOCK_{name.upper()}" for name in (*Settings.model_fields, *FROM_ENVIRONMENT)} | OTHER_VARIABLES
     for document in DOCUMENTS:
         named = set(re.findall(r"\bFORESHOCK_[A-Z_]+\b", document.read_text()))
         assert named <= known, document.name

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from foreshock.client.connection import DEFAULT_URL
 from foreshock.errors import ConfigurationError
 
-__all__ = ["ClientMode", "ClientSettings"]
+__all__ = ["FROM_ENVIRONMENT", "ClientMode", "ClientSettings"]
 
 ClientMode = Literal["tokens", "statistics"]
 """What travels of the rollouts: every token, or statistics over every token with some rollouts in full."""
@@ -20,7 +20,7 @@ ClientMode = Literal["tokens", "statistics"]
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
 # Settings that a job's environment may set, such as FORESHOCK_MODE, with the least value of each number.
-_FROM_ENVIRONMENT = {"mode": 0, "full_rollouts": 1, "worst_rollouts": 0, "max_step_bytes": 1}
+FROM_ENVIRONMENT = {"mode": 0, "full_rollouts": 1, "worst_rollouts": 0, "max_step_bytes": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,6 @@ class ClientSettings:
     url: str
     api_key: str | None
     spool_directory: Path
-    mode: ClientMode = "tokens"
-    full_rollouts: int = 64
-    """Rollouts of a step that travel in full with `mode="statistics"`, a sample that keeps the distribution of lengths;
-    fewer if `max_step_bytes` would be exceeded."""
-    worst_rollouts: int = 4
-    """Rollouts of a step that travel in full besides: those with the largest |d| of a token."""
-    max_step_bytes: int = 950_000
-    """Bound on the bytes of a step with `mode="statistics"`. Each shard has its part; the statistics always travel."""
     max_queue_items: int = 10_000
     max_queue_bytes: int = 2 * _GIBIBYTE
     """Bound on the trainer's arrays that are copied and not yet encoded."""
@@ -57,6 +49,14 @@ class ClientSettings:
     """Longest delay of the end of the process to deliver the rest, which then stays on disk."""
     heartbeat_seconds: float = 30.0
     """Time between the messages that tell the service that this trainer lives."""
+    mode: ClientMode = "tokens"
+    full_rollouts: int = 64
+    """Rollouts of a step that travel in full with `mode="statistics"`, a sample that keeps the distribution of lengths;
+    fewer if `max_step_bytes` would be exceeded."""
+    worst_rollouts: int = 4
+    """Rollouts of a step that travel in full besides: those with the largest |d| of a token."""
+    max_step_bytes: int = 950_000
+    """Bound on the bytes of a step with `mode="statistics"`. Each shard has its part; the statistics always travel."""
 
     @classmethod
     def resolve(
@@ -74,7 +74,7 @@ class ClientSettings:
         for name in settings:
             if name not in known:
                 raise ConfigurationError(f"unknown setting {name!r} of Client; settings: {', '.join(known)}")
-        for name in _FROM_ENVIRONMENT:
+        for name in FROM_ENVIRONMENT:
             if name not in settings and (value := os.environ.get(f"FORESHOCK_{name.upper()}")):
                 settings[name] = value
         _check(settings)
@@ -92,7 +92,7 @@ def _check(settings: dict[str, Any]) -> None:
     """Check the settings of what travels, which may be texts of the environment."""
     if settings.get("mode", "tokens") not in get_args(ClientMode):
         raise ConfigurationError(f"mode must be one of {', '.join(get_args(ClientMode))}, got {settings['mode']!r}")
-    for name, least in _FROM_ENVIRONMENT.items():
+    for name, least in FROM_ENVIRONMENT.items():
         if name == "mode" or name not in settings:
             continue
         try:

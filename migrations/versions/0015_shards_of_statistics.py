@@ -10,15 +10,19 @@ down_revision = '0014'
 branch_labels = None
 depends_on = None
 
+COLUMNS = {
+    'steps': ('full_rollouts', 'full_tokens'),
+    'shards': ('full_rollouts', 'full_tokens', 'sampled_rollouts'),
+}
+
 
 def upgrade() -> None:
-    for table in ('steps', 'shards'):
-        for name in ('full_rollouts', 'full_tokens'):
+    for table, columns in COLUMNS.items():
+        for name in columns:
             op.add_column(table, sa.Column(name, sa.BigInteger(), nullable=True))
 
 
 def downgrade() -> None:
-    for table in ('steps', 'shards'):
-        with op.batch_alter_table(table) as altered:
-            for name in ('full_rollouts', 'full_tokens'):
-                altered.drop_column(name)
+    for table, columns in COLUMNS.items():
+        for name in columns:
+            op.drop_column(table, name)

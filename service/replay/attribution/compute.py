@@ -94,12 +94,15 @@ def attribute_step(
     pairs = _pairs_of(attribution)
     again = {name: score_name(name, NOISE_FLOOR_VARIANT) for name in plain}
     floors = [(again[name], name) for name in plain if again[name] in replayed]
-    compared = {pair: _compare(batch, known, *pair, _together(attribution, pair)) for pair in [*pairs, *floors]}
+    of_rollouts = batch.num_rollouts + rollouts.unstored
+    compared = {
+        pair: _compare(batch, of_rollouts, known, *pair, _together(attribution, pair)) for pair in [*pairs, *floors]
+    }
     return AttributionResult(
         attribution=attribution,
         comparisons=tuple(compared.values()),
         floors=tuple(_floor(pair, compared[pair].folded) for pair in floors),
-        of_rollouts=batch.num_rollouts,
+        of_rollouts=of_rollouts,
         used=tuple(scores),
         run_fingerprints=run,
         environment_links=tuple(_environment_links(batch, published, scores, known, run)),
@@ -173,7 +176,12 @@ def _together(attribution: Attribution | None, pair: tuple[str, str]) -> tuple[s
 
 
 def _compare(
-    batch: RolloutBatch, scores: Mapping[str, Values], target: str, behaviour: str, together: tuple[str, ...]
+    batch: RolloutBatch,
+    of_rollouts: int,
+    scores: Mapping[str, Values],
+    target: str,
+    behaviour: str,
+    together: tuple[str, ...],
 ) -> MeasuredComparison:
     rows = np.flatnonzero(np.logical_and.reduce([_scored_rollouts(batch, scores[name]) for name in together]))
     shared = batch.select(rows)
@@ -187,7 +195,7 @@ def _compare(
         statistics=statistics.to_bytes(),
         summaries=compared.summaries.to_bytes(),
     )
-    return MeasuredComparison(folded, from_sample=rows.size < batch.num_rollouts)
+    return MeasuredComparison(folded, from_sample=rows.size < of_rollouts)
 
 
 def _scored_rollouts(batch: RolloutBatch, values: Values) -> NDArray[np.bool_]:

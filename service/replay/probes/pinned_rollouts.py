@@ -5,7 +5,7 @@ These functions decode token files; they run in a decoder process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foreshock.digests import rollout_set_digest
@@ -17,15 +17,22 @@ from service.platform.decoding.limits import stored_limits
 
 @dataclass(frozen=True, slots=True)
 class PinnedRollouts:
-    """The token files in the order of their shards, and the size of the sample (None: all rollouts)."""
+    """The token files in the order of their shards, and the size of the sample (None: all rollouts).
+
+    A file of a shard that was sent as statistics holds a sample first, whose size is in `samples`, and then rollouts
+    that were chosen for their large differences; only the sample is pinned. `unstored` counts the shards' other
+    rollouts.
+    """
 
     files: tuple[Path, ...]
     max_rollouts: int | None
+    samples: tuple[int | None, ...] = ()
+    unstored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutCount:
-    """Rollouts, response tokens and the digest of the set of sample ids; `of_rollouts` counts all in the files.
+    """Rollouts, response tokens and the digest of the set of sample ids; `of_rollouts` counts all of the shards.
 
     `attributes` are those of the batch. `with_rollout_log_probs`: the engine's log-probs were logged.
     """
@@ -40,10 +47,16 @@ class RolloutCount:
 
 def read_rollouts(pinned: PinnedRollouts) -> RolloutBatch:
     """Return the pinned rollouts in the order of their shards."""
-    batch = RolloutBatch.concat(decode_rollouts(path.read_bytes(), stored_limits()) for path in pinned.files)
+    samples = pinned.samples or (None,) * len(pinned.files)
+    batch = RolloutBatch.concat(_read(path, sample) for path, sample in zip(pinned.files, samples, strict=True))
     if pinned.max_rollouts is None or pinned.max_rollouts >= batch.num_rollouts:
         return batch
     return batch.select(select_rollouts(batch.sample_ids, batch.response_lengths, pinned.max_rollouts))
+
+
+def _read(file: Path, sample: int | None) -> RolloutBatch:
+    batch = decode_rollouts(file.read_bytes(), stored_limits())
+    return batch if sample is None else batch.select(range(sample))
 
 
 def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
@@ -51,7 +64,7 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
 
     Raises InvalidRolloutsError if two shards have the same sample id: their scores could not be distinguished.
     """
-    everything = read_rollouts(PinnedRollouts(pinned.files, None))
+    everything = read_rollouts(replace(pinned, max_rollouts=None))
     if len(set(everything.sample_ids)) != everything.num_rollouts:
         raise InvalidRolloutsError("two shards of the step have the same sample_id", column="sample_id")
     batch = read_rollouts(pinned)
@@ -59,7 +72,7 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
         rollouts=batch.num_rollouts,
         tokens=batch.num_tokens,
         rollout_set_digest=rollout_set_digest(batch.sample_ids),
-        of_rollouts=everything.num_rollouts,
+        of_rollouts=everything.num_rollouts + pinned.unstored,
         attributes=batch.attributes,
         with_rollout_log_probs=batch.rollout_log_probs is not None,
     )

@@ -260,7 +260,15 @@ def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[
 
 
 def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:
-    return PinnedRollouts(tuple(context.store.path_of(shard.file) for shard in shards), max_rollouts)
+    samples = tuple(shard.sampled_rollouts for shard in shards)
+    return PinnedRollouts(
+        files=tuple(context.store.path_of(shard.file) for shard in shards),
+        max_rollouts=max_rollouts,
+        samples=samples,
+        unstored=sum(
+            shard.rollouts - sample for shard, sample in zip(shards, samples, strict=True) if sample is not None
+        ),
+    )
 
 
 def _insert(

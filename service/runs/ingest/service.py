@@ -175,6 +175,7 @@ def commit_shard(
         "tokens": measured.tokens,
         "full_rollouts": None if full is None else full.rollouts,
         "full_tokens": None if full is None else full.tokens,
+        "sampled_rollouts": None if full is None else full.sampled,
         "rollout_set_digest": measured.rollout_set_digest,
         "received_at_us": now_us(),
     }

@@ -25,10 +25,11 @@ PRELOAD = (__name__, "service.runs.rollouts.statistics_shards")
 
 @dataclass(frozen=True, slots=True)
 class FullCount:
-    """The rollouts of a shard that are stored in full, and their response tokens."""
+    """The rollouts of a shard that are stored in full, and their response tokens; the first `sampled` are unbiased."""
 
     rollouts: int
     tokens: int
+    sampled: int
 
 
 @dataclass(frozen=True, slots=True)

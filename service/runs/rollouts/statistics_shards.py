@@ -49,7 +49,9 @@ def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step
             shard.rollout_set_digest,
             shard.statistics,
             lint_shard(batch.select(np.arange(shard.sampled))),
-            FullCount(batch.num_rollouts, batch.num_tokens) if batch.num_rollouts < shard.rollouts else None,
+            FullCount(batch.num_rollouts, batch.num_tokens, shard.sampled)
+            if batch.num_rollouts < shard.rollouts
+            else None,
         )
         data = encode_rollouts(batch)
         step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None

@@ -57,9 +57,11 @@ class Shard(Base):
     file_bytes: Mapped[int]
     rollouts: Mapped[int]
     tokens: Mapped[int]
-    # NULL: `file` holds all rollouts; otherwise those that it holds, beside statistics that the client sent.
+    # NULL: `file` holds all rollouts; otherwise those that it holds, beside statistics that the client sent. The first
+    # `sampled_rollouts` of them are an unbiased sample.
     full_rollouts: Mapped[int | None]
     full_tokens: Mapped[int | None]
+    sampled_rollouts: Mapped[int | None]
     rollout_set_digest: Mapped[str]
     received_at_us: Mapped[int]
 

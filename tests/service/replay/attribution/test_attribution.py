@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from foreshock.client.connection import ServiceConnection
 from foreshock.clock import now_us
 from foreshock.commands.queries import RunQueries
-from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts import RolloutBatch, decode_rollouts
+from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
 from service.platform.context import ServiceContext
 from service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
 from service.replay.events import ScoresPublished
@@ -132,6 +133,24 @@ def test_scores_of_two_probes_join_in_one_chain(http: httpx.Client) -> None:
     assert "not told apart" in first["links"][1]["cause"]
     replay(run, {"torch.trainer": noisy(batch, 2)}, batch)
     assert run.get("steps/1/attribution").json()["chain"] == ["rollout", *CHAIN, "trainer"]
+
+
+def test_replay_of_a_step_of_statistics_is_marked_as_a_sample(http: httpx.Client) -> None:
+    run = start_run(http)
+    batch = make_batch(40)
+    body = encode_statistics_shard(batch, seed="a", full=FullRollouts(8, 3))
+    run.put_statistics(1, body).raise_for_status()
+    announce_checkpoint(run, 1)
+    shard = StatisticsShard.from_bytes(body)
+    sample = decode_rollouts(shard.full).select(range(shard.sampled))
+    replay(run, {"vllm.prefill": noisy(sample, 1), "torch.trainer": noisy(sample, 2)}, sample)
+    read = run.get("steps/1/attribution").json()
+    assert (read["rollouts"], read["of_rollouts"], read["from_sample"]) == (8, 40, True)
+    columns = run.get("measurements").json()["columns"]
+    sampled = dict(zip(columns["comparison"], columns["from_sample"], strict=True))
+    assert sampled["vllm.prefill/rollout"] is True
+    # All tokens are in the statistics of what the run logged itself.
+    assert sampled["trainer/rollout"] is False
 
 
 def test_sample_is_marked_as_one(http: httpx.Client) -> None:

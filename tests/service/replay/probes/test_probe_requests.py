@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
 from foreshock.scorers import SCORERS, Scorer
+from foreshock.statistics_shards import FullRollouts
 from service.platform.database.dialect import database_now_us
 from service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
@@ -235,3 +236,13 @@ def test_sample_id_in_two_shards_cannot_be_scored(http: httpx.Client) -> None:
     assert answer.status_code == 422
     assert answer.json()["column"] == "sample_id"
     assert ask_for_lease(http).status_code == 204
+
+
+def test_a_step_of_statistics_is_replayed_on_its_sample_and_says_so(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_statistics(1, make_batch(40), 0, 2, FullRollouts(6, 3)).raise_for_status()
+    run.put_shard(1, make_batch(10, 1), 1, 2).raise_for_status()
+    announce_checkpoint(run, 1)
+    probe = ask_for_probe(run, 1).raise_for_status().json()
+    # The rollouts that were chosen for their large differences would bias every figure of the replay.
+    assert (probe["rollouts"], probe["from_sample"]) == (16, True)
