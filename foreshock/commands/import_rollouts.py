@@ -1,4 +1,4 @@
-"""`foreshock import`: log a recorded run through the client, like a trainer.
+"""`foreshock import`: log a recorded run, or the dumps of a training framework, through the client, like a trainer.
 
 Importing again changes nothing: the same files give the same bytes in the same attempt.
 """
@@ -6,16 +6,18 @@ Importing again changes nothing: the same files give the same bytes in the same 
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from foreshock.client.client import Client
+from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect, run_url
+from foreshock.commands.delivery import wait_for_delivery
+from foreshock.commands.import_dumps import add_dump_options, chosen_format, import_dumps, is_selected
 from foreshock.commands.progress import Progress
 from foreshock.commands.recording import Recording, find_recording, read_scalars, read_shard
-from foreshock.errors import ConfigurationError, Rejected, ServiceUnavailable
+from foreshock.errors import ConfigurationError
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
@@ -24,13 +26,12 @@ __all__ = ["command"]
 _DESCRIBED = ("name", "model", "trainer", "engine", "hardware")
 _ATTRIBUTES = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "trainer_policy")
 _ATTEMPT_KEY = "import"
-_STALLED_SECONDS = 120.0
 
 
 class ImportCommand:
     """Reads files, logs them, and waits until the service has stored them."""
 
-    help = "log a recorded run: folders of step_NNNN.jsonl.gz or .parquet, metrics.jsonl, checkpoints"
+    help = "log a recorded run (step_NNNN.jsonl.gz or .parquet, metrics.jsonl, checkpoints) or a framework's dumps"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
@@ -59,32 +60,27 @@ class ImportCommand:
         sampling.add_argument("--logprobs-mode", choices=LOGPROBS_MODES)
         sampling.add_argument("--trainer-policy", choices=TRAINER_POLICIES)
         parser.add_argument("--unfinished", action="store_true", help="do not mark the run as finished")
+        add_dump_options(parser)
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
-        recording = _selected(find_recording(arguments.paths, step=arguments.step), arguments)
-        root = _weights_root(arguments.weights_root)
         attributes = BatchAttributes(
             length_cap=arguments.length_cap, **{name: getattr(arguments, name) for name in _ATTRIBUTES}
         )
+        chosen = chosen_format(arguments)
+        if chosen is not None:
+            with connect(arguments) as connection:
+                client = self._client(connection, arguments)
+                self._start(client, attributes, arguments, trainer=chosen.framework)
+                return import_dumps(client, connection, chosen, attributes, arguments)
+        recording = _selected(find_recording(arguments.paths, step=arguments.step), arguments)
+        root = _weights_root(arguments.weights_root)
         with connect(arguments) as connection:
-            # Without a service the import fails at once instead of spooling.
-            connection.request("GET", "/livez")
-            client = Client(
-                connection.url,
-                arguments.project,
-                arguments.run_key,
-                api_key=arguments.api_key,
-                attempt_key=_ATTEMPT_KEY,
-                strict=True,
-                block_when_full=True,
-                max_queue_items=64,
-                export="",
-            )
+            client = self._client(connection, arguments)
             try:
                 self._log(client, recording, attributes, arguments, root)
-                _wait(client)
+                wait_for_delivery(client)
             finally:
                 client.close()
             counters = client.counters.snapshot()
@@ -94,6 +90,33 @@ class ImportCommand:
             )
         return 0
 
+    def _client(self, connection: ServiceConnection, arguments: argparse.Namespace) -> Client:
+        # Without a service the import fails at once instead of spooling.
+        connection.request("GET", "/livez")
+        return Client(
+            connection.url,
+            arguments.project,
+            arguments.run_key,
+            api_key=arguments.api_key,
+            attempt_key=_ATTEMPT_KEY,
+            strict=True,
+            block_when_full=True,
+            max_queue_items=64,
+            export="",
+        )
+
+    def _start(
+        self, client: Client, attributes: BatchAttributes, arguments: argparse.Namespace, *, trainer: str | None = None
+    ) -> None:
+        description: dict[str, Any] = {name: getattr(arguments, name) for name in _DESCRIBED}
+        client.start_run(
+            **{**description, "trainer": arguments.trainer or trainer},
+            initial_learning_rate=arguments.initial_learning_rate,
+            length_cap=arguments.length_cap,
+            model_kind=arguments.model_kind,
+            attributes=attributes,
+        )
+
     def _log(
         self,
         client: Client,
@@ -102,17 +125,10 @@ class ImportCommand:
         arguments: argparse.Namespace,
         root: tuple[str, Path] | None,
     ) -> None:
-        description: dict[str, Any] = {name: getattr(arguments, name) for name in _DESCRIBED}
-        client.start_run(
-            **description,
-            initial_learning_rate=arguments.initial_learning_rate,
-            length_cap=arguments.length_cap,
-            model_kind=arguments.model_kind,
-            attributes=attributes,
-        )
+        self._start(client, attributes, arguments)
         for path in recording.scalars:
             for step, values in read_scalars(path):
-                if _is_selected(step, arguments):
+                if is_selected(step, arguments):
                     client.log_scalars(step, values)
         if root is not None:
             for step, folder in recording.checkpoints:
@@ -128,40 +144,12 @@ class ImportCommand:
             client.finish()
 
 
-def _wait(client: Client) -> None:
-    """Wait until everything is delivered. Raises ServiceUnavailable if it stalls, Rejected for rejected items."""
-    progress = Progress("delivering", client.counters.accepted)
-    delivered, since = -1, time.monotonic()
-    while (status := client.flush(0.2)).undelivered:
-        now = client.counters.snapshot()
-        progress.show(now.delivered)
-        if now.delivered != delivered:
-            delivered, since = now.delivered, time.monotonic()
-        elif time.monotonic() - since > _STALLED_SECONDS:
-            raise ServiceUnavailable(
-                f"nothing was delivered for {_STALLED_SECONDS:.0f} s ({status.reason or 'no answer'}); the rest is "
-                f"kept in {client.settings.spool_directory} and sent by the next import"
-            )
-    now = client.counters.snapshot()
-    progress.show(now.delivered)
-    if now.rejected or now.invalid or now.dropped:
-        kept = client.settings.spool_directory / "rejected"
-        raise Rejected(
-            f"{now.rejected} items were rejected by the service (their bytes are in {kept}), "
-            f"{now.invalid} were invalid, {now.dropped} were dropped"
-        )
-
-
 def _selected(recording: Recording, arguments: argparse.Namespace) -> Recording:
     return replace(
         recording,
-        shards=tuple(file for file in recording.shards if _is_selected(file.step, arguments)),
-        checkpoints=tuple(item for item in recording.checkpoints if _is_selected(item[0], arguments)),
+        shards=tuple(file for file in recording.shards if is_selected(file.step, arguments)),
+        checkpoints=tuple(item for item in recording.checkpoints if is_selected(item[0], arguments)),
     )
-
-
-def _is_selected(step: int, arguments: argparse.Namespace) -> bool:
-    return bool(step >= arguments.from_step and (arguments.to_step is None or step <= arguments.to_step))
 
 
 def _weights_root(option: str | None) -> tuple[str, Path] | None:

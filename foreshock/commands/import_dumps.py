@@ -1,0 +1,216 @@
+"""The part of `foreshock import` that reads a framework's dumps, once or as they appear."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from foreshock.client.client import Client
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.command import run_url
+from foreshock.commands.delivery import refuse_losses, wait_for_delivery
+from foreshock.digests import digest_of_json
+from foreshock.errors import ConfigurationError, Rejected, RolloutsError
+from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
+from foreshock.importers.follow import Follower
+from foreshock.importers.log_probs import KINDS
+from foreshock.importers.record import ImportRecord
+from foreshock.rollouts.attributes import BatchAttributes
+
+__all__ = ["add_dump_options", "chosen_format", "import_dumps", "is_selected"]
+
+_POLL_SECONDS = 0.5
+
+
+def add_dump_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for dumps of frameworks."""
+    group = parser.add_argument_group("dumps of a framework (docs/integrations/importers.md)")
+    group.add_argument("--format", choices=[*FORMATS], help="the format of PATH (default: told from its files)")
+    group.add_argument(
+        "--follow", action="store_true", help="import the dumps of folder PATH as they appear, until Ctrl-C"
+    )
+    group.add_argument(
+        "--until-idle", type=float, metavar="SECONDS", help="end --follow after a time without a new dump"
+    )
+    group.add_argument(
+        "--settle", type=float, default=5.0, metavar="SECONDS",
+        help="--follow: time without a change after which a file without a marker is finished (default: 5)",
+    )  # fmt: skip
+    group.add_argument("--allow-pickle", action="store_true", help="read .pt and .pkl files, in a sandboxed process")
+    group.add_argument("--log-probs", choices=KINDS, help="what the dump's log-probs are, if its values leave it open")
+    group.add_argument("--reward-key", metavar="NAME", help="the entry of rewards that are mappings")
+
+
+def chosen_format(arguments: argparse.Namespace) -> DumpFormat | None:
+    """Return the format of the paths; None for recorded runs. Raises ConfigurationError."""
+    if arguments.until_idle is not None and not arguments.follow:
+        raise ConfigurationError("--until-idle needs --follow")
+    name = arguments.format
+    if name is None and (arguments.follow or len(arguments.paths) == 1):
+        found = formats_of(arguments.paths[0])
+        if arguments.follow and len(found) != 1:
+            raise ConfigurationError(
+                f"{str(arguments.paths[0])!r} has files of {', '.join(found) or 'no known format'}: pass --format, one "
+                f"of {', '.join(FORMATS)}"
+            )
+        name = found[0] if len(found) == 1 else None
+    if name is None:
+        return None
+    if len(arguments.paths) != 1:
+        raise ConfigurationError(f"--format {name} reads one PATH, got {len(arguments.paths)}")
+    if arguments.format is None:
+        print(f"format: {name}")
+    return FORMATS[name]
+
+
+def import_dumps(
+    client: Client,
+    connection: ServiceConnection,
+    kind: DumpFormat,
+    attributes: BatchAttributes,
+    arguments: argparse.Namespace,
+) -> int:
+    """Import the dumps with a client that was started, and close it. Raises ForeshockError."""
+    options = ReadOptions(arguments.allow_pickle, arguments.log_probs, arguments.reward_key, attributes)
+    importing = _Importing(client, kind, options, arguments)
+    try:
+        status = importing.follow() if arguments.follow else importing.once()
+        if not arguments.unfinished and not importing.interrupted:
+            client.finish()
+            wait_for_delivery(client)
+    finally:
+        client.close()
+        importing.summarise(connection)
+    return status
+
+
+def is_selected(step: int, arguments: argparse.Namespace) -> bool:
+    """Return True if the step is between --from-step and --to-step."""
+    return bool(step >= arguments.from_step and (arguments.to_step is None or step <= arguments.to_step))
+
+
+class _Importing:
+    """One import: what was logged, and the remarks that were already printed."""
+
+    def __init__(self, client: Client, kind: DumpFormat, options: ReadOptions, arguments: argparse.Namespace) -> None:
+        self._client = client
+        self._kind = kind
+        self._options = options
+        self._arguments = arguments
+        self._path: Path = arguments.paths[0]
+        self._remarks: set[str] = set()
+        self._steps: list[int] = []
+        self._rollouts = 0
+        self.interrupted = False
+
+    def once(self) -> int:
+        """Import all dumps that are there. Raises RolloutsError for the first one that is unfinished or invalid."""
+        dumps = [dump for dump in find_dumps(self._kind.name, self._path) if is_selected(dump.step, self._arguments)]
+        for dump in dumps:
+            if dump.finished is False:
+                self._remark(
+                    f"step {dump.step} is not finished (no STABLE file) and was left out; use --follow to wait"
+                )
+                continue
+            self._log(self._kind.read(dump, self._options))
+        wait_for_delivery(self._client)
+        return 0
+
+    def follow(self) -> int:
+        """Import dumps as they appear, until Ctrl-C, SIGTERM or --until-idle. Returns 1 if some were not imported."""
+        record = ImportRecord(self._record_path())
+        if len(record):
+            print(f"continuing: {len(record)} steps were imported before")
+        follower = Follower(self._kind, self._path, record, settle_seconds=self._arguments.settle)
+        refused: set[int] = set()
+        newest = time.monotonic()
+        with _interruptible():
+            try:
+                while True:
+                    for dump, signature in follower.finished():
+                        if not is_selected(dump.step, self._arguments):
+                            continue
+                        newest = time.monotonic()
+                        try:
+                            self._log(self._kind.read(dump, self._options))
+                            self._deliver()
+                        except (RolloutsError, Rejected) as error:
+                            self._remark(f"step {dump.step} was not imported: {error}")
+                            refused.add(dump.step)
+                            follower.refuse(dump, signature)
+                        else:
+                            refused.discard(dump.step)
+                            record.add(dump.step, signature)
+                        newest = time.monotonic()
+                    if self._arguments.until_idle is not None and (
+                        time.monotonic() - newest >= self._arguments.until_idle
+                    ):
+                        break
+                    time.sleep(_POLL_SECONDS)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                print("stopped; the same command continues here", file=sys.stderr)
+        for step, reason in sorted(follower.waiting.items()):
+            self._remark(f"step {step} was not imported: {reason}")
+        for step in sorted(follower.changed):
+            self._remark(f"the files of step {step} changed after it was imported; the service keeps the first content")
+        return 1 if refused or (follower.waiting and not self.interrupted) else 0
+
+    def summarise(self, connection: ServiceConnection) -> None:
+        """Print what was imported."""
+        known = self._client.counters.duplicates
+        steps = f"{len(self._steps)} steps" + (f" ({self._steps[0]} to {self._steps[-1]})" if self._steps else "")
+        already = f", {known} shards of them already stored" if known else ""
+        url = run_url(connection, str(self._client.run_id)) if self._client.run_id else "not registered"
+        print(f"{steps} with {self._rollouts} rollouts imported{already}; run {self._arguments.run_key}: {url}")
+
+    def _log(self, step: ImportedStep) -> None:
+        for note in step.notes:
+            self._remark(note)
+        for shard, batch in enumerate(step.batches):
+            self._client.log_rollouts(step.step, batch, shard=shard, shards=len(step.batches), copy=False)
+        if step.scalars:
+            self._client.log_scalars(step.step, step.scalars)
+        rollouts = sum(batch.num_rollouts for batch in step.batches)
+        tokens = sum(batch.num_tokens for batch in step.batches)
+        self._steps.append(step.step)
+        self._rollouts += rollouts
+        scalars = f", {len(step.scalars)} scalars" if step.scalars else ""
+        print(f"step {step.step}: {rollouts} rollouts, {tokens:,} tokens{scalars}", flush=True)
+
+    def _deliver(self) -> None:
+        """Wait for the service, however long it takes. Raises Rejected."""
+        while (status := self._client.flush(2.0)).undelivered:
+            self._remark(f"waiting for the service: {status.reason or 'no answer yet'}")
+        refuse_losses(self._client)
+
+    def _remark(self, text: str) -> None:
+        if text not in self._remarks:
+            self._remarks.add(text)
+            print(f"note: {text}", file=sys.stderr, flush=True)
+
+    def _record_path(self) -> Path:
+        """Return a file per service, run and folder, beside the spool."""
+        settings = self._client.settings
+        name = digest_of_json([settings.url, self._client.project, self._client.run_key, str(self._path.resolve())])
+        return settings.spool_directory.parent / "imports" / f"{name.rpartition(':')[2][:32]}.json"
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM end the block like Ctrl-C."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

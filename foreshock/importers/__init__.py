@@ -1,0 +1,37 @@
+"""Import dumps of training frameworks: one module per format, and `FORMATS`, the table of all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from foreshock.errors import ConfigurationError
+from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions
+from foreshock.importers.nemo_rl import NemoRlFormat
+from foreshock.importers.prime_rl import PrimeRlFormat
+from foreshock.importers.skyrl import SkyRlFormat
+from foreshock.importers.slime import SlimeFormat
+from foreshock.importers.trl import TrlFormat
+from foreshock.importers.verl import VerlFormat
+
+__all__ = ["FORMATS", "Dump", "DumpFormat", "ImportedStep", "ReadOptions", "find_dumps", "formats_of"]
+
+FORMATS: dict[str, DumpFormat] = {
+    each.name: each
+    for each in (PrimeRlFormat(), NemoRlFormat(), SlimeFormat(), SkyRlFormat(), VerlFormat(), TrlFormat())
+}
+"""The formats by the value of `foreshock import --format`."""
+
+
+def find_dumps(name: str, path: Path) -> list[Dump]:
+    """Return the dumps of a format in `path`, by step. Raises ConfigurationError if there are none."""
+    found = FORMATS[name].find(path)
+    if not found:
+        others = formats_of(path)
+        hint = f"; the files look like --format {' or '.join(others)}" if others else ""
+        raise ConfigurationError(f"no dumps of {name} in {str(path)!r}: expected {FORMATS[name].layout}{hint}")
+    return found
+
+
+def formats_of(path: Path) -> list[str]:
+    """Return the formats whose files are in `path`."""
+    return [name for name, each in FORMATS.items() if path.exists() and each.find(path)]

@@ -1,0 +1,169 @@
+"""Rollouts as an importer reads them, one at a time, and the batch that they make."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.importers.dumps import ReadOptions, refusal
+from foreshock.importers.log_probs import all_zero, kind_of, to_log_probs
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
+
+__all__ = ["Row", "floats", "integers", "make_batch", "mask", "number", "prompt_group"]
+
+_LOG_PROBS = ("rollout_log_probs", "trainer_log_probs")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rollout. `place` says where it is in the dump; `columns` are fields of RolloutBatch, None if not logged.
+
+    `names` are the dump's own names of the columns of log-probs, for messages.
+    """
+
+    place: str
+    sample_id: str
+    prompt: NDArray[np.int64]
+    response: NDArray[np.int64]
+    sampled: NDArray[np.bool_]
+    columns: dict[str, Any]
+    names: dict[str, str] = field(default_factory=dict)
+
+
+def make_batch(
+    rows: Sequence[Row], options: ReadOptions, attributes: BatchAttributes, switched_on_by: dict[str, str]
+) -> tuple[RolloutBatch, list[str]]:
+    """Return the validated batch of one shard, and remarks.
+
+    `switched_on_by` says, for a column of log-probs, which option of the framework logs it. Raises RolloutsError naming
+    the place of the rollout.
+    """
+    notes: list[str] = []
+    sampled = [row.sampled for row in rows]
+    columns: dict[str, Any] = {"response_mask": [mask.astype(np.uint8) for mask in sampled]}
+    for name in sorted({name for row in rows for name in row.columns}):
+        values = [row.columns.get(name) for row in rows]
+        if name not in _LOG_PROBS:
+            if all(value is not None for value in values) or name in ("group_ids", "finish_reasons", "data_sources"):
+                columns[name] = values
+            elif name == "reward" and any(value is not None for value in values):
+                columns[name] = [np.nan if value is None else value for value in values]
+            continue
+        log_probs, remarks = _log_probs(rows, name, options)
+        notes += remarks
+        if log_probs is not None:
+            columns[name] = log_probs
+    for name in _LOG_PROBS:
+        if name not in columns:
+            notes.append(f"no {_LETTER[name]}: {switched_on_by[name]}")
+    prompts: list[Any] = [row.prompt for row in rows]
+    responses: list[Any] = [row.response for row in rows]
+    try:
+        batch = RolloutBatch.from_lists(
+            [row.sample_id for row in rows],
+            prompts,
+            responses,
+            attributes=attributes,
+            **columns,
+        )
+    except InvalidRolloutsError as error:
+        if error.row is None or error.row >= len(rows):
+            raise
+        raise refusal(rows[error.row].place, error.column, error.message) from error
+    return batch, notes
+
+
+_LETTER = {"rollout_log_probs": "μ (rollout log-probs)", "trainer_log_probs": "π (trainer log-probs)"}
+
+
+def _log_probs(
+    rows: Sequence[Row], name: str, options: ReadOptions
+) -> tuple[list[NDArray[np.float32]] | None, list[str]]:
+    field = next((row.names[name] for row in rows if name in row.names), name)
+    found = [row.columns.get(name) for row in rows]
+    lacking = [row for row, value in zip(rows, found, strict=True) if value is None and row.sampled.any()]
+    if len(lacking) == sum(1 for row in rows if row.sampled.any()):
+        return None, []
+    sampled = [row.sampled for row in rows]
+    values = [
+        np.where(row.sampled, np.nan, 0.0) if value is None else value for row, value in zip(rows, found, strict=True)
+    ]
+    notes = []
+    if lacking:
+        notes.append(f"`{field}` is missing in {len(lacking)} rollouts, first in {lacking[0].place}: they count as NaN")
+    if all_zero(values, sampled):
+        return None, [*notes, f"`{field}` is 0 at every token, a placeholder: it was left out"]
+    kind = options.log_probs or kind_of(values, sampled, [row.place for row in rows], field)
+    converted, remarks = to_log_probs(values, sampled, kind, field)
+    return converted, notes + remarks
+
+
+def prompt_group(prompt: NDArray[np.int64]) -> str:
+    """Return a name for all rollouts of one prompt, for formats without prompt groups."""
+    return "prompt-" + hashlib.sha256(prompt.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+def integers(value: Any, place: str, field: str, length: int | None = None) -> NDArray[np.int64]:
+    """Return a list of whole numbers as an array. Raises InvalidRolloutsError for anything else, or another length."""
+    array = _array(value, place, field, length)
+    if array.size and array.dtype.kind not in "iu":
+        raise refusal(place, field, f"expected a list of whole numbers, got {_shown(value)}")
+    return array.astype(np.int64)
+
+
+def floats(value: Any, place: str, field: str, length: int | None = None) -> NDArray[np.float64]:
+    """Return a list of numbers as an array, null as NaN. Raises InvalidRolloutsError for anything else."""
+    array = _array(value, place, field, length)
+    if array.dtype == object and all(item is None or _is_number(item) for item in array):
+        array = np.array([np.nan if item is None else item for item in array], np.float64)
+    if array.size and array.dtype.kind not in "iuf":
+        raise refusal(place, field, f"expected a list of numbers, got {_shown(value)}")
+    return array.astype(np.float64)
+
+
+def mask(value: Any, place: str, field: str, length: int | None = None) -> NDArray[np.bool_]:
+    """Return a list of booleans, or of 0 and 1, as a mask. Raises InvalidRolloutsError for other values."""
+    array = _array(value, place, field, length)
+    if array.size and (array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all()):
+        raise refusal(place, field, f"expected a list of 0 and 1, got {_shown(value)}")
+    return array.astype(np.bool_)
+
+
+def number(value: Any, place: str, field: str) -> float | None:
+    """Return a number, or None for null. Raises InvalidRolloutsError for anything else."""
+    if value is None:
+        return None
+    if not _is_number(value):
+        raise refusal(place, field, f"expected a number or null, got {_shown(value)}")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > sys.float_info.max
+
+
+def _array(value: Any, place: str, field: str, length: int | None) -> NDArray[Any]:
+    if not isinstance(value, list | np.ndarray):
+        raise refusal(place, field, f"expected a list, got {_shown(value)}")
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise refusal(place, field, f"expected a flat list of numbers, got {_shown(value)}") from error
+    if array.ndim != 1:
+        raise refusal(place, field, f"expected a flat list of numbers, got {array.ndim} dimensions")
+    if length is not None and array.size != length:
+        raise refusal(place, field, f"expected {length} values, one per token, got {array.size}")
+    return array
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,100 @@
+"""Read a pickle or a `.pt` file in a process of its own that can do nothing else.
+
+The child gets the open file as its stdin and an empty environment, has limits on memory and time, and cannot open
+files, sockets or processes (`lockdown.py`). It unpickles tensors, arrays and plain data only (`unpickling.py`) and
+returns a table of numbers as Arrow IPC, which is validated here. Neither torch nor the framework is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
+from foreshock.importers.sandbox import METADATA_KEY
+from foreshock.rollouts.limits import DecodeLimits
+
+__all__ = ["read_pickled"]
+
+_CHILD = "foreshock.importers.sandbox.child"
+_CPU_SECONDS = 300
+_WALL_SECONDS = 600
+_MEMORY_BYTES = 8 << 30
+_LONGEST_REASON = 500
+
+
+def read_pickled(
+    path: Path, kind: Literal["pt", "pickle"], columns: Sequence[str], limits: DecodeLimits, *, allowed: bool
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the named columns of a dump, one row per rollout, and its own numbers.
+
+    `kind` is "pt" for a file of `torch.save`, "pickle" for a pickle. Raises ConfigurationError unless `allowed`,
+    InvalidRolloutsError or LimitExceededError naming the file.
+    """
+    if not allowed:
+        raise ConfigurationError(
+            f"{path.name} is a pickle, which may contain code. With --allow-pickle it is read in a process without "
+            "access to files and network that unpickles tensors and plain data only"
+        )
+    words = [sys.executable, "-s", "-m", _CHILD, kind, str(_MEMORY_BYTES), str(_CPU_SECONDS), *columns]
+    # Python finds its packages by PYTHONPATH; nothing else of the environment is handed on, API keys least of all.
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    try:
+        with path.open("rb") as file:
+            process = subprocess.Popen(
+                words,
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise InvalidRolloutsError(f"{path.name} cannot be read: {error}") from error
+    deadline = threading.Timer(_WALL_SECONDS, process.kill)
+    deadline.start()
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            written = process.stdout.read(limits.max_uncompressed_bytes + 1)
+            if len(written) > limits.max_uncompressed_bytes:
+                raise LimitExceededError(
+                    f"{path.name} has more than {limits.max_uncompressed_bytes:,} bytes of numbers"
+                )
+            reason = process.stderr.read(_LONGEST_REASON).decode(errors="replace").strip()
+        finally:
+            process.kill()
+            deadline.cancel()
+    if process.returncode != 0:
+        raise InvalidRolloutsError(f"{path.name} cannot be imported: {reason or _ending(process.returncode)}")
+    return _validated(written, path)
+
+
+def _ending(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return f"reading took more than {_WALL_SECONDS} s, or more memory than this machine has"
+    if status == -signal.SIGXCPU:
+        return f"reading took more than {_CPU_SECONDS} s of computing"
+    return f"the process that reads it ended with status {status}"
+
+
+def _validated(written: bytes, path: Path) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the table and its metadata; the child is not trusted."""
+    try:
+        with pa.ipc.open_stream(pa.BufferReader(written)) as stream:
+            table = stream.read_all()
+        table.validate(full=True)
+        metadata = json.loads((table.schema.metadata or {})[METADATA_KEY])
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise InvalidRolloutsError(f"{path.name}: the process that reads it returned no table: {error}") from error
+    return table, metadata

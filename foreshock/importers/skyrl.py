@@ -1,0 +1,124 @@
+"""SkyRL's training inputs: `dumped_data/global_step_N_training_input.pkl` of `trainer.dump_data_batch=true`.
+
+Written by `RayPPOTrainer.dump_data` of `skyrl/train/trainer.py` (SkyRL of August 2026) as a pickle of
+`TrainingInputBatch` (`skyrl/backends/skyrl_train/training_batch.py`): `sequences` [N, S] with `attention_mask`, and
+right-aligned arrays [N, R] of the response: `response_mask`, `loss_mask`, `rollout_logprobs` (μ), `action_log_probs` (π
+before the update), `advantages`. The last `pad_size` rows are copies that fill the batch: they are dropped. Rewards and
+prompt ids are removed by SkyRL before it writes; prompts are told apart by `policy_prompt_boundaries`.
+`base_action_log_probs` and `kl` concern the reference model and are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, refusal
+from foreshock.importers.json_lines import ends_with, find_numbered
+from foreshock.importers.rows import Row, floats, integers, make_batch, mask, prompt_group
+from foreshock.importers.sandbox.reader import read_pickled
+
+__all__ = ["SkyRlFormat"]
+
+_NAME = re.compile(r"global_step_(\d+)_training_input\.pkl")
+_STOP = b"."
+_COLUMNS = (
+    "sequences",
+    "attention_mask",
+    "response_mask",
+    "loss_mask",
+    "rollout_logprobs",
+    "action_log_probs",
+    "advantages",
+)
+_SWITCHED_ON_BY = {
+    "rollout_log_probs": "set generator.sampling_params.logprobs=0, so that the engine returns them",
+    "trainer_log_probs": "SkyRL skips the forward pass for losses that use the rollout's log-probs",
+}
+
+
+class SkyRlFormat:
+    """The format `skyrl`."""
+
+    name = "skyrl"
+    framework = "SkyRL"
+    layout = "dumped_data/global_step_N_training_input.pkl"
+    pickled = True
+
+    def find(self, path: Path) -> list[Dump]:
+        """Return the steps: a file, the folder `dumped_data`, or the export path above it."""
+        return find_numbered(path, _NAME) or find_numbered(path / "dumped_data", _NAME)
+
+    def has_end(self, path: Path) -> bool:
+        """Return True if the pickle has its last byte."""
+        return ends_with(path, _STOP)
+
+    def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
+        """Read a step, in a sandboxed process."""
+        (file,) = dump.files
+        table, metadata = read_pickled(file, "pickle", _COLUMNS, options.limits, allowed=options.allow_pickle)
+        lacking = [name for name in _COLUMNS[:3] if table.column(name).null_count == table.num_rows]
+        if metadata.get("kind") != "tensor batch" or lacking or not table.num_rows:
+            raise InvalidRolloutsError(
+                f"{file.name} is no training input of SkyRL: it lacks {', '.join(lacking) or 'rollouts'}; "
+                f"fields: {', '.join(metadata.get('fields', []))}"
+            )
+        own = metadata.get("metadata") or {}
+        padded = own.get("pad_size") or 0
+        if not isinstance(padded, int) or not 0 <= padded < table.num_rows:
+            raise InvalidRolloutsError(f"{file.name}: pad_size must be 0 to {table.num_rows - 1}, got {padded!r}")
+        groups = _groups(own.get("policy_prompt_boundaries"), table.num_rows - padded)
+        columns = {name: table.column(name) for name in _COLUMNS if table.column(name).null_count < table.num_rows}
+        rows = []
+        for index in range(table.num_rows - padded):
+            values = {name: column[index].values.to_numpy(zero_copy_only=False) for name, column in columns.items()}
+            rows.append(_row(values, f"{file.name}, row {index}", dump.step, index, groups))
+        attributes = options.attributes_or(trainer_policy="recomputed_old")
+        batch, notes = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
+        scalars = {name: float(value) for name, value in (own.get("metrics") or {}).items() if _is_number(value)}
+        return ImportedStep(dump.step, (batch,), scalars, tuple(notes))
+
+
+def _row(values: dict[str, Any], place: str, step: int, index: int, groups: list[int] | None) -> Row:
+    tokens = integers(values["sequences"], place, "sequences")
+    real = mask(values["attention_mask"], place, "attention_mask", tokens.size)
+    inside = mask(values["response_mask"], place, "response_mask")
+    if inside.size > tokens.size:
+        raise refusal(place, "response_mask", f"is longer ({inside.size}) than `sequences` ({tokens.size})")
+    ends = np.zeros(tokens.size, np.bool_)
+    ends[tokens.size - inside.size :] = inside
+    if (ends & ~real).any():
+        raise refusal(place, "response_mask", "is 1 where `attention_mask` is 0")
+    prompt = tokens[real & ~ends]
+    sampled = np.ones(int(inside.sum()), np.bool_)
+    if "loss_mask" in values:
+        sampled = floats(values["loss_mask"], place, "loss_mask", inside.size)[inside] > 0
+    columns: dict[str, Any] = {
+        "group_ids": prompt_group(prompt) if groups is None else f"step-{step}-prompt-{groups[index]}"
+    }
+    for column, field in _FIELDS.items():
+        if field in values:
+            columns[column] = floats(values[field], place, field, inside.size)[inside]
+    names = {column: _FIELDS[column] for column in ("rollout_log_probs", "trainer_log_probs")}
+    return Row(place, f"{step}-{index}", prompt, tokens[ends], sampled, columns, names)
+
+
+_FIELDS = {"rollout_log_probs": "rollout_logprobs", "trainer_log_probs": "action_log_probs", "advantage": "advantages"}
+
+
+def _groups(boundaries: Any, rows: int) -> list[int] | None:
+    """Return the number of the prompt of each row from [start, stop] per prompt; None if they do not cover the rows."""
+    groups: list[int] = []
+    for number, pair in enumerate(boundaries if isinstance(boundaries, list) else ()):
+        if not isinstance(pair, list) or len(pair) != 2 or pair[0] != len(groups) or not pair[0] <= pair[1] <= rows:
+            return None
+        groups += [number] * (pair[1] - pair[0])
+    return groups if len(groups) == rows else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

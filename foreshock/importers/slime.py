@@ -1,0 +1,258 @@
+"""Debug dumps of slime and miles: `.pt` files of `--save-debug-{rollout,train}-data` or `--dump-details`.
+
+slime 0.3.1 writes rollouts by `save_debug_rollout_data` of `slime/observability/rollout_data_utils.py` (`samples`:
+token ids, loss mask, μ, reward, group, status) and training data by `save_debug_train_data` of
+`slime/observability/train_data_utils.py` (`samples` of all ranks with `log_probs`: π before the update). miles 0.1
+writes the same rollouts (`miles/ray/rollout/debug_data.py`) and training data per rank
+(`miles/utils/train_dump_utils.py`, `rollout_data`), several times under tensor parallelism.
+
+A folder with `rollout_data` and `train_data`, as `--dump-details` makes it, is joined: μ, masks, rewards, groups from
+the rollouts, π and advantages from the training data. The loss mask of training data is 0 for removed samples; that of
+the rollouts is not. `ref_log_probs` and `kl` concern the reference model and are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, refusal
+from foreshock.importers.rows import Row, floats, integers, make_batch, mask, number, prompt_group
+from foreshock.importers.sandbox.reader import read_pickled
+
+__all__ = ["SlimeFormat"]
+
+_NAME = re.compile(r"(?:.*?\D)??(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
+_ROLLOUT_FOLDER, _TRAIN_FOLDER = "rollout_data", "train_data"
+_ROLLOUT_COLUMNS = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "group_index", "index",
+                    "status", "weight_versions")  # fmt: skip
+_TRAIN_COLUMNS = ("tokens", "response_lengths", "loss_masks", "rollout_log_probs", "log_probs", "advantages", "entropy",
+                  "sample_index", "rollout_position", "sample_indices", "truncated")  # fmt: skip
+_JOINED = ("log_probs", "advantages", "entropy")
+_FINISH_REASONS = {"completed": "stop", "truncated": "length", "aborted": "abort", "failed": "error"}
+_SWITCHED_ON_BY = {
+    "rollout_log_probs": "the engine returned none; SGLang returns them for the default rollout function",
+    "trainer_log_probs": "rollout dumps have none; add --save-debug-train-data, or use --dump-details for both",
+}
+
+Sample = dict[str, Any]
+
+
+class SlimeFormat:
+    """The format `slime`, which miles writes too."""
+
+    name = "slime"
+    framework = "slime"
+    layout = "{rollout_id}.pt of --save-debug-rollout-data or --save-debug-train-data, or the folder of --dump-details"
+    pickled = True
+
+    def find(self, path: Path) -> list[Dump]:
+        """Return the steps: a file, a folder of `.pt` files, or a folder with `rollout_data` and `train_data`."""
+        folders = [path / name for name in (_ROLLOUT_FOLDER, _TRAIN_FOLDER) if (path / name).is_dir()]
+        if not folders:
+            return [Dump(step, tuple(files)) for step, files in sorted(_files(path).items())]
+        rollouts, trained = _files(path / _ROLLOUT_FOLDER), _files(path / _TRAIN_FOLDER)
+        dumps = []
+        for step in sorted({*rollouts, *trained}):
+            missing = [] if step in trained else [f"{_TRAIN_FOLDER}/{step}.pt"]
+            missing += [] if step in rollouts else [f"{_ROLLOUT_FOLDER}/{step}.pt"]
+            dumps.append(Dump(step, (*rollouts.get(step, ()), *trained.get(step, ())), missing=tuple(missing)))
+        return dumps
+
+    def has_end(self, path: Path) -> bool:
+        """Return True if the zip archive has its directory, which is written last."""
+        try:
+            with path.open("rb") as file:
+                file.seek(max(file.seek(0, 2) - (1 << 16), 0))
+                return b"PK\x05\x06" in file.read()
+        except OSError:
+            return False
+
+    def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
+        """Read a step, in a sandboxed process."""
+        rollouts: list[Sample] = []
+        trained: list[Sample] = []
+        notes = [f"step {dump.step} has no {name}" for name in dump.missing]
+        for file in dump.files:
+            kind, samples, remarks = _samples(file, dump.step, options)
+            (rollouts if kind == "rollouts" else trained).extend(samples)
+            notes += remarks
+        if trained:
+            trained, repeated = _distinct(trained)
+            if repeated:
+                notes.append("training data of ranks that hold the same samples (tensor parallelism) were read once")
+        samples = _joined(rollouts, trained) if rollouts and trained else rollouts or trained
+        rows = [_row(sample, dump.step, options) for sample in samples]
+        attributes = options.attributes_or(trainer_policy="recomputed_old") if trained else options.attributes
+        batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
+        return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + remarks)))
+
+
+def _files(path: Path) -> dict[int, list[Path]]:
+    files = [path] if path.is_file() else sorted(path.glob("*.pt")) if path.is_dir() else []
+    found: dict[int, list[Path]] = {}
+    for file in files:
+        match = _NAME.fullmatch(file.name)
+        if match is not None and "eval_" not in file.name:
+            found.setdefault(int(match["step"]), []).append(file)
+    return found
+
+
+def _samples(file: Path, step: int, options: ReadOptions) -> tuple[str, list[Sample], list[str]]:
+    columns = [*dict.fromkeys((*_ROLLOUT_COLUMNS, *_TRAIN_COLUMNS))]
+    table, metadata = read_pickled(file, "pt", columns, options.limits, allowed=options.allow_pickle)
+    if metadata.get("rollout_id") != step:
+        raise InvalidRolloutsError(
+            f"{file.name} has rollout_id {metadata.get('rollout_id')!r}, but its name says {step}: "
+            "let the name end with the rollout id, as in rollout_{rollout_id}.pt"
+        )
+    if metadata.get("cp_size", 1) not in (1, None):
+        raise InvalidRolloutsError(
+            f"{file.name} has sequences that are split over {metadata['cp_size']} context-parallel ranks; slime 0.3.1 "
+            "writes them whole, miles does not: log by its hooks instead"
+        )
+    fields = metadata.get("fields", [])
+    trained = metadata["kind"] == "rollout_data" or "log_probs" in fields or "loss_masks" in fields
+    names = {name: table.column(name) for name in columns if table.column(name).null_count < table.num_rows}
+    samples = []
+    for row in range(table.num_rows):
+        sample = {name: _python(column[row]) for name, column in names.items()}
+        samples.append({**sample, "place": f"{file.name}, sample {row}"})
+    if trained:
+        _add_raw_rewards(samples, metadata.get("raw_reward"))
+    return ("training" if trained else "rollouts"), samples, []
+
+
+def _python(value: Any) -> Any:
+    return value.values.to_numpy(zero_copy_only=False) if hasattr(value, "values") and value.is_valid else value.as_py()
+
+
+def _add_raw_rewards(samples: list[Sample], rewards: Any) -> None:
+    """Add rewards before normalisation, which slime writes once for the whole batch, in the order of the rollouts."""
+    if not isinstance(rewards, list):
+        return
+    for index, sample in enumerate(samples):
+        position = sample.get("rollout_position", index if len(rewards) == len(samples) else None)
+        if isinstance(position, int) and 0 <= position < len(rewards):
+            sample["reward"] = rewards[position]
+
+
+def _distinct(samples: list[Sample]) -> tuple[list[Sample], bool]:
+    """Return each training sample once: ranks of tensor parallelism hold the same."""
+    found: dict[Any, Sample] = {}
+    for sample in samples:
+        index = _index(sample)
+        key = (
+            index
+            if index is not None
+            else tuple(map(bytes, (np.asarray(sample.get(name)).tobytes() for name in ("tokens", "log_probs"))))
+        )
+        found.setdefault(key, sample)
+    return list(found.values()), len(found) < len(samples)
+
+
+def _index(sample: Mapping[str, Any]) -> int | None:
+    for name in ("sample_index", "sample_indices", "index"):
+        if isinstance(sample.get(name), int):
+            return int(sample[name])
+    return None
+
+
+def _joined(rollouts: list[Sample], trained: list[Sample]) -> list[Sample]:
+    """Return the rollouts with what the trainer computed for them; a rollout that was not trained on has no π."""
+    by_position = {
+        sample["rollout_position"]: sample for sample in trained if isinstance(sample.get("rollout_position"), int)
+    }
+    by_index = {_index(sample): sample for sample in trained if _index(sample) is not None}
+    joined = []
+    for position, sample in enumerate(rollouts):
+        partner = by_position.get(position) or by_index.get(_index(sample))
+        if partner is not None and not np.array_equal(partner.get("tokens", ()), sample.get("tokens", ())):
+            raise InvalidRolloutsError(
+                f"{sample['place']} and {partner['place']} have other tokens: the folders are of different runs"
+            )
+        extra = partner or {}
+        joined.append({**sample, **{name: extra[name] for name in _JOINED if name in extra}})
+    return joined
+
+
+def _row(sample: Sample, step: int, options: ReadOptions) -> Row:
+    place = str(sample["place"])
+    tokens = integers(sample.get("tokens"), place, "tokens")
+    name = "response_length" if sample.get("response_length") is not None else "response_lengths"
+    length = number(sample.get(name), place, name)
+    if length is None or length != int(length) or not 0 <= length <= tokens.size:
+        raise refusal(place, name, f"expected 0 to {tokens.size}, the number of tokens, got {length}")
+    start = tokens.size - int(length)
+    response = tokens[start:]
+    columns: dict[str, Any] = {
+        "group_ids": _group(sample, step, tokens[:start]),
+        "reward": _reward(sample.get("reward"), place, options.reward_key),
+        "finish_reasons": _finish_reason(sample),
+        "weights_version": _version(sample.get("weight_versions"), response.size),
+    }
+    for column, field in _TOKEN_FIELDS.items():
+        if sample.get(field) is not None:
+            columns[column] = floats(sample[field], place, field, response.size)
+    loss_mask = sample.get("loss_mask") if sample.get("loss_mask") is not None else sample.get("loss_masks")
+    sampled = (
+        np.ones(response.size, np.bool_) if loss_mask is None else mask(loss_mask, place, "loss_mask", response.size)
+    )
+    index = _index(sample)
+    return Row(
+        place,
+        f"{step}-{place.rpartition(' ')[2] if index is None else index}",
+        tokens[:start],
+        response,
+        sampled,
+        columns,
+        {"rollout_log_probs": "rollout_log_probs", "trainer_log_probs": "log_probs"},
+    )
+
+
+_TOKEN_FIELDS = {
+    "rollout_log_probs": "rollout_log_probs",
+    "trainer_log_probs": "log_probs",
+    "advantage": "advantages",
+    "entropy": "entropy",
+}
+
+
+def _group(sample: Sample, step: int, prompt: NDArray[np.int64]) -> str:
+    group = sample.get("group_index")
+    return f"step-{step}-group-{group}" if isinstance(group, int) else prompt_group(prompt)
+
+
+def _reward(value: Any, place: str, key: str | None) -> float | None:
+    """Return a reward; of several named ones that of --reward-key, None without it."""
+    if isinstance(value, str) and value.startswith("{"):
+        value = json.loads(value)
+    if isinstance(value, Mapping):
+        if key is None:
+            return None
+        if key not in value:
+            raise refusal(place, "reward", f"has no {key!r}; --reward-key must be one of {', '.join(map(str, value))}")
+        value = value[key]
+    return number(value, place, "reward")
+
+
+def _finish_reason(sample: Sample) -> str | None:
+    if isinstance(sample.get("status"), str):
+        return _FINISH_REASONS.get(sample["status"], sample["status"])
+    return {0: None, 1: "length"}.get(sample.get("truncated", 0))
+
+
+def _version(versions: Any, length: int) -> NDArray[np.int64] | None:
+    """Return the version of the weights of each token if one version sampled all of them: changes have no place."""
+    names: Iterable[Any] = json.loads(versions) if isinstance(versions, str) and versions.startswith("[") else ()
+    distinct = set(names)
+    if len(distinct) != 1 or not (name := str(distinct.pop())).isdecimal():
+        return None
+    return np.full(length, int(name), np.int64)
