@@ -8,7 +8,7 @@ from foreshock.client.client import Client
 from foreshock.commands.progress import Progress
 from foreshock.errors import Rejected, ServiceUnavailable
 
-__all__ = ["refuse_losses", "wait_for_delivery"]
+__all__ = ["losses_of", "refuse_losses", "wait_for_delivery"]
 
 _STALLED_SECONDS = 120.0
 
@@ -32,10 +32,16 @@ def wait_for_delivery(client: Client) -> None:
     refuse_losses(client)
 
 
+def losses_of(client: Client) -> int:
+    """Return the number of items that were rejected, dropped, or could not be encoded."""
+    now = client.counters.snapshot()
+    return int(now.rejected + now.invalid + now.dropped)
+
+
 def refuse_losses(client: Client) -> None:
     """Raise Rejected if the service rejected items, or the client dropped some or could not encode them."""
     now = client.counters.snapshot()
-    if now.rejected or now.invalid or now.dropped:
+    if losses_of(client):
         kept = client.settings.spool_directory / "rejected"
         raise Rejected(
             f"{now.rejected} items were rejected by the service (their bytes are in {kept}), "

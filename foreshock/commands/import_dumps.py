@@ -14,7 +14,7 @@ from typing import Any
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import run_url
-from foreshock.commands.delivery import refuse_losses, wait_for_delivery
+from foreshock.commands.delivery import losses_of, refuse_losses, wait_for_delivery
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
@@ -107,6 +107,7 @@ class _Importing:
         self._remarks: set[str] = set()
         self._steps: list[int] = []
         self._rollouts = 0
+        self._lost = 0
         self.interrupted = False
 
     def once(self) -> int:
@@ -167,8 +168,8 @@ class _Importing:
         known = self._client.counters.duplicates
         steps = f"{len(self._steps)} steps" + (f" ({self._steps[0]} to {self._steps[-1]})" if self._steps else "")
         already = f", {known} shards of them already stored" if known else ""
-        url = run_url(connection, str(self._client.run_id)) if self._client.run_id else "not registered"
-        print(f"{steps} with {self._rollouts} rollouts imported{already}; run {self._arguments.run_key}: {url}")
+        url = run_url(connection, self._client.project, self._client.run_key)
+        print(f"{steps} with {self._rollouts} rollouts imported{already}; run {self._client.run_id}: {url}")
 
     def _log(self, step: ImportedStep) -> None:
         for note in step.notes:
@@ -185,10 +186,13 @@ class _Importing:
         print(f"step {step.step}: {rollouts} rollouts, {tokens:,} tokens{scalars}", flush=True)
 
     def _deliver(self) -> None:
-        """Wait for the service, however long it takes. Raises Rejected."""
+        """Wait for the service, however long it takes. Raises Rejected for items of this step."""
         while (status := self._client.flush(2.0)).undelivered:
             self._remark(f"waiting for the service: {status.reason or 'no answer yet'}")
-        refuse_losses(self._client)
+        lost = losses_of(self._client)
+        if lost > self._lost:
+            self._lost = lost
+            refuse_losses(self._client)
 
     def _remark(self, text: str) -> None:
         if text not in self._remarks:

@@ -36,7 +36,7 @@ class ImportRecord:
         """Read the record; a damaged one counts as empty."""
         self.path = path
         self._steps: dict[str, Signature] = {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
             self._steps = {str(step): signature for step, signature in steps.items()}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,7 @@ class SlimeFormat:
 
     def has_end(self, path: Path) -> bool:
         """Return True if the zip archive has its directory, which is written last."""
-        try:
-            with path.open("rb") as file:
-                file.seek(max(file.seek(0, 2) - (1 << 16), 0))
-                return b"PK\x05\x06" in file.read()
-        except OSError:
-            return False
+        return zipfile.is_zipfile(path)
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a step, in a sandboxed process."""

@@ -1,0 +1,269 @@
+"""A pickle can neither write a file nor open a socket, whatever it contains."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.importers import FORMATS, ReadOptions, find_dumps
+from foreshock.importers.sandbox import reader
+from foreshock.importers.sandbox.reader import read_pickled
+from foreshock.rollouts.limits import DecodeLimits
+from tests.foreshock.importers.make_dumps import DUMPS
+
+LIMITS = DecodeLimits()
+
+
+class Calls:
+    """Pickles as a call of a function, the way an attack does."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._call
+
+
+def as_pickle(path: Path, value: Any) -> Path:
+    path.write_bytes(pickle.dumps(value))
+    return path
+
+
+def as_pt(path: Path, value: Any) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(value, protocol=2))
+        archive.writestr("archive/byteorder", "little")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pickle", "pt"])
+@pytest.mark.parametrize("attack", ["shell", "eval", "open", "socket", "in a sample"])
+def test_malicious_pickle_does_nothing(tmp_path: Path, kind: Any, attack: str) -> None:
+    written = tmp_path / "written"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        address = server.getsockname()
+        attacks: dict[str, Callable[[], Any]] = {
+            "shell": lambda: Calls(os.system, f"touch {written}"),
+            "eval": lambda: Calls(eval, f"open({str(written)!r}, 'w').write('x')"),
+            "open": lambda: Calls(open, str(written), "w"),
+            "socket": lambda: Calls(socket.create_connection, address),
+            "in a sample": lambda: {"rollout_id": 1, "samples": [{"tokens": Calls(os.system, f"touch {written}")}]},
+        }
+        value = attacks[attack]()
+        file = (as_pickle if kind == "pickle" else as_pt)(tmp_path / "1.pt", value)
+        with pytest.raises(InvalidRolloutsError, match=r"1\.pt cannot be imported: it has the name .* no plain data"):
+            read_pickled(file, kind, ["tokens"], LIMITS, allowed=True)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert not written.exists()
+    # The attack is real: without the sandbox it has its effect.
+    if attack == "shell" and kind == "pickle":
+        pickle.loads(file.read_bytes())
+        assert written.exists()
+
+
+ATTEMPTS = {
+    "write a new file": "open({new!r}, 'w')",
+    "append to a file": "open({old!r}, 'a')",
+    "read a file": "open({old!r})",
+    "remove a file": "os.unlink({old!r})",
+    "rename a file": "os.rename({old!r}, {new!r})",
+    "write to an open file": "(os.write({descriptor}, b'x' * 10), os.fsync({descriptor}))",
+    "make a folder": "os.mkdir({new!r})",
+    "open a socket": "socket.create_connection(('127.0.0.1', {port}))",
+    "make a socket": "socket.socket()",
+    "start a process": "os.system('touch {new}')",
+    "fork": "os.fork()",
+    "replace the process": "os.execv('/bin/touch', ['touch', {new!r}])",
+    "signal another process": "os.kill(os.getppid(), 0)",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="system calls are filtered on Linux only")
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_locked_process_can_reach_nothing(tmp_path: Path, attempt: str) -> None:
+    """The second wall: code that runs in the process all the same."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("content")
+    with socket.create_server(("127.0.0.1", 0)) as server, old.open("r+b") as handle:
+        names = {"old": str(old), "new": str(new), "port": server.getsockname()[1], "descriptor": handle.fileno()}
+        program = (
+            "import os, socket, sys\n"
+            "from foreshock.importers.sandbox.lockdown import lock_down\n"
+            "lock_down(memory_bytes=1 << 40, cpu_seconds=60)\n"
+            f"try:\n    {ATTEMPTS[attempt].format(**names)}\n"
+            "except BaseException as error:\n    os.write(1, type(error).__name__.encode()); os._exit(7)\n"
+            "os._exit(0)\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, timeout=60, check=False, pass_fds=[handle.fileno()]
+        )
+        server.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    # os.system reports a failed fork as its result; the others raise, or the process is ended.
+    assert ended.returncode != 0 or attempt == "start a process", ended
+    assert old.read_text() == "content"
+    assert not new.exists()
+
+
+def test_pickles_need_permission_and_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    for folder, name in (("slime", "slime"), ("skyrl", "skyrl")):
+        dump = find_dumps(name, DUMPS / folder)[0]
+        with pytest.raises(ConfigurationError, match=r"is a pickle, which may contain code\. With --allow-pickle"):
+            FORMATS[name].read(dump, ReadOptions())
+
+
+def test_nothing_of_the_environment_reaches_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_API_KEY", "secret")
+    started: list[Any] = []
+    popen = subprocess.Popen
+
+    def start(*words: Any, **options: Any) -> Any:
+        started.append(options["env"])
+        return popen(*words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    read_pickled(DUMPS / "slime" / "train_data" / "1.pt", "pt", ["tokens"], LIMITS, allowed=True)
+    assert set(started[0]) == {"PYTHONPATH", "OMP_NUM_THREADS", "LC_ALL"}
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+)
+def test_tensors_are_read_as_torch_reads_them(tmp_path: Path, dtype: str) -> None:
+    base = (torch.arange(24).reshape(4, 6) * 1.37 - 9).to(getattr(torch, dtype))
+    # A row of a larger tensor, one with a stride, an empty one, and one that needs a gradient.
+    tensors = [base[1], base.t()[2], base[0, :0], base[3, 1::2]]
+    path = tmp_path / "1.pt"
+    torch.save({"rollout_id": 1, "samples": [{"tokens": tensor} for tensor in tensors]}, path)
+    table, metadata = read_pickled(path, "pt", ["tokens"], LIMITS, allowed=True)
+    assert metadata["rollout_id"] == 1
+    expected = [tensor.to(torch.float64).tolist() for tensor in tensors]
+    assert [[float(item) for item in row] for row in table.column("tokens").to_pylist()] == expected
+
+
+def test_numpy_arrays_and_unknown_objects_of_a_framework_are_read_around(tmp_path: Path) -> None:
+    sample = {
+        "tokens": np.arange(5, dtype=np.int32),
+        "rollout_routed_experts": np.zeros((4, 2, 2), np.int32),
+        "reward": np.float64(0.5),
+        "multimodal_inputs": {"images": [Path("/x")]},
+        "metadata": {"nested": [1, 2, {"a": None}]},
+    }
+    path = tmp_path / "1.pt"
+    torch.save({"rollout_id": 1, "samples": [sample]}, path)
+    table, _ = read_pickled(path, "pt", ["tokens", "reward"], LIMITS, allowed=True)
+    assert table.to_pylist() == [{"tokens": [0, 1, 2, 3, 4], "reward": 0.5}]
+
+
+def test_memory_of_the_process_is_limited(tmp_path: Path) -> None:
+    path = as_pickle(tmp_path / "1.pkl", Calls(bytearray, 1 << 40))
+    with pytest.raises(InvalidRolloutsError, match="needs more than 8 GiB of memory"):
+        read_pickled(path, "pickle", ["tokens"], LIMITS, allowed=True)
+
+
+def test_process_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_WALL_SECONDS", 1)
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    path = as_pickle(tmp_path / "1.pkl", {})
+    with pytest.raises(InvalidRolloutsError, match="took more than 1 s"):
+        read_pickled(path, "pickle", [], LIMITS, allowed=True)
+
+
+def test_half_written_files_are_refused_as_such(tmp_path: Path) -> None:
+    whole = (DUMPS / "slime" / "train_data" / "1.pt").read_bytes()
+    path = tmp_path / "1.pt"
+    for size in (0, 100, len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InvalidRolloutsError, match=r"1\.pt cannot be imported: it is no complete file"):
+            read_pickled(path, "pt", ["tokens"], LIMITS, allowed=True)
+        assert not FORMATS["slime"].has_end(path)
+
+
+MUTATIONS = """
+import io, random, sys, warnings
+from foreshock.importers.sandbox import child
+from foreshock.importers.sandbox.lockdown import lock_down
+from foreshock.importers.sandbox.unpickling import load_pickle, load_pt
+
+warnings.simplefilter("ignore")
+paths = sys.argv[1:]
+contents = [open(path, "rb").read() for path in paths]
+child._warm_up()
+lock_down(memory_bytes=4 << 30, cpu_seconds=200)
+counts = {"read": 0, "refused": 0}
+for seed in range(3000):
+    source = random.Random(seed)
+    content = bytearray(contents[seed % len(contents)])
+    for _ in range(source.choice([1, 1, 4, 40])):
+        where = source.randrange(len(content))
+        kind = source.randrange(3)
+        if kind == 0:
+            content[where] = source.randrange(256)
+        elif kind == 1:
+            del content[where : where + source.randrange(1, 50)]
+        else:
+            content[where:where] = content[: source.randrange(50)]
+    load = load_pt if paths[seed % len(paths)].endswith(".pt") else load_pickle
+    try:
+        child._table(load(io.BytesIO(bytes(content))), ["tokens", "log_probs", "sequences", "loss_mask"])
+        counts["read"] += 1
+    except Exception:
+        counts["refused"] += 1
+print(counts["read"], counts["refused"])
+"""
+
+
+def test_damaged_pickles_neither_crash_nor_hang(tmp_path: Path) -> None:
+    files = [DUMPS / "slime" / "train_data" / "1.pt", DUMPS / "slime" / "rollout_data" / "45.pt",
+             DUMPS / "skyrl" / "dumped_data" / "global_step_1_training_input.pkl"]  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-c", MUTATIONS, *map(str, files)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    read, refused = map(int, ended.stdout.split())
+    assert read + refused == 3000
+    assert refused > 300
+
+
+def test_bytes_of_the_process_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_CHILD", "this")  # prints a text
+    with pytest.raises(InvalidRolloutsError, match="returned no table"):
+        read_pickled(as_pickle(tmp_path / "1.pkl", {}), "pickle", [], LIMITS, allowed=True)
+
+
+def test_a_tensor_outside_its_storage_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "1.pt"
+    torch.save({"rollout_id": 1, "samples": [{"tokens": torch.arange(4)}]}, path)
+    content = io.BytesIO(path.read_bytes())
+    with zipfile.ZipFile(content) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    storage = next(name for name in parts if name.endswith("data/0"))
+    parts[storage] = parts[storage][:16]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part)
+    with pytest.raises(InvalidRolloutsError, match="larger than its storage"):
+        read_pickled(path, "pt", ["tokens"], LIMITS, allowed=True)
