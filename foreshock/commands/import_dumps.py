@@ -127,7 +127,7 @@ class _Importing:
         """Import dumps as they appear, until Ctrl-C, SIGTERM or --until-idle. Returns 1 if some were not imported."""
         record = ImportRecord(self._record_path())
         if len(record):
-            print(f"continuing: {len(record)} steps were imported before")
+            print(f"continuing: {len(record)} steps were imported before; to import them again, remove {record.path}")
         follower = Follower(self._kind, self._path, record, settle_seconds=self._arguments.settle)
         refused: set[int] = set()
         newest = time.monotonic()

@@ -267,3 +267,19 @@ def test_a_tensor_outside_its_storage_is_refused(tmp_path: Path) -> None:
             archive.writestr(name, part)
     with pytest.raises(InvalidRolloutsError, match="larger than its storage"):
         read_pickled(path, "pt", ["tokens"], LIMITS, allowed=True)
+
+
+def test_torch_is_not_needed(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is not installed')\n")
+    program = (
+        "from pathlib import Path\n"
+        "from foreshock.importers import FORMATS, ReadOptions, find_dumps\n"
+        "for name in ('slime', 'skyrl'):\n"
+        f"    dump = find_dumps(name, Path({str(DUMPS)!r}) / name)[0]\n"
+        "    print(FORMATS[name].read(dump, ReadOptions(allow_pickle=True)).batches[0].num_rollouts)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={"PYTHONPATH": path}
+    )
+    assert ended.stdout.split() == ["8", "8"], ended.stderr
