@@ -82,6 +82,7 @@ from service.watch.detection.replay_detectors import (
     replay_with_new_ranges,
     restart_from_resume,
 )
+from service.watch.notifications.service import Notifier
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
@@ -186,11 +187,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if not context.decoders.is_warm:
         # Compiling takes a while: /readyz reports when they have started, and an upload before that waits.
         context.decoders.warm_up_in_background()
+    notifier = Notifier(context)
     sweeper.start()
+    notifier.start()
     try:
         yield
     finally:
         await run_in_threadpool(sweeper.stop)
+        await run_in_threadpool(notifier.stop)
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)

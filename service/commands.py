@@ -1,4 +1,4 @@
-"""The commands `foreshock serve`, `foreshock keys` and `foreshock remeasure`."""
+"""The commands `foreshock serve`, `foreshock keys`, `foreshock notify` and `foreshock remeasure`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,29 @@ class KeysCommand:
         return 0
 
 
+class NotifyCommand:
+    """`foreshock notify list|test`: the targets of FORESHOCK_NOTIFICATIONS."""
+
+    help = "list the targets of notifications, or send a test message to one"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the two actions."""
+        actions = parser.add_subparsers(dest="action", required=True)
+        actions.add_parser("list", help="list the targets; their addresses are not shown")
+        test = actions.add_parser("test", help="send a test message to one target")
+        test.add_argument("name", help="the target, as `list` shows it")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Run the action; raises ConfigurationError if the target does not exist or does not take the message."""
+        from service.watch.notifications import console
+
+        if arguments.action == "list":
+            console.show()
+        else:
+            console.send_test(arguments.name)
+        return 0
+
+
 class RemeasureCommand:
     """`foreshock remeasure`: measure stored rollouts again, in the database that FORESHOCK_DATABASE_URL names."""
 
@@ -90,4 +113,5 @@ class RemeasureCommand:
 
 serve = ServeCommand()
 keys = KeysCommand()
+notify = NotifyCommand()
 remeasure = RemeasureCommand()

@@ -6,11 +6,12 @@ import os
 from ipaddress import ip_address
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from sqlalchemy.engine import make_url
 
 from foreshock.errors import ConfigurationError
+from service.platform.notification_targets import NotificationTarget, web_address
 
 _MEBIBYTE = 1024 * 1024
 _MASK = "********"
@@ -62,11 +63,37 @@ class Settings(BaseSettings):
     probe_tries: int = Field(default=3, gt=0, description="tries after which a probe's job is given up")
     exporter_max_runs: int = Field(default=200, gt=0, description="running runs that /metrics shows, newest data first")
 
+    public_url: str = Field(
+        default="", description="address at which people reach the pages, for links; empty: http://HOST:PORT"
+    )
+    notifications: tuple[NotificationTarget, ...] = Field(
+        default=(), description="JSON list of targets that are told about alerts"
+    )
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_web_address(cls, value: str) -> str:
+        return value if not value else web_address(value)
+
+    @field_validator("notifications")
+    @classmethod
+    def _have_names_of_their_own(cls, targets: tuple[NotificationTarget, ...]) -> tuple[NotificationTarget, ...]:
+        names = [target.name for target in targets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each target needs a name of its own, got {', '.join(names)}")
+        return targets
+
+    @property
+    def page_root(self) -> str:
+        """The address of the pages, without a slash at its end."""
+        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+
     def printable(self) -> dict[str, str]:
         """Return the name and value of every setting, with secrets and the database's password masked."""
         shown = {name: str(value) for name, value in self.model_dump().items()}
         for name in ("bootstrap_key", "session_secret"):
             shown[name] = _MASK if getattr(self, name) is not None else "(not set)"
+        shown["notifications"] = ", ".join(f"{each.name} ({each.kind})" for each in self.notifications) or "(none)"
         shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
         return {f"FORESHOCK_{name.upper()}": value for name, value in shown.items()}
 
@@ -87,6 +114,9 @@ def load_settings() -> Settings:
     """Return the settings of the environment; raises ConfigurationError with the names of invalid variables."""
     try:
         return Settings()
+    except SettingsError as error:
+        # Its cause has the value, which may be a secret.
+        raise ConfigurationError(f"{error}: it must be JSON") from None
     except ValidationError as error:
         faults = [
             f"FORESHOCK_{'_'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}"

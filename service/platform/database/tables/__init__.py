@@ -14,6 +14,7 @@ from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.keys import ApiKey
 from service.platform.database.tables.lint import ShardLint, StepLint
 from service.platform.database.tables.measurements import MeasurementStatistics, measurements
+from service.platform.database.tables.notifications import Notification
 from service.platform.database.tables.probes import (
     Attribution,
     Lease,
@@ -43,6 +44,7 @@ __all__ = [
     "ExactShard",
     "Lease",
     "MeasurementStatistics",
+    "Notification",
     "Probe",
     "ProbeJob",
     "Run",

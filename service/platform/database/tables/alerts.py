@@ -24,6 +24,7 @@ class Alert(Base):
         Index(None, "run_id", "version"),
         Index(None, "run_id", "attempt", "step"),
         Index(None, "run_id", "attempt", "cleared_step"),
+        Index(None, "changed_at_us"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
