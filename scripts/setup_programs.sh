@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Install the programs that tests start: PostgreSQL, Prometheus, Chromium. As root on a Debian-like system it installs the
+# Install the programs that tests start: PostgreSQL, Prometheus, Alertmanager, Chromium. As root on a Debian-like system it installs the
 # missing ones; otherwise it prints the command, and tests that need a missing program skip with a reason.
 set -euo pipefail
 
 missing=()
 { command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 || missing+=(postgresql)
 { command -v prometheus && command -v promtool; } >/dev/null 2>&1 || missing+=(prometheus)
+{ command -v prometheus-alertmanager || command -v alertmanager; } >/dev/null 2>&1 || missing+=(prometheus-alertmanager)
 { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null 2>&1 || missing+=(chromium)
 [ ${#missing[@]} -eq 0 ] && exit 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Select, and_, delete, exists, select
 from sqlalchemy.orm import Session, aliased
@@ -88,7 +89,7 @@ def delete_before(session: Session, created_before_us: int) -> None:
     session.execute(delete(Notification).where(Notification.created_at_us < created_before_us))
 
 
-def _of_target(target: NotificationTarget, severities: Sequence[str], since_us: int) -> Select[tuple[str]]:
+def _of_target(target: NotificationTarget, severities: Sequence[str], since_us: int) -> Select[Any]:
     query = (
         select(Alert.id)
         .join(Run, Run.id == Alert.run_id)

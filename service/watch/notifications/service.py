@@ -12,6 +12,7 @@ import threading
 
 from sqlalchemy.orm import Session
 
+from foreshock.page_addresses import run_page_path
 from foreshock.retry import Backoff
 from foreshock.severity import SEVERITIES, severity_rank
 from service.platform.context import ServiceContext
@@ -171,5 +172,5 @@ def _message(row: Notification, alert: Alert, run: Run, page_root: str) -> Messa
         run_id=run.id,
         run_key=run.key,
         project=run.project,
-        page=f"{page_root}/runs/{run.id}",
+        page=page_root + run_page_path(run.project, run.key),
     )

@@ -1,0 +1,66 @@
+"""Targets, a run with an alert, and a context in which the outbox is filled and emptied by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.platform.context import ServiceContext
+from service.platform.notification_targets import NotificationTarget
+from service.watch.notifications.service import fill_outbox, send_next
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.watch.notifications.receiver import Receiver
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    running = Receiver()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def target(receiver: Receiver) -> Callable[..., NotificationTarget]:
+    def make(**fields: Any) -> NotificationTarget:
+        return NotificationTarget(
+            **{"name": "team", "kind": "json", "url": f"{receiver.url}/hooks/secret-token"} | fields
+        )
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class Alerting:
+    """A run whose only alert is opened by `open` and resolved by `resolve`."""
+
+    sender: Sender
+    context: ServiceContext
+
+    def open(self) -> str:
+        """Lose an item, so that an alert is opened; return its id."""
+        self.sender.put_shard(1, make_batch()).raise_for_status()
+        body = {"shard": None, "undelivered": 0, "rejected": 3, "dropped": 0, "invalid": 0, "reason": "a <reason>"}
+        path = f"/v1/runs/{self.sender.run}/attempts/1/clients/a"
+        self.sender.http.put(path, json=body).raise_for_status()
+        (alert,) = self.sender.get("alerts").json()["items"]
+        return str(alert["id"])
+
+    def change(self, alert: str, action: str) -> None:
+        """Acknowledge or resolve the alert as a person does."""
+        self.sender.http.post(f"/v1/runs/{self.sender.run}/alerts/{alert}/{action}").raise_for_status()
+
+    def notify(self, target: NotificationTarget) -> None:
+        """Fill the outbox and send what is due."""
+        fill_outbox(self.context, target)
+        while send_next(self.context, target):
+            pass
+
+
+@pytest.fixture
+def alerting(http: httpx.Client, app: FastAPI) -> Alerting:
+    return Alerting(start_run(http, project="team-a", key="my run"), app.state.context)
