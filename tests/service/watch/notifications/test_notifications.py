@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from foreshock.errors import ConfigurationError
 from service.platform.database.tables import Notification
 from service.platform.notification_targets import NotificationTarget
 from service.platform.settings import Settings, load_settings
-from service.watch.notifications import console
+from service.watch.notifications import console, sending
 from service.watch.notifications.service import Notifier, fill_outbox, send_next
 from tests.ports import free_port
 from tests.service.watch.notifications.conftest import Alerting
@@ -122,6 +123,18 @@ def test_a_redirect_is_not_followed(alerting: Alerting, target: Make, receiver: 
     alerting.notify(target())
     assert [path for path, _, _ in receiver.requests] == ["/hooks/secret-token"]
     assert "redirects" in str(outbox(alerting)[0].error)
+
+
+def test_a_target_that_does_not_answer_ends_in_a_timeout(
+    alerting: Alerting, target: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "TIMEOUT_SECONDS", 0.3)
+    alerting.open()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        alerting.notify(target(url=f"http://127.0.0.1:{silent.getsockname()[1]}/secret-token"))
+    (row,) = outbox(alerting)
+    assert row.state == "pending"
+    assert str(row.error).startswith("ReadTimeout")
 
 
 def test_the_outbox_survives_a_process_that_died_while_sending(
