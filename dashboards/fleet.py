@@ -124,6 +124,13 @@ def _mismatch() -> tuple[Panel, ...]:
             minimum=0,
         ),
         Panel(
+            "Shards that are missing",
+            "timeseries",
+            (PromQuery(f"(foreshock_step_expected_shards - foreshock_step_shards) {WITH_NAME}", "{{name}}"),),
+            "Of the newest closed step. Above 0, its figures are of the rollouts that arrived.",
+            minimum=0,
+        ),
+        Panel(
             "Truncated responses",
             "timeseries",
             (PromQuery(f"foreshock_truncated_ratio {WITH_NAME}", "{{name}}"),),

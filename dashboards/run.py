@@ -79,6 +79,15 @@ def scalars(*names: str) -> SqlQuery:
     )
 
 
+def shards() -> SqlQuery:
+    """Return the shards of each closed step that arrived, and those that it should have."""
+    survives = SURVIVES.format(table="s")
+    return SqlQuery(
+        "SELECT s.step, s.received_shards AS arrived, s.expected_shards AS expected FROM steps s "
+        f"WHERE s.run_id = ${{run:sqlstring}} AND s.closed_at_us IS NOT NULL AND {survives} ORDER BY s.step"
+    )
+
+
 COMPARISON = "${comparison:sqlstring}"
 
 
@@ -242,6 +251,13 @@ def _rollouts() -> tuple[Panel, ...]:
             maximum=1,
         ),
         Panel("Reward", "trend", (curves("'rollout'", ("reward_mean",)),), "Mean over rollouts."),
+        Panel(
+            "Shards",
+            "trend",
+            (shards(),),
+            "Shards of each closed step. With fewer than expected, its figures are of the rollouts that arrived.",
+            minimum=0,
+        ),
         Panel(
             "Log-probs that are not finite",
             "trend",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +21,23 @@ ROLLOUTS = 3
 
 
 def main() -> None:
-    """Log the steps that the plan in the first argument asks for."""
+    """Log the steps that the plan in the first argument asks for; with a second one, in so many processes."""
     plan = json.loads(sys.argv[1])
+    if len(sys.argv) > 2:
+        world = int(sys.argv[2])
+        spawning = multiprocessing.get_context("spawn")
+        ranks = [spawning.Process(target=log_steps, args=(plan, rank, world)) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        sys.exit(any(process.exitcode for process in ranks))
     rank = int(os.environ.get("RANK") or os.environ["SLURM_PROCID"])
-    world = int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_NTASKS"])
+    log_steps(plan, rank, int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_NTASKS"]))
+
+
+def log_steps(plan: Mapping[str, Any], rank: int, world: int) -> None:
+    """Log the steps of one rank."""
     journal = Path(plan["journal"]) / f"{plan['launch']}-{rank}.jsonl"
     client = foreshock.Client(
         plan["url"], run_key=plan["run_key"], spool_directory=Path(plan["journal"]) / f"spool-{rank}",

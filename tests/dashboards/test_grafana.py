@@ -202,6 +202,12 @@ def database_url(cluster: PostgresCluster) -> str:
                 "VALUES ('run_1', %s, %s, 'trainer', 'grad_norm', %s, 1)",
                 (attempt, step, k3),
             )
+            connection.execute(
+                "INSERT INTO steps (run_id, attempt, step, expected_shards, received_shards, folded_shards, rollouts, "
+                "tokens, first_shard_at_us, last_shard_at_us, closed_at_us) "
+                "VALUES ('run_1', %s, %s, 2, 1, 1, 4, 40, 1, 1, 2)",
+                (attempt, step),
+            )
     return url
 
 

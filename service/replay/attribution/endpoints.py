@@ -10,6 +10,7 @@ from service.platform.security import Reader
 from service.replay.attribution import service
 from service.replay.attribution.schemas import AttributionRead
 from service.runs.runs.addresses import RunIdentifier
+from service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
@@ -26,4 +27,5 @@ def read_attribution(
     attribution is being computed.
     """
     with context.database.read() as session:
-        return service.read_attribution(session, principal, run, step, attempt)
+        found = service.read_attribution(session, principal, run, step, attempt)
+        return with_shards(session, run, step, attempt, found)

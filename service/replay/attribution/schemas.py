@@ -20,6 +20,7 @@ from service.replay.exact.schemas import ExactRead
 from service.replay.probes.declared_precision import declared_precision, precision_in_words
 from service.replay.scores.preferred import environment_of
 from service.replay.weights.schemas import WeightsSearchRead
+from service.runs.shard_counts import AnswerOfStep
 from service.runs.step_key import StepKey
 
 CALLED = "a 95 % interval only if `interval` says so"
@@ -325,7 +326,7 @@ class ExactOfLink(ExactRead):
         return cls(**exact.model_dump(), other_settings=sorted(differing - {"batch_composition"}))
 
 
-class AttributionRead(AttributionDocument):
+class AttributionRead(AttributionDocument, AnswerOfStep):
     """The stored attribution of a step, and the conclusions from it."""
 
     exact: list[ExactOfLink] = Field(description="exact divergences of pairs of these scores, the newest of each pair")

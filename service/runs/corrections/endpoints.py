@@ -14,6 +14,7 @@ from service.runs.corrections import service
 from service.runs.corrections.schemas import CorrectionsRead
 from service.runs.measurements.endpoints import Comparison
 from service.runs.runs.addresses import RunIdentifier
+from service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
 
@@ -38,5 +39,5 @@ def read_corrections(
     """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
     query = service.CorrectionQuery(run, step, attempt, comparison, correction or (), threshold or ())
     with context.database.read() as session:
-        evaluated = service.evaluate_corrections(session, principal, query)
-    return CorrectionsRead.of(evaluated)
+        evaluated = CorrectionsRead.of(service.evaluate_corrections(session, principal, query))
+        return with_shards(session, run, step, attempt, evaluated)

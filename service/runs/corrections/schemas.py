@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from foreshock.corrections import AffectedSequences, Evaluation, Population, Threshold
 from foreshock.json_values import finite_or_none
 from service.runs.corrections.service import EvaluatedCorrections
+from service.runs.shard_counts import AnswerOfStep
 
 TOO_LARGE = "a value too large for a float64 is null"
 
@@ -119,7 +120,7 @@ class CorrectionRead(BaseModel):
         )
 
 
-class CorrectionsRead(BaseModel):
+class CorrectionsRead(AnswerOfStep):
     """Effects of corrections on a step, by correction and threshold."""
 
     comparison: str

@@ -10,6 +10,7 @@ from service.platform.security import Reader
 from service.runs.lint import service
 from service.runs.lint.schemas import RunLintRead, StepLintRead
 from service.runs.runs.addresses import RunIdentifier
+from service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
 
@@ -29,4 +30,4 @@ def read_step_lint(
 ) -> StepLintRead:
     """Return the lint of this step's log-probs: named warnings with evidence, and the checks that were not made."""
     with context.database.read() as session:
-        return service.read_step(session, principal, run, step, attempt)
+        return with_shards(session, run, step, attempt, service.read_step(session, principal, run, step, attempt))

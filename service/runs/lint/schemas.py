@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from foreshock.lint import CheckResult, Example, LintReport, LintWarning
+from service.runs.shard_counts import AnswerOfStep
 
 Severity = Literal["critical", "warning"]
 
@@ -65,7 +66,7 @@ class CheckRead(BaseModel):
         return cls(name=check.name, title=check.title, state=check.state, why=check.why)
 
 
-class StepLintRead(BaseModel):
+class StepLintRead(AnswerOfStep):
     """Verdict on a step, over all of its shards with stored evidence."""
 
     step: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.runs.measurements.schemas import IncompleteStep
+from service.runs.shard_counts import IncompleteStep
 from service.runs.step_key import StepKey
 
 

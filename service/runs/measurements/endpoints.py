@@ -20,6 +20,7 @@ from service.runs.measurements.formats import CSV_MEDIA_TYPE, choose_format, ren
 from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
 from service.runs.measurements.tables import buckets_read, token_ids_read
 from service.runs.runs.addresses import RunIdentifier
+from service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1", tags=["measurements"])
 
@@ -81,6 +82,7 @@ def read_buckets(
     """
     with context.database.read() as session:
         statistics = service.read_statistics(session, principal, run, step, attempt, comparison)
-    if by == "token_id":
-        return token_ids_read(statistics.token_id_table(limit))
-    return buckets_read(CONDITIONS[by], statistics.condition_table(by))
+        if by == "token_id":
+            return with_shards(session, run, step, attempt, token_ids_read(statistics.token_id_table(limit)))
+        buckets = buckets_read(CONDITIONS[by], statistics.condition_table(by))
+        return with_shards(session, run, step, attempt, buckets)

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.runs.shard_counts import AnswerOfStep, IncompleteStep
+
 
 class MeasureRead(BaseModel):
     """Registered measure: its meaning and its source."""
@@ -33,15 +35,6 @@ class MeasurementColumns(BaseModel):
     from_sample: list[bool] = Field(description="true: only some of the step's rollouts are included")
 
 
-class IncompleteStep(BaseModel):
-    """A step that closed without some of its shards: its measurements are of the rollouts that arrived."""
-
-    step: int
-    attempt: int
-    shards: int
-    expected_shards: int
-
-
 class MeasurementsRead(BaseModel):
     """Measurements by column, ordered by comparison and step."""
 
@@ -60,7 +53,7 @@ class BucketColumns(BaseModel):
     mean_abs_probability_difference: list[float | None]
 
 
-class BucketsRead(BaseModel):
+class BucketsRead(AnswerOfStep):
     """Tokens in buckets: bucket i holds edges[i] ≤ value < edges[i + 1], the first all below and the last all above."""
 
     by: str = Field(description="condition that defines the buckets")
@@ -84,7 +77,7 @@ class TokenIdColumns(BaseModel):
     )
 
 
-class TokenIdsRead(BaseModel):
+class TokenIdsRead(AnswerOfStep):
     """Tokens by id. Each shard keeps the ids with the largest Σ k3; the omitted part is bounded."""
 
     by: Literal["token_id"] = "token_id"

@@ -25,8 +25,8 @@ from service.runs.measurements.curves import Curves, MeasuredStep
 from service.runs.measurements.downsampling import keep_extremes
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.measurements.names import check_comparison, columns_of
-from service.runs.measurements.schemas import IncompleteStep
 from service.runs.runs.service import get_run
+from service.runs.shard_counts import IncompleteStep, incomplete_step
 from service.runs.step_key import StepKey
 
 MOST_INCOMPLETE = 1000
@@ -119,15 +119,7 @@ def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: 
 def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
     """Return the active steps that closed without some of their shards, newest first, at most MOST_INCOMPLETE."""
     found = repository.incomplete_steps(session, run_id, attempts_of_run(session, run_id), MOST_INCOMPLETE)
-    return [
-        IncompleteStep(
-            step=step.step,
-            attempt=step.attempt,
-            shards=step.received_shards,
-            expected_shards=step.expected_shards,
-        )
-        for step in found
-    ]
+    return [each for step in found if (each := incomplete_step(step)) is not None]
 
 
 def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:

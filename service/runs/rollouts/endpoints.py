@@ -14,6 +14,7 @@ from service.runs.measurements.endpoints import Comparison
 from service.runs.rollouts import tokens
 from service.runs.rollouts.schemas import TokensRead
 from service.runs.runs.addresses import RunIdentifier
+from service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
@@ -33,4 +34,6 @@ def read_tokens(
 ) -> TokensRead:
     """Return the worst tokens of a step, or one rollout token by token, with each scorer's log-prob."""
     query = tokens.TokenQuery(run, step, attempt, comparison, worst, sample_id)
-    return tokens.read_tokens(context, principal, query)
+    found = tokens.read_tokens(context, principal, query)
+    with context.database.read() as session:
+        return with_shards(session, run, step, attempt, found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from service.runs.shard_counts import AnswerOfStep
+
 
 class TokenRow(BaseModel):
     """Response token with each scorer's log-prob; null if it is missing or not finite."""
@@ -17,7 +19,7 @@ class TokenRow(BaseModel):
     log_probs: dict[str, float | None]
 
 
-class TokensRead(BaseModel):
+class TokensRead(AnswerOfStep):
     """Tokens of one step: the worst by |d|, or one rollout in order."""
 
     comparison: str

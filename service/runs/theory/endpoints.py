@@ -12,6 +12,7 @@ from service.platform.schemas import ActiveOrAttempt, StepPath
 from service.platform.security import Reader
 from service.runs.measurements.endpoints import Comparison
 from service.runs.runs.addresses import RunIdentifier
+from service.runs.shard_counts import with_shards
 from service.runs.theory import service
 from service.runs.theory.schemas import TheoryRead
 
@@ -42,5 +43,5 @@ def read_theory(
     """
     query = service.TheoryQuery(run, step, attempt, comparison, delta_max, gradient_bound)
     with context.database.read() as session:
-        found = service.find_theory(session, principal, query)
-    return TheoryRead.of(found)
+        found = TheoryRead.of(service.find_theory(session, principal, query))
+        return with_shards(session, run, step, attempt, found)

@@ -10,6 +10,7 @@ from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.json_values import finite_or_none
 from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
 from service.runs.corrections.schemas import TOO_LARGE
+from service.runs.shard_counts import AnswerOfStep
 from service.runs.theory.service import FoundTheory
 
 
@@ -131,7 +132,7 @@ class StepNoiseRead(BaseModel):
         )
 
 
-class TheoryRead(BaseModel):
+class TheoryRead(AnswerOfStep):
     """Values of the papers' bounds at this step."""
 
     comparison: str

@@ -75,6 +75,9 @@ def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Cli
     assert answer["incomplete_steps"] == [
         {"step": step, "attempt": 1, "shards": 1, "expected_shards": 2} for step in (4, 3)
     ]
+    parts = ("buckets", "buckets?by=token_id", "tokens", "corrections", "theory", "lint")
+    of_step = [http.get(f"/v1/runs/{sender.run}/steps/3/{part}") for part in parts]
+    assert [each.json()["incomplete"] for each in of_step] == [answer["incomplete_steps"][1]] * len(parts)
     assert "closed with 1 of 2 shards" in http.get(f"/runs/{sender.run}/steps/3").text
     assert "Step 4 closed with 1 of 2 shards" in http.get(f"/runs/{sender.run}").text
     assert "1 open" in http.get("/").text
