@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from benchmarks.recorded_runs import shipped_run
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
+from foreshock.hardware import cpu_flags
 from foreshock.instruction_sets import InstructionSet, MklKernels
 from foreshock.scorers import default_scorers
 from probes.engines.environment import EngineEnvironment, available_instruction_sets, hold_this_process
 from probes.engines.process import process_variables
-from probes.hardware import cpu_flags
 from probes.scorers.request import ScoreRequest, WarmModel
 from probes.scorers.table import scorer_named
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from foreshock.environment import device_slug
 from foreshock.errors import ConfigurationError, ForeshockError, ServiceError, ServiceUnavailable
+from foreshock.hardware import accelerator_name, device_name, gpu_name
 from foreshock.retry import Backoff, retry, sleep_until_stopped
 from foreshock.scorers import EXACT_PAIRS
 from foreshock.weights_search import CAPABILITY, PROBE_KIND
@@ -26,7 +27,6 @@ from probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_envi
 from probes.engines.pool import EnginePool
 from probes.engines.process import EngineError, EngineTimeouts, JobAbandonedError
 from probes.engines.protocol import ScoreCommand
-from probes.hardware import accelerator_name, device_name, gpu_name
 from probes.heartbeat import Heartbeat
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.table import installed_scorers, offered_pairs, scorer_named

@@ -17,13 +17,13 @@ from benchmarks.truth.case import Case, Outcome
 from examples.tiny_rl.record import RunRecord
 from foreshock.environment import environment_name
 from foreshock.instruction_sets import InstructionSet
+from foreshock.process_fingerprint import mkl_kernels
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
 from probes.engines.environment import (
     AS_IT_IS,
     EngineEnvironment,
     available_instruction_sets,
-    mkl_kernels,
     offered_environments,
 )
 

@@ -8,8 +8,8 @@ import torch
 
 from examples.tiny_rl.task import MAX_RESPONSE_TOKENS
 from foreshock.fingerprint import Fingerprint
-from probes.fingerprints import kernel_flags
-from probes.hardware import cpu_name
+from foreshock.hardware import cpu_name
+from foreshock.process_fingerprint import kernel_flags
 
 
 def engine_fingerprint(engine_version: str, weights_version: int | None, weights_digest: str | None) -> Fingerprint:

@@ -36,6 +36,7 @@ from foreshock.client.exports import Exports
 from foreshock.client.launch import find_launch
 from foreshock.client.log_once import LogOnce
 from foreshock.client.pipeline import Pipeline
+from foreshock.client.precision import with_precision
 from foreshock.client.queue import Work
 from foreshock.client.settings import ClientSettings
 from foreshock.client.status import DeliveryStatus
@@ -159,6 +160,9 @@ class Client:
         initial_learning_rate: float | None = None,
         length_cap: int | None = None,
         model_kind: ModelKind | None = None,
+        master_dtype: str | None = None,
+        autocast: str | None = None,
+        head_dtype: str | None = None,
         advice_mode: Literal["shadow", "apply"] = "shadow",
         resume_step: int = 0,
         shard: int | None = None,
@@ -176,6 +180,12 @@ class Client:
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: derived
         from a logged checkpoint.
 
+        `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
+        trainer's precision, with which probes replay it: the dtype of the weights that its forward pass reads, that of
+        its autocast (None: none), that of the language-model head if it has one of its own. They are kept in the
+        attribute `trainer_fingerprint`, which tells the trainer's environment, too
+        (`foreshock.process_fingerprint.process_fingerprint`).
+
         Raises ConfigurationError, before training begins, if `shards` > 1 and the ranks share nothing that names their
         launch: each would be an attempt of its own.
         """
@@ -192,7 +202,8 @@ class Client:
             "model_kind": model_kind,
             "advice_mode": advice_mode,
         }
-        self._start(description, resume_step, (shard, shards), fingerprint, attributes)
+        precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
+        self._start(description, resume_step, (shard, shards), fingerprint, attributes, precision)
         return self
 
     @_never_raises
@@ -348,6 +359,7 @@ class Client:
         rank: tuple[int | None, int | None],
         fingerprint: Fingerprint | Mapping[str, Any] | None,
         attributes: BatchAttributes | None,
+        precision: Mapping[str, object],
     ) -> None:
         try:
             shard, shards = rank
@@ -359,7 +371,7 @@ class Client:
                 self.project, self.run_key, description, self.launch.attempt_key, resume_step, fingerprint
             )
             self._shard, self._shards = rank
-            self._attributes = attributes or BatchAttributes()
+            self._attributes = with_precision(attributes or BatchAttributes(), precision)
             cap = description.get("length_cap")
             if self._attributes.length_cap is None and cap is not None:
                 self._attributes = replace(self._attributes, length_cap=cap)

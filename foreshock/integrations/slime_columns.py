@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.client.log_once import LogOnce
+from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["attributes_of", "columns_of", "flat", "model_kind_of"]
+__all__ = ["attributes_of", "columns_of", "flat", "model_kind_of", "precision_of"]
 
 # What these frameworks write as the source of a sample whose data set is not named.
 _UNKNOWN_SOURCE = "unknown"
@@ -58,11 +59,12 @@ def columns_of(
     return {name: value for name, value in columns.items() if value is not None}
 
 
-def attributes_of(args: Any, *, trainer_policy: Any) -> BatchAttributes:
+def attributes_of(args: Any, *, trainer_policy: Any, trainer_fingerprint: Fingerprint) -> BatchAttributes:
     """Return how a framework with these arguments samples; `trainer_policy` tells what its log-probs are."""
     top_p, top_k = getattr(args, "rollout_top_p", None), getattr(args, "rollout_top_k", None)
     truncated = top_p not in (None, 1, 1.0) or top_k not in (None, -1)
     return BatchAttributes(
+        trainer_fingerprint=trainer_fingerprint,
         temperature=getattr(args, "rollout_temperature", None),
         top_p=top_p,
         top_k=top_k,
@@ -71,6 +73,12 @@ def attributes_of(args: Any, *, trainer_policy: Any) -> BatchAttributes:
         trainer_policy=trainer_policy,
         length_cap=getattr(args, "rollout_max_response_len", None),
     )
+
+
+def precision_of(args: Any) -> dict[str, Any]:
+    """Return the precision of Megatron with these arguments: weights in it, and no autocast."""
+    dtype = "bfloat16" if getattr(args, "bf16", False) else "float16" if getattr(args, "fp16", False) else "float32"
+    return {"master_dtype": dtype}
 
 
 def model_kind_of(args: Any) -> ModelKind | None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-__all__ = ["FRAMEWORKS", "Framework", "Place", "find_framework", "place_of"]
+from foreshock.client.log_once import LogOnce
+
+__all__ = ["FRAMEWORKS", "Framework", "Place", "find_framework", "place_of", "warn_of_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,31 @@ def place_of(framework: Framework) -> Place:
         context_size=int(size),
         problem=problem,
     )
+
+
+def warn_of_options(args: Any, place: Place, log: LogOnce) -> None:
+    """Warn of what the framework's options and the process's place leave out of the log."""
+    if place.problem is not None:
+        log.warning("place", place.problem)
+    if not place.leads:
+        return
+    if getattr(args, "dynamic_sampling_filter_path", None):
+        log.warning(
+            "dynamic sampling",
+            "--dynamic-sampling-filter-path: groups that the filter drops do not reach the trainer and are not "
+            "logged, so rewards and lengths are of the groups that it kept",
+        )
+    if getattr(args, "partial_rollout", False):
+        masked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
+        log.warning(
+            "partial rollouts",
+            "--partial-rollout: the trainer is not told which weights sampled which tokens. "
+            + (
+                "Tokens of older weights are masked, and do not count in mismatch and lengths."
+                if masked
+                else "The mismatch contains staleness; --mask-offpolicy-in-partial-rollout leaves such tokens out."
+            ),
+        )
 
 
 def _independent_replicas(framework: Framework) -> int:

@@ -15,10 +15,11 @@ from foreshock.client.launch import find_launch
 from foreshock.client.log_once import LogOnce
 from foreshock.integrations.context_parallel import gather_slices
 from foreshock.integrations.hooks import is_number
-from foreshock.integrations.slime_columns import attributes_of, columns_of, flat, model_kind_of
-from foreshock.integrations.slime_framework import Framework, Place
+from foreshock.integrations.slime_columns import attributes_of, columns_of, flat, model_kind_of, precision_of
+from foreshock.integrations.slime_framework import Framework, Place, warn_of_options
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.process_fingerprint import process_fingerprint
 
 __all__ = ["SlimeRun"]
 
@@ -61,7 +62,7 @@ class SlimeRun:
         self._metrics: dict[str, list[float]] = {}
         self._scale = 1.0
         self._advised = False
-        self._warn()
+        warn_of_options(args, place, log)
 
     def take_rollouts(self, step: int, data: Mapping[str, Any]) -> None:
         """Log the rollouts of a step, or keep them until the loss has computed the log-probs that they lack."""
@@ -200,7 +201,11 @@ class SlimeRun:
         columns = columns_of(
             data, scores, step=self._step, samples_per_prompt=int(self.args.n_samples_per_prompt), log=self._log
         )
-        attributes = attributes_of(self.args, trainer_policy=policy if "trainer_log_probs" in columns else None)
+        attributes = attributes_of(
+            self.args,
+            trainer_policy=policy if "trainer_log_probs" in columns else None,
+            trainer_fingerprint=process_fingerprint("torch", data["tokens"][0].device, **precision_of(self.args)),
+        )
         self._client.log_rollouts(self._step, columns, attributes=attributes, copy=False)
 
     def _scores(self, data: Mapping[str, Any], log_probs: Any, entropies: Any) -> dict[str, Any]:
@@ -256,28 +261,6 @@ class SlimeRun:
         """Deliver everything now if Ray ends this process after the step."""
         if self._client is not None and (self._is_last(step) or getattr(self.args, "release_train", False)):
             self._client.flush(_LAST_FLUSH_SECONDS)
-
-    def _warn(self) -> None:
-        args = self.args
-        if self.place.problem is not None:
-            self._log.warning("place", self.place.problem)
-        if getattr(args, "dynamic_sampling_filter_path", None) and self.place.leads:
-            self._log.warning(
-                "dynamic sampling",
-                "--dynamic-sampling-filter-path: groups that the filter drops do not reach the trainer and are not "
-                "logged, so rewards and lengths are of the groups that it kept",
-            )
-        if getattr(args, "partial_rollout", False) and self.place.leads:
-            masked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
-            self._log.warning(
-                "partial rollouts",
-                "--partial-rollout: the trainer is not told which weights sampled which tokens. "
-                + (
-                    "Tokens of older weights are masked, and do not count in mismatch and lengths."
-                    if masked
-                    else "The mismatch contains staleness; --mask-offpolicy-in-partial-rollout leaves such tokens out."
-                ),
-            )
 
 
 def _all_nan(values: Any) -> bool:

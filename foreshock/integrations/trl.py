@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 
 from foreshock.client.client import Client
 from foreshock.client.log_once import LogOnce
+from foreshock.client.precision import dtype_name
 from foreshock.integrations.hooks import guard
 from foreshock.integrations.trl_generations import Generations
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
@@ -128,6 +129,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             "initial_learning_rate": float(args.learning_rate),
             "length_cap": getattr(args, "max_completion_length", None),
             "model_kind": model_kind_of_configuration(configuration.to_dict()),
+            **_precision(self._trainer),
             **self._description,
         }
         self._client.start_run(
@@ -189,3 +191,13 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             if self._feed is not None and finished:
                 self._client.finish()
             self._client.close()
+
+
+def _precision(trainer: Any) -> dict[str, str | None]:
+    """Return the trainer's precision as the arguments of `Client.start_run`: accelerate casts, TRL casts the head."""
+    mixed = dtype_name(trainer.accelerator.mixed_precision)
+    return {
+        "master_dtype": dtype_name(trainer.model.dtype),
+        "autocast": mixed if mixed != "float32" else None,
+        "head_dtype": "float32" if getattr(trainer.args, "cast_lm_head_to_fp32", False) else None,
+    }

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from foreshock.client.log_once import LogOnce
 from foreshock.fingerprint import Fingerprint
 from foreshock.integrations.hooks import observe
+from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 
 __all__ = ["KNOWN_VERSIONS", "Generation", "Generations"]
@@ -131,7 +132,8 @@ class Generations:
             logprobs_mode="processed_logprobs" if uses_vllm else None,
             trainer_policy="recomputed_old",
             length_cap=getattr(args, "max_completion_length", None),
-            engine_fingerprint=self._fingerprint() if uses_vllm else None,
+            engine_fingerprint=self._engine_fingerprint() if uses_vllm else None,
+            trainer_fingerprint=process_fingerprint("torch", self._trainer.accelerator.device),
         )
 
     def engine_name(self) -> str:
@@ -141,20 +143,19 @@ class Generations:
         version = _vllm_version()
         return f"vllm {version}" if version else "vllm"
 
-    def _fingerprint(self) -> Fingerprint:
+    def _engine_fingerprint(self) -> Fingerprint:
         args = self._trainer.args
+        known: dict[str, Any] = {
+            "logprobs_mode": "processed_logprobs",
+            "temperature": float(args.temperature),
+            "flags": {"trl_vllm_mode": str(getattr(args, "vllm_mode", "colocate"))},
+        }
         engine = getattr(getattr(self._trainer, "vllm_generation", None), "llm", None)
-        dtype = None
-        if engine is not None:
-            dtype = str(engine.llm_engine.model_config.dtype).removeprefix("torch.")
-        return Fingerprint(
-            engine="vllm",
-            engine_version=_vllm_version(),
-            dtype=dtype,
-            logprobs_mode="processed_logprobs",
-            temperature=float(args.temperature),
-            flags={"trl_vllm_mode": str(getattr(args, "vllm_mode", "colocate"))},
-        )
+        if engine is None:
+            # A served engine runs in another process, maybe on another machine.
+            return Fingerprint(engine="vllm", **known)
+        dtype = str(engine.llm_engine.model_config.dtype).removeprefix("torch.")
+        return process_fingerprint("vllm", self._trainer.accelerator.device, dtype=dtype, **known)
 
     def _warn_of_missing_log_probs(self) -> None:
         trainer = self._trainer

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from foreshock.client.precision import dtype_name
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["attributes_of", "columns_of"]
+__all__ = ["attributes_of", "columns_of", "precision_of"]
 
 
 def columns_of(data: Any, *, response_mask: Any = None, entropy: Any = None) -> dict[str, Any]:
@@ -51,6 +52,23 @@ def attributes_of(configuration: Any) -> BatchAttributes:
         trainer_policy="bypass" if correction.get("bypass_mode", False) else "recomputed_old",
         length_cap=rollout.get("response_length", None),
     )
+
+
+def precision_of(actor: Any) -> dict[str, Any]:
+    """Return the precision of verl's actor with this configuration, as arguments of `Client.start_run`.
+
+    FSDP casts the weights to the dtype of its mixed precision and autocasts to the same; Megatron holds them in it.
+    Empty for another strategy.
+    """
+    strategy = str(actor.get("strategy", ""))
+    if strategy in ("fsdp", "fsdp2"):
+        engine = actor.get("fsdp_config", None) or {}
+        mixed = (engine.get("mixed_precision", None) or {}).get("param_dtype", "bf16")
+        dtype = dtype_name(mixed)
+        return {"master_dtype": dtype, "autocast": dtype if dtype != "float32" else None}
+    if strategy == "megatron":
+        return {"master_dtype": dtype_name((actor.get("megatron", None) or {}).get("dtype", "bfloat16"))}
+    return {}
 
 
 def _optional(tensors: Any, name: str) -> Any:

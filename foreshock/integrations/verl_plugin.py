@@ -14,16 +14,17 @@ from foreshock.integrations.import_hooks import when_imported
 __all__: list[str] = []
 
 _OBSERVED = {
-    "verl.trainer.ppo.ray_trainer": "observe_trainer",
-    "verl.utils.tracking": "observe_tracking",
-    "verl.workers.engine_workers": "observe_workers",
+    "verl.trainer.ppo.ray_trainer": ("verl", "observe_trainer"),
+    "verl.trainer.ppo.v1.trainer_base": ("verl_v1", "observe_v1_trainer"),
+    "verl.utils.tracking": ("verl", "observe_tracking"),
+    "verl.workers.engine_workers": ("verl", "observe_workers"),
 }
 
 
-def _observe(function: str, module: ModuleType) -> None:
-    getattr(importlib.import_module("foreshock.integrations.verl"), function)(module)
+def _observe(observer: tuple[str, str], module: ModuleType) -> None:
+    getattr(importlib.import_module(f"foreshock.integrations.{observer[0]}"), observer[1])(module)
 
 
 if os.environ.get("FORESHOCK_URL"):
-    for _name, _function in _OBSERVED.items():
-        when_imported(_name, lambda module, function=_function: _observe(function, module))  # type: ignore[misc]
+    for _name, _observer in _OBSERVED.items():
+        when_imported(_name, lambda module, observer=_observer: _observe(observer, module))  # type: ignore[misc]

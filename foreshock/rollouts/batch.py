@@ -20,6 +20,7 @@ from foreshock.rollouts.validation import validate_rollouts
 __all__ = ["BatchAttributes", "RolloutBatch"]
 
 _COLUMN_OF_FIELD = {column.field: column for column in ROLLOUT_COLUMNS}
+_FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,6 +238,28 @@ class RolloutBatch:
             attributes=attributes,
             check_values=check_values,
             **flat_columns(columns, {"prompt": prompts, "response": responses}),
+        )
+
+    @classmethod
+    def from_verl(cls, data: Any, *, attributes: BatchAttributes | None = None, **columns: Any) -> RolloutBatch:
+        """Return the N rollouts of a `verl.DataProto`, for a trainer of your own; verl is not imported.
+
+        `data.batch` needs `prompts` [N, P], `responses` [N, L] and `attention_mask` [N, P + L]; `rollout_log_probs`,
+        `old_log_probs`, `response_mask`, `advantages` and `token_level_scores` are taken if present, and so are `uid`
+        and `data_source` of `data.non_tensor_batch`. `columns` are further fields, which override those of `data`.
+
+        Raises KeyError naming a missing tensor, and InvalidRolloutsError naming row and column.
+        """
+        from foreshock.integrations.verl_columns import columns_of
+
+        fields = {_FIELD_OF.get(name, name): value for name, value in columns_of(data).items()} | columns
+        padding = fields.pop("response_padding_mask")
+        return cls.from_padded(
+            fields.pop("response_token_ids"),
+            fields.pop("response_mask", padding),
+            response_padding_mask=padding,
+            attributes=attributes,
+            **fields,
         )
 
     @staticmethod

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from foreshock.environment import environment_name
 from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
+from foreshock.hardware import cpu_vendor
 from foreshock.instruction_sets import (
     CHOOSING_VARIABLES,
     InstructionSet,
@@ -29,8 +30,8 @@ from foreshock.instruction_sets import (
     instruction_set_of,
     mkl_kernels_of,
 )
+from foreshock.process_fingerprint import MKL_SSE4_2, MKL_VARIABLE, mkl_kernels
 from probes.engines.instruction_sets import instruction_sets_of_cpu, kernel_variables, visible_capabilities
-from probes.hardware import cpu_vendor
 
 __all__ = [
     "AS_IT_IS",
@@ -38,14 +39,11 @@ __all__ = [
     "EngineEnvironment",
     "EnvironmentUnavailableError",
     "available_instruction_sets",
-    "hand_set_variables",
     "hold_this_process",
-    "mkl_kernels",
     "offered_environments",
 ]
 
 VARIABLE = "FORESHOCK_INSTRUCTION_SET"
-_MKL_VARIABLE, _MKL_SSE4_2 = "MKL_ENABLE_INSTRUCTIONS", "SSE4_2"
 
 
 class EnvironmentUnavailableError(ForeshockError):
@@ -72,7 +70,7 @@ class EngineEnvironment:
         if name not in {each.value for each in InstructionSet}:
             names = ", ".join(each.value for each in InstructionSet)
             raise EnvironmentUnavailableError(f"{VARIABLE} must be one of {names}, got {name!r}")
-        return cls(InstructionSet(name), MklKernels.SSE4_2 if given.get(_MKL_VARIABLE) == _MKL_SSE4_2 else None)
+        return cls(InstructionSet(name), MklKernels.SSE4_2 if given.get(MKL_VARIABLE) == MKL_SSE4_2 else None)
 
     @classmethod
     def of_fingerprint(cls, fingerprint: Fingerprint) -> EngineEnvironment:
@@ -129,7 +127,7 @@ class EngineEnvironment:
             )
         variables = {VARIABLE: self.instruction_set.value, **kernel_variables(self.instruction_set)}
         if self.mkl is MklKernels.SSE4_2:
-            variables[_MKL_VARIABLE] = _MKL_SSE4_2
+            variables[MKL_VARIABLE] = MKL_SSE4_2
         return variables
 
 
@@ -158,19 +156,6 @@ def offered_environments() -> dict[str, EngineEnvironment]:
             near_amd = EngineEnvironment(instruction_set, MklKernels.SSE4_2)
             offered[environment_name(instruction_set, MklKernels.SSE4_2)] = near_amd
     return offered
-
-
-def mkl_kernels() -> MklKernels | None:
-    """Return the kernels that MKL, if torch has it, uses in this process; None if the CPU is not from Intel or AMD."""
-    held = MklKernels.SSE4_2 if os.environ.get(_MKL_VARIABLE) == _MKL_SSE4_2 else MklKernels.INTEL
-    return {"GenuineIntel": held, "AuthenticAMD": MklKernels.AMD}.get(cpu_vendor())
-
-
-def hand_set_variables() -> dict[str, str]:
-    """Return the variables that select kernels in this process and were not set by its environment."""
-    own = EngineEnvironment.of_variables().variables()
-    given = {name: os.environ[name] for name in CHOOSING_VARIABLES if name in os.environ}
-    return {name: value for name, value in given.items() if value != own.get(name)}
 
 
 def hold_this_process(environment: EngineEnvironment | None = None) -> None:

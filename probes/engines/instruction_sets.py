@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from foreshock.hardware import cpu_flags
 from foreshock.instruction_sets import InstructionSet
-from probes.hardware import cpu_flags
 
 __all__ = ["instruction_sets_of_cpu", "kernel_variables", "visible_capabilities"]
 

@@ -46,9 +46,10 @@ def fingerprint_of_this_process() -> Fingerprint:
     """Return the fingerprint of a score that this process would compute."""
     import torch
 
-    from probes.fingerprints import kernel_flags
+    from foreshock.process_fingerprint import kernel_flags
 
-    return Fingerprint(engine="torch", cpu_isa=torch.backends.cpu.get_cpu_capability(), flags=kernel_flags())
+    held_by = EngineEnvironment.of_variables().variables()
+    return Fingerprint(engine="torch", cpu_isa=torch.backends.cpu.get_cpu_capability(), flags=kernel_flags(held_by))
 
 
 @contextmanager

@@ -215,8 +215,8 @@ def train(folder: Path) -> dict[str, Any]:
     args = SimpleNamespace(
         hf_checkpoint="tiny", lr=RATE, n_samples_per_prompt=SAMPLES_PER_PROMPT, rollout_max_response_len=20,
         rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, num_rollout=steps, start_rollout_id=None,
-        num_experts=8, colocate=True, save_hf=f"{folder}/hf/step_{{rollout_id}}/model", partial_rollout=False,
-        dynamic_sampling_filter_path="filters.keep" if scenario == "tools" else None,
+        num_experts=8, bf16=True, colocate=True, save_hf=f"{folder}/hf/step_{{rollout_id}}/model",
+        partial_rollout=False, dynamic_sampling_filter_path="filters.keep" if scenario == "tools" else None,
     )  # fmt: skip
     postprocess = load_function("foreshock.integrations.slime.log_rollouts")
     optimizer, scheduler, parameters = new_optimizer()

@@ -21,6 +21,7 @@ from foreshock.client.log_once import LogOnce
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations.slime import apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of
+from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.running_service import RunningService
 from tests.ports import free_port
 
@@ -155,6 +156,14 @@ def test_run_metrics_and_checkpoints_are_logged(tools: Run) -> None:
     assert tools.get("/checkpoints")["items"][0]["path"] == "step_0/model"
     scalars = tools.get("/scalars?name=train/grad_norm")["columns"]
     assert (scalars["step"], scalars["value"]) == ([0, 1, 2, 3], [2.0, 3.0, 4.0, 5.0])
+
+
+def test_environment_and_precision_of_the_trainer_are_logged(tools: Run, real_service: RunningService) -> None:
+    trainer = logged_attributes(real_service, tools.id).trainer_fingerprint
+    assert trainer is not None
+    assert (trainer.master_dtype, trainer.autocast) == ("bfloat16", None)
+    assert trainer.cpu_isa
+    assert trainer.library_versions["megatron-core"]
 
 
 def test_log_probs_that_only_the_loss_computes_are_logged(train: Callable[..., Run]) -> None:

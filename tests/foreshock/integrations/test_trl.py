@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.running_service import RunningService
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -118,6 +119,20 @@ def test_run_describes_model_trainer_and_engine(grpo: Run) -> None:
     assert run["trainer"].endswith("GRPOTrainer")
     assert run["engine"].startswith("vllm")
     assert run["length_cap"] == 24
+
+
+def test_environment_and_precision_of_both_sides_are_logged(grpo: Run, real_service: RunningService) -> None:
+    attributes = logged_attributes(real_service, grpo.id)
+    trainer, engine = attributes.trainer_fingerprint, attributes.engine_fingerprint
+    assert trainer is not None
+    assert engine is not None
+    assert (trainer.engine, trainer.master_dtype, trainer.autocast) == ("torch", "float32", None)
+    assert (engine.engine, engine.dtype) == ("vllm", "bfloat16")
+    for fingerprint in (trainer, engine):
+        assert fingerprint.device_name
+        assert fingerprint.cpu_isa
+        assert fingerprint.engine_version
+        assert fingerprint.library_versions["torch"]
 
 
 def test_rloo_has_log_probs_of_engine_and_trainer(train: Callable[..., Run]) -> None:

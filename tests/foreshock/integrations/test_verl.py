@@ -16,6 +16,9 @@ import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations import verl
+from foreshock.integrations.verl_columns import precision_of
+from foreshock.rollouts import decode_rollouts
+from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.running_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -55,12 +58,12 @@ def train(
 ) -> Callable[..., Run]:
     """Train in a process of its own; nothing but environment variables connects it."""
 
-    def run(scenario: str, **settings: str) -> Run:
-        key = "-".join([scenario, *settings.values()])
+    def run(scenario: str, module: str = "verl_runs", **settings: str) -> Run:
+        key = "-".join([module, scenario, *settings.values()])
         settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
                     "FORESHOCK_SPOOL_DIRECTORY": str(tmp_path_factory.mktemp("spool")), **settings}  # fmt: skip
         finished = subprocess.run(
-            [sys.executable, "-m", "tests.foreshock.integrations.verl_runs", scenario, str(STEPS)],
+            [sys.executable, "-m", f"tests.foreshock.integrations.{module}", scenario, str(STEPS)],
             env={**os.environ, **settings}, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert finished.returncode == 0, finished.stderr[-4000:]
@@ -109,6 +112,21 @@ def test_run_and_metrics_are_described(decoupled: Run) -> None:
     assert run["length_cap"] == 16
 
 
+def test_kind_and_precision_are_those_of_verls_configuration(decoupled: Run, real_service: RunningService) -> None:
+    """verl's default: FSDP casts to bfloat16."""
+    assert decoupled.http.get(f"/v1/runs/{decoupled.id}").json()["model_kind"] == "moe"
+    trainer = logged_attributes(real_service, decoupled.id).trainer_fingerprint
+    assert trainer is not None
+    assert (trainer.master_dtype, trainer.autocast) == ("bfloat16", "bfloat16")
+
+
+def test_precision_of_other_strategies() -> None:
+    assert precision_of({"strategy": "megatron", "megatron": {"dtype": "float16"}}) == {"master_dtype": "float16"}
+    full = {"strategy": "fsdp2", "fsdp_config": {"mixed_precision": {"param_dtype": "fp32"}}}
+    assert precision_of(full) == {"master_dtype": "float32", "autocast": None}
+    assert precision_of({"strategy": "veomni"}) == {}
+
+
 def test_tokens_that_rejection_sampling_drops_are_logged(train: Callable[..., Run], decoupled: Run) -> None:
     """The seeds are the same, so the rollouts are those of the run without rejection."""
     run = train("rejection")
@@ -131,13 +149,53 @@ def test_advice_reaches_the_optimizer_of_the_workers(train: Callable[..., Run]) 
     assert [metrics["actor/lr"] for metrics in run.metrics][-1] == pytest.approx(RATE / 2)
 
 
+@pytest.fixture(scope="module")
+def v1(train: Callable[..., Run]) -> Run:
+    """A run of a v1 trainer, whose batches get padding rows."""
+    return train("decoupled", module="verl_v1_runs")
+
+
+def test_mismatch_of_a_v1_trainer_equals_verls_own(v1: Run) -> None:
+    """verl's own metrics contain its padding rows, whose log-probs agree."""
+    measured = v1.measures(TRAINER_ROLLOUT, "rollout_probs_diff_max", "prompt_groups", "k3_kl")
+    steps = v1.measures(STEP_ROW, "num_rollouts", "response_length_mean", "reward_mean", "entropy_mean")
+    assert measured["prompt_groups"] == [4] * STEPS
+    assert steps["num_rollouts"] == [ROLLOUTS] * STEPS
+    assert steps["entropy_mean"] == pytest.approx([1.5] * STEPS)
+    for step, metrics in enumerate(v1.metrics):
+        assert measured["rollout_probs_diff_max"][step] == pytest.approx(
+            metrics["training/rollout_probs_diff_max"], abs=1e-6
+        )
+        assert measured["k3_kl"][step] > 0
+        assert steps["response_length_mean"][step] == pytest.approx(metrics["response_length/mean"])
+        assert steps["reward_mean"][step] == pytest.approx(metrics["critic/score/mean"], abs=1e-6)
+
+
+def test_scale_and_lag_of_a_v1_trainer(v1: Run, real_service: RunningService) -> None:
+    assert v1.rates == [1.0]
+    versions = real_service.folder / "data" / "tokens"
+    files = sorted(path for path in versions.rglob("*.parquet") if v1.id in str(path))
+    batches = [decode_rollouts(path.read_bytes()) for path in files]
+    assert sorted(batch.attributes.trainer_weights_version or 0 for batch in batches) == [0, 1, 2]
+    for batch in batches:
+        assert batch.weights_version is not None
+        assert set(batch.weights_version.tolist()) == {batch.attributes.trainer_weights_version}
+
+
+def test_tokens_that_a_v1_trainer_rejects_are_logged(train: Callable[..., Run], v1: Run) -> None:
+    run = train("rejection", module="verl_v1_runs")
+    assert run.metrics[0]["rollout_corr/rollout_rs_masked_fraction"] > 0.3
+    names = ("tokens", "k3_kl")
+    assert run.measures(TRAINER_ROLLOUT, *names) == v1.measures(TRAINER_ROLLOUT, *names)
+
+
 def test_nothing_is_observed_without_an_address() -> None:
     code = "\n".join([
         "import foreshock.integrations.verl_plugin, sys",
         "print(sum('foreshock' in str(type(finder)) for finder in sys.meta_path))",
     ])  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    for address, hooks in (({}, "0"), ({"FORESHOCK_URL": "http://127.0.0.1:9"}, "3")):
+    for address, hooks in (({}, "0"), ({"FORESHOCK_URL": "http://127.0.0.1:9"}, "4")):
         output = subprocess.run(
             [sys.executable, "-c", code], env={**environment, **address}, capture_output=True, text=True, check=True
         )

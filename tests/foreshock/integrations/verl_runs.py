@@ -150,8 +150,16 @@ class WorkerGroup:
         return train(self.worker, data)
 
 
-def new_trainer(scenario: str, steps: int) -> Any:
-    """Return a trainer with the attributes that `fit` reads."""
+def new_model_folder() -> Path:
+    """Return a folder with the configuration of a mixture of experts."""
+    folder = Path(os.environ["FORESHOCK_SPOOL_DIRECTORY"]) / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 8}))
+    return folder
+
+
+def new_configuration(scenario: str) -> Any:
+    """Return verl's default configuration with the changes of a scenario."""
     defaults = Path(verl.__file__).parent / "trainer" / "config" / "_generated_ppo_trainer.yaml"
     configuration = OmegaConf.load(defaults)
     correction = {
@@ -170,10 +178,16 @@ def new_trainer(scenario: str, steps: int) -> Any:
         "actor_rollout_ref.rollout.n": ROLLOUTS_PER_PROMPT, "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.response_length": RESPONSE_LENGTH,
         "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS, "actor_rollout_ref.actor.optim.lr": RATE,
-        "actor_rollout_ref.model.path": "tiny", "critic.enable": False, "reward_model.enable": False,
+        "actor_rollout_ref.model.path": str(new_model_folder()), "critic.enable": False, "reward_model.enable": False,
     }  # fmt: skip
     for name, value in changes.items():
         OmegaConf.update(configuration, name, value, force_add=True)
+    return configuration
+
+
+def new_trainer(scenario: str, steps: int) -> Any:
+    """Return a trainer with the attributes that `fit` reads."""
+    configuration = new_configuration(scenario)
     trainer = RayPPOTrainer.__new__(RayPPOTrainer)
     nothing = SimpleNamespace(sleep_replicas=lambda: None, update_weights=lambda *_: None)
     trainer.config = configuration

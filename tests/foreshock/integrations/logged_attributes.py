@@ -1,0 +1,16 @@
+"""What an integration logged beside the tokens, read from the service's store."""
+
+from __future__ import annotations
+
+from foreshock.rollouts import BatchAttributes, decode_rollouts
+from tests.foreshock.running_service import RunningService
+
+__all__ = ["logged_attributes"]
+
+
+def logged_attributes(service: RunningService, run: str) -> BatchAttributes:
+    """Return the attributes of the run's rollouts, which must be the same in all shards."""
+    files = [path for path in (service.folder / "data" / "tokens").rglob("*.parquet") if run in str(path)]
+    found = {decode_rollouts(path.read_bytes()).attributes.to_json() for path in files}
+    assert len(found) == 1, (run, len(files), found)
+    return BatchAttributes.from_json(found.pop())
