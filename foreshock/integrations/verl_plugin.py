@@ -6,12 +6,15 @@ Without `FORESHOCK_URL` it does nothing. Modules of verl are observed when verl 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from types import ModuleType
 
 from foreshock.integrations.import_hooks import when_imported
 
 __all__: list[str] = []
+
+_logger = logging.getLogger(__name__)
 
 _OBSERVED = {
     "verl.trainer.ppo.ray_trainer": ("verl", "observe_trainer"),
@@ -22,7 +25,11 @@ _OBSERVED = {
 
 
 def _observe(observer: tuple[str, str], module: ModuleType) -> None:
-    getattr(importlib.import_module(f"foreshock.integrations.{observer[0]}"), observer[1])(module)
+    try:
+        getattr(importlib.import_module(f"foreshock.integrations.{observer[0]}"), observer[1])(module)
+    except Exception:
+        # This runs inside verl's own import of the module, which must succeed.
+        _logger.exception("%s could not be observed, training continues", module.__name__)
 
 
 if os.environ.get("FORESHOCK_URL"):

@@ -202,6 +202,19 @@ def test_nothing_is_observed_without_an_address() -> None:
         assert output.stdout.strip() == hooks
 
 
+def test_module_that_cannot_be_observed_is_imported_all_the_same() -> None:
+    """verl imports `verl.utils.tracking`, here without the class that is observed."""
+    code = "\n".join([
+        "import sys, types",
+        "import foreshock.integrations.verl_plugin as plugin",
+        "plugin._observe(('verl', 'observe_tracking'), types.ModuleType('verl.utils.tracking'))",
+        "print('imported')",
+    ])  # fmt: skip
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "imported"
+    assert "verl.utils.tracking could not be observed, training continues" in finished.stderr
+
+
 def test_unknown_release_warns_once_and_names_the_known_ones(caplog: pytest.LogCaptureFixture) -> None:
     module: Any = ModuleType("ray_trainer")
     module.RayPPOTrainer = type("RayPPOTrainer", (), {"fit": lambda self: None})
