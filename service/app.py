@@ -27,7 +27,9 @@ from service.platform.openapi import document_problems
 from service.platform.problem import install_problem_handlers
 from service.platform.query_parameters import refuse_unknown_parameters
 from service.platform.settings import Settings
+from service.platform.storage_errors import install_storage_handlers
 from service.platform.store.tokens import TokenStore
+from service.platform.upload_places import UploadPlaces
 from service.present.exporter.endpoints import router as exporter
 from service.present.pages.endpoints import ROUTERS as PAGES
 from service.replay.attribution.endpoints import router as attribution
@@ -125,6 +127,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.context = _make_context(settings, decoders)
     app.state.owns_decoders = decoders is None
     install_problem_handlers(app)
+    install_storage_handlers(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
     for router in PAGES:
@@ -138,9 +141,10 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
     secret = settings.session_secret.get_secret_value() if settings.session_secret else secrets.token_urlsafe(32)
     return ServiceContext(
         settings=settings,
-        database=Database(settings.database_url),
+        database=Database(settings.database_url, connections=settings.connections_per_process),
         store=TokenStore(settings.store_url),
         decoders=decoders or DecoderPool(settings, PRELOAD),
+        uploads=UploadPlaces(settings.decode_processes + settings.decode_queue),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.
@@ -181,7 +185,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             lambda: mark_stale_runs(context, started),
             lambda: sweep_leases(context),
             lambda: compute_stale_attributions(context),
-            context.store.remove_stale_temporaries,
+            context.store.remove_abandoned_temporaries,
         ],
     )
     if not context.decoders.is_warm:
@@ -198,6 +202,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)
+        await run_in_threadpool(context.store.close)
 
 
 def _version() -> str:

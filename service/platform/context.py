@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, cast
 
 import numpy as np
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
@@ -17,6 +18,7 @@ from service.platform.decoding.pool import DecoderPool
 from service.platform.events import EventBus
 from service.platform.settings import Settings
 from service.platform.store.tokens import TokenStore
+from service.platform.upload_places import UploadPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class ServiceContext:
     store: TokenStore
     decoders: DecoderPool
     session_secret: bytes
+    uploads: UploadPlaces
+    # Checks that hang keep their thread; beyond these, later checks fail without one.
+    check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
 

@@ -26,6 +26,9 @@ class Settings(BaseSettings):
     port: int = Field(default=8765, ge=0, le=65535)
     processes: int = Field(default=1, ge=1, description="uvicorn processes; more than one requires PostgreSQL")
     database_url: str = "sqlite:///./foreshock-data/foreshock.db"
+    database_connections: int = Field(
+        default=80, ge=2, description="PostgreSQL connections of all processes together; its own default allows 100"
+    )
     store_url: str = "./foreshock-data/tokens"
     allowed_hosts: str = Field(default="", description="comma-separated names besides loopback and FORESHOCK_HOST")
     bootstrap_key: SecretStr | None = Field(default=None, min_length=24, description="an admin key made at start")
@@ -96,6 +99,11 @@ class Settings(BaseSettings):
         shown["notifications"] = ", ".join(f"{each.name} ({each.kind})" for each in self.notifications) or "(none)"
         shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
         return {f"FORESHOCK_{name.upper()}": value for name, value in shown.items()}
+
+    @property
+    def connections_per_process(self) -> int:
+        """Number of database connections that each process may open."""
+        return max(1, self.database_connections // self.processes)
 
     @property
     def binds_loopback_only(self) -> bool:

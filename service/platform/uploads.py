@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
@@ -59,17 +58,19 @@ async def received_upload(
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
-    Raises UnsupportedMediaType (415), LimitExceeded (413, before the rest is read) and UploadIncomplete.
+    The upload holds a place until then. Raises UnsupportedMediaType (415), UploadsBusy (503, before the body is read),
+    LimitExceeded (413, before the rest is read) and UploadIncomplete.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if media_type != expected:
         raise UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
-    receiver = _Receiver(context.store)
-    try:
-        await _receive(request, receiver, context.settings.max_body_bytes)
-        yield receiver.upload()
-    finally:
-        receiver.remove()
+    async with context.uploads.place():
+        receiver = _Receiver(context.store)
+        try:
+            await _receive(request, receiver, context)
+            yield receiver.upload()
+        finally:
+            receiver.remove()
 
 
 class _Receiver:
@@ -101,8 +102,8 @@ class _Receiver:
             self._path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, receiver: _Receiver, limit: int) -> None:
-    size, block = 0, bytearray()
+async def _receive(request: Request, receiver: _Receiver, context: ServiceContext) -> None:
+    size, block, limit = 0, bytearray(), context.settings.max_body_bytes
     try:
         async for chunk in request.stream():
             size += len(chunk)
@@ -110,8 +111,8 @@ async def _receive(request: Request, receiver: _Receiver, limit: int) -> None:
                 raise LimitExceeded(f"the body has more than the {limit:,} bytes of one shard: send smaller shards")
             block += chunk
             if len(block) >= _BLOCK_BYTES:
-                await run_in_threadpool(receiver.write, bytes(block))
+                await context.uploads.run(receiver.write, bytes(block))
                 block.clear()
     except ClientDisconnect as error:
         raise UploadIncomplete("the connection ended before the body did") from error
-    await run_in_threadpool(receiver.write, bytes(block))
+    await context.uploads.run(receiver.write, bytes(block))

@@ -11,9 +11,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from psycopg import sql
@@ -63,6 +65,19 @@ class PostgresCluster:
         with psycopg.connect(url) as connection:
             for table in tables:
                 connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop every process of the cluster without ending one, as a hanging disk does."""
+        server = psutil.Process(self._server.pid)
+        processes = [server, *server.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def stop(self) -> None:
         """Stop the cluster without a checkpoint and remove its files."""

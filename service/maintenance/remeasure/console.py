@@ -25,6 +25,7 @@ from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings, load_settings
 from service.platform.store.tokens import TokenStore
+from service.platform.upload_places import UploadPlaces
 from service.runs.rollouts.shards import PRELOAD
 from service.runs.step_key import StepKey
 
@@ -133,7 +134,7 @@ def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[Service
                 f"the database has revision {has} and this release requires {newest_revision()}: "
                 "start `foreshock serve` of this release, which migrates it, then measure again"
             )
-        yield ServiceContext(settings, database, TokenStore(settings.store_url), decoders, b"")
+        yield ServiceContext(settings, database, TokenStore(settings.store_url), decoders, b"", UploadPlaces(1))
     finally:
         if shared is None:
             decoders.close()

@@ -13,6 +13,10 @@ from sqlalchemy.exc import ArgumentError
 from foreshock.errors import ConfigurationError
 
 _BUSY_TIMEOUT_MS = 30_000
+DEFAULT_CONNECTIONS = 60
+"""Connections of one process. PostgreSQL's own default allows 100 in all."""
+
+_POOL_TIMEOUT_SECONDS = 10.0
 
 
 def parse_database_url(text: str) -> URL:
@@ -30,17 +34,21 @@ def parse_database_url(text: str) -> URL:
     raise ConfigurationError(f"FORESHOCK_DATABASE_URL: {url.get_backend_name()} is neither sqlite nor postgresql")
 
 
-def make_engine(text: str, *, for_writing: bool = True) -> Engine:
-    """Return an engine for the database at a URL.
+def make_engine(text: str, *, for_writing: bool = True, connections: int = DEFAULT_CONNECTIONS) -> Engine:
+    """Return an engine for the database at a URL, with `connections` at most.
 
     On SQLite an engine for writing takes the write lock when a transaction begins (BEGIN IMMEDIATE), so that it waits
     for other processes there and not in the middle; one for reading sees a snapshot and takes no lock.
     """
     url = parse_database_url(text)
+    kept = min(20, connections)
+    pool: dict[str, Any] = {
+        "pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS
+    }  # fmt: skip
     if url.get_backend_name() == "postgresql":
-        return create_engine(url, pool_pre_ping=True, pool_size=20, max_overflow=40)
+        return create_engine(url, pool_pre_ping=True, **pool)
     Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, pool_size=20, max_overflow=40)
+    engine = create_engine(url, **pool)
     event.listen(engine, "connect", _prepare_sqlite_connection)
     event.listen(engine, "begin", _begin_immediate if for_writing else _begin_deferred)
     return engine

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.retry import Backoff, retry
 from service.platform.database.dialect import is_retryable
-from service.platform.database.engine import make_engine
+from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine
 from service.platform.database.hooks import run_after_commit
 from service.platform.database.writer import GroupCommitWriter
 
@@ -25,11 +25,12 @@ _LONGEST_RETRY_SECONDS = 0.2
 class Database:
     """One database: PostgreSQL with a transaction for each unit of work, SQLite with one writer and many readers."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, connections: int = DEFAULT_CONNECTIONS) -> None:
         self.url = url
-        self._write_engine = make_engine(url)
+        self._write_engine = self._read_engine = make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
-        self._read_engine = make_engine(url, for_writing=False) if self.is_sqlite else self._write_engine
+        if self.is_sqlite:
+            self._read_engine = make_engine(url, for_writing=False, connections=connections)
         self._writer = GroupCommitWriter(self._write_engine) if self.is_sqlite else None
 
     @contextmanager
@@ -62,6 +63,16 @@ class Database:
         """Raise unless the database answers."""
         with self.read() as session:
             session.execute(text("SELECT 1"))
+
+    def check_writable(self) -> None:
+        """Raise unless a transaction that writes can begin and commit."""
+        if self.is_sqlite:
+            # Writes the first page, with the value that it has.
+            self.write(lambda session: session.execute(text("PRAGMA user_version = 0")))
+            return
+        with self.read() as session:
+            if session.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
+                raise RuntimeError("the database is read-only")
 
     def close(self) -> None:
         """Finish the queued writes and close every connection."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 
+from anyio import fail_after, to_thread
 from fastapi import APIRouter, Response, status
 from pydantic import BaseModel, Field
 
@@ -11,6 +14,9 @@ from service.platform.context import Context, ServiceContext
 from service.platform.database.schema import current_revision, newest_revision
 
 router = APIRouter(tags=["health"])
+
+CHECK_SECONDS = 3.0
+"""A check that takes longer has failed: a frozen database answers nothing."""
 
 
 class Liveness(BaseModel):
@@ -28,18 +34,24 @@ class Readiness(BaseModel):
 
 
 @router.get("/livez")
-def livez() -> Liveness:
+async def livez() -> Liveness:
     """Report that the process answers; restart it if it does not."""
+    # A coroutine: it needs no thread, so it answers while all of them are taken.
     return Liveness(status="alive")
 
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready; the checks give the reason"}})
-def readyz(context: Context, response: Response) -> Readiness:
-    """Check that the database is reachable and migrated, the token store writable and the decoders started."""
+async def readyz(context: Context, response: Response) -> Readiness:
+    """Check that the database can be written and is migrated, the token store too, and that the decoders started."""
+    database, migrations, token_store = await asyncio.gather(
+        _outcome(context, context.database.check_writable),
+        _outcome(context, partial(_check_migrated, context)),
+        _outcome(context, context.store.check_writable),
+    )
     checks = {
-        "database": _outcome(context.database.ping),
-        "migrations": _outcome(lambda: _check_migrated(context)),
-        "token_store": _outcome(context.store.check_writable),
+        "database": database,
+        "migrations": migrations,
+        "token_store": token_store,
         "decoders": context.decoders.state,
     }
     ready = all(outcome == "ok" for outcome in checks.values())
@@ -55,9 +67,12 @@ def _check_migrated(context: ServiceContext) -> None:
         raise RuntimeError(f"the database has revision {has}, this release requires {newest_revision()}")
 
 
-def _outcome(check: Callable[[], None]) -> str:
+async def _outcome(context: ServiceContext, check: Callable[[], None]) -> str:
     try:
-        check()
+        with fail_after(CHECK_SECONDS):
+            await to_thread.run_sync(check, abandon_on_cancel=True, limiter=context.check_threads)
+    except TimeoutError:
+        return f"failed: no answer within {CHECK_SECONDS:g} s"
     except Exception as error:
         # Only the class: messages of drivers can contain addresses and user names.
         return str(error) if isinstance(error, RuntimeError) else f"failed: {type(error).__name__}"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
-import time
 from pathlib import Path
 
 from foreshock.errors import ConfigurationError
+from service.platform.store.temporaries import TemporaryFiles
 
 _TEMPORARY = "temporary"
-_STALE_SECONDS = 3600.0
 
 
 class TokenStore:
@@ -23,8 +21,7 @@ class TokenStore:
 
     def __init__(self, url: str) -> None:
         self.root = self.root_of(url)
-        self._temporary = self.root / _TEMPORARY
-        self._temporary.mkdir(parents=True, exist_ok=True)
+        self._temporaries = TemporaryFiles(self.root / _TEMPORARY)
 
     @staticmethod
     def root_of(url: str) -> Path:
@@ -35,9 +32,7 @@ class TokenStore:
 
     def temporary_file(self) -> Path:
         """Give a new, empty file on the store's file system, so that a rename moves no bytes."""
-        descriptor, name = tempfile.mkstemp(dir=self._temporary)
-        os.close(descriptor)
-        return Path(name)
+        return self._temporaries.new()
 
     def publish(self, temporary: Path, name: str) -> None:
         """Sync a temporary file, give it its name, and sync its folders, so that a power cut loses none of it."""
@@ -68,13 +63,13 @@ class TokenStore:
         finally:
             probe.unlink(missing_ok=True)
 
-    def remove_stale_temporaries(self) -> int:
-        """Delete temporary files that no running request can still own; return their number."""
-        oldest = time.time() - _STALE_SECONDS
-        stale = [path for path in self._temporary.iterdir() if path.stat().st_mtime < oldest]
-        for path in stale:
-            path.unlink(missing_ok=True)
-        return len(stale)
+    def remove_abandoned_temporaries(self) -> int:
+        """Delete the temporary files of processes that have ended; return their number."""
+        return self._temporaries.remove_abandoned()
+
+    def close(self) -> None:
+        """Remove the temporary files of this process."""
+        self._temporaries.close()
 
 
 def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: str) -> str:

@@ -71,7 +71,7 @@ async def _ingest(
     step_has_shards = await run_in_threadpool(service.check_address, context, principal, address)
     expected = STATISTICS_MEDIA_TYPE if address.as_statistics else PARQUET_MEDIA_TYPE
     async with received_upload(request, context, expected) as upload:
-        receipt = await run_in_threadpool(
+        receipt = await context.uploads.run(
             service.ingest_shard, context, principal, address, upload, step_has_shards=step_has_shards
         )
     if receipt.status == "duplicate":

@@ -114,18 +114,24 @@ def _store_shard(
     finally:
         temporary.unlink(missing_ok=True)
     place.wait_for_earlier_steps()
+    may_be_committed = False
 
     def commit(session: Session) -> _Committed:
+        nonlocal may_be_committed
+        may_be_committed = False
         run = lock_run(session, principal, address.run_id)
         # Later steps wait for the lock from here on.
         place.leave()
-        return commit_shard(session, context, run, address, upload, decoded, name)
+        committed = commit_shard(session, context, run, address, upload, decoded, name)
+        may_be_committed = True
+        return committed
 
     try:
         committed = context.database.write(commit)
-    except ProblemError:
-        # The commit was refused. After any other error it may have happened, so the file stays, at worst as an orphan.
-        context.store.remove(name)
+    except Exception:
+        # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
+        if not may_be_committed:
+            context.store.remove(name)
         raise
     if committed.receipt.status == "duplicate":
         context.store.remove(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,22 +41,15 @@ def test_a_name_that_leaves_the_store_is_refused(store: TokenStore, name: str) -
         store.remove(name)
 
 
-def test_only_stale_temporary_files_are_swept(store: TokenStore) -> None:
-    fresh, stale = store.temporary_file(), store.temporary_file()
-    os.utime(stale, (0, 0))
-    assert store.remove_stale_temporaries() == 1
-    assert fresh.exists()
-    assert not stale.exists()
-
-
 def test_removing_a_missing_file_is_no_error(store: TokenStore) -> None:
     store.remove("run_1/0001/gone.parquet")
 
 
 def test_read_only_store_is_reported(store: TokenStore) -> None:
     store.check_writable()
-    (store.root / "temporary").rmdir()
-    with pytest.raises(OSError, match="No such file"):
+    shutil.rmtree(store.root / "temporary")
+    (store.root / "temporary").touch()
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
         store.check_writable()
 
 

@@ -1,0 +1,89 @@
+"""Temporary files of the token store: a folder for each process, removed once its process has ended.
+
+    temporary/<id>.lock    locked while the process lives
+    temporary/<id>/…       its temporary files
+
+The lock ends with the process, however it ends, so a crash leaves nothing that the next process does not remove, and no
+file of a request in flight is ever taken for one of a crash.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+_LOCK = ".lock"
+
+
+class TemporaryFiles:
+    """The temporary files of this process below a folder that it shares with others. Thread-safe."""
+
+    def __init__(self, shared: Path) -> None:
+        self._shared = shared
+        self._changing = threading.Lock()
+        self._own: Path | None = None
+        self._lock = -1
+
+    def new(self) -> Path:
+        """Give a new, empty file."""
+        with self._changing:
+            if self._own is None:
+                self._lock, self._own = self._make_own()
+            # It may have been cleared by hand.
+            self._own.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._own)
+        os.close(descriptor)
+        return Path(name)
+
+    def remove_abandoned(self) -> int:
+        """Delete the files of processes that have ended; return their number."""
+        removed = 0
+        for lock in self._shared.glob(f"*{_LOCK}"):
+            folder = lock.with_suffix("")
+            descriptor = None if folder == self._own else _locked(lock)
+            if descriptor is None:
+                continue
+            removed += sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
+        return removed
+
+    def close(self) -> None:
+        """Remove the folder of this process and release its lock; a later file makes another."""
+        with self._changing:
+            if self._own is None:
+                return
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own.with_suffix(_LOCK).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._own = None
+
+    def _make_own(self) -> tuple[int, Path]:
+        self._shared.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = self._shared / secrets.token_hex(8)
+            lock = folder.with_suffix(_LOCK)
+            descriptor = _locked(lock, create=True)
+            # Another process may have removed the file between its creation and the lock.
+            if descriptor is not None and lock.exists():
+                return descriptor, folder
+
+
+def _locked(path: Path, *, create: bool = False) -> int | None:
+    """Open and lock a file; return its descriptor, None if it is gone or another process holds the lock."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,135 @@
+"""Failures of storage: nothing is stored, the answer says when to try again, and the same bytes are stored then."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+
+from foreshock.errors import ServiceError
+from foreshock.rollouts import encode_rollouts
+from service.platform.settings import Settings
+from service.platform.storage_errors import database_problem, storage_problem
+from service.platform.store.temporaries import TemporaryFiles
+from service.platform.store.tokens import TokenStore
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import count_rows, list_files
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def failing(number: int) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def files_of(settings: Settings) -> list[str]:
+    return [name for name in list_files(settings) if not name.endswith(".lock")]
+
+
+def assert_sent_again(sender: Sender, settings: Settings, body: bytes) -> None:
+    assert sender.put_shard(7, body).status_code == 201
+    assert count_rows(settings)["shards"] == 1
+    assert len(files_of(settings)) == 1
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("owner", "name"), [(TemporaryFiles, "new"), (TokenStore, "publish")], ids=["receiving", "publishing"]
+)
+@pytest.mark.parametrize(
+    ("number", "status", "kind"),
+    [
+        (errno.ENOSPC, 507, "storage-full"),
+        (errno.EDQUOT, 507, "storage-full"),
+        (errno.EROFS, 503, "storage-unavailable"),
+    ],
+)
+def test_a_store_that_fails_keeps_nothing_and_says_when_to_come_again(
+    http: httpx.Client,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    number: int,
+    status: int,
+    kind: str,
+) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch())
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, failing(number))
+        answer = sender.put_shard(7, body)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:foreshock:problem:{kind}")
+    assert answer.headers["Retry-After"] == "30"
+    assert "shards" not in count_rows(settings)
+    assert not files_of(settings)
+    assert_sent_again(sender, settings, body)
+
+
+@on_sqlite
+def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch())
+    new = TemporaryFiles.new
+    given: list[Path] = []
+
+    def second_is_full(files: TemporaryFiles) -> Path:
+        given.append(new(files))
+        # The first file takes the body, the second one the tokens: every write to /dev/full fails with ENOSPC.
+        return given[0] if len(given) == 1 else Path("/dev/full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TemporaryFiles, "new", second_is_full)
+        broken.setattr(Path, "unlink", lambda path, **_: None if str(path) == "/dev/full" else os.unlink(path))
+        answer = sender.put_shard(7, body)
+    assert (answer.status_code, answer.json()["type"]) == (507, "urn:foreshock:problem:storage-full")
+    given[1].unlink()
+    assert_sent_again(sender, settings, body)
+
+
+@on_sqlite
+def test_a_full_database_is_said_and_recovers(app: FastAPI, http: httpx.Client, settings: Settings) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch(200))
+    engine = app.state.context.database._write_engine
+
+    def no_more_pages(connection: Any) -> None:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    def more_pages(connection: Any) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+
+    event.listen(engine, "begin", no_more_pages)
+    answers = [sender.put_shard(step, body) for step in range(4)]
+    event.remove(engine, "begin", no_more_pages)
+    assert {(answer.status_code, answer.json()["type"]) for answer in answers} == {
+        (507, "urn:foreshock:problem:storage-full")
+    }
+    assert "shards" not in count_rows(settings)
+    assert not files_of(settings)
+    event.listen(engine, "begin", more_pages)
+    assert_sent_again(sender, settings, body)
+
+
+def test_the_client_keeps_what_a_full_service_refuses() -> None:
+    from foreshock.client.refusals import scope_of
+    from foreshock.errors import ServiceUnavailable
+
+    error: ServiceError = ServiceUnavailable("full", status=507, problem={}, retry_after_seconds=30.0)
+    assert scope_of(error, registering=False) == "item"
+
+
+def test_other_errors_are_no_failures_of_storage() -> None:
+    assert storage_problem(FileNotFoundError(errno.ENOENT, "missing")) is None
+    assert database_problem(OperationalError("", {}, Exception("server closed the connection"))).status == 503
