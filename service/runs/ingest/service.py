@@ -6,6 +6,7 @@ counts, and the sweeper closes the step if the request did not. Every part can b
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from service.platform.context import ServiceContext
-from service.platform.database.tables import Run, Step
+from service.platform.database.tables import Run, Shard, Step
 from service.platform.decoding.limits import decode_limits
 from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
@@ -23,10 +24,11 @@ from service.runs.attempts.service import require_attempt
 from service.runs.events import StepClosed
 from service.runs.ingest.order import IngestOrder, Place
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
-from service.runs.rollouts.service import add_shard, find_shard
-from service.runs.rollouts.shards import DecodedShard, decode_shard
+from service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
+from service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
 from service.runs.rollouts.statistics_shards import decode_statistics
 from service.runs.runs.service import get_run, lock_run, note_sign_of_life
+from service.runs.step_key import StepKey
 from service.runs.steps.closing import is_waiting, mark_closed, store_fold, try_to_close
 from service.runs.steps.service import check_expected_shards, count_shard, find_split, find_step, open_step
 
@@ -38,6 +40,7 @@ class ShardConflict(ProblemError):
 
 
 _ORDER = IngestOrder()
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +93,31 @@ def ingest_shard(
 
 
 def _find_stored(context: ServiceContext, address: ShardAddress, upload: Upload) -> _Committed | None:
-    """Return the stored shard if it has these bytes, None if there is none; raises ShardConflict for other bytes."""
+    """Return the stored shard if it has these bytes, None if there is none; raises ShardConflict for other bytes.
+
+    Its token file is written again if it is gone or damaged.
+    """
     with context.database.read() as session:
         step = find_step(session, address.step_key)
-        return None if step is None else _stored_before(session, address, upload.digest, step)
+        stored = None if step is None else _stored_before(session, address, upload.digest, step)
+        shard = find_shard(session, address.step_key, address.shard) if stored is not None else None
+    if shard is not None:
+        _restore(context, address, shard, upload)
+    return stored
 
 
-def _store_shard(
-    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, place: Place
-) -> _Committed:
-    name = shard_file_name(address.run_id, address.attempt, address.step, address.shard, upload.digest)
-    whole_step = address.step_key if address.shards == 1 else None
+def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: Upload) -> None:
+    if context.decoders.run(is_intact, context.store.path_of(shard.file)):
+        return
+    decoded = _decode_to(context, address, upload, shard.file, None)
+    context.database.write(lambda session: set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes))
+    _logger.warning("%s was gone or damaged, and is restored from the same bytes sent again", shard.file)
+
+
+def _decode_to(
+    context: ServiceContext, address: ShardAddress, upload: Upload, name: str, whole_step: StepKey | None
+) -> DecodedShard:
+    """Decode and measure the upload, and publish its tokens in the store under `name`."""
     temporary = context.store.temporary_file()
     try:
         decoded = context.decoders.run(
@@ -113,6 +130,15 @@ def _store_shard(
         context.store.publish(temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
+    return decoded
+
+
+def _store_shard(
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, place: Place
+) -> _Committed:
+    name = shard_file_name(address.run_id, address.attempt, address.step, address.shard, upload.digest)
+    whole_step = address.step_key if address.shards == 1 else None
+    decoded = _decode_to(context, address, upload, name, whole_step)
     place.wait_for_earlier_steps()
     may_be_committed = False
 

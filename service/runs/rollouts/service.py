@@ -50,6 +50,13 @@ def add_shard(session: Session, key: StepKey, row: dict[str, Any], measured: Mea
     add_evidence(session, key, row["shard"], measured.lint)
 
 
+def set_file_bytes(session: Session, key: StepKey, shard: int, file_bytes: int) -> None:
+    """Record the size of a shard's token file, which was written again."""
+    found = repository.find(session, key, shard)
+    if found is not None:
+        found.file_bytes = file_bytes
+
+
 def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
     """Replace the statistics and the evidence of shards, by number, that were measured again."""
     rows = [row for shard, found in measured for row in _statistics_rows(key, shard, found.parts)]

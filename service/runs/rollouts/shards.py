@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
-from foreshock.errors import LimitExceededError
+from foreshock.errors import LimitExceededError, RolloutsError
 from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
@@ -89,6 +89,15 @@ def measure_stored(stored: Path) -> MeasuredShard:
     """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
     return _shard(batch, measure_step(batch))
+
+
+def is_intact(stored: Path) -> bool:
+    """Return whether a file of the store is there and reads as it was written."""
+    try:
+        decode_rollouts(stored.read_bytes(), stored_limits())
+    except (FileNotFoundError, RolloutsError):
+        return False
+    return True
 
 
 def _shard(batch: RolloutBatch, measurement: StepMeasurement) -> MeasuredShard:

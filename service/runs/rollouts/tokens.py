@@ -18,6 +18,7 @@ from service.platform.database.tables import Shard
 from service.platform.decoding.limits import stored_limits
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.platform.store.reading import stored_file
 from service.runs.attempts.service import resolve_step
 from service.runs.measurements.names import check_comparison
 from service.runs.measurements.service import MeasurementNotFound
@@ -125,11 +126,12 @@ def _read_shards(
     """Yield the shards with all their scores; only the one that holds `sample_id`, if it is given."""
     for shard in shards:
         path = context.store.path_of(shard.file)
-        if sample_id is not None:
-            names = pq.read_table(path, columns=["sample_id"]).column("sample_id").to_pylist()
-            if sample_id not in names:
-                continue
-        batch = decode_rollouts(path.read_bytes(), stored_limits())
+        with stored_file(f"shard {shard.shard} of step {shard.step}"):
+            if sample_id is not None:
+                names = pq.read_table(path, columns=["sample_id"]).column("sample_id").to_pylist()
+                if sample_id not in names:
+                    continue
+            batch = decode_rollouts(path.read_bytes(), stored_limits())
         key = ScoredShard(shard.run_id, shard.attempt, shard.step, batch)
         scores: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:

@@ -1,0 +1,36 @@
+"""Errors of token files that the catalogue names and the store does not give back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from foreshock.errors import RolloutsError
+from service.platform.problem import ProblemError
+
+
+class TokensGone(ProblemError):
+    """Gone: a token file that the catalogue names is not in the store."""
+
+    status = 410
+
+
+class TokensDamaged(ProblemError):
+    """Damaged: a token file does not hold what was written; its checksums or its layout are wrong."""
+
+    status = 500
+
+
+@contextmanager
+def stored_file(what: str) -> Iterator[None]:
+    """Raise TokensGone or TokensDamaged for a file of the store that cannot be read; `what` says whose it is."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise TokensGone(
+            f"the token file of {what} is not in the store: sending its bytes again restores it, or a backup"
+        ) from error
+    except RolloutsError as error:
+        raise TokensDamaged(
+            f"the token file of {what} is damaged: sending its bytes again restores it, or a backup ({error})"
+        ) from error
