@@ -208,6 +208,7 @@ def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, byt
         use_dictionary=[column.name for column, _ in columns if column.is_string],
         use_byte_stream_split=floats,
         write_statistics=False,
+        write_page_checksum=True,
     )
     return memoryview(sink.getvalue())
 
