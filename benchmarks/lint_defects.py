@@ -126,6 +126,41 @@ def pad_dropped(lost: float | None) -> Edit:
     return edit
 
 
+def with_noise(size: float, where: NDArray[np.bool_], batch: RolloutBatch, random: np.random.Generator) -> Floats:
+    """Return log π with normal noise at some tokens, [T]; downwards at tokens that it would put above 0."""
+    noise = random.normal(0.0, size, batch.num_tokens)
+    noisy = pi(batch) + np.where(pi(batch) + noise < 0.0, noise, -np.abs(noise))
+    return np.where(where, noisy, pi(batch)).astype(np.float32)
+
+
+def mask_drops_id(size: float) -> Edit:
+    """Return an edit by which the trainer's log-probs differ after the first occurrence of an id in a response.
+
+    The id is the one whose share of the responses that have it is nearest to a quarter.
+    """
+
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        rows, ids = rows_of_tokens(batch), batch.response_token_ids
+        having = [np.unique(rows[ids == each]).size / batch.num_rollouts for each in range(ids.max() + 1)]
+        is_id = ids == np.argmin(np.abs(np.array(having) - 0.25))
+        seen = np.cumsum(is_id)
+        before = np.concatenate([[0], seen])[batch.response_offsets[:-1]]
+        after_first = seen - np.repeat(before, batch.response_lengths) - is_id > 0
+        return replace(batch, trainer_log_probs=with_noise(size, after_first, batch, random))
+
+    return edit
+
+
+def mismatch(size: float) -> Edit:
+    """Return an edit by which the trainer's log-probs differ at every token."""
+
+    def edit(batch: RolloutBatch, random: np.random.Generator) -> RolloutBatch:
+        everywhere = np.ones(batch.num_tokens, np.bool_)
+        return replace(batch, trainer_log_probs=with_noise(size, everywhere, batch, random))
+
+    return edit
+
+
 def duplicated(count: float) -> Edit:
     """Return an edit that repeats the first rollouts, as a share of the batch."""
 
@@ -261,6 +296,9 @@ EDITS = {
     "pad sampled, log pi 0": ("pad_id_sampled", pad_dropped(0.0)),
     "pad sampled, log pi NaN": ("pad_id_sampled", pad_dropped(np.nan)),
     "pad sampled, masked": ("pad_id_sampled", pad_dropped(None)),
+    "mask drops an id, d 0.3": ("mismatch_after_id", mask_drops_id(0.3)),
+    "mask drops an id, d 1": ("mismatch_after_id", mask_drops_id(1.0)),
+    "mask drops an id, d 2": ("mismatch_after_id", mask_drops_id(2.0)),
     "one mu > 1": ("positive_log_probs", positive(1)),
     "duplicated, 1 rollout": ("duplicated_rollouts", duplicated(0.0)),
     "duplicated, a tenth": ("duplicated_rollouts", duplicated(0.1)),
@@ -299,6 +337,10 @@ _BARRED = {
     "pad sampled, log pi 0",
     "pad sampled, log pi NaN",
     "pad sampled, masked",
+    "mask drops an id, d 1",
+    "mask drops an id, d 2",
+    "k3 of d 1, entropies",
+    "k3 of d 2, entropies",
     "one mu > 1",
     "duplicated, a tenth",
     "duplicated, all",
@@ -346,6 +388,8 @@ def _defects() -> list[Defect]:
     add("greedy, raw", "raw_log_probs", greedy, raw(greedy))
     add("greedy, raw, no entropy", "", greedy, raw(greedy, entropies=False))
     add("greedy, processed", "processed_log_probs", greedy, processed(greedy))
+    for size in (0.3, 1.0, 2.0):
+        add(f"k3 of d {size:g}, entropies", "k3_per_entropy", PLAIN, raw(PLAIN), mismatch(size))
     for name, (right, edit) in EDITS.items():
         add(name, right, PLAIN, AS_IS, edit)
     return found

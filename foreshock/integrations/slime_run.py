@@ -132,7 +132,7 @@ class SlimeRun:
             self._scale = _smallest(self._own_scale(step), self.framework.name)
         apply_scale(optimizer, self._scale)
         if self._feed is not None and optimizer_step == 0:
-            self._feed.acknowledge(step, applied_learning_rates(optimizer)[0])
+            self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], self._scale)
 
     def _own_scale(self, step: int) -> float:
         """Return the advised scale in the leading process, infinity in the others."""

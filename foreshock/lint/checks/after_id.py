@@ -22,7 +22,8 @@ __all__ = ["PairTotals", "check_after_id", "check_mismatch_after_ids"]
 _CHECK = "mismatch_after_id"
 _TIMES_THE_OTHERS = 30.0
 _TIMES_THEIR_RATE = 20.0
-_LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 2, 0.2
+# With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance (benchmarks/lint.py).
+_LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 3, 0.2
 # An id that nearly every response has leaves no others to compare with.
 _LEAST_OTHERS = 0.1
 # float32 log-probs give no smaller k3.
