@@ -124,7 +124,7 @@ class ComparisonStatistics(ComparisonSums):
         return comparison_measures(self)
 
     def interval(self, name: str) -> Interval:
-        """Return the 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
+        """Return the nominal 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
 
         `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
         """

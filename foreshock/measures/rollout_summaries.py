@@ -141,7 +141,7 @@ class RolloutSummaries:
         return np.maximum(-self.column("min_d").astype(np.float64), self.column("max_d").astype(np.float64))
 
     def interval(self, name: str) -> Interval:
-        """Return the 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
+        """Return the nominal 95 % interval of a token mean, clustered by prompt group, or by rollout without one.
 
         `name` is one of `kl`, `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`.
         """

@@ -62,7 +62,7 @@ _ROUNDING = 1e-12
 def bootstrap_interval(
     sums: Float64, tokens: Int64, clusters: Int64 | None = None, *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Interval:
-    """Return the 95 % interval of Σ sums / Σ tokens, both [N], one per rollout; `clusters` [N] is each rollout's group.
+    """Return the nominal 95 % interval of Σ sums / Σ tokens, [N] each, one per rollout; `clusters` [N] is the group.
 
     Without `clusters` each rollout is one. Rollouts without tokens are excluded. The bounds are NaN below
     LEAST_CLUSTERS clusters, if sums are not finite, and if one cluster contributes all but a millionth of the mean,
@@ -105,7 +105,7 @@ def bootstrap_intervals(
 def nonnegative_intervals(
     sums: Float64, tokens: Int64 | Float64, clusters: Int64 | None = None, *, resamples: int = RESAMPLES
 ) -> tuple[Interval, ...]:
-    """Return the 95 % intervals of K means of terms that are never negative, such as k3, χ² and TV.
+    """Return the intervals (nominally 95 %) of K means of terms that are never negative, such as k3, χ² and TV.
 
     The arguments are those of `bootstrap_intervals`. The upper end is that of the bootstrap-t, or of
     `uneven_groups.high_from_spread` if that is higher; the lower end is at least 0.

@@ -40,7 +40,7 @@ NEVER_NEGATIVE = frozenset({"k3_kl", "chi2_token", "reverse_chi2_token", "tv_tok
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided 95 % confidence interval of `mean`; the bounds are NaN with fewer than two clusters."""
+    """A two-sided interval of `mean`, nominally 95 %; the bounds are NaN with fewer than two clusters."""
 
     mean: float
     low: float
@@ -68,7 +68,7 @@ def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArr
 
 
 def token_mean_interval(sums: ComparisonSums, name: str) -> Interval:
-    """Return the 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
+    """Return the nominal 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
 
     `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
     """
