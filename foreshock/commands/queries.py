@@ -96,7 +96,8 @@ class RunQueries:
             for step in answer.get("incomplete_steps") or ()
         }
         values = {name: tuple(map(number_or_nan, columns[name])) for name in measures if name in columns}
-        return Curve(comparison, tuple(columns["step"]), values, incomplete)
+        coverage = {int(step["step"]): str(step["text"]) for step in answer.get("statistics_steps") or ()}
+        return Curve(comparison, tuple(columns["step"]), values, incomplete, coverage)
 
     def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Any:
         query: list[tuple[str, str | int | float | None]] = [("comparison", comparison), ("from_step", from_step)]

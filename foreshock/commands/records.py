@@ -68,6 +68,8 @@ class Curve:
     values: Mapping[str, tuple[float, ...]]
     incomplete: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Steps that closed without some shards: (stored, expected) of each."""
+    coverage: Mapping[int, str] = field(default_factory=dict)
+    """Steps of which shards were sent as statistics: what the measures of each rest on."""
 
     def of(self, measure: str) -> tuple[float, ...]:
         """Return one number per step; all NaN if the service does not know the measure."""

@@ -51,6 +51,7 @@ def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
         f"{count(int(tokens))} tokens; newest data {moment(run.updated_at_us)}"
     )
     lines += _incomplete(diagnosis)
+    lines += _coverage(diagnosis)
     return lines
 
 
@@ -64,6 +65,15 @@ def _incomplete(diagnosis: Diagnosis) -> list[str]:
     if len(missing) > 1:
         text += f", and {len(missing) - 1} earlier incomplete steps"
     return wrap(f"closed incomplete, numbers are of the rollouts that arrived: {text}", "    ", "  ! ")
+
+
+def _coverage(diagnosis: Diagnosis) -> list[str]:
+    """Return the line on what the measures rest on, if shards were sent as statistics."""
+    found = diagnosis.rollouts.coverage or diagnosis.mismatch.coverage
+    if not found:
+        return []
+    newest = max(found)
+    return wrap(f"step {newest}: {found[newest]}", "    ", "  ")
 
 
 def _lengths(diagnosis: Diagnosis, paint: Paint) -> list[str]:

@@ -175,6 +175,7 @@ class RunPage:
     last_step_address: str
     started: Moment | None
     incomplete: str | None
+    coverage: str | None
     out_of_date: str | None
     verdict: Label
     health: Sequence[str]
@@ -271,6 +272,7 @@ class StepPage:
     live: bool
     rollouts: str
     tokens: str
+    coverage: str
     shards: str
     earlier: int | None
     earlier_address: str | None
@@ -302,6 +304,7 @@ class TokensPart:
     scorers: Sequence[str]
     rows: Sequence[TokenRow]
     missing: str
+    within: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from foreshock.corrections import AffectedSequences, Evaluation, Population, Threshold
 from foreshock.json_values import finite_or_none
 from service.runs.corrections.service import EvaluatedCorrections
+from service.runs.coverage.schemas import CoverageRead
 from service.runs.shard_counts import AnswerOfStep
 
 TOO_LARGE = "a value too large for a float64 is null"
@@ -128,6 +129,7 @@ class CorrectionsRead(AnswerOfStep):
     attempt: int
     tokens: int = Field(description="model-generated tokens with two finite log-probs")
     rollouts: int = Field(description="rollouts of the step, including those without such a token")
+    coverage: CoverageRead
     items: list[CorrectionRead]
 
     @classmethod
@@ -140,6 +142,7 @@ class CorrectionsRead(AnswerOfStep):
             attempt=pair.attempt,
             tokens=pair.statistics.tokens,
             rollouts=pair.statistics.rollouts,
+            coverage=pair.coverage,
             items=[CorrectionRead.of(evaluation) for evaluation in evaluated.evaluations],
         )
 

@@ -13,7 +13,10 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from service.platform.problem import InvalidRequest
 from service.platform.security import Principal
+from service.runs.coverage.schemas import CoverageRead
+from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements.service import stored_statistics
+from service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class MeasuredPair:
     attempt: int
     statistics: ComparisonStatistics
     summaries: RolloutSummaries
+    coverage: CoverageRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,14 @@ def read_pair(
     """Return statistics and summaries of a comparison at a step; raise MeasurementNotFound, StatisticsOutOfDate."""
     found = stored_statistics(session, principal, run_id, step, attempt, comparison)
     assert found.summaries is not None, "every comparison of two scores has summaries"
+    statistics = ComparisonStatistics.from_bytes(found.statistics)
     return MeasuredPair(
         comparison,
         step,
         found.attempt,
-        ComparisonStatistics.from_bytes(found.statistics),
+        statistics,
         RolloutSummaries.from_bytes(found.summaries),
+        coverage_of_step(session, StepKey(found.run_id, found.attempt, step), statistics.rollouts),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from foreshock.lint import CheckResult, Example, LintReport, LintWarning
+from service.runs.coverage.schemas import CoverageRead
 from service.runs.shard_counts import AnswerOfStep
 
 Severity = Literal["critical", "warning"]
@@ -76,6 +77,7 @@ class StepLintRead(AnswerOfStep):
     tokens: int = Field(description="model-generated tokens")
     warnings: list[WarningRead] = Field(description="critical ones first; empty if the step is clean")
     checks: list[CheckRead]
+    coverage: CoverageRead | None = Field(default=None, description="the rollouts that were checked")
 
     @classmethod
     def of(cls, step: int, attempt: int, shards: int, report: LintReport) -> Self:

@@ -17,6 +17,7 @@ from service.platform.database.tables import Attempt, Run, ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
+from service.runs.coverage.service import coverage_of_step
 from service.runs.lint import repository
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
 from service.runs.lint.repository import RunSums, WarnedStep
@@ -78,12 +79,16 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
     entropy = _logged_entropy(session, key)
     verdict = judge_step(step, key.attempt, repository.evidence_of_step(session, key), entropy, run.model_kind)
     if verdict is None and (stored := repository.verdict_of(session, key)) is not None:
-        return StepLintRead.model_validate(stored.report)
+        return _with_coverage(session, key, StepLintRead.model_validate(stored.report))
     if verdict is None:
         raise LintNotFound(
             f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"
         )
-    return verdict.report
+    return _with_coverage(session, key, verdict.report)
+
+
+def _with_coverage(session: Session, key: StepKey, report: StepLintRead) -> StepLintRead:
+    return report.model_copy(update={"coverage": coverage_of_step(session, key, report.rollouts)})
 
 
 def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRead:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.runs.coverage.schemas import StatisticsStep
 from service.runs.shard_counts import IncompleteStep
 from service.runs.step_key import StepKey
 
@@ -22,6 +23,8 @@ class Curves:
     from_sample: list[bool]
     incomplete: tuple[IncompleteStep, ...] = ()
     """Those of the steps that closed without some of their shards."""
+    statistics: tuple[StatisticsStep, ...] = ()
+    """Those of the steps of which shards were sent as statistics."""
 
     def rows(self, chosen: Sequence[int]) -> Curves:
         """Return these rows only, in this order."""
@@ -31,6 +34,7 @@ class Curves:
             [self.values[row] for row in chosen],
             [self.from_sample[row] for row in chosen],
             self.incomplete,
+            self.statistics,
         )
 
 

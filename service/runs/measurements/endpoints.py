@@ -15,6 +15,8 @@ from service.platform.context import Context
 from service.platform.pagination import Page
 from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, FromStep, Name, StepPath, ToStep
 from service.platform.security import Reader
+from service.runs.attempts.service import resolve_step
+from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements import service
 from service.runs.measurements.formats import CSV_MEDIA_TYPE, choose_format, render
 from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
@@ -82,7 +84,9 @@ def read_buckets(
     """
     with context.database.read() as session:
         statistics = service.read_statistics(session, principal, run, step, attempt, comparison)
+        coverage = coverage_of_step(session, resolve_step(session, run, step, attempt), statistics.rollouts)
         if by == "token_id":
-            return with_shards(session, run, step, attempt, token_ids_read(statistics.token_id_table(limit)))
-        buckets = buckets_read(CONDITIONS[by], statistics.condition_table(by))
+            token_ids = token_ids_read(statistics.token_id_table(limit), coverage)
+            return with_shards(session, run, step, attempt, token_ids)
+        buckets = buckets_read(CONDITIONS[by], statistics.condition_table(by), coverage)
         return with_shards(session, run, step, attempt, buckets)

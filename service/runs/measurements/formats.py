@@ -39,7 +39,8 @@ def render(curves: Curves, media_type: str) -> Response:
     columns = _columns(curves)
     if media_type == JSON_MEDIA_TYPE:
         incomplete = [step.model_dump() for step in curves.incomplete]
-        document = {"columns": columns, "incomplete_steps": incomplete}
+        statistics = [step.model_dump() for step in curves.statistics]
+        document = {"columns": columns, "incomplete_steps": incomplete, "statistics_steps": statistics}
         return Response(json.dumps(document, allow_nan=False), media_type=JSON_MEDIA_TYPE)
     if media_type == CSV_MEDIA_TYPE:
         return Response(_csv(columns), media_type=CSV_MEDIA_TYPE)

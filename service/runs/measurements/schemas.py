@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.runs.coverage.schemas import CoverageRead, StatisticsStep
 from service.runs.shard_counts import AnswerOfStep, IncompleteStep
 
 
@@ -40,6 +41,9 @@ class MeasurementsRead(BaseModel):
 
     columns: MeasurementColumns
     incomplete_steps: list[IncompleteStep] = Field(description="those among the steps of `columns`")
+    statistics_steps: list[StatisticsStep] = Field(
+        description="those of which shards were sent as statistics, newest first, at most 1,000"
+    )
 
 
 class BucketColumns(BaseModel):
@@ -60,6 +64,7 @@ class BucketsRead(AnswerOfStep):
     meaning: str
     unit: str
     edges: list[float | None] = Field(description="bucket edges; null: unbounded end")
+    coverage: CoverageRead
     columns: BucketColumns
 
 
@@ -83,5 +88,6 @@ class TokenIdsRead(AnswerOfStep):
     by: Literal["token_id"] = "token_id"
     meaning: str = "the token's id in the vocabulary"
     unit: str = "1"
+    coverage: CoverageRead
     k3_sum_unnamed: float | None = Field(description="upper bound of Σ k3 of an id that is not listed; null: no bound")
     columns: TokenIdColumns

@@ -20,6 +20,7 @@ from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.active_attempts import active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
+from service.runs.coverage.service import statistics_steps
 from service.runs.measurements import repository
 from service.runs.measurements.curves import Curves, MeasuredStep
 from service.runs.measurements.downsampling import keep_extremes
@@ -139,7 +140,9 @@ def read_curves(session: Session, principal: Principal, run_id: str, query: Curv
     curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
     shown = {(step, attempt) for step, attempt, _ in curves.keys}
     incomplete = (step for step in incomplete_steps(session, run_id) if (step.step, step.attempt) in shown)
-    curves = replace(curves, incomplete=tuple(incomplete))
+    sent = statistics_steps(session, run_id, attempts_of_run(session, run_id))
+    statistics = (step for step in sent if (step.step, step.attempt) in shown)
+    curves = replace(curves, incomplete=tuple(incomplete), statistics=tuple(statistics))
     return curves if query.max_points is None else keep_extremes(curves, query.max_points)
 
 

@@ -6,10 +6,11 @@ from foreshock.json_values import finite_or_none
 from foreshock.measures.statistics.bucket_sums import BucketTable
 from foreshock.measures.statistics.conditions import Condition
 from foreshock.measures.statistics.token_ids import TokenIdTable
+from service.runs.coverage.schemas import CoverageRead
 from service.runs.measurements.schemas import BucketColumns, BucketsRead, TokenIdColumns, TokenIdsRead
 
 
-def buckets_read(condition: Condition, table: BucketTable) -> BucketsRead:
+def buckets_read(condition: Condition, table: BucketTable, coverage: CoverageRead) -> BucketsRead:
     """Convert the table by a condition."""
     return BucketsRead(
         by=condition.name,
@@ -17,13 +18,15 @@ def buckets_read(condition: Condition, table: BucketTable) -> BucketsRead:
         unit=condition.unit,
         edges=[finite_or_none(edge) for edge in table.edges.tolist()],
         columns=BucketColumns.model_validate(table.columns()),
+        coverage=coverage,
     )
 
 
-def token_ids_read(table: TokenIdTable) -> TokenIdsRead:
+def token_ids_read(table: TokenIdTable, coverage: CoverageRead) -> TokenIdsRead:
     """Convert the table by token id."""
     floats = ("mean_abs_d", "mean_d", "k3_kl", "k3_sum", "k3_sum_missing")
     return TokenIdsRead(
+        coverage=coverage,
         k3_sum_unnamed=finite_or_none(table.k3_sum_unnamed),
         columns=TokenIdColumns(
             token_id=table.token_ids.tolist(),

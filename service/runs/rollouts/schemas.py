@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from service.runs.coverage.schemas import CoverageRead
 from service.runs.shard_counts import AnswerOfStep
 
 
@@ -28,4 +29,5 @@ class TokensRead(AnswerOfStep):
     sample_id: str | None = None
     prompt_token_ids: list[int] | None = Field(default=None, description="prompt of the requested rollout")
     scorers: list[str]
+    coverage: CoverageRead = Field(description="the rollouts in full: of the others no token is stored")
     items: list[TokenRow]

@@ -20,6 +20,7 @@ from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.reading import stored_file
 from service.runs.attempts.service import resolve_step
+from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements.names import check_comparison
 from service.runs.measurements.service import MeasurementNotFound
 from service.runs.rollouts.schemas import TokenRow, TokensRead
@@ -57,12 +58,14 @@ def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery
     with context.database.read() as session:
         get_run(session, principal, query.run_id)
         key = resolve_step(session, query.run_id, query.step, query.attempt)
+        coverage = coverage_of_step(session, key)
         parts = _read_shards(context, session, shards_of_step(session, key), query.sample_id)
         found = _FoundTokens(target, behaviour)
         for shard, batch, scores in parts:
             found.add(shard, batch, scores, query)
     if query.sample_id is not None and found.rollout is None:
-        raise RolloutNotFound(f"step {query.step} of attempt {key.attempt} has no rollout {query.sample_id!r}")
+        among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
+        raise RolloutNotFound(f"step {query.step} of attempt {key.attempt} has no rollout {query.sample_id!r}{among}")
     if not found.compared and query.sample_id is None:
         raise MeasurementNotFound(f"step {query.step} of attempt {key.attempt} has no {query.comparison}")
     return TokensRead(
@@ -72,6 +75,7 @@ def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery
         sample_id=query.sample_id,
         prompt_token_ids=found.prompt,
         scorers=sorted(found.scorers),
+        coverage=coverage,
         items=found.rows(),
     )
 

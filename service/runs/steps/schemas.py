@@ -15,3 +15,5 @@ class StepRead(BaseModel):
     closed: bool
     rollouts: int
     tokens: int = Field(description="response tokens")
+    full_rollouts: int = Field(description="rollouts stored in full; all, unless shards were sent as statistics")
+    coverage: str = Field(description="what the measures of the step rest on")

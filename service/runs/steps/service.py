@@ -10,6 +10,7 @@ from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import attempts_begun_together, attempts_of_run, require_attempt
+from service.runs.coverage.service import coverage_in_words
 from service.runs.events import RanksSplit
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
@@ -110,6 +111,7 @@ def list_steps(
 
 
 def _read(step: Step) -> StepRead:
+    full = step.rollouts if step.full_rollouts is None else step.full_rollouts
     return StepRead(
         step=step.step,
         attempt=step.attempt,
@@ -118,6 +120,8 @@ def _read(step: Step) -> StepRead:
         closed=step.closed_at_us is not None,
         rollouts=step.rollouts,
         tokens=step.tokens,
+        full_rollouts=full,
+        coverage=coverage_in_words(step.rollouts, full),
     )
 
 

@@ -10,6 +10,7 @@ from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.json_values import finite_or_none
 from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
 from service.runs.corrections.schemas import TOO_LARGE
+from service.runs.coverage.schemas import CoverageRead
 from service.runs.shard_counts import AnswerOfStep
 from service.runs.theory.service import FoundTheory
 
@@ -138,6 +139,7 @@ class TheoryRead(AnswerOfStep):
     comparison: str
     step: int
     attempt: int
+    coverage: CoverageRead
     bias: BiasRead
     horizon: HorizonRead
     pinsker: PinskerRead
@@ -159,6 +161,7 @@ class TheoryRead(AnswerOfStep):
             comparison=found.pair.comparison,
             step=found.pair.step,
             attempt=found.pair.attempt,
+            coverage=found.pair.coverage,
             bias=BiasRead.of(theory.bias),
             horizon=HorizonRead.of(theory.horizon, found.delta_max),
             pinsker=PinskerRead(

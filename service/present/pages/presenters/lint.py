@@ -6,7 +6,7 @@ from foreshock.lint import CHECKS
 from service.present.pages.formatting import count
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import LintCard, LintPanel
-from service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, WarningRead
+from service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
 from service.runs.lint.service import LintNotFound, read_run, read_step
 
 _NOT_CHECKED = "Semantics: not checked."
@@ -22,7 +22,15 @@ def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> Lint
         cards=[_card(warning) for warning in found.warnings],
         not_checked=[_words(check) for check in found.checks if check.state == "not checked"],
         checks=len(found.checks),
+        note=_sample_note(found),
     )
+
+
+def _sample_note(found: StepLintRead) -> str | None:
+    """Return over how many rollouts the checks were made, if not over all."""
+    if found.coverage is None or found.coverage.rests_on == "all tokens":
+        return None
+    return f"Semantics: checked on {found.coverage.text}."
 
 
 def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> LintPanel:

@@ -16,7 +16,8 @@ from service.present.pages.view_models import Plot, ProbeRow, RunPage
 from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
-from service.runs.attempts.service import list_attempts
+from service.runs.attempts.service import attempts_of_run, list_attempts
+from service.runs.coverage.service import statistics_steps
 from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
 from service.runs.runs.service import get_run
 from service.runs.steps.service import shards_in_words
@@ -50,6 +51,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step_address=f"{address}/steps/{run.last_step}",
         started=moment(run.created_at_us),
         incomplete=_incomplete(viewing, run_id),
+        coverage=_coverage(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
         verdict=verdict,
         health=sentences,
@@ -81,6 +83,12 @@ def _incomplete(viewing: Viewing, run_id: str) -> str | None:
     text = f"Step {newest.step} closed with {shards_in_words(newest.shards, newest.expected_shards)}"
     others = f", {len(found) - 1} earlier steps lack shards too" if len(found) > 1 else ""
     return f"{text}{others}: their numbers are of the rollouts that arrived."
+
+
+def _coverage(viewing: Viewing, run_id: str) -> str | None:
+    """Return what the measures of the newest step rest on of which shards were sent as statistics; None without one."""
+    found = statistics_steps(viewing.session, run_id, attempts_of_run(viewing.session, run_id))
+    return f"Step {found[0].step}: {found[0].text}." if found else None
 
 
 def _newest_attempt(viewing: Viewing, run: Run) -> int | None:

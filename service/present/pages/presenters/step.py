@@ -53,6 +53,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         live=run.state == "running",
         rollouts=count(step.rollouts),
         tokens=count(step.tokens),
+        coverage=step.coverage,
         shards=f"{step.shards} of {step.expected_shards}",
         earlier=around.earlier,
         earlier_address=_address(address, around.earlier),
@@ -95,7 +96,8 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
         )
         for item in found.items
     ]
-    return TokensPart(TRAINER_ROLLOUT, found.scorers, rows, "The step has no token with two finite log-probs.")
+    within = "" if found.coverage.rests_on == "all tokens" else f"Among {found.coverage.text} in full."
+    return TokensPart(TRAINER_ROLLOUT, found.scorers, rows, "The step has no token with two finite log-probs.", within)
 
 
 def _plot(parts: str, name: str, plot: StepPlot) -> Plot:

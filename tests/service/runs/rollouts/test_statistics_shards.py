@@ -26,7 +26,7 @@ from service.runs.rollouts.statistics_shards import decode_statistics
 from service.runs.steps.closing import close_waiting_steps
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.test_merging import assert_alike
-from tests.service.sending import make_batch, start_run
+from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 
 _FULL = FullRollouts(3, 1)
@@ -193,3 +193,60 @@ def test_statistics_without_a_comparison_are_stored(http: httpx.Client) -> None:
     columns = run.get("measurements").json()["columns"]
     assert columns["comparison"] == [STEP_ROW]
     assert columns["num_rollouts"] == [30]
+
+
+def test_every_answer_says_what_it_rests_on(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_statistics(0, make_batch(40), 0, 1, FullRollouts(6, 1)).raise_for_status()
+    step = run.get("steps").json()["items"][0]
+    full = step["full_rollouts"]
+    assert 6 <= full <= 7
+    words = f"all tokens, in statistics; {full} of 40 rollouts in full"
+    assert step["coverage"] == words
+    expected = {"step": 0, "attempt": 1, "rollouts": 40, "full_rollouts": full, "text": words}
+    assert run.get("measurements").json()["statistics_steps"] == [expected]
+    all_tokens = {"rests_on": "all tokens", "rollouts": 40, "used_rollouts": 40, "full_rollouts": full, "text": words}
+    for path in ("buckets", "buckets?by=token_id", "corrections", "theory"):
+        assert run.get(f"steps/0/{path}").json()["coverage"] == all_tokens, path
+    in_full = {"rests_on": "some rollouts", "used_rollouts": full, "text": f"{full} of 40 rollouts"}
+    tokens = run.get("steps/0/tokens").json()
+    assert tokens["coverage"] == all_tokens | in_full
+    # Not the rollouts that were chosen for their large differences: they would be no fair sample for a test.
+    checked = run.get("steps/0/lint").json()
+    assert checked["rollouts"] == 6
+    assert checked["coverage"] == all_tokens | {
+        "rests_on": "some rollouts",
+        "used_rollouts": 6,
+        "text": "6 of 40 rollouts",
+    }
+    absent = next(name for name in make_batch(40).sample_ids if name not in {t["sample_id"] for t in _all(run)})
+    missing = run.get("steps/0/tokens", sample_id=absent)
+    assert missing.status_code == 404
+    assert f"{full} of 40 rollouts" in missing.json()["detail"]
+
+
+def _all(run: Sender) -> list[dict[str, object]]:
+    items: list[dict[str, object]] = run.get("steps/0/tokens", worst=1000).json()["items"]
+    return items
+
+
+def test_pages_say_what_they_rest_on(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_statistics(0, make_batch(40), 0, 1, FullRollouts(6, 0)).raise_for_status()
+    words = "all tokens, in statistics; 6 of 40 rollouts in full"
+    page = http.get(f"/runs/{run.run}/steps/0", follow_redirects=True).text
+    assert words in page
+    assert "Semantics: checked on 6 of 40 rollouts." in page
+    assert f"Step 0: {words}." in http.get(f"/runs/{run.run}", follow_redirects=True).text
+    tokens = http.get(f"/pages/runs/{run.run}/steps/0/tokens", follow_redirects=True).text
+    assert "Among 6 of 40 rollouts in full." in tokens
+
+
+def test_full_logging_rests_on_all_tokens(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_shard(0, make_batch(10)).raise_for_status()
+    assert run.get("steps").json()["items"][0]["coverage"] == "all tokens"
+    assert run.get("measurements").json()["statistics_steps"] == []
+    for path in ("buckets", "tokens", "lint", "corrections"):
+        coverage = run.get(f"steps/0/{path}").json()["coverage"]
+        assert (coverage["rests_on"], coverage["text"]) == ("all tokens", "all tokens"), path
