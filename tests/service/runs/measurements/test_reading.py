@@ -153,5 +153,5 @@ def test_steps_are_listed_in_pages(sender: Sender) -> None:
     assert rest["next_cursor"] is None
     assert rest["items"][0] == {
         "step": 2, "attempt": 1, "shards": 1, "expected_shards": 1, "closed": True,
-        "rollouts": 6, "tokens": make_batch(seed=2).num_tokens,
+        "rollouts": 6, "tokens": make_batch(seed=2).num_tokens, "full_rollouts": 6, "coverage": "all tokens",
     }  # fmt: skip
