@@ -15,6 +15,7 @@ esac
 torch_version=2.13.0
 vllm_version=0.32.0
 verl_version=0.9.1
+transfer_queue_version=0.1.11
 venv=${VENV:-.venv}
 base_python=${PYTHON:-python3}
 
@@ -65,10 +66,10 @@ log "installing Foreshock [$extras] beside $vllm_package"
 constraints=(-c constraints.txt)
 [ "$vllm_package" = vllm ] && constraints=()  # the CUDA build pins its own versions
 pip install $quiet "${constraints[@]}" -e ".[$extras]"
-if [ "$purpose" = test ] && ! has verl "$verl_version"; then
+if [ "$purpose" = test ] && ! { has verl "$verl_version" && has TransferQueue "$transfer_queue_version"; }; then
     log "installing verl $verl_version, the reference of the measures"
     # Without dependencies, which pin a trainer's whole environment; the functions used need only the extra `bench`.
-    pip install $quiet --no-deps "verl==$verl_version"
+    pip install $quiet --no-deps "verl==$verl_version" "TransferQueue==$transfer_queue_version"
 fi
 if [ "$purpose" = test ]; then
     log "installing MLflow and trackio, which the exporters write to, beside the environment"
