@@ -26,6 +26,6 @@ def count_rows(settings: Settings) -> dict[str, int]:
 
 
 def list_files(settings: Settings) -> list[str]:
-    """Return the files in the token store, temporary ones included."""
+    """Return the files in the token store, temporary ones included, without the locks of processes."""
     root = Path(settings.store_url)
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.suffix != ".lock")

@@ -33,14 +33,10 @@ def failing(number: int) -> Callable[..., Any]:
     return fail
 
 
-def files_of(settings: Settings) -> list[str]:
-    return [name for name in list_files(settings) if not name.endswith(".lock")]
-
-
 def assert_sent_again(sender: Sender, settings: Settings, body: bytes) -> None:
     assert sender.put_shard(7, body).status_code == 201
     assert count_rows(settings)["shards"] == 1
-    assert len(files_of(settings)) == 1
+    assert len(list_files(settings)) == 1
 
 
 @on_sqlite
@@ -72,7 +68,7 @@ def test_a_store_that_fails_keeps_nothing_and_says_when_to_come_again(
     assert (answer.status_code, answer.json()["type"]) == (status, f"urn:foreshock:problem:{kind}")
     assert answer.headers["Retry-After"] == "30"
     assert "shards" not in count_rows(settings)
-    assert not files_of(settings)
+    assert not list_files(settings)
     assert_sent_again(sender, settings, body)
 
 
@@ -117,7 +113,7 @@ def test_a_full_database_is_said_and_recovers(app: FastAPI, http: httpx.Client, 
         (507, "urn:foreshock:problem:storage-full")
     }
     assert "shards" not in count_rows(settings)
-    assert not files_of(settings)
+    assert not list_files(settings)
     event.listen(engine, "begin", more_pages)
     assert_sent_again(sender, settings, body)
 

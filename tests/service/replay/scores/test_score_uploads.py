@@ -16,6 +16,7 @@ import pytest
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores, encode_scores
 from service.platform.settings import Settings
 from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import list_files
 from tests.service.working import (
     WEIGHTS,
     LeaseHolder,
@@ -115,7 +116,7 @@ def test_scores_that_do_not_fit_are_refused(
     assert (answer.status_code, problem["type"]) == (422, "urn:foreshock:problem:invalid-rollouts"), problem
     assert (problem["row"], problem["column"]) == (row, column)
     assert not list(Path(settings.store_url).glob("*/*/*/scores/*"))
-    assert not list((Path(settings.store_url) / "temporary").iterdir())
+    assert not [name for name in list_files(settings) if name.startswith("temporary/")]
     assert holder.complete().status_code == 409
 
 
