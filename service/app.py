@@ -58,6 +58,7 @@ from service.runs.events import (
     MeasurementsChanged,
     ModelKindChanged,
     RanksSplit,
+    RunBecameStale,
     ScalarsChanged,
     StepClosed,
 )
@@ -75,7 +76,13 @@ from service.runs.steps.endpoints import router as steps
 from service.runs.theory.endpoints import router as theory
 from service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
 from service.watch.advice.endpoints import router as advice
-from service.watch.alerts.delivery import alert_of_incomplete_step, alert_of_losses, alert_of_split
+from service.watch.alerts.delivery import (
+    alert_of_incomplete_step,
+    alert_of_losses,
+    alert_of_silence,
+    alert_of_split,
+    retract_silence,
+)
 from service.watch.alerts.endpoints import router as alerts
 from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
 from service.watch.detection.events import DetectorsReplayed
@@ -161,6 +168,8 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     # After the rewind: the replay appends decisions to the new attempt's log.
     events.subscribe(AttemptStarted, partial(restart_from_resume, events))
     events.subscribe(StepClosed, alert_of_incomplete_step)
+    events.subscribe(StepClosed, retract_silence)
+    events.subscribe(RunBecameStale, alert_of_silence)
     events.subscribe(RanksSplit, alert_of_split)
     events.subscribe(ItemsLost, alert_of_losses)
     events.subscribe(DetectorsReplayed, reconcile_alerts)

@@ -39,13 +39,15 @@ PROCESSES = (2, 4, 8)
 STEPS = 5
 GRACE_SECONDS = 2.0
 LATE_SECONDS = 5.0
+# Clients give a sign of life each second.
+STALE_SECONDS = 20.0
 SETTINGS = {
     "FORESHOCK_STEP_GRACE_SECONDS": str(GRACE_SECONDS),
     "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5",
-    "FORESHOCK_STALE_SECONDS": "20",
+    "FORESHOCK_STALE_SECONDS": str(STALE_SECONDS),
     "FORESHOCK_TOKEN_PASS": "numpy",
 }
-ALERTS = ("split_ranks", "incomplete_step", "client_losses")
+ALERTS = ("split_ranks", "incomplete_step", "client_losses", "stale_run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,8 @@ def _case(url: str, folder: Path, launcher: str, scenario: str, processes: int) 
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
                 logged[entry["step"]] = logged.get(entry["step"], 0) + entry["rollouts"]
-    # Steps without all shards close after the grace time.
-    time.sleep(GRACE_SECONDS + 2.0)
+    # Steps without all shards close after the grace time; a run that nobody finished becomes stale.
+    time.sleep((STALE_SECONDS if scenario == "killed" else GRACE_SECONDS) + 2.0)
     with httpx.Client(base_url=url, timeout=60) as http:
         (run,) = [run for run in http.get("/v1/runs", params={"limit": 200}).json()["items"] if run["key"] == run_key]
         address = f"/v1/runs/{run['id']}"

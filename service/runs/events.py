@@ -81,3 +81,12 @@ class ItemsLost(StepEvent):
 
     lost: int
     reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunBecameStale:
+    """A running run whose clients gave no sign of life for `seconds`; `last_step` has its newest rollouts."""
+
+    run_id: str
+    last_step: int | None
+    seconds: float

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
-from sqlalchemy import ColumnElement, CursorResult, bindparam, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Run
@@ -34,11 +33,11 @@ def silent(session: Session, before_us: int) -> bool:
     return session.scalar(select(Run.id).where(*_silent(before_us)).limit(1)) is not None
 
 
-def set_stale(session: Session, before_us: int) -> int:
-    """Set the state of the running runs that were last seen before that time; return how many."""
-    statement = update(Run).where(*_silent(before_us)).values(state="stale")
-    result = session.execute(statement.execution_options(synchronize_session=False, preserve_rowcount=True))
-    return cast("CursorResult[Any]", result).rowcount
+def set_stale(session: Session, before_us: int) -> list[tuple[str, int | None]]:
+    """Set the state of the running runs that were last seen before that time; return their ids and newest steps."""
+    statement = update(Run).where(*_silent(before_us)).values(state="stale").returning(Run.id, Run.last_step)
+    found = session.execute(statement.execution_options(synchronize_session=False))
+    return [(run_id, last_step) for run_id, last_step in found]
 
 
 def _silent(before_us: int) -> tuple[ColumnElement[bool], ...]:

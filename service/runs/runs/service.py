@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, cast
 
 from sqlalchemy.orm import Session
@@ -16,7 +17,7 @@ from service.platform.identifiers import new_identifier
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal, ScopeMissing
-from service.runs.events import AdviceModeChanged, ModelKindChanged
+from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale
 from service.runs.runs import repository
 from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
 
@@ -155,7 +156,14 @@ def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
         return 0
     with context.database.read() as session:
         found = repository.silent(session, before)
-    return context.database.write(lambda session: repository.set_stale(session, before)) if found else 0
+    return context.database.write(partial(_mark_stale, context, before)) if found else 0
+
+
+def _mark_stale(context: ServiceContext, before_us: int, session: Session) -> int:
+    stale = repository.set_stale(session, before_us)
+    for run_id, last_step in stale:
+        context.events.publish(session, RunBecameStale(run_id, last_step, context.settings.stale_seconds))
+    return len(stale)
 
 
 def model_kind_of(session: Session, run_id: str) -> ModelKind | None:

@@ -1,4 +1,5 @@
-"""Alerts on the delivery of rollouts, which no detector of the history can raise: split ranks, missing shards, losses.
+"""Alerts on the delivery of rollouts, which no detector of the history can raise: split ranks, missing shards, losses,
+silence.
 
 Each has one open alert in an attempt, at the first step concerned. It stays open until a person resolves it, or until
 the shards have arrived.
@@ -15,10 +16,10 @@ from service.platform.database.tables import Alert
 from service.platform.identifiers import new_identifier
 from service.runs.attempts.active_attempts import active_attempt_of
 from service.runs.attempts.service import attempts_of_run
-from service.runs.events import ItemsLost, RanksSplit, StepClosed
+from service.runs.events import ItemsLost, RanksSplit, RunBecameStale, StepClosed
 from service.runs.steps.service import find_step, shards_in_words
 from service.watch.alerts import repository
-from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS
+from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 from service.watch.long_poll import wake_after_commit
 
 _MOST_STEPS = 100
@@ -94,6 +95,32 @@ def alert_of_losses(session: Session, lost: ItemsLost) -> None:
         "closes. Rejected items are in the spool's folder `rejected`.",
         evidence={"lost": lost.lost},
     )
+
+
+def alert_of_silence(session: Session, stale: RunBecameStale) -> None:
+    """Open the alert of a run that ended without saying so: what its clients had not delivered is missing."""
+    attempts = attempts_of_run(session, stale.run_id)
+    if not attempts:
+        return
+    _open(
+        session,
+        (stale.run_id, attempts[-1].attempt, stale.last_step or 0, STALE_RUN),
+        severity="warning",
+        value=stale.seconds,
+        threshold=stale.seconds,
+        why=f"No client of the run gave a sign of life for {stale.seconds:,.0f} s, and the run was not finished. "
+        "What was logged and not delivered is missing: it is in the spool of the trainer's machine, or lost.",
+        what_to_do="Look whether the trainer was killed or cannot reach the service. The next client with the same "
+        "spool sends what is in it. The alert is retracted when the next step closes.",
+        evidence={"last_step": stale.last_step},
+    )
+
+
+def retract_silence(session: Session, closed: StepClosed) -> None:
+    """Retract the alert of a silent run whose clients log again."""
+    alert = repository.standing_of_rule(session, closed.run_id, closed.attempt, STALE_RUN)
+    if alert is not None:
+        _change(session, alert, {"state": "retracted"})
 
 
 def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> None:

@@ -5,4 +5,5 @@ from __future__ import annotations
 SPLIT_RANKS = "split_ranks"
 INCOMPLETE_STEP = "incomplete_step"
 CLIENT_LOSSES = "client_losses"
-DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES)
+STALE_RUN = "stale_run"
+DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN)

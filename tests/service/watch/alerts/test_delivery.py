@@ -133,11 +133,15 @@ def test_run_without_a_sign_of_life_is_stale_until_the_next_one(
     assert state_after(settings.stale_seconds - 60) == "running"
     assert state_after(61) == "stale"
     assert http.get(f"/v1/runs/{silent.run}").json()["state"] == "running"
+    (alert,) = alerts(http, sender.run, "stale_run")
+    assert (alert["severity"], alert["state"], alert["attempt"]) == ("warning", "open", 1)
     assert 'foreshock_runs{state="stale"} 1.0' in http.get("/metrics").text
     assert "stale" in http.get("/").text
     assert "stale" in http.get(f"/runs/{sender.run}").text
     heartbeat(http, sender)
     assert http.get(f"/v1/runs/{sender.run}").json()["state"] == "running"
+    sender.put_shard(0, make_batch()).raise_for_status()
+    assert alerts(http, sender.run, "stale_run")[0]["state"] == "retracted"
     assert state_after(settings.stale_seconds + 1) == "stale"
     sender.put_shard(1, make_batch())
     assert http.get(f"/v1/runs/{sender.run}").json()["state"] == "running"
