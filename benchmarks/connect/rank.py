@@ -53,6 +53,7 @@ def log_steps(plan: Mapping[str, Any], rank: int, world: int) -> None:
         client.log_rollouts(step, rollouts(plan["launch"], rank, step))
         with journal.open("a") as file:
             file.write(json.dumps({"step": step, "rollouts": ROLLOUTS}) + "\n")
+        time.sleep(plan["step_seconds"])
     if plan["finish"] and rank == 0:
         client.finish()
     client.close(60)
