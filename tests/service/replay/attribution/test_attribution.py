@@ -291,7 +291,7 @@ def test_late_rollouts_make_the_attribution_stale(
     assert (before["rollouts"], before["of_rollouts"], before["from_sample"]) == (6, 6, False)
     run.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
     # Reading computes nothing: until the sweeper has, it gives what is stored.
-    assert run.get("steps/1/attribution").json() == {**before, "stale": True}
+    assert run.get("steps/1/attribution").json() == {**before, "stale": True, "incomplete": None}
     monkeypatch.setattr("service.replay.attribution.service._SWEEP_AFTER_US", -(10**13))
     assert compute_stale_attributions(app.state.context) == 1
     after = run.get("steps/1/attribution").json()
