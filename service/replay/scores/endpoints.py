@@ -41,7 +41,7 @@ async def put_scores(
     address = ScoreAddress(lease, token, scorer, variant, shard)
     await run_in_threadpool(service.check_address, context, principal, address)
     async with received_upload(request, context) as upload:
-        receipt = await run_in_threadpool(service.store_scores, context, principal, address, upload)
+        receipt = await context.uploads.run(service.store_scores, context, principal, address, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
