@@ -19,7 +19,6 @@ from foreshock.scorers import EXACT_PAIRS
 from service.platform.context import ServiceContext
 from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.platform.decoding.limits import decode_limits
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.tokens import exact_file_name
@@ -29,7 +28,8 @@ from service.replay.exact.checking import CheckedExact, check_exact
 from service.replay.exact.files import measure_files
 from service.replay.exact.schemas import ExactAddress, ExactMeasuresRead, ExactRead, ExactStepRead
 from service.replay.leases.schemas import UploadReceipt
-from service.replay.leases.service import check_held, find_lease, hold, is_completed
+from service.replay.leases.service import check_held, find_lease, is_completed
+from service.replay.leases.shard_uploads import Check, ShardRow, ShardUpload, check_held_or_completed, store_shard
 from service.replay.probes.service import rollouts_of_probe, rollouts_of_step
 from service.runs.attempts.service import resolve_step
 from service.runs.runs.service import get_run
@@ -76,13 +76,10 @@ class MeasuredPair:
 
 def check_address(context: ServiceContext, principal: Principal, address: ExactAddress) -> None:
     """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, PairNotAsked."""
-    with context.database.read() as session:
-        lease, job, _ = find_lease(session, principal, address.lease_id)
-        if address.pair not in job.exact_pairs:
-            asked = ", ".join(job.exact_pairs) or "no exact pair"
-            raise PairNotAsked(f"this job requests {asked}, got {address.pair}")
-        if not is_completed(lease, address.token):
-            check_held(lease, job, address.token)
+    job = check_held_or_completed(context, principal, address.lease_id, address.token)
+    if address.pair not in job.exact_pairs:
+        asked = ", ".join(job.exact_pairs) or "no exact pair"
+        raise PairNotAsked(f"this job requests {asked}, got {address.pair}")
 
 
 def store_exact(context: ServiceContext, principal: Principal, address: ExactAddress, upload: Upload) -> UploadReceipt:
@@ -91,27 +88,72 @@ def store_exact(context: ServiceContext, principal: Principal, address: ExactAdd
     Stores nothing and raises InvalidRolloutsError naming row and column, ExactConflict, ExactWrongFingerprint or
     LeaseLost.
     """
-    with context.database.read() as session:
-        lease, job, probe = find_lease(session, principal, address.lease_id)
-        stored = _stored_before(session, job, address, upload.digest)
-        if stored is not None:
-            return stored
-        check_held(lease, job, address.token)
-        pinned = rollouts_of_probe(context, session, probe)
-        sent = _by_pair(repository.shards_of_try(session, job.id, address.token)).get(address.pair, [])
-        siblings = tuple(context.store.path_of(shard.file) for shard in sent)
-        name = exact_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
-        weights = str(probe.checkpoint["digest"])
-    temporary = context.store.temporary_file()
-    try:
-        checked = context.decoders.run(
-            check_exact, upload.path, temporary, pinned, siblings, decode_limits(context.settings)
+    shard = ExactUpload(address)
+    return store_shard(context, principal, address.lease_id, address.token, upload, shard)
+
+
+class ExactUpload(ShardUpload[CheckedExact]):
+    """A shard of a pair's exact divergences."""
+
+    def __init__(self, address: ExactAddress) -> None:
+        self._address = address
+
+    def checker(self) -> Check[CheckedExact]:
+        """Return the check of divergences."""
+        return check_exact
+
+    def file_name(self, probe: Probe, job: ProbeJob, digest: str) -> str:
+        """Return the name of its file in the store."""
+        return exact_file_name(probe.run_id, probe.attempt, probe.step, job.id, digest)
+
+    def stored(self, session: Session, job: ProbeJob) -> ShardRow | None:
+        """Return the row of its pair and number."""
+        return repository.find_shard(session, job.id, self._address.token, self._address.pair, self._address.shard)
+
+    def siblings(self, session: Session, job: ProbeJob) -> Sequence[ExactShard]:
+        """Return the stored shards of the same pair."""
+        return _by_pair(repository.shards_of_try(session, job.id, self._address.token)).get(self._address.pair, [])
+
+    def conflict(self, stored: ShardRow) -> ProblemError:
+        """Return ExactConflict."""
+        return ExactConflict(
+            f"shard {self._address.shard} of {self._address.pair} has other bytes stored ({stored.digest}): "
+            "they are immutable"
         )
-        _check_weights(weights, checked)
-        context.store.publish(temporary, name)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return context.database.write(lambda session: _commit_shard(session, principal, address, upload, checked, name))
+
+    def check_weights(self, expected: str, checked: CheckedExact) -> None:
+        """Raise ExactWrongFingerprint for other weights than those of the probe."""
+        for name in ("target", "behaviour"):
+            used = getattr(checked, f"{name}_fingerprint").weights_digest
+            if used not in (None, expected):
+                raise ExactWrongFingerprint(
+                    f"the {name}'s fingerprint has the weights {used}, expected {expected}, those of the probe"
+                )
+
+    def add(self, session: Session, job: ProbeJob, upload: Upload, checked: CheckedExact, file: str) -> None:
+        """Add the row; raises ExactWrongFingerprint if the fingerprints differ from those of its siblings."""
+        target, behaviour = checked.target_fingerprint, checked.behaviour_fingerprint
+        digests = (target.digest(), behaviour.digest())
+        for other in self.siblings(session, job):
+            if (other.target_fingerprint_digest, other.behaviour_fingerprint_digest) != digests:
+                raise ExactWrongFingerprint("its fingerprints differ from those of the pair's other shards")
+        row = {
+            "job_id": job.id,
+            "token": self._address.token,
+            "pair": self._address.pair,
+            "shard": self._address.shard,
+            "digest": upload.digest,
+            "body_bytes": upload.size,
+            "file": file,
+            "rollouts": checked.rollouts,
+            "tokens": checked.tokens,
+            "target_fingerprint_digest": digests[0],
+            "target_fingerprint": target.to_dict(),
+            "behaviour_fingerprint_digest": digests[1],
+            "behaviour_fingerprint": behaviour.to_dict(),
+            "received_at_us": now_us(),
+        }
+        repository.add_shard(session, row)
 
 
 def measure_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> Mapping[str, MeasuredPair]:
@@ -201,65 +243,6 @@ def remeasure_exact(context: ServiceContext, key: StepKey) -> str | None:
         measures = ExactMeasuresRead.of(context.decoders.run(measure_files, rollouts, paths)).model_dump(mode="json")
         context.database.write(partial(repository.replace_measures, published=row, measures=measures))
     return left
-
-
-def _commit_shard(
-    session: Session,
-    principal: Principal,
-    address: ExactAddress,
-    upload: Upload,
-    checked: CheckedExact,
-    file: str,
-) -> UploadReceipt:
-    _, job, _ = hold(session, principal, address.lease_id, address.token)
-    stored = _stored_before(session, job, address, upload.digest)
-    if stored is not None:
-        return stored
-    target, behaviour = checked.target_fingerprint, checked.behaviour_fingerprint
-    for other in _by_pair(repository.shards_of_try(session, job.id, address.token)).get(address.pair, []):
-        if (other.target_fingerprint_digest, other.behaviour_fingerprint_digest) != (
-            target.digest(),
-            behaviour.digest(),
-        ):
-            raise ExactWrongFingerprint("its fingerprints differ from those of the pair's other shards")
-    row = {
-        "job_id": job.id,
-        "token": address.token,
-        "pair": address.pair,
-        "shard": address.shard,
-        "digest": upload.digest,
-        "body_bytes": upload.size,
-        "file": file,
-        "rollouts": checked.rollouts,
-        "tokens": checked.tokens,
-        "target_fingerprint_digest": target.digest(),
-        "target_fingerprint": target.to_dict(),
-        "behaviour_fingerprint_digest": behaviour.digest(),
-        "behaviour_fingerprint": behaviour.to_dict(),
-        "received_at_us": now_us(),
-    }
-    repository.add_shard(session, row)
-    return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
-
-
-def _stored_before(session: Session, job: ProbeJob, address: ExactAddress, digest: str) -> UploadReceipt | None:
-    shard = repository.find_shard(session, job.id, address.token, address.pair, address.shard)
-    if shard is None:
-        return None
-    if shard.digest != digest:
-        raise ExactConflict(
-            f"shard {address.shard} of {address.pair} has other bytes stored ({shard.digest}): they are immutable"
-        )
-    return UploadReceipt(status="duplicate", digest=shard.digest, rollouts=shard.rollouts, tokens=shard.tokens)
-
-
-def _check_weights(expected: str, checked: CheckedExact) -> None:
-    for name in ("target", "behaviour"):
-        used = getattr(checked, f"{name}_fingerprint").weights_digest
-        if used not in (None, expected):
-            raise ExactWrongFingerprint(
-                f"the {name}'s fingerprint has the weights {used}, expected {expected}, those of the probe"
-            )
 
 
 def _check_complete(pair: str, shards: Sequence[ExactShard], probe: Probe) -> None:

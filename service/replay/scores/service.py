@@ -16,7 +16,6 @@ from foreshock.scorers import score_name
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
-from service.platform.decoding.limits import decode_limits
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.tokens import score_file_name
@@ -24,9 +23,9 @@ from service.platform.uploads import Upload
 from service.replay.events import ScoresPublished
 from service.replay.exact.service import MeasuredPair, measure_job, publish_exact
 from service.replay.leases.schemas import UploadReceipt
-from service.replay.leases.service import check_held, find_lease, hold, is_completed
+from service.replay.leases.service import find_lease, hold, is_completed
+from service.replay.leases.shard_uploads import Check, ShardRow, ShardUpload, check_held_or_completed, store_shard
 from service.replay.probes import job_transitions
-from service.replay.probes.service import rollouts_of_probe
 from service.replay.scores import repository
 from service.replay.scores.checking import CheckedScores, check_scores
 from service.replay.scores.schemas import ScoreAddress
@@ -61,11 +60,10 @@ class ScoresIncomplete(ProblemError):
 
 def check_address(context: ServiceContext, principal: Principal, address: ScoreAddress) -> None:
     """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ScorerNotAsked."""
-    with context.database.read() as session:
-        lease, job, _ = find_lease(session, principal, address.lease_id)
-        _check_scorer(job, address)
-        if not is_completed(lease, address.token):
-            check_held(lease, job, address.token)
+    job = check_held_or_completed(context, principal, address.lease_id, address.token)
+    if _key_of(address) not in _asked(job):
+        asked = ", ".join(score_name(*each) for each in sorted(_asked(job)))
+        raise ScorerNotAsked(f"this job requests {asked}, got {score_name(address.scorer, address.variant)}")
 
 
 def store_scores(context: ServiceContext, principal: Principal, address: ScoreAddress, upload: Upload) -> UploadReceipt:
@@ -73,27 +71,68 @@ def store_scores(context: ServiceContext, principal: Principal, address: ScoreAd
 
     Stores nothing and raises InvalidRolloutsError naming row and column, ScoresConflict, WrongFingerprint or LeaseLost.
     """
-    with context.database.read() as session:
-        lease, job, probe = find_lease(session, principal, address.lease_id)
-        stored = _stored_before(session, job, address, upload.digest)
-        if stored is not None:
-            return stored
-        check_held(lease, job, address.token)
-        pinned = rollouts_of_probe(context, session, probe)
-        sent = _by_scorer(repository.shards_of_try(session, job.id, address.token)).get(_key_of(address), [])
-        siblings = tuple(context.store.path_of(shard.file) for shard in sent)
-        name = score_file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest)
-        weights = str(probe.checkpoint["digest"])
-    temporary = context.store.temporary_file()
-    try:
-        checked = context.decoders.run(
-            check_scores, upload.path, temporary, pinned, siblings, decode_limits(context.settings)
+    shard = ScoreUpload(address)
+    return store_shard(context, principal, address.lease_id, address.token, upload, shard)
+
+
+class ScoreUpload(ShardUpload[CheckedScores]):
+    """A shard of a score."""
+
+    def __init__(self, address: ScoreAddress) -> None:
+        self._address = address
+
+    def checker(self) -> Check[CheckedScores]:
+        """Return the check of scores."""
+        return check_scores
+
+    def file_name(self, probe: Probe, job: ProbeJob, digest: str) -> str:
+        """Return the name of its file in the store."""
+        return score_file_name(probe.run_id, probe.attempt, probe.step, job.id, digest)
+
+    def stored(self, session: Session, job: ProbeJob) -> ShardRow | None:
+        """Return the row of its scorer, variant and number."""
+        at = self._address
+        return repository.find_shard(session, job.id, at.token, at.scorer, at.variant, at.shard)
+
+    def siblings(self, session: Session, job: ProbeJob) -> Sequence[ScoreShard]:
+        """Return the stored shards of the same score."""
+        sent = _by_scorer(repository.shards_of_try(session, job.id, self._address.token))
+        return sent.get(_key_of(self._address), [])
+
+    def conflict(self, stored: ShardRow) -> ProblemError:
+        """Return ScoresConflict."""
+        return ScoresConflict(
+            f"shard {self._address.shard} of {self._address.scorer} has other bytes stored ({stored.digest}): "
+            "scores are immutable"
         )
-        _check_weights(weights, checked)
-        context.store.publish(temporary, name)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return context.database.write(lambda session: _commit_shard(session, principal, address, upload, checked, name))
+
+    def check_weights(self, expected: str, checked: CheckedScores) -> None:
+        """Raise WrongFingerprint for other weights than those of the probe."""
+        used = checked.fingerprint.weights_digest
+        if used is not None and used != expected:
+            raise WrongFingerprint(f"its fingerprint has the weights {used}, expected {expected}, those of the probe")
+
+    def add(self, session: Session, job: ProbeJob, upload: Upload, checked: CheckedScores, file: str) -> None:
+        """Add the row; raises WrongFingerprint if the fingerprint differs from that of the score's other shards."""
+        fingerprint_digest = checked.fingerprint.digest()
+        if any(each.fingerprint_digest != fingerprint_digest for each in self.siblings(session, job)):
+            raise WrongFingerprint("its fingerprint differs from that of the score's other shards: they must be equal")
+        row = {
+            "job_id": job.id,
+            "token": self._address.token,
+            "scorer": self._address.scorer,
+            "variant": self._address.variant,
+            "shard": self._address.shard,
+            "digest": upload.digest,
+            "body_bytes": upload.size,
+            "file": file,
+            "rollouts": checked.rollouts,
+            "tokens": checked.tokens,
+            "fingerprint_digest": fingerprint_digest,
+            "fingerprint": checked.fingerprint.to_dict(),
+            "received_at_us": now_us(),
+        }
+        repository.add_shard(session, row)
 
 
 def complete_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> None:
@@ -140,64 +179,6 @@ def publish_job(
         context.events.publish(session, published)
     job_transitions.complete(job, lease, now)
     return published
-
-
-def _commit_shard(
-    session: Session,
-    principal: Principal,
-    address: ScoreAddress,
-    upload: Upload,
-    checked: CheckedScores,
-    file: str,
-) -> UploadReceipt:
-    _, job, _ = hold(session, principal, address.lease_id, address.token)
-    stored = _stored_before(session, job, address, upload.digest)
-    if stored is not None:
-        return stored
-    fingerprint_digest = checked.fingerprint.digest()
-    siblings = _by_scorer(repository.shards_of_try(session, job.id, address.token))
-    if any(each.fingerprint_digest != fingerprint_digest for each in siblings.get(_key_of(address), [])):
-        raise WrongFingerprint("its fingerprint differs from that of the score's other shards: they must be equal")
-    row = {
-        "job_id": job.id,
-        "token": address.token,
-        "scorer": address.scorer,
-        "variant": address.variant,
-        "shard": address.shard,
-        "digest": upload.digest,
-        "body_bytes": upload.size,
-        "file": file,
-        "rollouts": checked.rollouts,
-        "tokens": checked.tokens,
-        "fingerprint_digest": fingerprint_digest,
-        "fingerprint": checked.fingerprint.to_dict(),
-        "received_at_us": now_us(),
-    }
-    repository.add_shard(session, row)
-    return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
-
-
-def _stored_before(session: Session, job: ProbeJob, address: ScoreAddress, digest: str) -> UploadReceipt | None:
-    shard = repository.find_shard(session, job.id, address.token, address.scorer, address.variant, address.shard)
-    if shard is None:
-        return None
-    if shard.digest != digest:
-        raise ScoresConflict(
-            f"shard {address.shard} of {address.scorer} has other bytes stored ({shard.digest}): scores are immutable"
-        )
-    return UploadReceipt(status="duplicate", digest=shard.digest, rollouts=shard.rollouts, tokens=shard.tokens)
-
-
-def _check_scorer(job: ProbeJob, address: ScoreAddress) -> None:
-    if _key_of(address) not in _asked(job):
-        asked = ", ".join(score_name(*each) for each in sorted(_asked(job)))
-        raise ScorerNotAsked(f"this job requests {asked}, got {score_name(address.scorer, address.variant)}")
-
-
-def _check_weights(expected: str, checked: CheckedScores) -> None:
-    used = checked.fingerprint.weights_digest
-    if used is not None and used != expected:
-        raise WrongFingerprint(f"its fingerprint has the weights {used}, expected {expected}, those of the probe")
 
 
 def _check_complete(key: ScorerKey, shards: Sequence[ScoreShard], probe: Probe) -> None:

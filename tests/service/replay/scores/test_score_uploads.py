@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,6 +18,7 @@ import pytest
 
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores, encode_scores
 from service.platform.settings import Settings
+from service.replay.leases import shard_uploads
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import (
@@ -167,6 +171,49 @@ def test_shards_of_one_score_share_a_fingerprint_and_hold_each_rollout_once(hold
     unlike = holder.put_scores(scores_of(rest, noisy(rest, 1), attention_backend="another"), shard=1)
     assert unlike.json()["type"] == "urn:foreshock:problem:wrong-fingerprint"
     holder.put_scores(scores_of(rest, noisy(rest, 1)), shard=1).raise_for_status()
+    assert holder.complete().status_code == 204
+
+
+def put(holder: LeaseHolder, part: RolloutBatch, shard: int) -> httpx.Response:
+    return holder.put_scores(scores_of(part, noisy(part, 1)), shard=shard)
+
+
+def test_overlapping_shards_that_are_checked_at_once_are_not_both_stored(
+    holder: LeaseHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = holder.rollouts()
+    parts = [rollouts.select(np.arange(4)), rollouts.select(np.arange(3, 6))]
+    prepared = threading.Barrier(2)
+    check = shard_uploads._check
+    first_checks = iter(range(2))
+
+    def check_together(*arguments: Any) -> Any:
+        checked = check(*arguments)
+        if next(first_checks, None) is not None:
+            # Neither is committed before both were checked without the other.
+            prepared.wait(60)
+        return checked
+
+    monkeypatch.setattr(shard_uploads, "_check", check_together)
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(
+            threads.map(
+                lambda shard: holder.put_scores(scores_of(parts[shard], noisy(parts[shard], 1)), shard=shard), (0, 1)
+            )
+        )
+    assert sorted(answer.status_code for answer in answers) == [201, 422]
+    refused = next(answer for answer in answers if answer.status_code == 422)
+    assert refused.json()["column"] == "sample_id"
+    assert holder.complete().json()["type"] == "urn:foreshock:problem:scores-incomplete"
+
+
+def test_disjoint_shards_that_are_checked_at_once_are_both_stored(holder: LeaseHolder) -> None:
+    rollouts = holder.rollouts()
+    parts = [rollouts.select(np.array([row])) for row in range(rollouts.num_rollouts)]
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda shard: put(holder, parts[shard], shard), range(len(parts))))
+    again = [put(holder, parts[shard], shard) for shard, each in enumerate(answers) if each.status_code == 503]
+    assert {answer.status_code for answer in (*answers, *again)} <= {201, 503}
     assert holder.complete().status_code == 204
 
 
