@@ -192,7 +192,8 @@ def test_status_says_what_is_missing_and_close_prints_it_once(
     good = make(run_key="good")
     good.log_rollouts(0, rollouts())
     assert good.close()
-    assert capsys.readouterr().err == ""
+    # The address of the run's page and nothing else.
+    assert capsys.readouterr().err == f"foreshock: {service.url}/runs/default/good\n"
 
 
 @pytest.mark.parametrize("status", [409, 410, 422])

@@ -43,7 +43,7 @@ def test_default_cache_folder_is_beside_the_package_or_the_store(
     settings = Settings(store_url=str(tmp_path / "tokens"))
     assert chosen_token_pass(settings).folder is None
     # As in a container whose packages belong to another user.
-    monkeypatch.setattr(token_pass, "_package_folder", lambda: tmp_path / "not-there")
+    monkeypatch.setattr(token_pass, "package_folder", lambda: tmp_path / "not-there")
     assert chosen_token_pass(settings).folder == tmp_path / "compiled"
 
 
