@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -129,11 +130,8 @@ def store_shard(
         if isinstance(prepared, UploadReceipt):
             return prepared
         checked = _check(context, upload, shard, prepared)
-        receipt = context.database.write(
-            lambda session, prepared=prepared, checked=checked: _commit(  # type: ignore[misc]
-                session, principal, lease_id, token, upload, shard, prepared, checked
-            )
-        )
+        commit = partial(_commit, principal, lease_id, token, upload, shard, prepared, checked)
+        receipt = context.database.write(commit)
         if receipt is not None:
             return receipt
     raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
@@ -179,7 +177,6 @@ def _check(
 
 
 def _commit(
-    session: Session,
     principal: Principal,
     lease_id: str,
     token: int,
@@ -187,6 +184,7 @@ def _commit(
     shard: ShardUpload[CheckedType],
     prepared: _Prepared,
     checked: CheckedType,
+    session: Session,
 ) -> UploadReceipt | None:
     """Add the row; None if the shard was checked against other siblings than there are now."""
     _, job, _ = hold(session, principal, lease_id, token)

@@ -5,6 +5,8 @@ Shards that arrive as statistics are in `statistics_shards.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,23 +66,30 @@ class DecodedShard:
     step: FoldedStep | None
 
 
+@contextmanager
+def memory_limit() -> Iterator[None]:
+    """Raise LimitExceededError where a decoder runs out of memory."""
+    try:
+        yield
+    except MemoryError as error:
+        raise LimitExceededError(
+            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
+        ) from error
+
+
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
     """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`.
 
     `whole_step` is the key of the step if this is its only shard; the step is then folded here. `stored` is not synced
     to disk; `TokenStore.publish` does that. Raises InvalidRolloutsError (names row and column) and LimitExceededError.
     """
-    try:
+    with memory_limit():
         with body.open("rb") as file:
             batch = decode_rollouts(file, limits)
         measurement = measure_step(batch)
         measured = _shard(batch, measurement)
         data = encode_rollouts(batch)
         step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
-    except MemoryError as error:
-        raise LimitExceededError(
-            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
-        ) from error
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 

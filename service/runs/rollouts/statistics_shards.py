@@ -21,7 +21,7 @@ from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import StatisticsShard
 from service.runs.lint.judging import lint_shard
-from service.runs.rollouts.shards import DecodedShard, FullCount, MeasuredShard, fold_whole_step
+from service.runs.rollouts.shards import DecodedShard, FullCount, MeasuredShard, fold_whole_step, memory_limit
 from service.runs.step_key import StepKey
 
 # Between sums of the compiled pass and of numpy's, relative to the sum of absolute values.
@@ -35,32 +35,31 @@ def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step
     `whole_step` and errors are those of `decode_shard`; damaged statistics raise InvalidRolloutsError.
     """
     try:
-        shard = StatisticsShard.from_bytes(body.read_bytes())
-        if shard.rollouts > limits.max_rollouts:
-            raise LimitExceededError(
-                f"a shard must have at most {limits.max_rollouts:,} rollouts, got {shard.rollouts:,}: send more shards"
-            )
-        batch = decode_rollouts(io.BytesIO(shard.full), limits)
-        measurement = _measurement(shard)
-        _check(shard, measurement, batch)
-        measured = MeasuredShard(
-            shard.rollouts,
-            shard.tokens,
-            shard.rollout_set_digest,
-            shard.statistics,
-            lint_shard(batch.select(np.arange(shard.sampled))),
-            FullCount(batch.num_rollouts, batch.num_tokens, shard.sampled)
-            if batch.num_rollouts < shard.rollouts
-            else None,
-        )
-        data = encode_rollouts(batch)
-        step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
+        with memory_limit():
+            return _decode(body, stored, limits, whole_step)
     except StatisticsError as error:
         raise InvalidRolloutsError(str(error)) from error
-    except MemoryError as error:
+
+
+def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
+    shard = StatisticsShard.from_bytes(body.read_bytes())
+    if shard.rollouts > limits.max_rollouts:
         raise LimitExceededError(
-            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
-        ) from error
+            f"a shard must have at most {limits.max_rollouts:,} rollouts, got {shard.rollouts:,}: send more shards"
+        )
+    batch = decode_rollouts(io.BytesIO(shard.full), limits)
+    measurement = _measurement(shard)
+    _check(shard, measurement, batch)
+    measured = MeasuredShard(
+        shard.rollouts,
+        shard.tokens,
+        shard.rollout_set_digest,
+        shard.statistics,
+        lint_shard(batch.select(np.arange(shard.sampled))),
+        FullCount(batch.num_rollouts, batch.num_tokens, shard.sampled) if batch.num_rollouts < shard.rollouts else None,
+    )
+    data = encode_rollouts(batch)
+    step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 
