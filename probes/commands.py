@@ -29,7 +29,7 @@ class WorkerCommand:
         )
         parser.add_argument(
             "--weights-roots",
-            metavar="NAME=/FOLDER,…",
+            metavar="NAME[@PROJECT]=/FOLDER,…",
             help="checkpoint folders by announced root name (default: FORESHOCK_WEIGHTS_ROOTS)",
         )
         parser.add_argument(

@@ -73,12 +73,14 @@ class Job(_FromService):
     """The rollouts, weights and scorers or exact pairs of a job. `options` are keyed by scorer.
 
     `environment` is one that this worker offers, to score in; None: as the machine is.
+    `project` is that of the run; empty: the service is of a release that does not send it.
     `candidates` are the checkpoints that a weights search tries besides.
     """
 
     id: str
     probe: str
     run: str
+    project: str = ""
     attempt: int
     step: int
     kind: str = "exact"

@@ -19,8 +19,9 @@ class WorkerSettings(BaseSettings):
     """The settings of a worker. Times are in seconds.
 
     `weights_roots` maps the root names of announced checkpoints to folders of this machine, written
-    `name=/absolute/folder,other=/another`. `accelerator` is the accelerator type that this worker offers ("cpu", or a
-    name such as "nvidia-h200"); empty: detected.
+    `name=/absolute/folder,other@project=/another,shared@*=/third`: a root without a project is for runs of the project
+    `default`, one with `@*` for those of every project. `accelerator` is the accelerator type that this worker offers
+    ("cpu", or a name such as "nvidia-h200"); empty: detected.
     """
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True, populate_by_name=True)
@@ -63,6 +64,9 @@ def parse_roots(text: str) -> dict[str, Path]:
         name, equals, folder = part.partition("=")
         if not equals or not name.strip() or not folder.strip():
             raise ValueError(f"weights roots must have the form name=/absolute/folder,other=/another, got {part!r}")
+        root, at, project = name.strip().partition("@")
+        if not root or (at and not project):
+            raise ValueError(f"weights roots must be named name, name@project or name@*, got {name.strip()!r}")
         if name.strip() in roots:
             raise ValueError(f"duplicate weights root {name.strip()!r}")
         roots[name.strip()] = Path(folder.strip())

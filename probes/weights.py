@@ -1,8 +1,8 @@
 """Find the weights of an announced checkpoint and verify that they may be loaded.
 
 An announcement comes from a client, so it is not used as a path directly: it names a root, which the worker's own
-configuration maps to a folder, and a relative path, which must stay inside that folder after symbolic links are
-resolved. Only safetensors are loaded, and only if their digest equals the announced one.
+configuration maps to a folder for certain projects, and a relative path, which must stay inside that folder after
+symbolic links are resolved. Only safetensors are loaded, and only if their digest equals the announced one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from foreshock.clock import now_us
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
+from foreshock.projects import DEFAULT_PROJECT
 
 __all__ = [
     "AnnouncedCheckpoint",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 LOADABLE_FORMAT = "hf_safetensors"
+EVERY_PROJECT = "*"
 
 
 class WeightsGoneError(WeightsError):
@@ -37,12 +39,12 @@ class WeightsRefusedError(WeightsError):
 
 
 class UnknownRootError(WeightsError):
-    """This worker has no root of that name; another worker may have it."""
+    """This worker has no root of that name for the project; another worker may have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedCheckpoint:
-    """A checkpoint as announced by a run. `path` is relative to the root named `root`."""
+    """A checkpoint as announced by a run of `project`. `path` is relative to the root named `root`."""
 
     root: str
     path: str
@@ -51,6 +53,7 @@ class AnnouncedCheckpoint:
     format: str = LOADABLE_FORMAT
     weights_version: int | None = None
     expires_at_us: int | None = None
+    project: str = DEFAULT_PROJECT
 
 
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -80,6 +83,9 @@ class Weights:
 class WeightsLibrary:
     """The weights roots of a worker, with a cache of digests. Thread-safe.
 
+    Roots are `name` (for the project `default`), `name@project`, or `name@*` (for every project). What a refusal says
+    is shown to the project, so it has neither the other roots nor the digest that was found.
+
     The digest of tens of gigabytes takes minutes, so it is reused as long as the files' stamp is the same.
     """
 
@@ -94,13 +100,7 @@ class WeightsLibrary:
         Raises UnknownRootError if this worker has no such root, WeightsGoneError if the weights are missing or need
         conversion, WeightsRefusedError if the path is not inside the root or the digest differs.
         """
-        root = self._roots.get(checkpoint.root)
-        if root is None:
-            known = ", ".join(sorted(self._roots)) or "none"
-            raise UnknownRootError(
-                f"this worker has no weights root {checkpoint.root!r} (roots: {known}); set "
-                f"FORESHOCK_WEIGHTS_ROOTS='{checkpoint.root}=/folder/of/checkpoints' where the worker runs"
-            )
+        root = self._root_of(checkpoint)
         if checkpoint.format != LOADABLE_FORMAT:
             raise WeightsGoneError(
                 f"needs_conversion: the checkpoint of step {checkpoint.step} is announced as {checkpoint.format!r}; "
@@ -114,9 +114,22 @@ class WeightsLibrary:
         if digest != checkpoint.digest:
             raise WeightsRefusedError(
                 f"the weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path} are not the announced "
-                f"ones: announced {checkpoint.digest}, found {digest}"
+                f"ones: their digest is not {checkpoint.digest}; announce weights again after they were replaced"
             )
         return Weights(folder=folder, digest=digest, version=checkpoint.weights_version, stamp=stamp)
+
+    def _root_of(self, checkpoint: AnnouncedCheckpoint) -> Path:
+        name, project = checkpoint.root, checkpoint.project
+        own = [f"{name}@{project}", f"{name}@{EVERY_PROJECT}"]
+        if project == DEFAULT_PROJECT:
+            own.insert(0, name)
+        for root in own:
+            if root in self._roots:
+                return self._roots[root]
+        raise UnknownRootError(
+            f"this worker has no weights root {name!r} for the project {project!r}; set "
+            f"FORESHOCK_WEIGHTS_ROOTS='{own[0]}=/folder/of/checkpoints' where the worker runs"
+        )
 
     def _digest(self, folder: Path) -> tuple[str, Stamp]:
         stamp = _stamp(folder)

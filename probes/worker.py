@@ -186,7 +186,7 @@ class Worker:
         """Run each scorer of the job and upload its scores. They take effect when the job is complete."""
         job = lease.job
         environment = self._environments[job.environment] if job.environment is not None else AS_IT_IS
-        weights = self._library.find(_announced(job.checkpoint))
+        weights = self._library.find(_announced(job.checkpoint, job.project))
         rollouts, scores = folder / "rollouts.parquet", folder / "scores.parquet"
         rollouts.write_bytes(self._call(lambda: self._client.rollouts(lease), abandoned))
         scored: dict[str, bytes] = {}
@@ -218,7 +218,7 @@ class Worker:
             found = search_weights(
                 job.step,
                 weights,
-                [_announced(each) for each in job.candidates],
+                [_announced(each, job.project) for each in job.candidates],
                 self._library,
                 plain,
                 scored,
@@ -298,7 +298,7 @@ class Worker:
         if not self._settings.weights_roots:
             self._console.log(
                 "no weights root is configured, so no checkpoint can be loaded; set "
-                "FORESHOCK_WEIGHTS_ROOTS='name=/folder/of/checkpoints'"
+                "FORESHOCK_WEIGHTS_ROOTS='name=/folder/of/checkpoints,name@project=/folder'"
             )
 
 
@@ -333,5 +333,5 @@ def _offered(requested: tuple[str, ...] | None) -> tuple[str, ...]:
     return requested
 
 
-def _announced(checkpoint: Checkpoint) -> AnnouncedCheckpoint:
-    return AnnouncedCheckpoint(**checkpoint.model_dump())
+def _announced(checkpoint: Checkpoint, project: str) -> AnnouncedCheckpoint:
+    return AnnouncedCheckpoint(**checkpoint.model_dump(), project=project)

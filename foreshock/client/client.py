@@ -46,6 +46,7 @@ from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.page_addresses import run_page_path
+from foreshock.projects import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.statistics_shards import FullRollouts
@@ -94,7 +95,7 @@ class Client:
     def __init__(
         self,
         url: str | None = None,
-        project: str = "default",
+        project: str = DEFAULT_PROJECT,
         run_key: str | None = None,
         *,
         api_key: str | None = None,

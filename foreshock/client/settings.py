@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from foreshock.client.connection import DEFAULT_URL
+from foreshock.client.private_files import private_temporary_folder
 from foreshock.errors import ConfigurationError
 
 __all__ = ["FROM_ENVIRONMENT", "ClientMode", "ClientSettings"]
@@ -115,5 +115,5 @@ def _default_spool_directory(url: str) -> Path:
     except OSError:
         usable = False
     if not usable:
-        home = Path(tempfile.gettempdir()) / f"foreshock-{os.getuid()}"
+        home = private_temporary_folder("foreshock-")
     return home / "foreshock" / "spool" / service

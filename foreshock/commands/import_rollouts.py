@@ -19,6 +19,7 @@ from foreshock.commands.progress import Progress
 from foreshock.commands.recording import Recording, find_recording, read_scalars, read_shard
 from foreshock.errors import ConfigurationError
 from foreshock.model_kind import MODEL_KINDS
+from foreshock.projects import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 __all__ = ["command"]
@@ -37,7 +38,7 @@ class ImportCommand:
         """Add the arguments."""
         parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or files of rollouts")
         parser.add_argument("--run-key", required=True, help="your permanent name for the run")
-        parser.add_argument("--project", default="default")
+        parser.add_argument("--project", default=DEFAULT_PROJECT)
         for name in _DESCRIBED:
             parser.add_argument(f"--{name}", help=f"the run's {name}")
         parser.add_argument(

@@ -11,11 +11,11 @@ from probes.settings import load_settings
 
 
 def test_roots_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORESHOCK_WEIGHTS_ROOTS", "runs=/data/runs, shared = /mnt/shared")
-    assert load_settings().weights_roots == {"runs": Path("/data/runs"), "shared": Path("/mnt/shared")}
+    monkeypatch.setenv("FORESHOCK_WEIGHTS_ROOTS", "runs=/data/runs, shared@* = /mnt/shared")
+    assert load_settings().weights_roots == {"runs": Path("/data/runs"), "shared@*": Path("/mnt/shared")}
 
 
-@pytest.mark.parametrize("roots", ["runs", "=/data", "runs=", "runs=relative/folder", "a=/x,a=/y"])
+@pytest.mark.parametrize("roots", ["runs", "=/data", "runs=", "runs=relative/folder", "a=/x,a=/y", "a@=/x", "@team=/x"])
 def test_error_for_invalid_roots_names_the_variable(monkeypatch: pytest.MonkeyPatch, roots: str) -> None:
     monkeypatch.setenv("FORESHOCK_WEIGHTS_ROOTS", roots)
     with pytest.raises(ConfigurationError, match="FORESHOCK_WEIGHTS_ROOTS"):

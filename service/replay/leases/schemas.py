@@ -56,6 +56,7 @@ class LeasedJob(BaseModel):
     id: str
     probe: str
     run: str
+    project: str = Field(description="of the run; the worker's weights roots are bound to projects")
     attempt: int
     step: int
     kind: str

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us
+from service.platform.database.tables import Run
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
 from service.platform.identifiers import new_identifier
 from service.platform.problem import ProblemError
@@ -152,7 +153,8 @@ def _claim(session: Session, context: ServiceContext, principal: Principal, requ
     )
     lease.token = job_transitions.claim(job, lease.id, request.worker, now, _duration_us(context), environment)
     repository.add_lease(session, lease)
-    return _read(context, lease, job, repository.probe_of(session, job))
+    probe = repository.probe_of(session, job)
+    return _read(context, lease, job, probe, get_run(session, principal, probe.run_id))
 
 
 def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest, now: int) -> dict[JobKind, Fit]:
@@ -231,7 +233,7 @@ def _duration_us(context: ServiceContext) -> int:
     return int(context.settings.lease_seconds * 1e6)
 
 
-def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe) -> LeaseRead:
+def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, run: Run) -> LeaseRead:
     assert job.lease_expires_at_us is not None
     asked = {each["scorer"] for each in job.scorers} | scorers_of_pairs(job.exact_pairs)
     return LeaseRead(
@@ -242,7 +244,8 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe) ->
         job=LeasedJob(
             id=job.id,
             probe=probe.id,
-            run=probe.run_id,
+            run=run.id,
+            project=run.project,
             attempt=probe.attempt,
             step=probe.step,
             kind=probe.kind,

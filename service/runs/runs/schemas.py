@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.model_kind import ModelKind
+from foreshock.projects import DEFAULT_PROJECT
 from service.platform.schemas import Name
 
 RunState = Literal["running", "finished", "failed"]
@@ -21,7 +22,7 @@ class RunCreate(BaseModel):
     """Run to get or create: (project, key) identifies it; the other fields are used only if it is new."""
 
     key: Name = Field(description="the client's own name for the run, unique in the project")
-    project: Name = "default"
+    project: Name = DEFAULT_PROJECT
     name: Name | None = None
     model: Name | None = None
     trainer: Name | None = None

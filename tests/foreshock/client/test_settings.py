@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 
@@ -63,3 +65,30 @@ def test_page_lists_every_setting() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (?:`FORESHOCK_\w+` )?\| ", page, re.MULTILINE)
     assert {item.name for item in fields(ClientSettings)} <= set(rows)
     assert set(rows) <= set(inspect.signature(Client).parameters) | {item.name for item in fields(ClientSettings)}
+
+
+def test_planted_temporary_folder_is_not_used_where_the_home_folder_is_not_writable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FORESHOCK_SPOOL_DIRECTORY", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    predictable = tmp_path / f"foreshock-{os.geteuid()}"
+
+    def folder() -> Path:
+        return ClientSettings.resolve().spool_directory.parents[2]
+
+    assert folder() == predictable
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    predictable.symlink_to(elsewhere)
+    assert folder() != predictable
+    predictable.unlink()
+    predictable.mkdir()
+    predictable.chmod(0o777)
+    unpredictable = folder()
+    assert re.fullmatch(rf"foreshock-{os.geteuid()}-[0-9a-f]{{32}}", unpredictable.name)
+    assert folder() != unpredictable, "a new name while no folder has one"
+    unpredictable.mkdir(mode=0o700)
+    assert folder() == unpredictable, "what an earlier process kept there is found"

@@ -189,7 +189,7 @@ def test_files_are_readable_by_their_user_only(tmp_path: Path) -> None:
     opened.mkdir()
     opened.chmod(0o777)
     spool_in(opened).write(1, delivery(b"x"))
-    assert opened.stat().st_mode & 0o022 == 0
+    assert opened.stat().st_mode & 0o777 == 0o700
 
 
 PLANTED = [
