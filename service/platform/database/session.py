@@ -9,6 +9,7 @@ from typing import TypeVar
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from foreshock.kill_points import passed
 from foreshock.retry import Backoff, retry
 from service.platform.database.dialect import is_retryable
 from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine
@@ -85,5 +86,7 @@ class Database:
         with Session(self._write_engine, expire_on_commit=False) as session:
             with session.begin():
                 result = work(session)
+                passed("database.before-commit")
+            passed("database.after-commit")
             run_after_commit(session)
         return result

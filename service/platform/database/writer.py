@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
+from foreshock.kill_points import passed
 from service.platform.database.hooks import run_after_commit
 
 Result = TypeVar("Result")
@@ -92,9 +93,11 @@ class GroupCommitWriter:
                 with self._engine.begin() as connection:
                     for unit in batch:
                         self._run_in_savepoint(connection, unit)
+                    passed("database.before-commit")
         except Exception as error:
             for unit in batch:
                 unit.error = unit.error or error
+        passed("database.after-commit")
         for unit in batch:
             unit.settle()
 
@@ -102,6 +105,7 @@ class GroupCommitWriter:
         # Without a savepoint: the transaction is the unit's own.
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
             unit.result = unit.work(session)
+            passed("database.before-commit")
         unit.session = session
 
     def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:

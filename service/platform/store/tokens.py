@@ -11,6 +11,7 @@ import secrets
 from pathlib import Path
 
 from foreshock.errors import ConfigurationError
+from foreshock.kill_points import passed
 from service.platform.store.temporaries import TemporaryFiles
 
 _TEMPORARY = "temporary"
@@ -39,8 +40,11 @@ class TokenStore:
         final = self.path_of(name)
         created = _make_folders(final.parent)
         # Synced before it is renamed: the name may be that of an equal file that a row names already.
+        passed("store.file-written")
         _sync(temporary)
+        passed("store.file-synced")
         temporary.replace(final)
+        passed("store.file-renamed")
         for folder in {final.parent, *(folder.parent for folder in created)}:
             _sync(folder)
 

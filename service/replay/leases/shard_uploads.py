@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sqlalchemy.orm import Session
 
+from foreshock.kill_points import passed
 from foreshock.rollouts import DecodeLimits
 from service.platform.context import ServiceContext
 from service.platform.database.tables.probes import Probe, ProbeJob
@@ -131,6 +132,7 @@ def store_shard(
             return prepared
         checked = _check(context, upload, shard, prepared)
         commit = partial(_commit, principal, lease_id, token, upload, shard, prepared, checked)
+        passed("scores.before-transaction")
         receipt = context.database.write(commit)
         if receipt is not None:
             return receipt

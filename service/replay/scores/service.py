@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.kill_points import passed
 from foreshock.scorers import score_name
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us
@@ -145,6 +146,7 @@ def complete_job(context: ServiceContext, principal: Principal, lease_id: str, t
     published = context.database.write(
         lambda session: publish_job(session, context, principal, lease_id, token, measured)
     )
+    passed("scores.published")
     if published is not None:
         context.events.publish_after_commit(context, published)
 
@@ -178,6 +180,7 @@ def publish_job(
         published = ScoresPublished(probe.run_id, probe.attempt, probe.step, now)
         context.events.publish(session, published)
     job_transitions.complete(job, lease, now)
+    passed("scores.before-commit")
     return published
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError, RolloutsError
+from foreshock.kill_points import passed
 from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
@@ -90,6 +91,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
         measured = _shard(batch, measurement)
         data = encode_rollouts(batch)
         step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
+    passed("decoder.measured")
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 

@@ -14,6 +14,7 @@ import numpy as np
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import InvalidRolloutsError, LimitExceededError, StatisticsError
+from foreshock.kill_points import passed
 from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -60,6 +61,7 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
     )
     data = encode_rollouts(batch)
     step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
+    passed("decoder.measured")
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 

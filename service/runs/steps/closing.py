@@ -18,6 +18,7 @@ from typing import Literal
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.kill_points import passed
 from service.platform.context import ServiceContext
 from service.platform.database.tables import Step
 from service.runs.events import StepClosed
@@ -112,9 +113,11 @@ def _close(context: ServiceContext, key: StepKey, overdue_before_us: int) -> boo
             step = repository.find(session, key)
         if step is None or not is_waiting(step, overdue_before_us):
             return step is not None and step.closed_at_us is not None
+        passed("steps.before-fold")
         bring_up_to_date(context, key)
         with context.database.read() as session:
             fold = _fold(session, key)
+        passed("steps.folded")
         outcome = context.database.write(partial(_store, context, key, fold))
         if outcome != "changed":
             return outcome == "closed"
@@ -154,4 +157,5 @@ def _store(
         store_fold(session, key, fold.step)
         session.flush()
         context.events.publish(session, StepClosed(*key))
+        passed("steps.before-commit")
     return "closed"
