@@ -1,4 +1,4 @@
-"""The commands `foreshock serve`, `foreshock keys`, `foreshock notify` and `foreshock remeasure`."""
+"""The commands of the service: `foreshock serve`, `upgrade`, `keys`, `notify` and `remeasure`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,28 @@ class ServeCommand:
                 os.environ[f"FORESHOCK_{name.upper()}"] = str(value)
         os.environ.setdefault("FORESHOCK_SESSION_SECRET", secrets.token_urlsafe(32))
         serve()
+        return 0
+
+
+class UpgradeCommand:
+    """`foreshock upgrade`: migrate the database that FORESHOCK_DATABASE_URL names."""
+
+    help = "create or migrate the service's database; `foreshock serve` does so too"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the option."""
+        parser.add_argument(
+            "--to",
+            metavar="REVISION",
+            help="migrate to this revision, such as 0016, also back to an older one: its newer tables and columns are "
+            "deleted (default: the newest)",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Migrate; raises ConfigurationError if the database cannot be used or there is no such revision."""
+        from service.platform.database.console import upgrade
+
+        upgrade(arguments.to)
         return 0
 
 
@@ -112,6 +134,7 @@ class RemeasureCommand:
 
 
 serve = ServeCommand()
+upgrade = UpgradeCommand()
 keys = KeysCommand()
 notify = NotifyCommand()
 remeasure = RemeasureCommand()

@@ -8,22 +8,27 @@ from fastapi import FastAPI
 from foreshock.errors import ConfigurationError
 from service.app import create_app
 from service.platform.database.engine import parse_database_url
-from service.platform.database.schema import upgrade
+from service.platform.database.opening import prepare_database
 from service.platform.database.session import Database
 from service.platform.keys.service import Scope, create_key, keys_exist
 from service.platform.settings import Settings, load_settings
+from service.platform.store.tokens import TokenStore
 
 # Long polls end by themselves after at most this long.
 _SHUTDOWN_SECONDS = 30
 
 
 def serve() -> None:
-    """Serve until interrupted; raises ConfigurationError for settings that contradict each other."""
+    """Serve until interrupted.
+
+    Raises ConfigurationError for settings that contradict each other, and for a database or a store that is not usable.
+    """
     settings = load_settings()
     for name, value in settings.printable().items():
         print(f"{name}={value}")
     check_processes(settings)
-    upgrade(settings.database_url)
+    prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
+    check_store(settings)
     prepare_keys(settings)
     print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
     uvicorn.run(
@@ -51,6 +56,20 @@ def check_processes(settings: Settings) -> None:
             f"FORESHOCK_PROCESSES={settings.processes} needs PostgreSQL (FORESHOCK_DATABASE_URL=postgresql://…): "
             "SQLite has one writer"
         )
+
+
+def check_store(settings: Settings) -> None:
+    """Raise ConfigurationError if no file can be written to the token store."""
+    store = TokenStore(settings.store_url)
+    try:
+        store.check_writable()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the token store {settings.store_url} cannot be written ({error.strerror or error}): give this user write "
+            "access to it, or set FORESHOCK_STORE_URL to another place"
+        ) from None
+    finally:
+        store.close()
 
 
 def prepare_keys(settings: Settings) -> None:

@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     database_connections: int = Field(
         default=80, ge=2, description="PostgreSQL connections of all processes together; its own default allows 100"
     )
+    upgrade_at_start: bool = Field(
+        default=True, description="`foreshock serve` migrates an older database; false: it refuses one"
+    )
     store_url: str = "./foreshock-data/tokens"
     allowed_hosts: str = Field(default="", description="comma-separated names besides loopback and FORESHOCK_HOST")
     bootstrap_key: SecretStr | None = Field(default=None, min_length=24, description="an admin key made at start")

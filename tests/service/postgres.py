@@ -60,6 +60,16 @@ class PostgresCluster:
             connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
         return self.url(name)
 
+    def new_role(self, name: str, password: str) -> None:
+        """Make a role that may only connect, with this password."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
+            connection.execute(statement.format(sql.Identifier(name), sql.Literal(password)))
+            rules = self._folder / "data" / "pg_hba.conf"
+            # The first line that matches counts.
+            rules.write_text(f"local all {name} scram-sha-256\n{rules.read_text()}")
+            connection.execute("SELECT pg_reload_conf()")
+
     def empty(self, url: str, tables: Iterable[str]) -> None:
         """Delete every row; much faster than a new database for each test."""
         with psycopg.connect(url) as connection:

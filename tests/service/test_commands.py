@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,33 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.paths import REPOSITORY
 from tests.ports import free_port
+from tests.service.running import environment, foreshock
 
 pytestmark = pytest.mark.slow
-
-
-def environment(folder: Path, **settings: str) -> dict[str, str]:
-    """Return the environment of a service whose data is in `folder`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    own = {
-        "FORESHOCK_DATABASE_URL": f"sqlite:///{folder}/foreshock.db",
-        "FORESHOCK_STORE_URL": f"{folder}/tokens",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    return kept | own | settings
-
-
-def foreshock(folder: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "foreshock.commands.main", *words],
-        env=environment(folder, **settings),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:

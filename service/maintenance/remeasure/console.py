@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from sqlalchemy.orm import Session
 
 from foreshock.commands.progress import Progress
 from foreshock.errors import ConfigurationError
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from service.maintenance.context import maintenance_context
 from service.maintenance.remeasure import repository
 from service.maintenance.remeasure.repository import Choice
 from service.maintenance.remeasure.service import StepReport, check_step, remeasure_step
 from service.platform.context import ServiceContext
-from service.platform.database.engine import parse_database_url
-from service.platform.database.schema import current_revision, newest_revision
-from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings, load_settings
-from service.platform.store.tokens import TokenStore
-from service.platform.upload_places import UploadPlaces
-from service.runs.rollouts.shards import PRELOAD
+from service.platform.settings import load_settings
 from service.runs.step_key import StepKey
 
 
@@ -46,7 +39,7 @@ def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
 
     `decoders` lets a process that has a pool share it.
     """
-    with _context(load_settings(), decoders) as context:
+    with maintenance_context(load_settings(), decoders) as context:
         keys = _chosen(context, request)
         if not keys:
             print(f"nothing to do: all statistics are of version {STATISTICS_VERSION}, which this release reads")
@@ -118,34 +111,3 @@ def _show(left: Iterable[StepReport]) -> None:
     for report in left:
         run_id, attempt, step = report.key
         print(f"left: run {run_id}, attempt {attempt}, step {step}: {report.left}", file=sys.stderr)
-
-
-@contextmanager
-def _context(settings: Settings, shared: DecoderPool | None) -> Iterator[ServiceContext]:
-    """Give the parts of a service that measuring needs; raises ConfigurationError if data is missing or outdated."""
-    _check_there(settings)
-    database = Database(settings.database_url)
-    decoders = shared or DecoderPool(settings, PRELOAD)
-    try:
-        with database.read() as session:
-            has = current_revision(session.connection())
-        if has != newest_revision():
-            raise ConfigurationError(
-                f"the database has revision {has} and this release requires {newest_revision()}: "
-                "start `foreshock serve` of this release, which migrates it, then measure again"
-            )
-        yield ServiceContext(settings, database, TokenStore(settings.store_url), decoders, b"", UploadPlaces(1))
-    finally:
-        if shared is None:
-            decoders.close()
-        database.close()
-
-
-def _check_there(settings: Settings) -> None:
-    """Raise ConfigurationError if the database or the store is missing, instead of creating an empty one."""
-    url = parse_database_url(settings.database_url)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
-        raise ConfigurationError(f"there is no database {url.database}: FORESHOCK_DATABASE_URL must be the service's")
-    store = TokenStore.root_of(settings.store_url)
-    if not store.is_dir():
-        raise ConfigurationError(f"there is no token store {store}: FORESHOCK_STORE_URL must be the service's")

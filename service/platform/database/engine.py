@@ -19,7 +19,7 @@ DEFAULT_CONNECTIONS = 60
 _POOL_TIMEOUT_SECONDS = 10.0
 
 
-def parse_database_url(text: str) -> URL:
+def parse_database_url(text: str | URL) -> URL:
     """Return the URL with its driver spelled out; raises ConfigurationError for a database that is not supported."""
     try:
         url = make_url(text)
@@ -34,7 +34,7 @@ def parse_database_url(text: str) -> URL:
     raise ConfigurationError(f"FORESHOCK_DATABASE_URL: {url.get_backend_name()} is neither sqlite nor postgresql")
 
 
-def make_engine(text: str, *, for_writing: bool = True, connections: int = DEFAULT_CONNECTIONS) -> Engine:
+def make_engine(text: str | URL, *, for_writing: bool = True, connections: int = DEFAULT_CONNECTIONS) -> Engine:
     """Return an engine for the database at a URL, with `connections` at most.
 
     On SQLite an engine for writing takes the write lock when a transaction begins (BEGIN IMMEDIATE), so that it waits

@@ -25,14 +25,20 @@ MIGRATIONS = next(path for path in (_SERVICE / "migrations", _SERVICE.parent / "
 _ADVISORY_LOCK = 0x464F5245
 
 
-def upgrade(database_url: str) -> None:
-    """Create or migrate the database to the newest revision; several services may do so at once."""
+def upgrade(database_url: str, revision: str = "head") -> None:
+    """Create or migrate the database to a revision, the newest by default; several services may do so at once.
+
+    An older revision than the database has is a downgrade.
+    """
     engine = make_engine(database_url)
     try:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
-            command.upgrade(_configuration(connection), "head")
+            configuration = _configuration(connection)
+            has = current_revision(connection)
+            newer = has is not None and revision != "head" and revision in _revisions_before(has)
+            (command.downgrade if newer else command.upgrade)(configuration, revision)
     finally:
         engine.dispose()
 
@@ -45,6 +51,16 @@ def current_revision(connection: Connection) -> str | None:
 def newest_revision() -> str | None:
     """Return the revision that this release requires."""
     return ScriptDirectory(str(MIGRATIONS)).get_current_head()
+
+
+def known_revisions() -> frozenset[str]:
+    """Return every revision that this release knows."""
+    return frozenset(script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions())
+
+
+def _revisions_before(revision: str) -> frozenset[str]:
+    scripts = ScriptDirectory(str(MIGRATIONS))
+    return frozenset(script.revision for script in scripts.iterate_revisions(revision, "base")) - {revision}
 
 
 def _configuration(connection: Connection) -> Config:

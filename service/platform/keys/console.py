@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.schema import upgrade
+from service.platform.database.opening import existing_database, prepare_database
 from service.platform.database.session import Database
 from service.platform.keys.service import Scope, create_key, list_keys, new_secret, revoke_key
 from service.platform.settings import load_settings
@@ -45,13 +45,11 @@ def revoke(key_id: str) -> None:
 
 @contextmanager
 def _database() -> Iterator[Database]:
+    # A key may be made before the service first starts; an older database is left to the service.
     url = load_settings().database_url
-    upgrade(url)
-    database = Database(url)
-    try:
+    prepare_database(url, upgrade_older=False)
+    with existing_database(url) as database:
         yield database
-    finally:
-        database.close()
 
 
 def _project(project: str | None) -> str:

@@ -16,6 +16,7 @@ from foreshock.errors import ConfigurationError
 from service.maintenance.remeasure.console import Request, remeasure
 from service.maintenance.remeasure.service import StepReport, remeasure_step
 from service.platform.context import ServiceContext
+from service.platform.database.schema import upgrade
 from service.platform.database.session import Database
 from service.platform.database.tables import Shard
 from service.platform.settings import Settings
@@ -259,11 +260,13 @@ def test_missing_database_or_store_is_not_created(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("FORESHOCK_STORE_URL", f"{tmp_path}/no-tokens")
     with pytest.raises(ConfigurationError, match="there is no database"):
         remeasure(Request())
-    (tmp_path / "no.db").touch()
+    upgrade(f"sqlite:///{tmp_path}/no.db")
     with pytest.raises(ConfigurationError, match="there is no token store"):
         remeasure(Request())
     (tmp_path / "no-tokens").mkdir()
-    with pytest.raises(ConfigurationError, match="has revision None"):
+    (tmp_path / "no.db").unlink()
+    (tmp_path / "no.db").touch()
+    with pytest.raises(ConfigurationError, match="has no tables"):
         remeasure(Request())
 
 

@@ -1,0 +1,35 @@
+"""The parts of a service that commands need, on the data of a service that exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from foreshock.errors import ConfigurationError
+from service.platform.context import ServiceContext
+from service.platform.database.opening import existing_database
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings
+from service.platform.store.tokens import TokenStore
+from service.platform.upload_places import UploadPlaces
+from service.runs.rollouts.shards import PRELOAD
+
+
+@contextmanager
+def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -> Iterator[ServiceContext]:
+    """Give the parts of a service; raises ConfigurationError if data is missing or of another release.
+
+    It has no event handlers. `shared` are decoders to use; without it there is a pool of the command's own.
+    """
+    root = TokenStore.root_of(settings.store_url)
+    with existing_database(settings.database_url) as database:
+        if not root.is_dir():
+            raise ConfigurationError(f"there is no token store {root}: FORESHOCK_STORE_URL must be the service's")
+        store = TokenStore(settings.store_url)
+        decoders = shared or DecoderPool(settings, PRELOAD)
+        try:
+            yield ServiceContext(settings, database, store, decoders, b"", UploadPlaces(1))
+        finally:
+            if shared is None:
+                decoders.close()
+            store.close()

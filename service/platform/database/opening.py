@@ -1,0 +1,178 @@
+"""Check a database before it is used: that it answers, can be written, and has a schema that this release knows.
+
+Whatever is wrong becomes a ConfigurationError that says what was found and which command or setting helps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
+
+from foreshock.errors import ConfigurationError
+from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, parse_database_url
+from service.platform.database.schema import current_revision, known_revisions, newest_revision, upgrade
+from service.platform.database.session import Database
+from service.platform.database.tables import Base
+
+# A host that drops packets answers never; the operating system would wait for minutes.
+_CONNECT_SECONDS = "10"
+
+
+def prepare_database(database_url: str, *, upgrade_older: bool = True, revision: str = "head") -> None:
+    """Create a missing database or migrate it to `revision`, and check that it can be written.
+
+    Raises ConfigurationError if it cannot be reached, opened or written, if a newer release has migrated it, or if an
+    older one has and `upgrade_older` is False.
+    """
+    with _reported(database_url):
+        if not _is_missing(database_url):
+            has = _check(database_url)
+            if has is not None and has != newest_revision() and not upgrade_older:
+                raise _older(database_url, has)
+        upgrade(database_url, revision)
+
+
+@contextmanager
+def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS) -> Iterator[Database]:
+    """Give the database of a service to a command; creates and migrates nothing. Raises ConfigurationError."""
+    with _reported(database_url):
+        if _is_missing(database_url):
+            raise ConfigurationError(
+                f"there is no database {_shown(database_url)}: FORESHOCK_DATABASE_URL must be the service's"
+            )
+        revision = _check(database_url)
+        if revision is None:
+            raise ConfigurationError(
+                f"the database {_shown(database_url)} has no tables: FORESHOCK_DATABASE_URL must be the service's; "
+                "`foreshock upgrade` makes the tables of a new one"
+            )
+        if revision != newest_revision():
+            raise _older(database_url, revision)
+    database = Database(database_url, connections=connections)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _check(database_url: str) -> str | None:
+    """Return the revision of a database that can be written, None if it is empty; raises ConfigurationError."""
+    engine = make_engine(_impatient(database_url), connections=2)
+    try:
+        with engine.begin() as connection:
+            _check_writable(connection, engine)
+            revision = current_revision(connection)
+            if revision is None:
+                _check_empty(connection, database_url)
+            elif revision not in known_revisions():
+                raise ConfigurationError(
+                    f"the database {_shown(database_url)} has revision {revision}, and this release knows revisions up "
+                    f"to {newest_revision()}: a newer release has migrated it. Install that release again; or, to go "
+                    f"back, run `foreshock upgrade --to {newest_revision()}` with that release, or restore a backup of "
+                    "before the upgrade"
+                )
+    finally:
+        engine.dispose()
+    return revision
+
+
+def _check_writable(connection: Connection, engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        # Writes the first page, with the value that it has.
+        connection.exec_driver_sql("PRAGMA user_version = 0")
+    elif connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on":
+        raise ConfigurationError(
+            "the PostgreSQL server is read-only (a standby, or default_transaction_read_only): "
+            "FORESHOCK_DATABASE_URL must name the primary"
+        )
+
+
+def _check_empty(connection: Connection, database_url: str) -> None:
+    found = sorted(set(inspect(connection).get_table_names()) & set(Base.metadata.tables))
+    if found:
+        raise ConfigurationError(
+            f"the database {_shown(database_url)} has tables of the same names as Foreshock's ({', '.join(found[:3])}) "
+            "and no revision: it belongs to another program; give Foreshock a database of its own"
+        )
+
+
+def _is_missing(database_url: str) -> bool:
+    url = parse_database_url(database_url)
+    return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
+
+
+def _older(database_url: str, revision: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the database {_shown(database_url)} has revision {revision} and this release requires {newest_revision()}: "
+        "stop the service of the older release, make a backup, then run `foreshock upgrade`"
+    )
+
+
+@contextmanager
+def _reported(database_url: str) -> Iterator[None]:
+    """Raise ConfigurationError for failures of the database and of its folder."""
+    try:
+        yield
+    except (OperationalError, InterfaceError) as error:
+        raise ConfigurationError(_unusable(database_url, error)) from None
+    except DatabaseError as error:
+        if parse_database_url(database_url).get_backend_name() == "sqlite":
+            raise ConfigurationError(_unusable(database_url, error)) from None
+        if getattr(error.orig, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE:
+            raise ConfigurationError(
+                f"the user of {_shown(database_url)} may not make tables ({_message(error)}): "
+                "make it the owner of its database (`ALTER DATABASE … OWNER TO …`)"
+            ) from None
+        raise
+    except OSError as error:
+        folder = Path(str(parse_database_url(database_url).database)).absolute().parent
+        raise ConfigurationError(
+            f"the folder {folder} of the database cannot be made or written ({error.strerror}): "
+            "give this user write access to it, or set FORESHOCK_DATABASE_URL to another place"
+        ) from None
+
+
+_INSUFFICIENT_PRIVILEGE = "42501"
+# What the database says, as a regular expression, and what to do; the first that matches counts.
+_HELP = (
+    ("password authentication failed", "the user or the password in FORESHOCK_DATABASE_URL is wrong"),
+    ("no password supplied", "FORESHOCK_DATABASE_URL has no password: postgresql://USER:PASSWORD@HOST/DATABASE"),
+    (r"no pg_hba\.conf entry", "the server does not let this user in from this machine: add a line to its pg_hba.conf"),
+    ('role ".*" does not exist', "make the user first: `createuser USER`"),
+    ('database ".*" does not exist', "make the database first: `createdb DATABASE`"),
+    ("too many", "the server has no free connection: lower FORESHOCK_DATABASE_CONNECTIONS or raise max_connections"),
+    ("is locked", "another process keeps it locked: end that process, then start again"),
+    ("readonly|unable to open", "give this user write access to the file and its folder"),
+    ("not a database", "FORESHOCK_DATABASE_URL names another kind of file, or the file is damaged: restore a backup"),
+    ("malformed", "the file is damaged: restore a backup"),
+    ("disk is full", "free space, then start again"),
+    ("", "start it, or correct FORESHOCK_DATABASE_URL"),
+)
+
+
+def _unusable(database_url: str, error: DBAPIError) -> str:
+    said = _message(error)
+    what_to_do = next(text for sign, text in _HELP if re.search(sign, said))
+    return f"the database {_shown(database_url)} cannot be used ({said}): {what_to_do}"
+
+
+def _message(error: DBAPIError) -> str:
+    return " ".join(str(error.orig).split())
+
+
+def _shown(database_url: str) -> str:
+    url = parse_database_url(database_url)
+    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
+
+
+def _impatient(database_url: str) -> URL:
+    url = parse_database_url(database_url)
+    if url.get_backend_name() == "sqlite" or "connect_timeout" in url.query:
+        return url
+    return url.update_query_dict({"connect_timeout": _CONNECT_SECONDS})

@@ -1,0 +1,36 @@
+"""Run a command of the service in a process of its own, as an operator does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.paths import REPOSITORY
+
+
+def environment(folder: Path, **settings: str) -> dict[str, str]:
+    """Return the environment of a service whose data is in `folder`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    own = {
+        "FORESHOCK_DATABASE_URL": f"sqlite:///{folder}/foreshock.db",
+        "FORESHOCK_STORE_URL": f"{folder}/tokens",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    return kept | own | settings
+
+
+def foreshock(
+    folder: Path, *words: str, before: Sequence[str] = (), **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; `before` is a program that starts it, with its arguments."""
+    return subprocess.run(
+        [*before, sys.executable, "-m", "foreshock.commands.main", *words],
+        env=environment(folder, **settings),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
