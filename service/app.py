@@ -28,7 +28,7 @@ from service.platform.problem import install_problem_handlers
 from service.platform.query_parameters import refuse_unknown_parameters
 from service.platform.settings import Settings
 from service.platform.storage_errors import install_storage_handlers
-from service.platform.store.tokens import TokenStore
+from service.platform.store.opening import open_store
 from service.platform.upload_places import UploadPlaces
 from service.present.exporter.endpoints import router as exporter
 from service.present.pages.endpoints import ROUTERS as PAGES
@@ -149,7 +149,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
     return ServiceContext(
         settings=settings,
         database=Database(settings.database_url, connections=settings.connections_per_process),
-        store=TokenStore(settings.store_url),
+        store=open_store(settings),
         decoders=decoders or DecoderPool(settings, PRELOAD),
         uploads=UploadPlaces(settings.decode_processes + settings.decode_queue),
         session_secret=secret.encode(),

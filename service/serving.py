@@ -12,7 +12,7 @@ from service.platform.database.opening import prepare_database
 from service.platform.database.session import Database
 from service.platform.keys.service import Scope, create_key, keys_exist
 from service.platform.settings import Settings, load_settings
-from service.platform.store.tokens import TokenStore
+from service.platform.store.opening import open_store
 
 # Long polls end by themselves after at most this long.
 _SHUTDOWN_SECONDS = 30
@@ -60,7 +60,7 @@ def check_processes(settings: Settings) -> None:
 
 def check_store(settings: Settings) -> None:
     """Raise ConfigurationError if no file can be written to the token store."""
-    store = TokenStore(settings.store_url)
+    store = open_store(settings)
     try:
         store.check_writable()
     except OSError as error:

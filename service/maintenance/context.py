@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from foreshock.errors import ConfigurationError
 from service.platform.context import ServiceContext
 from service.platform.database.opening import existing_database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
-from service.platform.store.tokens import TokenStore
+from service.platform.store.opening import open_store
 from service.platform.upload_places import UploadPlaces
 from service.runs.rollouts.shards import PRELOAD
 
@@ -21,11 +20,9 @@ def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -
 
     It has no event handlers. `shared` are decoders to use; without it there is a pool of the command's own.
     """
-    root = TokenStore.root_of(settings.store_url)
+    store = open_store(settings)
     with existing_database(settings.database_url) as database:
-        if not root.is_dir():
-            raise ConfigurationError(f"there is no token store {root}: FORESHOCK_STORE_URL must be the service's")
-        store = TokenStore(settings.store_url)
+        store.check_exists()
         decoders = shared or DecoderPool(settings, PRELOAD)
         try:
             yield ServiceContext(settings, database, store, decoders, b"", UploadPlaces(1))

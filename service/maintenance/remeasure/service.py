@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -100,7 +99,7 @@ def check_step(context: ServiceContext, key: StepKey) -> StepReport:
 
 def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | None:
     """Describe the missing token files; None if all exist."""
-    gone = [file for file in files if not context.store.path_of(file.name).exists()]
+    gone = [file for file in files if not context.store.file(file.name).exists()]
     if not gone:
         return None
     return f"{len(gone)} of its {len(files)} token files are missing, such as {gone[0].name}"
@@ -135,10 +134,10 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
 
 
 def _gone_scores(scored: AttributionInputs) -> str | None:
-    gone: list[Path] = [path for score in scored.scores for path in score.files if not path.exists()]
+    gone = [file.name for score in scored.scores for file in score.files if not file.exists()]
     if not gone:
         return None
-    return f"{len(gone)} files of its replayed scores are missing, such as {gone[0].name}; their measures are unchanged"
+    return f"{len(gone)} files of its replayed scores are missing, such as {gone[0]}; their measures are unchanged"
 
 
 def _still_old(context: ServiceContext, key: StepKey) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.compiling import one_at_a_time, package_folder
 from service.platform.settings import Settings
-from service.platform.store.tokens import TokenStore
+from service.platform.store.opening import local_folder
 
 COMPILED = "compiled"
 _SLOWER = "numpy, several times slower"
@@ -35,7 +35,7 @@ def chosen_token_pass(settings: Settings) -> TokenPassChoice:
     if settings.compiled_folder:
         folder = Path(settings.compiled_folder).absolute()
     elif not os.access(package_folder(), os.W_OK):
-        folder = TokenStore.root_of(settings.store_url).parent / "compiled"
+        folder = local_folder(settings).parent / "compiled"
     return TokenPassChoice(settings.token_pass == COMPILED, folder)
 
 

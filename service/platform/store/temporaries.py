@@ -1,7 +1,8 @@
 """Temporary files of the token store: a folder for each process, removed once its process has ended.
 
-    temporary/<id>.lock    locked while the process lives
-    temporary/<id>/…       its temporary files
+    temporary/<id>.lock                 locked while the process lives
+    temporary/<id>/…                    its temporary files
+    temporary/<id>/<name>.publishing    a file of the store that it is about to name in the catalogue
 
 The lock ends with the process, however it ends, so a crash leaves nothing that the next process does not remove, and no
 file of a request in flight is ever taken for one of a crash.
@@ -10,14 +11,17 @@ file of a request in flight is ever taken for one of a crash.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-_LOCK = ".lock"
+_LOCK, _MARK = ".lock", ".publishing"
 
 
 class TemporaryFiles:
@@ -32,13 +36,24 @@ class TemporaryFiles:
     def new(self) -> Path:
         """Give a new, empty file."""
         with self._changing:
-            if self._own is None:
-                self._lock, self._own = self._make_own()
-            # It may have been cleared by hand.
-            self._own.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self._own)
+            descriptor, name = tempfile.mkstemp(dir=self._folder())
         os.close(descriptor)
         return Path(name)
+
+    @contextmanager
+    def marked(self, name: str) -> Iterator[None]:
+        """Mark a name of the store for the length of a `with` block; every process sees the mark."""
+        with self._changing:
+            mark = self._folder() / _mark_of(name)
+            mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+
+    def is_marked(self, name: str) -> bool:
+        """Return whether a process has marked the name, or had when it crashed and was not cleared yet."""
+        return next(self._shared.glob(f"*/{_mark_of(name)}"), None) is not None
 
     def remove_abandoned(self) -> int:
         """Delete the files of processes that have ended; return their number."""
@@ -64,6 +79,13 @@ class TemporaryFiles:
             os.close(self._lock)
             self._own = None
 
+    def _folder(self) -> Path:
+        if self._own is None:
+            self._lock, self._own = self._make_own()
+        # It may have been cleared by hand.
+        self._own.mkdir(parents=True, exist_ok=True)
+        return self._own
+
     def _make_own(self) -> tuple[int, Path]:
         self._shared.mkdir(parents=True, exist_ok=True)
         while True:
@@ -73,6 +95,10 @@ class TemporaryFiles:
             # Another process may have removed the file between its creation and the lock.
             if descriptor is not None and lock.exists():
                 return descriptor, folder
+
+
+def _mark_of(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32] + _MARK
 
 
 def _locked(path: Path, *, create: bool = False) -> int | None:

@@ -1,71 +1,99 @@
-"""Token files in a local folder: written aside, made durable, then renamed into place.
+"""The token store: immutable files that the catalogue in the database names, in a folder or an S3-compatible store.
 
-A file that no catalogue row names (a crash between the rename and the commit) is an orphan: nothing reads it. No
-client string is ever part of a path; names are made of the server's run id, integers and the body's digest.
+A file is written aside, then published under its name as a whole or not at all. A file that no catalogue row names (a
+crash between publishing and the commit) is an orphan, which `orphans.py` removes. No client string is ever part of a
+name; names are made in `names.py`.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
-from foreshock.errors import ConfigurationError
-from foreshock.kill_points import passed
 from service.platform.store.temporaries import TemporaryFiles
 
-_TEMPORARY = "temporary"
+
+class StoredFile(Protocol):
+    """One file of the store; it may be sent to a decoder process.
+
+    Reading raises FileNotFoundError if the file is missing, and other OSErrors if the store does not answer.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name in the store, with `/`."""
+
+    def read_bytes(self) -> bytes:
+        """Return the whole file."""
+
+    def open(self) -> BinaryIO:
+        """Open the file for reading parts of it: each read fetches its range only."""
+
+    def exists(self) -> bool:
+        """Return whether the file is in the store."""
 
 
-class TokenStore:
-    """Files below one root; names are relative to it, with `/`."""
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file as the store lists it; `age_seconds` since it was published."""
 
-    def __init__(self, url: str) -> None:
-        self.root = self.root_of(url)
-        self._temporaries = TemporaryFiles(self.root / _TEMPORARY)
+    name: str
+    size: int
+    age_seconds: float
 
-    @staticmethod
-    def root_of(url: str) -> Path:
-        """Return the folder that FORESHOCK_STORE_URL names; raises ConfigurationError if it names none."""
-        if "://" in url and not url.startswith("file://"):
-            raise ConfigurationError("FORESHOCK_STORE_URL must be a local folder, such as ./foreshock-data/tokens")
-        return Path(url.removeprefix("file://")).absolute()
 
-    def temporary_file(self) -> Path:
-        """Give a new, empty file on the store's file system, so that a rename moves no bytes."""
-        return self._temporaries.new()
+class TokenStore(ABC):
+    """Files by name, relative to the store's folder or prefix, with `/`. Thread-safe.
 
+    Every method that reaches the store raises OSError if it does not answer; the service answers that with 503 or 507.
+    """
+
+    def __init__(self, temporaries: TemporaryFiles) -> None:
+        self._temporaries = temporaries
+
+    @abstractmethod
     def publish(self, temporary: Path, name: str) -> None:
-        """Sync a temporary file, give it its name, and sync its folders, so that a power cut loses none of it."""
-        final = self.path_of(name)
-        created = _make_folders(final.parent)
-        # Synced before it is renamed: the name may be that of an equal file that a row names already.
-        passed("store.file-written")
-        _sync(temporary)
-        passed("store.file-synced")
-        temporary.replace(final)
-        passed("store.file-renamed")
-        for folder in {final.parent, *(folder.parent for folder in created)}:
-            _sync(folder)
+        """Give a temporary file its name, durably: once this returns a power cut loses none of it."""
 
-    def path_of(self, name: str) -> Path:
-        """Return the path of a catalogue name; raises ValueError for a name outside the store."""
-        path = (self.root / name).absolute()
-        if ".." in path.parts or not path.is_relative_to(self.root):
-            raise ValueError(f"{name!r} is not inside the token store")
-        return path
+    @abstractmethod
+    def file(self, name: str) -> StoredFile:
+        """Return the file of a name, which need not exist; raises ValueError for a name outside the store."""
 
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Delete a file if it exists."""
-        self.path_of(name).unlink(missing_ok=True)
 
+    @abstractmethod
+    def list_files(self) -> Iterator[ListedFile]:
+        """Yield every file of the store, sorted within a folder; temporary files are none of them."""
+
+    @abstractmethod
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the bytes of those of these files that exist."""
+
+    @abstractmethod
+    def check_exists(self) -> None:
+        """Raise ConfigurationError unless the folder or the bucket is there."""
+
+    @abstractmethod
     def check_writable(self) -> None:
-        """Raise OSError unless a file can be written and renamed."""
-        probe = self.temporary_file()
-        try:
-            probe.write_bytes(b"foreshock")
-        finally:
-            probe.unlink(missing_ok=True)
+        """Raise OSError unless a file can be written."""
+
+    def temporary_file(self) -> Path:
+        """Give a new, empty file on this machine, to be published or deleted."""
+        return self._temporaries.new()
+
+    def in_flight(self, name: str) -> AbstractContextManager[None]:
+        """Mark a name from before it is published until its row is committed, so that no sweep takes the file."""
+        return self._temporaries.marked(name)
+
+    def is_in_flight(self, name: str) -> bool:
+        """Return whether a process of this machine has marked the name."""
+        return self._temporaries.is_marked(name)
 
     def remove_abandoned_temporaries(self) -> int:
         """Delete the temporary files of processes that have ended; return their number."""
@@ -74,33 +102,3 @@ class TokenStore:
     def close(self) -> None:
         """Remove the temporary files of this process."""
         self._temporaries.close()
-
-
-def shard_file_name(run_id: str, attempt: int, step: int, shard: int, digest: str) -> str:
-    """Return a name for a shard's tokens; unique per upload, so that the loser of a race removes only its own file."""
-    digits = digest.removeprefix("sha256:")[:16]
-    return f"{run_id}/{attempt:04d}/{step:09d}/{shard:05d}-{digits}-{secrets.token_hex(8)}.parquet"
-
-
-def score_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
-    """Return the name of a shard of a job's scores; equal bytes from two tries are one file."""
-    return f"{run_id}/{attempt:04d}/{step:09d}/scores/{job_id}-{digest.removeprefix('sha256:')}.parquet"
-
-
-def exact_file_name(run_id: str, attempt: int, step: int, job_id: str, digest: str) -> str:
-    """Return the name of a shard of a job's exact divergences; equal bytes from two tries are one file."""
-    return f"{run_id}/{attempt:04d}/{step:09d}/exact/{job_id}-{digest.removeprefix('sha256:')}.parquet"
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

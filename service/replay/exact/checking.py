@@ -10,6 +10,7 @@ import numpy as np
 from foreshock.errors import LimitExceededError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, decode_exact, encode_exact
+from service.platform.store.tokens import StoredFile
 from service.replay.exact.files import read_exact
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 from service.replay.probes.upload_checks import (
@@ -31,7 +32,7 @@ class CheckedExact:
 
 
 def check_exact(
-    body: Path, stored: Path, pinned: PinnedRollouts, siblings: tuple[Path, ...], limits: DecodeLimits
+    body: Path, stored: Path, pinned: PinnedRollouts, siblings: tuple[StoredFile, ...], limits: DecodeLimits
 ) -> CheckedExact:
     """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
 
@@ -45,8 +46,8 @@ def check_exact(
         for fingerprint in (exact.target_fingerprint, exact.behaviour_fingerprint):
             check_fingerprint(fingerprint)
         check_one_value_per_token(exact.sample_ids, np.diff(exact.offsets), read_rollouts(pinned), "kl")
-        for path in siblings:
-            check_rollouts_are_new(exact.sample_ids, read_exact(path).sample_ids)
+        for sibling in siblings:
+            check_rollouts_are_new(exact.sample_ids, read_exact(sibling).sample_ids)
         data = encode_exact(exact)
     except MemoryError as error:
         raise LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error

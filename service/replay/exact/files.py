@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ import numpy as np
 from foreshock.measures.exact import ExactMeasures, measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact
 from service.platform.decoding.limits import stored_limits
+from service.platform.store.tokens import StoredFile
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 
 
-def read_exact(path: Path) -> ExactBatch:
+def read_exact(file: StoredFile) -> ExactBatch:
     """Return a stored shard."""
-    return decode_exact(path.read_bytes(), stored_limits())
+    return decode_exact(file.read_bytes(), stored_limits())
 
 
 def align_exact(batch: RolloutBatch, shards: Sequence[ExactBatch]) -> ExactBatch:
@@ -46,9 +46,9 @@ def align_exact(batch: RolloutBatch, shards: Sequence[ExactBatch]) -> ExactBatch
     return replace(shards[0], sample_ids=batch.sample_ids, offsets=batch.response_offsets, **aligned)
 
 
-def measure_files(rollouts: PinnedRollouts, files: Sequence[Path]) -> ExactMeasures:
+def measure_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -> ExactMeasures:
     """Return the measures of the divergences in `files` over those of the rollouts that they have."""
-    shards = [read_exact(path) for path in files]
+    shards = [read_exact(file) for file in files]
     batch = read_rollouts(rollouts)
     known = {sample_id for shard in shards for sample_id in shard.sample_ids}
     chosen = batch.select(np.flatnonzero([sample_id in known for sample_id in batch.sample_ids]))

@@ -21,7 +21,7 @@ from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.platform.store.tokens import exact_file_name
+from service.platform.store.names import exact_file_name
 from service.platform.uploads import Upload
 from service.replay.exact import repository
 from service.replay.exact.checking import CheckedExact, check_exact
@@ -167,11 +167,11 @@ def measure_job(context: ServiceContext, principal: Principal, lease_id: str, to
         sent = _by_pair(repository.shards_of_try(session, job.id, token))
         for pair in job.exact_pairs:
             _check_complete(pair, sent.get(pair, []), probe)
-        files = {pair: [context.store.path_of(shard.file) for shard in sent[pair]] for pair in job.exact_pairs}
+        files = {pair: [context.store.file(shard.file) for shard in sent[pair]] for pair in job.exact_pairs}
         digests = {pair: tuple(shard.digest for shard in sent[pair]) for pair in job.exact_pairs}
     found = {}
-    for pair, paths in files.items():
-        measures = ExactMeasuresRead.of(context.decoders.run(measure_files, pinned, paths))
+    for pair, stored in files.items():
+        measures = ExactMeasuresRead.of(context.decoders.run(measure_files, pinned, stored))
         found[pair] = MeasuredPair(digests[pair], measures.model_dump(mode="json"))
     return found
 
@@ -234,13 +234,13 @@ def remeasure_exact(context: ServiceContext, key: StepKey) -> str | None:
     with context.database.read() as session:
         rows = repository.of_step(session, key)
         rollouts = rollouts_of_step(context, session, key) if rows else None
-        files = [[context.store.path_of(shard.file) for shard in repository.shards_of(session, row)] for row in rows]
-    for row, paths in zip(rows, files, strict=True):
-        gone = [path.name for path in paths if not path.exists()]
+        files = [[context.store.file(shard.file) for shard in repository.shards_of(session, row)] for row in rows]
+    for row, stored in zip(rows, files, strict=True):
+        gone = [file.name for file in stored if not file.exists()]
         if gone or rollouts is None:
             left = f"{len(gone)} files of its exact divergences are missing, such as {gone[0]}"
             continue
-        measures = ExactMeasuresRead.of(context.decoders.run(measure_files, rollouts, paths)).model_dump(mode="json")
+        measures = ExactMeasuresRead.of(context.decoders.run(measure_files, rollouts, stored)).model_dump(mode="json")
         context.database.write(partial(repository.replace_measures, published=row, measures=measures))
     return left
 

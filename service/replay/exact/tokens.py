@@ -41,10 +41,10 @@ def read_exact_tokens(context: ServiceContext, principal: Principal, query: Exac
         row = next((each for each in newest_exact(session, key) if each.pair == query.pair), None)
         if row is None:
             raise ExactNotFound(f"no exact divergences of {query.pair} are published at step {query.step}")
-        paths = [context.store.path_of(shard.file) for shard in repository.shards_of(session, row)]
+        files = [context.store.file(shard.file) for shard in repository.shards_of(session, row)]
         rollouts = rollouts_of_step(context, session, key)
     batch = read_rollouts(rollouts)
-    exact = align_exact(batch, [read_exact(path) for path in paths])
+    exact = align_exact(batch, [read_exact(file) for file in files])
     if query.sample_id is None:
         sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
         order = np.argsort(-sizes, kind="stable")[: query.worst]

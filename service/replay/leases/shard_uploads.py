@@ -22,6 +22,7 @@ from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.decoding.limits import decode_limits
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.platform.store.tokens import StoredFile
 from service.platform.uploads import Upload
 from service.replay.leases.schemas import UploadReceipt
 from service.replay.leases.service import check_held, find_lease, hold, is_completed
@@ -60,7 +61,7 @@ class Checked(Protocol):
 
 
 CheckedType = TypeVar("CheckedType", bound=Checked)
-Check = Callable[[Path, Path, PinnedRollouts, tuple[Path, ...], DecodeLimits], CheckedType]
+Check = Callable[[Path, Path, PinnedRollouts, tuple[StoredFile, ...], DecodeLimits], CheckedType]
 
 
 class ShardUpload(ABC, Generic[CheckedType]):
@@ -130,10 +131,11 @@ def store_shard(
             prepared = _prepare(context, session, principal, lease_id, token, upload, shard)
         if isinstance(prepared, UploadReceipt):
             return prepared
-        checked = _check(context, upload, shard, prepared)
-        commit = partial(_commit, principal, lease_id, token, upload, shard, prepared, checked)
-        passed("scores.before-transaction")
-        receipt = context.database.write(commit)
+        with context.store.in_flight(prepared.file):
+            checked = _check(context, upload, shard, prepared)
+            commit = partial(_commit, principal, lease_id, token, upload, shard, prepared, checked)
+            passed("scores.before-transaction")
+            receipt = _write(context, prepared.file, commit)
         if receipt is not None:
             return receipt
     raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
@@ -167,7 +169,7 @@ def _check(
     """Check the upload in a decoder process and publish its file."""
     temporary = context.store.temporary_file()
     try:
-        siblings = tuple(context.store.path_of(each.file) for each in prepared.siblings)
+        siblings = tuple(context.store.file(each.file) for each in prepared.siblings)
         checked: CheckedType = context.decoders.run(
             shard.checker(), upload.path, temporary, prepared.pinned, siblings, decode_limits(context.settings)
         )
@@ -176,6 +178,27 @@ def _check(
     finally:
         temporary.unlink(missing_ok=True)
     return checked
+
+
+def _write(
+    context: ServiceContext, file: str, commit: Callable[[Session], UploadReceipt | None]
+) -> UploadReceipt | None:
+    """Run the commit; its file is removed unless it was committed."""
+    may_be_committed = False
+
+    def work(session: Session) -> UploadReceipt | None:
+        nonlocal may_be_committed
+        may_be_committed = False
+        receipt = commit(session)
+        may_be_committed = receipt is not None and receipt.status == "stored"
+        return receipt
+
+    try:
+        return context.database.write(work)
+    finally:
+        # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
+        if not may_be_committed:
+            context.store.remove(file)
 
 
 def _commit(

@@ -13,6 +13,7 @@ from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.rollouts.sampling import select_rollouts
 from service.platform.decoding.limits import stored_limits
+from service.platform.store.tokens import StoredFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class PinnedRollouts:
     rollouts.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[StoredFile, ...]
     max_rollouts: int | None
     samples: tuple[int | None, ...] = ()
     unstored: int = 0
@@ -54,7 +55,7 @@ def read_rollouts(pinned: PinnedRollouts) -> RolloutBatch:
     return batch.select(select_rollouts(batch.sample_ids, batch.response_lengths, pinned.max_rollouts))
 
 
-def _read(file: Path, sample: int | None) -> RolloutBatch:
+def _read(file: StoredFile, sample: int | None) -> RolloutBatch:
     batch = decode_rollouts(file.read_bytes(), stored_limits())
     return batch if sample is None else batch.select(range(sample))
 

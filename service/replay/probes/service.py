@@ -262,7 +262,7 @@ def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[
 def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:
     samples = tuple(shard.sampled_rollouts for shard in shards)
     return PinnedRollouts(
-        files=tuple(context.store.path_of(shard.file) for shard in shards),
+        files=tuple(context.store.file(shard.file) for shard in shards),
         max_rollouts=max_rollouts,
         samples=samples,
         unstored=sum(

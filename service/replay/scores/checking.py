@@ -10,6 +10,7 @@ import numpy as np
 from foreshock.errors import LimitExceededError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, decode_scores, encode_scores
+from service.platform.store.tokens import StoredFile
 from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 from service.replay.probes.upload_checks import (
     check_fingerprint,
@@ -30,7 +31,7 @@ class CheckedScores:
 
 
 def check_scores(
-    body: Path, stored: Path, pinned: PinnedRollouts, siblings: tuple[Path, ...], limits: DecodeLimits
+    body: Path, stored: Path, pinned: PinnedRollouts, siblings: tuple[StoredFile, ...], limits: DecodeLimits
 ) -> CheckedScores:
     """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
 
@@ -43,8 +44,8 @@ def check_scores(
             scores = decode_scores(file, limits)
         check_fingerprint(scores.fingerprint)
         check_one_value_per_token(scores.sample_ids, np.diff(scores.offsets), read_rollouts(pinned), "log_probs")
-        for path in siblings:
-            check_rollouts_are_new(scores.sample_ids, read_scores(path).sample_ids)
+        for sibling in siblings:
+            check_rollouts_are_new(scores.sample_ids, read_scores(sibling).sample_ids)
         data = encode_scores(scores)
     except MemoryError as error:
         raise LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error

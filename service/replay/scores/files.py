@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores
 from foreshock.scorers import score_name
 from service.platform.decoding.limits import stored_limits
+from service.platform.store.tokens import StoredFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ScoreFiles:
 
     scorer: str
     variant: str
-    files: tuple[Path, ...]
+    files: tuple[StoredFile, ...]
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -33,14 +33,14 @@ class ScoreFiles:
         return score_name(self.scorer, self.variant)
 
 
-def read_scores(path: Path) -> ScoreBatch:
+def read_scores(file: StoredFile) -> ScoreBatch:
     """Return a stored score shard."""
-    return decode_scores(path.read_bytes(), stored_limits())
+    return decode_scores(file.read_bytes(), stored_limits())
 
 
-def read_aligned_scores(batch: RolloutBatch, files: Iterable[Path]) -> NDArray[np.float32]:
+def read_aligned_scores(batch: RolloutBatch, files: Iterable[StoredFile]) -> NDArray[np.float32]:
     """Return the log-probs in `files`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
-    return align_scores(batch, [read_scores(path) for path in files])
+    return align_scores(batch, [read_scores(file) for file in files])
 
 
 def align_scores(batch: RolloutBatch, shards: Sequence[ScoreBatch]) -> NDArray[np.float32]:

@@ -37,7 +37,7 @@ def newest_scores(session: Session, key: StepKey) -> list[Score]:
 def files_of_score(session: Session, store: TokenStore, score: Score) -> ScoreFiles:
     """Return the files that hold a score's log-probs."""
     shards = repository.shards_of_score(session, score)
-    files = tuple(store.path_of(shard.file) for shard in shards)
+    files = tuple(store.file(shard.file) for shard in shards)
     return ScoreFiles(score.scorer, score.variant, files, score.fingerprint)
 
 

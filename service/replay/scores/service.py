@@ -19,7 +19,7 @@ from service.platform.database.dialect import database_now_us
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.platform.store.tokens import score_file_name
+from service.platform.store.names import score_file_name
 from service.platform.uploads import Upload
 from service.replay.events import ScoresPublished
 from service.replay.exact.service import MeasuredPair, measure_job, publish_exact

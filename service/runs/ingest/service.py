@@ -19,7 +19,7 @@ from service.platform.database.tables import Run, Shard, Step
 from service.platform.decoding.limits import decode_limits
 from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
-from service.platform.store.tokens import shard_file_name
+from service.platform.store.names import shard_file_name
 from service.platform.uploads import Upload
 from service.runs.attempts.service import require_attempt
 from service.runs.events import StepClosed
@@ -85,8 +85,9 @@ def ingest_shard(
     """
     committed = _find_stored(context, address, upload) if step_has_shards else None
     if committed is None:
-        with _ORDER.place(address.step_key) as place:
-            committed = _store_shard(context, principal, address, upload, place)
+        name = shard_file_name(address.run_id, address.attempt, address.step, address.shard, upload.digest)
+        with _ORDER.place(address.step_key) as place, context.store.in_flight(name):
+            committed = _store_shard(context, principal, address, upload, name, place)
     if not committed.waits_for_fold:
         return committed.receipt
     closed = try_to_close(context, address.step_key)
@@ -108,7 +109,7 @@ def _find_stored(context: ServiceContext, address: ShardAddress, upload: Upload)
 
 
 def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: Upload) -> None:
-    if context.decoders.run(is_intact, context.store.path_of(shard.file)):
+    if context.decoders.run(is_intact, context.store.file(shard.file)):
         return
     decoded = _decode_to(context, address, upload, shard.file, None)
     context.database.write(lambda session: set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes))
@@ -135,9 +136,8 @@ def _decode_to(
 
 
 def _store_shard(
-    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, place: Place
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, name: str, place: Place
 ) -> _Committed:
-    name = shard_file_name(address.run_id, address.attempt, address.step, address.shard, upload.digest)
     whole_step = address.step_key if address.shards == 1 else None
     decoded = _decode_to(context, address, upload, name, whole_step)
     place.wait_for_earlier_steps()

@@ -18,6 +18,7 @@ from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
 from service.platform.decoding.limits import stored_limits
+from service.platform.store.tokens import StoredFile
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, lint_shard
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.step_key import StepKey
@@ -96,13 +97,13 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
     return DecodedShard(measured, len(data), step)
 
 
-def measure_stored(stored: Path) -> MeasuredShard:
+def measure_stored(stored: StoredFile) -> MeasuredShard:
     """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
     return _shard(batch, measure_step(batch))
 
 
-def is_intact(stored: Path) -> bool:
+def is_intact(stored: StoredFile) -> bool:
     """Return whether a file of the store is there and reads as it was written."""
     try:
         decode_rollouts(stored.read_bytes(), stored_limits())

@@ -39,7 +39,7 @@ def measure_file(context: ServiceContext, file: TokenFile) -> MeasuredShard:
             f"{file.rollouts:,} rollouts are stored in full"
         )
     try:
-        measured: MeasuredShard = context.decoders.run(measure_stored, context.store.path_of(file.name))
+        measured: MeasuredShard = context.decoders.run(measure_stored, context.store.file(file.name))
     except RolloutsError as error:
         raise RolloutsError(f"its token file {file.name} is damaged: {error}") from error
     if (measured.rollout_set_digest, measured.tokens) != (file.rollout_set_digest, file.tokens):

@@ -129,13 +129,14 @@ def _read_shards(
 ) -> Iterator[tuple[int, RolloutBatch, Scores]]:
     """Yield the shards with all their scores; only the one that holds `sample_id`, if it is given."""
     for shard in shards:
-        path = context.store.path_of(shard.file)
+        file = context.store.file(shard.file)
         with stored_file(f"shard {shard.shard} of step {shard.step}"):
             if sample_id is not None:
-                names = pq.read_table(path, columns=["sample_id"]).column("sample_id").to_pylist()
+                with file.open() as opened:
+                    names = pq.read_table(opened, columns=["sample_id"]).column("sample_id").to_pylist()
                 if sample_id not in names:
                     continue
-            batch = decode_rollouts(path.read_bytes(), stored_limits())
+            batch = decode_rollouts(file.read_bytes(), stored_limits())
         key = ScoredShard(shard.run_id, shard.attempt, shard.step, batch)
         scores: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:

@@ -18,8 +18,8 @@ from foreshock.errors import ServiceError
 from foreshock.rollouts import encode_rollouts
 from service.platform.settings import Settings
 from service.platform.storage_errors import database_problem, storage_problem
+from service.platform.store.local import LocalTokenStore
 from service.platform.store.temporaries import TemporaryFiles
-from service.platform.store.tokens import TokenStore
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 
@@ -41,7 +41,7 @@ def assert_sent_again(sender: Sender, settings: Settings, body: bytes) -> None:
 
 @on_sqlite
 @pytest.mark.parametrize(
-    ("owner", "name"), [(TemporaryFiles, "new"), (TokenStore, "publish")], ids=["receiving", "publishing"]
+    ("owner", "name"), [(TemporaryFiles, "new"), (LocalTokenStore, "publish")], ids=["receiving", "publishing"]
 )
 @pytest.mark.parametrize(
     ("number", "status", "kind"),

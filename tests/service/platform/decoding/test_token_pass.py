@@ -21,6 +21,7 @@ from service.platform.decoding import token_pass
 from service.platform.decoding.pool import DecoderPool
 from service.platform.decoding.token_pass import COMPILED, TokenPassChoice, chosen_token_pass, prepare_token_pass
 from service.platform.settings import Settings
+from service.platform.store.local import LocalFile
 from service.runs.rollouts.shards import PRELOAD, measure_stored
 from tests.service.sending import make_batch
 
@@ -107,8 +108,9 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
         batch = make_batch(200, seed=3)
         assert batch.trainer_log_probs is not None
         assert batch.rollout_log_probs is not None
-        (tmp_path / "shard.parquet").write_bytes(encode_rollouts(batch))
-        parts = {part.comparison: part for part in pool.run(measure_stored, tmp_path / "shard.parquet").parts}
+        stored = LocalFile("shard.parquet", tmp_path / "shard.parquet")
+        stored.path.write_bytes(encode_rollouts(batch))
+        parts = {part.comparison: part for part in pool.run(measure_stored, stored).parts}
         found = ComparisonStatistics.from_bytes(parts["trainer/rollout"].statistics)
         wanted = compare(batch, batch.trainer_log_probs, batch.rollout_log_probs).statistics
         assert found.counts.tolist() == wanted.counts.tolist()

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from foreshock.errors import ConfigurationError
-from service.platform.store.tokens import TokenStore, shard_file_name
+from service.platform.settings import Settings
+from service.platform.store.local import LocalTokenStore
+from service.platform.store.names import shard_file_name
+from service.platform.store.opening import open_store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> TokenStore:
+def store(tmp_path: Path) -> LocalTokenStore:
     """An empty store."""
-    return TokenStore(str(tmp_path / "tokens"))
+    return LocalTokenStore(tmp_path / "tokens")
 
 
-def test_a_published_file_has_its_name_and_the_temporary_one_is_gone(store: TokenStore) -> None:
+def test_a_published_file_has_its_name_and_the_temporary_one_is_gone(store: LocalTokenStore) -> None:
     temporary = store.temporary_file()
     temporary.write_bytes(b"tokens")
     name = shard_file_name("run_1", 1, 20, 3, "sha256:" + "a" * 64)
@@ -34,18 +37,18 @@ def test_two_uploads_of_one_body_have_two_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/passwd", "a/../b"])
-def test_a_name_that_leaves_the_store_is_refused(store: TokenStore, name: str) -> None:
+def test_a_name_that_leaves_the_store_is_refused(store: LocalTokenStore, name: str) -> None:
     with pytest.raises(ValueError, match="not inside"):
         store.path_of(name)
     with pytest.raises(ValueError, match="not inside"):
         store.remove(name)
 
 
-def test_removing_a_missing_file_is_no_error(store: TokenStore) -> None:
+def test_removing_a_missing_file_is_no_error(store: LocalTokenStore) -> None:
     store.remove("run_1/0001/gone.parquet")
 
 
-def test_read_only_store_is_reported(store: TokenStore) -> None:
+def test_read_only_store_is_reported(store: LocalTokenStore) -> None:
     store.check_writable()
     shutil.rmtree(store.root / "temporary")
     (store.root / "temporary").touch()
@@ -55,4 +58,4 @@ def test_read_only_store_is_reported(store: TokenStore) -> None:
 
 def test_store_url_that_is_not_a_folder_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="FORESHOCK_STORE_URL"):
-        TokenStore("s3://bucket/prefix")
+        open_store(Settings(store_url="ftp://bucket/prefix"))
