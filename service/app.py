@@ -16,6 +16,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
+from service.platform.audit.endpoints import router as audit
 from service.platform.background import Sweeper
 from service.platform.context import ServiceContext
 from service.platform.database.session import Database
@@ -23,6 +24,7 @@ from service.platform.decoding.pool import DecoderPool
 from service.platform.events import EventBus
 from service.platform.guards import RequestGuard
 from service.platform.health.endpoints import router as health
+from service.platform.keys.limits import KeyLimits
 from service.platform.openapi import document_problems
 from service.platform.problem import install_problem_handlers
 from service.platform.query_parameters import refuse_unknown_parameters
@@ -96,6 +98,7 @@ from service.watch.notifications.service import Notifier
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
     health,
+    audit,
     runs,
     attempts,
     steps,
@@ -139,7 +142,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
     for router in PAGES:
         app.include_router(router)
-    app.add_middleware(RequestGuard, settings=settings)
+    app.add_middleware(RequestGuard, settings=settings, limits=app.state.context.key_limits)
     document_problems(app)
     return app
 
@@ -151,7 +154,8 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         database=Database(settings.database_url, connections=settings.connections_per_process),
         store=open_store(settings),
         decoders=decoders or DecoderPool(settings, PRELOAD),
-        uploads=UploadPlaces(settings.decode_processes + settings.decode_queue),
+        uploads=UploadPlaces(settings.decode_processes + settings.decode_queue, most_of_one_key=settings.key_uploads),
+        key_limits=KeyLimits(settings.key_requests_per_second, settings.key_bytes_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.
@@ -195,6 +199,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             lambda: sweep_leases(context),
             lambda: compute_stale_attributions(context),
             context.store.remove_abandoned_temporaries,
+            lambda: context.key_uses.write(context.database),
         ],
     )
     if not context.decoders.is_warm:
@@ -207,6 +212,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await run_in_threadpool(sweeper.stop)
+        await run_in_threadpool(context.key_uses.write, context.database)
         await run_in_threadpool(notifier.stop)
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)

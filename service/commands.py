@@ -55,12 +55,12 @@ class UpgradeCommand:
 
 
 class KeysCommand:
-    """`foreshock keys create|list|revoke`: API keys, in the database that FORESHOCK_DATABASE_URL names."""
+    """`foreshock keys create|list|rotate|revoke`: API keys, in the database that FORESHOCK_DATABASE_URL names."""
 
-    help = "make, list and revoke API keys"
+    help = "make, list, rotate and revoke API keys"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the three actions."""
+        """Add the four actions."""
         actions = parser.add_subparsers(dest="action", required=True)
         create = actions.add_parser("create", help="make a key and print it, once")
         create.add_argument("name", help="what it is for, such as `trainer`")
@@ -71,7 +71,17 @@ class KeysCommand:
             choices=["ingest", "read", "worker", "admin"],
             help="may be repeated (default: ingest and read)",
         )
-        actions.add_parser("list", help="list keys; their secrets are not stored")
+        create.add_argument("--expires", type=_positive, metavar="DAYS", help="valid for so long (default: for ever)")
+        actions.add_parser("list", help="list keys, when each was used last; their secrets are not stored")
+        rotate = actions.add_parser("rotate", help="give a key another secret, and print it, once")
+        rotate.add_argument("key", help="its id, as `list` shows it")
+        rotate.add_argument(
+            "--overlap",
+            type=_not_negative,
+            default=24.0,
+            metavar="HOURS",
+            help="how long the secret before stays valid (default: 24; 0 ends it at once)",
+        )
         revoke = actions.add_parser("revoke", help="make a key useless from now on")
         revoke.add_argument("key", help="its id, as `list` shows it")
 
@@ -80,9 +90,11 @@ class KeysCommand:
         from service.platform.keys import console
 
         if arguments.action == "create":
-            console.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"])
+            console.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"], arguments.expires)
         elif arguments.action == "list":
             console.show()
+        elif arguments.action == "rotate":
+            console.rotate(arguments.key, arguments.overlap)
         else:
             console.revoke(arguments.key)
         return 0
@@ -131,6 +143,20 @@ class RemeasureCommand:
         return remeasure(
             Request(arguments.run, arguments.attempt, arguments.step, arguments.everything, arguments.dry_run)
         )
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1e6, got {text}")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be above 0, got 0")
+    return value
 
 
 serve = ServeCommand()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uvicorn
 from fastapi import FastAPI
+from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
 from service.app import create_app
+from service.platform.audit.service import BY_SERVICE, record
 from service.platform.database.engine import parse_database_url
 from service.platform.database.opening import prepare_database
 from service.platform.database.session import Database
-from service.platform.keys.service import Scope, create_key, keys_exist
+from service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
 from service.platform.settings import Settings, load_settings
 from service.platform.store.opening import open_store
 
@@ -42,6 +44,13 @@ def serve() -> None:
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+
+
+def _make_bootstrap_key(session: Session, secret: str) -> None:
+    # A secret that was rotated away must not become a key again.
+    if not was_ever_a_secret(session, secret):
+        key = create_key(session, secret, "bootstrap", None, {Scope.ADMIN})
+        record(session, BY_SERVICE, "key.create", key.id, after=describe(key))
 
 
 def application() -> FastAPI:
@@ -78,7 +87,7 @@ def prepare_keys(settings: Settings) -> None:
     try:
         if settings.bootstrap_key is not None:
             secret = settings.bootstrap_key.get_secret_value()
-            database.write(lambda session: create_key(session, secret, "bootstrap", None, {Scope.ADMIN}))
+            database.write(lambda session: _make_bootstrap_key(session, secret))
         with database.read() as session:
             guarded = keys_exist(session)
     finally:

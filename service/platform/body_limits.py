@@ -46,17 +46,21 @@ async def drain(receive: Receive, most_bytes: int) -> None:
         most_bytes -= len(message.get("body", b""))
 
 
-def count_body(receive: Receive, limit: int) -> Receive:
-    """Return a `receive` that raises HTTPException (413) once the body has more than `limit` bytes."""
-    received = 0
+class CountedBody:
+    """The body of a request while it is received; `received` is its bytes so far."""
 
-    async def receive_counted() -> Message:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > limit:
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self.received = 0
+
+    async def receive(self) -> Message:
+        """Receive as ASGI does; raises HTTPException (413) once the body has more than `limit` bytes."""
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        if self.received > self._limit:
             # FastAPI passes an HTTPException through while it reads a body; any other exception becomes a 400.
-            raise HTTPException(413, f"the body has more than the {limit:,} bytes allowed: send more, smaller shards")
+            raise HTTPException(
+                413, f"the body has more than the {self._limit:,} bytes allowed: send more, smaller shards"
+            )
         return message
-
-    return receive_counted

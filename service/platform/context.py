@@ -16,6 +16,8 @@ from foreshock.rollouts import RolloutBatch
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.events import EventBus
+from service.platform.keys.limits import KeyLimits
+from service.platform.keys.uses import KeyUses
 from service.platform.settings import Settings
 from service.platform.store.tokens import TokenStore
 from service.platform.upload_places import UploadPlaces
@@ -45,6 +47,8 @@ class ServiceContext:
     decoders: DecoderPool
     session_secret: bytes
     uploads: UploadPlaces
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    key_uses: KeyUses = field(default_factory=KeyUses)
     # Checks that hang keep their thread; beyond these, later checks fail without one.
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
     events: EventBus = field(default_factory=EventBus)

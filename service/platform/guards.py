@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.platform.body_limits import body_limit, count_body, drain
+from service.platform.body_limits import CountedBody, body_limit, drain
+from service.platform.keys.limits import KeyLimits
 from service.platform.path_segments import keep_encoded_slashes
 from service.platform.problem import InternalError, ProblemError, problem_response
 from service.platform.security import SAFE_METHODS, CrossSiteRefused
@@ -27,11 +28,15 @@ class HostNotAllowed(ProblemError):
 
 
 class RequestGuard:
-    """Middleware that checks Host, Origin and the size of the body: as declared, and again while it is received."""
+    """Middleware that checks Host, Origin and the size of the body: as declared, and again while it is received.
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    Charges the bytes to the key of the request.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, limits: KeyLimits) -> None:
         self._app = app
         self._settings = settings
+        self._limits = limits
         self._hosts = settings.host_allow_list
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +56,14 @@ class RequestGuard:
         if request.method == "HEAD":
             # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
             request = Request({**scope, "method": "GET"})
-        await self._serve(request, count_body(receive, limit), send)
+        body, state = CountedBody(receive, limit), request.state
+        try:
+            await self._serve(request, body.receive, send)
+        finally:
+            # Set by `authenticate`.
+            key_id = getattr(state, "key_id", None)
+            if key_id is not None:
+                self._limits.charge(key_id, body.received)
 
     async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
         """Serve the request; answer an unexpected error with a problem, since the server would close the connection."""

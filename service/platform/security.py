@@ -14,9 +14,16 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.platform.context import Context, ServiceContext
 from service.platform.database.tables import ApiKey
-from service.platform.keys.service import Scope, find_key, find_key_by_secret, keys_exist
+from service.platform.keys.service import (
+    Scope,
+    find_key,
+    find_key_by_secret,
+    has_session_ended,
+    is_valid,
+    keys_exist,
+)
 from service.platform.problem import ProblemError
-from service.platform.signing import verify_session
+from service.platform.signing import SignedSession, session_hash, verify_session
 
 SESSION_COOKIE = "foreshock_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -24,7 +31,7 @@ bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: B
 
 
 class AuthenticationRequired(ProblemError):
-    """No key, an unknown key, a revoked key, or a session that has ended."""
+    """No key, an unknown, revoked or expired key, or a session that has ended."""
 
     status = 401
 
@@ -51,6 +58,12 @@ class Principal:
     key_id: str | None
     project: str | None
     scopes: frozenset[Scope]
+    request_id: str | None = None
+
+    @property
+    def actor(self) -> str:
+        """What the audit calls it."""
+        return self.key_id or "anonymous"
 
     def may(self, scope: Scope) -> bool:
         """Return True if the principal has the scope or `admin`."""
@@ -88,15 +101,28 @@ Administrator = Annotated[Principal, Depends(require(Scope.ADMIN))]
 
 
 def authenticate(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
-    """Return the principal of a request, from its bearer key or its session cookie; raises AuthenticationRequired."""
+    """Return the principal of a request, from its bearer key or its session cookie.
+
+    Counts the request against the key's limits. Raises AuthenticationRequired and TooManyRequests.
+    """
+    principal = _principal_of(context, request, bearer)
+    if principal.key_id is not None:
+        context.key_uses.note(principal.key_id)
+        context.key_limits.admit(principal.key_id)
+        # `guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
+        request.state.key_id = principal.key_id
+    return principal
+
+
+def _principal_of(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
     if bearer is not None:
         return principal_of_secret(context, bearer)
     cookie = request.cookies.get(SESSION_COOKIE)
     if cookie is not None:
-        key_id = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
-        if key_id is not None:
+        signed = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
+        if signed is not None:
             _refuse_foreign_form(request)
-            return _principal_of_key(context, key_id)
+            return _principal_of_session(context, signed, cookie)
     with context.database.read() as session:
         if keys_exist(session):
             raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
@@ -104,20 +130,21 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
 
 
 def principal_of_secret(context: ServiceContext, secret: str) -> Principal:
-    """Return the principal of an API key; raises AuthenticationRequired unless it is known and not revoked."""
+    """Return the principal of an API key; raises AuthenticationRequired unless it is known and valid."""
     with context.database.read() as session:
         key = find_key_by_secret(session, secret)
         if key is None and not keys_exist(session):
             return UNRESTRICTED
-    if key is None or key.revoked_at_us is not None:
-        raise AuthenticationRequired("this API key is unknown or revoked")
+    if key is None or not is_valid(key):
+        raise AuthenticationRequired("this API key is unknown, revoked or expired")
     return _principal(key)
 
 
-def _principal_of_key(context: ServiceContext, key_id: str) -> Principal:
+def _principal_of_session(context: ServiceContext, signed: SignedSession, cookie: str) -> Principal:
     with context.database.read() as session:
-        key = find_key(session, key_id)
-    if key is None or key.revoked_at_us is not None:
+        key = find_key(session, signed.key_id)
+        ended = has_session_ended(session, session_hash(cookie))
+    if key is None or ended or not is_valid(key) or signed.signed_at_us < key.sessions_from_us:
         raise AuthenticationRequired("this session has ended: log in again")
     return _principal(key)
 

@@ -38,6 +38,20 @@ class Settings(BaseSettings):
     session_secret: SecretStr | None = Field(default=None, min_length=24, description="signs the pages' sessions")
     session_hours: float = Field(default=12.0, gt=0)
 
+    key_requests_per_second: float = Field(
+        default=1000.0,
+        ge=0,
+        description="requests per second of one key in each process; 0: no limit",
+    )
+    key_bytes_per_second: float = Field(
+        default=0.0, ge=0, description="bytes of bodies per second of one key in each process; 0: no limit"
+    )
+    key_uploads: int = Field(
+        default=48,
+        ge=0,
+        description="uploads of one key at a time in each process; 0: no limit",
+    )
+
     max_body_bytes: int = Field(default=256 * _MEBIBYTE, gt=0)
     max_json_bytes: int = Field(default=8 * _MEBIBYTE, gt=0)
     max_rollouts: int = Field(default=65_536, gt=0, description="rollouts in one shard")

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from secrets import token_urlsafe
 
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
+
+from foreshock.clock import now_us
 
 # The salts keep a token of one purpose from being accepted for the other.
 _SESSION, _FORM = "foreshock.session", "foreshock.form"
 _ALGORITHM = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 
 
+@dataclass(frozen=True, slots=True)
+class SignedSession:
+    """What a session cookie holds: the key, and when it was signed."""
+
+    key_id: str
+    signed_at_us: int
+
+
 def sign_session(secret: bytes, key_id: str) -> str:
-    """Return the value of a session cookie: the key id and the time of signing, signed."""
-    return _sessions(secret).dumps(key_id)
+    """Return the value of a new session cookie; a random part makes each one differ."""
+    return _sessions(secret).dumps([key_id, now_us(), token_urlsafe(12)])
 
 
-def verify_session(secret: bytes, cookie: str, lifetime_seconds: float) -> str | None:
-    """Return the key id in a session cookie; None if it was not signed here or is older than its lifetime."""
+def verify_session(secret: bytes, cookie: str, lifetime_seconds: float) -> SignedSession | None:
+    """Return what a session cookie holds; None if it was not signed here or is older than its lifetime."""
     try:
-        key_id = _sessions(secret).loads(cookie, max_age=int(lifetime_seconds))
+        held = _sessions(secret).loads(cookie, max_age=int(lifetime_seconds))
     except BadSignature:
         return None
-    return key_id if isinstance(key_id, str) else None
+    if not isinstance(held, list) or [type(part) for part in held] != [str, int, str]:
+        return None
+    return SignedSession(held[0], held[1])
+
+
+def session_hash(cookie: str) -> str:
+    """Return what is stored of a session that was ended."""
+    return hashlib.sha256(cookie.encode()).hexdigest()
 
 
 def form_token(secret: bytes, cookie: str) -> str:

@@ -1,4 +1,4 @@
-"""Places for uploads: a bounded number at a time, in threads of their own.
+"""Places for uploads: a bounded number at a time, of which one key gets a part, in threads of their own.
 
 The threads that serve every other request stay free while uploads wait for a decoder. An upload beyond the bound is
 refused before its body is read, so that the client sends it again later.
@@ -6,6 +6,7 @@ refused before its body is read, so that the client sends it again later.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from service.platform.keys.limits import TooManyRequests
 from service.platform.problem import ProblemError
 
 Arguments = ParamSpec("Arguments")
@@ -28,25 +30,37 @@ class UploadsBusy(ProblemError):
 class UploadPlaces:
     """The places of one application. Used by the coroutines of one event loop."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, most_of_one_key: int = 0) -> None:
         self._most = most
+        self._most_of_one_key = most_of_one_key
         self._taken = 0
+        self._taken_by: Counter[str] = Counter()
         # A place needs one thread at a time.
         self._limiter = CapacityLimiter(most)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place; raises UploadsBusy if there is none."""
+    async def place(self, key_id: str | None = None) -> AsyncIterator[None]:
+        """Hold a place; raises UploadsBusy if there is none, TooManyRequests if the key has its part already."""
+        if key_id is not None and 0 < self._most_of_one_key <= self._taken_by[key_id]:
+            raise TooManyRequests(
+                f"this key has {self._most_of_one_key} uploads under way: try again (FORESHOCK_KEY_UPLOADS of the "
+                "service bounds them)",
+                headers={"Retry-After": "1"},
+            )
         if self._taken >= self._most:
             raise UploadsBusy(
                 f"{self._most} uploads are under way: try again (FORESHOCK_DECODE_QUEUE bounds them)",
                 headers={"Retry-After": "1"},
             )
         self._taken += 1
+        if key_id is not None:
+            self._taken_by[key_id] += 1
         try:
             yield
         finally:
             self._taken -= 1
+            if key_id is not None:
+                self._taken_by[key_id] -= 1
 
     async def run(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs

@@ -58,13 +58,13 @@ async def received_upload(
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
-    The upload holds a place until then. Raises UnsupportedMediaType (415), UploadsBusy (503, before the body is read),
-    LimitExceeded (413, before the rest is read) and UploadIncomplete.
+    The upload holds a place until then. Raises UnsupportedMediaType (415); before the body is read UploadsBusy (503)
+    and TooManyRequests (429); LimitExceeded (413, before the rest is read) and UploadIncomplete.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if media_type != expected:
         raise UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
-    async with context.uploads.place():
+    async with context.uploads.place(getattr(request.state, "key_id", None)):
         receiver = _Receiver(context.store)
         try:
             await _receive(request, receiver, context)

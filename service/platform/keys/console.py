@@ -2,45 +2,97 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
+from service.platform.audit.service import Actor, record
 from service.platform.database.opening import existing_database, prepare_database
 from service.platform.database.session import Database
-from service.platform.keys.service import Scope, create_key, list_keys, new_secret, revoke_key
+from service.platform.database.tables import ApiKey
+from service.platform.keys.service import (
+    Scope,
+    create_key,
+    describe,
+    is_valid,
+    list_keys,
+    new_secret,
+    revoke_key,
+    rotate_key,
+)
 from service.platform.settings import load_settings
 
+_DAY_US = 86_400_000_000
 
-def create(name: str, project: str | None, scopes: Sequence[str]) -> None:
+
+def create(name: str, project: str | None, scopes: Sequence[str], expires_days: float | None) -> None:
     """Make a key and print its secret, which is stored nowhere."""
     secret = new_secret()
+    expires = None if expires_days is None else now_us() + int(expires_days * _DAY_US)
+
+    def make(session: Session) -> ApiKey:
+        key = create_key(session, secret, name, project, {Scope(scope) for scope in scopes}, expires_at_us=expires)
+        record(session, _author(), "key.create", key.id, project=key.project, after=describe(key))
+        return key
+
     with _database() as database:
-        key = database.write(
-            lambda session: create_key(session, secret, name, project, {Scope(scope) for scope in scopes})
-        )
-    print(f"{key.id}: {', '.join(key.scopes)}; {_project(key.project)}. Shown this once:\n{secret}")
+        key = database.write(make)
+    print(f"{key.id}: {', '.join(key.scopes)}; {_project(key.project)}{_ends(key)}. Shown this once:\n{secret}")
 
 
 def show() -> None:
     """Print every key."""
     with _database() as database, database.read() as session:
         for key in list_keys(session):
-            state = "active" if key.revoked_at_us is None else f"revoked {_time(key.revoked_at_us)}"
-            print(
-                "\t".join(
-                    [key.id, key.name, _project(key.project), ",".join(key.scopes), _time(key.created_at_us), state]
-                )
+            used = "never used" if key.last_used_at_us is None else f"used {_time(key.last_used_at_us)}"
+            shown = [key.id, key.name, _project(key.project), ",".join(key.scopes), _time(key.created_at_us)]
+            print("\t".join([*shown, _state(key), used]))
+
+
+def rotate(key_id: str, overlap_hours: float) -> None:
+    """Give a key another secret and print it; raises ConfigurationError if there is no valid key with this id."""
+    secret = new_secret()
+
+    def change(session: Session) -> ApiKey | None:
+        key = rotate_key(session, key_id, secret, overlap_hours * 3600)
+        if key is not None:
+            record(
+                session, _author(), "key.rotate", key.id, project=key.project, after={"overlap_hours": overlap_hours}
             )
+        return key
+
+    with _database() as database:
+        if database.write(change) is None:
+            raise _unknown(key_id)
+    print(f"{key_id} has another secret; the one before is valid for {overlap_hours:g} h. Shown this once:\n{secret}")
 
 
 def revoke(key_id: str) -> None:
     """Revoke a key; raises ConfigurationError if there is none with this id."""
+
+    def change(session: Session) -> ApiKey | None:
+        key = revoke_key(session, key_id)
+        if key is not None:
+            record(session, _author(), "key.revoke", key.id, project=key.project, before=describe(key))
+        return key
+
     with _database() as database:
-        if not database.write(lambda session: revoke_key(session, key_id)):
-            raise ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
+        if database.write(change) is None:
+            raise _unknown(key_id)
     print(f"{key_id} is revoked")
+
+
+def _author() -> Actor:
+    return Actor(f"console:{getpass.getuser()}")
+
+
+def _unknown(key_id: str) -> ConfigurationError:
+    return ConfigurationError(f"there is no key {key_id}: see `foreshock keys list`")
 
 
 @contextmanager
@@ -58,3 +110,13 @@ def _project(project: str | None) -> str:
 
 def _time(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="seconds")
+
+
+def _ends(key: ApiKey) -> str:
+    return "" if key.expires_at_us is None else f"; expires {_time(key.expires_at_us)}"
+
+
+def _state(key: ApiKey) -> str:
+    if key.revoked_at_us is not None:
+        return f"revoked {_time(key.revoked_at_us)}"
+    return ("active" if is_valid(key) else "expired") + _ends(key)

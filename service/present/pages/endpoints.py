@@ -203,7 +203,7 @@ def log_in(
 def log_out(request: Request, context: Context, csrf_token: Annotated[str, Form(max_length=200)] = "") -> Response:
     """End the session."""
     require_form_token(context, request, csrf_token)
-    return sign_out()
+    return sign_out(context, request)
 
 
 @static.get("/static/{name}")

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.platform.context import Context, ServiceContext
-from service.platform.keys.service import Scope
+from service.platform.keys.service import Scope, end_session
 from service.platform.problem import ProblemError
 from service.platform.security import (
     SESSION_COOKIE,
@@ -24,7 +24,7 @@ from service.platform.security import (
     authenticate,
     principal_of_secret,
 )
-from service.platform.signing import form_token, is_form_token, sign_session
+from service.platform.signing import form_token, is_form_token, session_hash, sign_session, verify_session
 from service.present.pages.rendering import PAGE_HEADERS, page_response
 from service.present.pages.view_models import ProblemPage, Visitor
 
@@ -112,8 +112,14 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
     return response
 
 
-def sign_out() -> Response:
-    """End the session and redirect to /login."""
+def sign_out(context: ServiceContext, request: Request) -> Response:
+    """End the session, also for copies of its cookie, and redirect to /login."""
+    cookie = request.cookies.get(SESSION_COOKIE)
+    lifetime = context.settings.session_hours * 3600
+    # Only what was signed here is stored: anyone can send cookies.
+    if cookie is not None and verify_session(context.session_secret, cookie, lifetime) is not None:
+        ended = session_hash(cookie)
+        context.database.write(lambda session: end_session(session, ended, lifetime))
     response = RedirectResponse("/login", status_code=303, headers=PAGE_HEADERS)
     response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
     return response

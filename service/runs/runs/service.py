@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
+from service.platform.audit.service import record
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Run
@@ -23,6 +24,8 @@ from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
 
 # Projects that an error lists.
 _MOST_PROJECTS = 10
+# Fields that change rules or advice: their changes are recorded in the audit.
+_AUDITED = ("advice_mode", "declared_model_kind")
 
 
 class RunNotFound(ProblemError):
@@ -127,6 +130,7 @@ def list_runs(
 def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
     """Change the fields that `changes` sets."""
     run = lock_run(session, principal, run_id)
+    before = {name: getattr(run, name) for name in _AUDITED}
     mode_before = run.advice_mode
     for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind"}).items():
         if value is not None or name == "name":
@@ -136,6 +140,13 @@ def update_run(session: Session, events: EventBus, principal: Principal, run_id:
         events.publish(session, AdviceModeChanged(run_id, run.advice_mode))
     if "model_kind" in changes.model_fields_set:
         _set_model_kind(session, events, run, "declared_model_kind", changes.model_kind)
+    changed = {name: getattr(run, name) for name in _AUDITED if getattr(run, name) != before[name]}
+    if changed:
+        before = {name: before[name] for name in changed}
+        record(
+            session, principal, "run.update", run.id,
+            project=run.project, run_id=run.id, before=before, after=changed,
+        )  # fmt: skip
     return run
 
 
@@ -182,6 +193,8 @@ def delete_run(session: Session, principal: Principal, run_id: str) -> None:
     """Put a tombstone on the run: later calls return 410."""
     run = lock_run(session, principal, run_id)
     run.deleted_at_us = run.updated_at_us = now_us()
+    before = {"key": run.key, "state": run.state, "last_step": run.last_step}
+    record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
 
 
 def _set_model_kind(

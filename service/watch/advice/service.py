@@ -11,6 +11,7 @@ from foreshock.clock import now_us
 from foreshock.early_warning.advice_state import AdviceState, Mode, fold
 from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
 from foreshock.early_warning.detectors import WarningState
+from service.platform.audit.service import record
 from service.platform.database.tables import Alert, Run
 from service.platform.etag import etag_of
 from service.platform.problem import ProblemError
@@ -117,16 +118,23 @@ def acknowledge(session: Session, principal: Principal, run_id: str, body: Ackno
 
 def operate(session: Session, principal: Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
     """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
-    lock_run(session, principal, run_id)
+    run = lock_run(session, principal, run_id)
     kind: OperatorKind = body.kind
+    log = repository.log_of(session, run_id)
     try:
-        decision = decide_as_operator(
-            repository.log_of(session, run_id), kind, observation_of(session, run_id), body.reason
-        )
+        decision = decide_as_operator(log, kind, observation_of(session, run_id), body.reason)
     except AdviceConflictError as error:
         raise AdviceConflict(str(error)) from error
     repository.append(session, run_id, decision)
     session.flush()
+    step = decision.effective_from_step
+    before, after = (
+        {"revision": state.revision, "scale": state.scale(step)} for state in (fold(log), fold([*log, decision]))
+    )
+    record(
+        session, principal, f"advice.{kind}", run_id,
+        project=run.project, run_id=run_id, before=before, after=after | {"reason": body.reason},
+    )  # fmt: skip
     wake_after_commit(session, run_id)
     return read_advice(session, principal, run_id, None).advice
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.tables import Alert
+from service.platform.audit.service import record
+from service.platform.database.tables import Alert, Run
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
@@ -17,6 +18,8 @@ from service.runs.runs.service import get_run, lock_run
 from service.watch.alerts import repository
 from service.watch.alerts.schemas import AlertRead, AlertState
 from service.watch.long_poll import wake_after_commit
+
+_ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
 
 class AlertNotFound(ProblemError):
@@ -61,30 +64,35 @@ def version(session: Session, run_id: str) -> int:
 
 def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
     """Mark the alert as seen by a person. Raises AlertConflict if it is resolved or retracted."""
-    alert = _locked(session, principal, run_id, alert_id)
+    run, alert = _locked(session, principal, run_id, alert_id)
     if alert.state in ("resolved", "retracted"):
         raise AlertConflict(f"an alert that is {alert.state} cannot be acknowledged; only open alerts can")
-    return _change(session, alert, "acknowledged")
+    return _change(session, principal, run, alert, "acknowledged")
 
 
 def resolve(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
     """Resolve the alert. Raises AlertConflict if it was retracted."""
-    alert = _locked(session, principal, run_id, alert_id)
+    run, alert = _locked(session, principal, run_id, alert_id)
     if alert.state == "retracted":
         raise AlertConflict("a retracted alert cannot be resolved: with late data its rule does not fire")
-    return _change(session, alert, "resolved")
+    return _change(session, principal, run, alert, "resolved")
 
 
-def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
-    lock_run(session, principal, run_id)
+def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
+    run = lock_run(session, principal, run_id)
     alert = repository.find(session, run_id, alert_id)
     if alert is None:
         raise AlertNotFound(f"the run has no alert {alert_id}")
-    return alert
+    return run, alert
 
 
-def _change(session: Session, alert: Alert, state: AlertState) -> Alert:
+def _change(session: Session, principal: Principal, run: Run, alert: Alert, state: AlertState) -> Alert:
     if alert.state != state:
+        before = {"state": alert.state, "rule": alert.rule, "step": alert.step}
+        record(
+            session, principal, _ACTIONS[state], alert.id,
+            project=run.project, run_id=run.id, before=before, after={"state": state},
+        )  # fmt: skip
         alert.version = repository.version(session, alert.run_id) + 1
         alert.state = state
         alert.changed_by = "operator"

@@ -97,14 +97,17 @@ def test_only_the_hash_of_a_key_is_stored(database: Database, make_key: MakeKey)
 def test_session_is_valid_until_it_expires_and_only_as_signed() -> None:
     secret = b"s" * 32
     cookie, other = sign_session(secret, "key_1"), sign_session(secret, "key_2")
-    assert verify_session(secret, cookie, 60) == "key_1"
+    signed = verify_session(secret, cookie, 60)
+    assert signed is not None
+    assert signed.key_id == "key_1"
+    assert sign_session(secret, "key_1") != cookie
     assert verify_session(b"t" * 32, cookie, 60) is None
     assert verify_session(secret, other.split(".")[0] + cookie[cookie.index(".") :], 60) is None
     assert verify_session(secret, cookie[:-1], 60) is None
     assert verify_session(secret, "", 60) is None
     time.sleep(1.1)
     assert verify_session(secret, cookie, 0) is None
-    assert verify_session(secret, cookie, 60) == "key_1"
+    assert verify_session(secret, cookie, 60) == signed
 
 
 def test_a_form_token_belongs_to_one_session() -> None:

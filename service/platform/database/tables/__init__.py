@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from service.platform.database.tables.advice import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 from service.platform.database.tables.alerts import Alert, DetectorSnapshot
+from service.platform.database.tables.audit import AuditEntry
 from service.platform.database.tables.base import Base
 from service.platform.database.tables.checkpoints import Checkpoint
 from service.platform.database.tables.exact import ExactDivergence, ExactShard
-from service.platform.database.tables.keys import ApiKey
+from service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
 from service.platform.database.tables.lint import ShardLint, StepLint
 from service.platform.database.tables.measurements import MeasurementStatistics, measurements
 from service.platform.database.tables.notifications import Notification
@@ -37,9 +38,11 @@ __all__ = [
     "Attempt",
     "AttemptClient",
     "Attribution",
+    "AuditEntry",
     "Base",
     "Checkpoint",
     "DetectorSnapshot",
+    "EndedSession",
     "ExactDivergence",
     "ExactShard",
     "Lease",
@@ -47,6 +50,7 @@ __all__ = [
     "Notification",
     "Probe",
     "ProbeJob",
+    "RetiredSecret",
     "Run",
     "Scalar",
     "Score",

@@ -404,8 +404,20 @@ class TestSessions:
         assert http.post("/logout", data={"csrf_token": "0" * 64}).status_code == 403
         assert http.get("/").status_code == 200
         token = token_of(http.get("/").text)
+        copied = dict(http.cookies)
         assert http.post("/logout", data={"csrf_token": token}).headers["location"] == "/login"
         assert http.get("/").status_code == 303
+        copies = {"Cookie": "; ".join(f"{name}={value}" for name, value in copied.items())}
+        assert http.get("/", headers=copies).status_code == 303
+        assert http.get("/v1/runs", headers=copies).status_code == 401
+
+    def test_logging_out_ends_this_session_only(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
+        self.sign_in(http, secrets[Scope.READ])
+        with httpx.Client(base_url=http.base_url) as other:
+            self.sign_in(other, secrets[Scope.READ])
+            other.post("/logout", data={"csrf_token": token_of(other.get("/").text)})
+            assert other.get("/").status_code == 303
+        assert http.get("/").status_code == 200
 
     def test_a_figure_is_refused_with_a_problem(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
         answer = http.get("/pages/runs/run_1/figures/mismatch.json")

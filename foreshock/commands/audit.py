@@ -1,0 +1,67 @@
+"""`foreshock audit`: who changed advice, alerts, runs and keys."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.text import moment, table
+
+__all__ = ["command"]
+
+
+class AuditCommand:
+    """Prints one line per change, newest first."""
+
+    help = "list who changed advice, alerts, runs and keys (needs a key with the scope admin)"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument("--actor", help="only changes by this key (its id) or actor")
+        parser.add_argument("--action", help="only this action, such as run.delete")
+        parser.add_argument("--run", metavar="ID", help="only changes of the run with this id")
+        parser.add_argument("--limit", type=int, default=50, metavar="N", help="at most N changes (default: 50)")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        add_service_options(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the list."""
+        filters = {"actor": arguments.actor, "action": arguments.action, "run": arguments.run}
+        with connect(arguments) as connection:
+            entries = list(itertools.islice(_entries(connection, filters), arguments.limit))
+        if arguments.json:
+            print(json.dumps(entries, indent=2, ensure_ascii=False))
+        elif entries:
+            header = ["time", "who", "what", "of", "project", "change", "request"]
+            print("\n".join(table(header, [_row(entry) for entry in entries], left=range(7), indent="")))
+        else:
+            print("no change is recorded")
+        return 0
+
+
+def _entries(connection: ServiceConnection, filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    cursor = None
+    while True:
+        page = connection.get_json("/v1/audit", {**filters, "cursor": cursor})
+        yield from page["items"]
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            return
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    change = " → ".join(
+        ", ".join(f"{name}={value}" for name, value in values.items())
+        for values in (entry["before"], entry["after"])
+        if values
+    )
+    shown = [moment(entry["at_us"]), entry["actor"], entry["action"], entry["subject"], entry["project"] or "–"]
+    return [*shown, change, entry["request_id"] or "–"]
+
+
+command = AuditCommand()

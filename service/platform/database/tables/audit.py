@@ -1,0 +1,35 @@
+"""The audit: who changed what. Triggers of both databases refuse to change or delete a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.platform.database.tables.base import Base, JsonColumn
+
+
+class AuditEntry(Base):
+    """One action. `actor` is a key's id, or `anonymous`, `service`, `console:<user>`; it never holds a secret.
+
+    `project` NULL: an action on the whole service. `run_id` has no foreign key: entries outlive their runs.
+    """
+
+    __tablename__ = "audit_entries"
+    __table_args__ = (
+        Index(None, "at_us", "id"),
+        Index(None, "project", "at_us", "id"),
+        Index(None, "run_id", "at_us", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    at_us: Mapped[int]
+    actor: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str]
+    project: Mapped[str | None]
+    run_id: Mapped[str | None]
+    before: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    after: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    request_id: Mapped[str | None]

@@ -1,0 +1,224 @@
+"""Keys expire, are rotated, note their last use, and have limits; sessions end with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import event
+
+from foreshock import Client
+from foreshock.clock import now_us
+from foreshock.errors import ConfigurationError
+from service.app import create_app
+from service.platform.database.session import Database
+from service.platform.database.tables import ApiKey, RetiredSecret
+from service.platform.decoding.pool import DecoderPool
+from service.platform.keys.limits import KeyLimits, TooManyRequests
+from service.platform.keys.service import Scope, create_key, new_secret, revoke_key, rotate_key, was_ever_a_secret
+from service.platform.security import SESSION_COOKIE
+from service.platform.settings import Settings
+from service.platform.signing import sign_session
+from service.serving import prepare_keys
+from tests.foreshock.batches import random_batch
+from tests.service.server import RunningServer
+
+HOUR = 3600.0
+
+
+def make_key(database: Database, *scopes: Scope, expires_at_us: int | None = None) -> tuple[str, str]:
+    """Make a key of every project; return its id and its secret."""
+    secret = new_secret()
+    chosen = scopes or (Scope.ADMIN,)
+    key = database.write(lambda session: create_key(session, secret, "test", None, chosen, expires_at_us=expires_at_us))
+    return key.id, secret
+
+
+def status_of(http: httpx.Client, secret: str) -> int:
+    return http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"}).status_code
+
+
+def rotate(database: Database, key_id: str, overlap_seconds: float) -> str:
+    secret = new_secret()
+    database.write(lambda session: rotate_key(session, key_id, secret, overlap_seconds))
+    return secret
+
+
+def test_expired_key_is_refused(http: httpx.Client, database: Database) -> None:
+    _, ended = make_key(database, expires_at_us=now_us() - 1)
+    _, valid = make_key(database, expires_at_us=now_us() + 60_000_000)
+    assert (status_of(http, ended), status_of(http, valid)) == (401, 200)
+    # The service stays protected.
+    assert http.get("/v1/runs").status_code == 401
+
+
+def test_rotated_key_accepts_both_secrets_during_the_overlap(http: httpx.Client, database: Database) -> None:
+    key_id, first = make_key(database)
+    second = rotate(database, key_id, HOUR)
+    assert (status_of(http, first), status_of(http, second)) == (200, 200)
+    third = rotate(database, key_id, 0.0)
+    assert [status_of(http, secret) for secret in (first, second, third)] == [401, 401, 200]
+    database.write(lambda session: revoke_key(session, key_id))
+    assert status_of(http, third) == 401
+    with pytest.raises(ConfigurationError, match="revoked or expired"):
+        rotate(database, key_id, 0.0)
+
+
+def test_no_secret_is_stored_after_a_rotation(database: Database) -> None:
+    key_id, first = make_key(database)
+    second = rotate(database, key_id, HOUR)
+    with database.read() as session:
+        stored = repr([vars(row) for row in (*session.query(ApiKey), *session.query(RetiredSecret))])
+        assert was_ever_a_secret(session, first)
+    assert first not in stored
+    assert second not in stored
+
+
+def test_rotated_bootstrap_key_does_not_come_back_at_the_next_start(
+    settings: Settings, http: httpx.Client, database: Database
+) -> None:
+    secret = "a bootstrap key of a container"
+    start = Settings(**(settings.model_dump() | {"bootstrap_key": secret}))
+    prepare_keys(start)
+    with database.read() as session:
+        key_id = session.query(ApiKey).one().id
+    rotate(database, key_id, 0.0)
+    rotate(database, key_id, 0.0)
+    prepare_keys(start)
+    assert status_of(http, secret) == 401
+
+
+def test_rotation_ends_the_sessions_of_the_key(app: FastAPI, http: httpx.Client, database: Database) -> None:
+    key_id, _ = make_key(database)
+    secret = app.state.context.session_secret
+    before = sign_session(secret, key_id)
+    rotate(database, key_id, HOUR)
+    after = sign_session(secret, key_id)
+    answers = [
+        http.get("/v1/runs", headers={"Cookie": f"{SESSION_COOKIE}={cookie}"}).status_code for cookie in (before, after)
+    ]
+    assert answers == [401, 200]
+
+
+def test_last_use_is_written_by_the_sweeper_at_most_once_a_minute(
+    app: FastAPI, http: httpx.Client, database: Database
+) -> None:
+    key_id, secret = make_key(database)
+    uses = app.state.context.key_uses
+
+    def last_used() -> int | None:
+        with database.read() as session:
+            return session.query(ApiKey).one().last_used_at_us
+
+    before = now_us()
+    assert status_of(http, secret) == 200
+    assert last_used() is None, "no request waits for the write"
+    uses.write(database)
+    first = last_used()
+    assert first is not None
+    assert before <= first <= now_us()
+    statements: list[str] = []
+    event.listen(database._write_engine, "before_cursor_execute", lambda *call: statements.append(str(call[2])))
+    assert status_of(http, secret) == 200
+    uses.write(database)
+    assert last_used() == first
+    assert not [each for each in statements if "UPDATE" in each]
+    database.write(lambda session: session.query(ApiKey).update({"last_used_at_us": first - 61_000_000}))
+    uses._written.clear()
+    uses.write(database)
+    assert (last_used() or 0) > first - 61_000_000, key_id
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_requests_beyond_the_rate_are_refused_until_the_bucket_fills_again(clock: Clock) -> None:
+    limits = KeyLimits(2.0, 0.0, clock)
+    for _ in range(10):
+        limits.admit("key_1")
+    with pytest.raises(TooManyRequests) as refused:
+        limits.admit("key_1")
+    assert refused.value.headers == {"Retry-After": "1"}
+    limits.admit("key_2")
+    clock.now += 1.0
+    limits.admit("key_1")
+    limits.admit("key_1")
+    with pytest.raises(TooManyRequests):
+        limits.admit("key_1")
+
+
+def test_large_body_passes_and_the_next_request_waits_until_it_is_paid(clock: Clock) -> None:
+    limits = KeyLimits(0.0, 100.0, clock)
+    limits.admit("key_1")
+    limits.charge("key_1", 1500)
+    with pytest.raises(TooManyRequests) as refused:
+        limits.admit("key_1")
+    assert refused.value.headers == {"Retry-After": "10"}
+    clock.now += 10.0
+    limits.admit("key_1")
+
+
+def test_rate_below_one_request_in_five_seconds_admits_some(clock: Clock) -> None:
+    limits = KeyLimits(0.01, 0.0, clock)
+    limits.admit("key_1")
+    with pytest.raises(TooManyRequests) as refused:
+        limits.admit("key_1")
+    assert refused.value.headers == {"Retry-After": "100"}
+
+
+Limited = Callable[..., RunningServer]
+
+
+@pytest.fixture
+def limited(settings: Settings, decoders: DecoderPool) -> Limited:
+    """Return a server with limits of keys, to be entered."""
+
+    def serve(**limits: float) -> RunningServer:
+        return RunningServer(create_app(settings.model_copy(update=limits), decoders))
+
+    return serve
+
+
+@pytest.mark.parametrize("limits", [{"key_requests_per_second": 1.0}, {"key_bytes_per_second": 6000.0}], ids=str)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_client_that_is_limited_loses_nothing(
+    limited: Limited, database: Database, limits: dict[str, float], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _, secret = make_key(database, Scope.INGEST, Scope.READ)
+    with limited(**limits) as server:
+        client = Client(server.url, api_key=secret, run_key="run", spool_directory=tmp_path_factory.mktemp("spool"))
+        for step in range(6):
+            client.log_rollouts(step, random_batch(step))
+        status = client.flush(60)
+        counters = client.counters.snapshot()
+        client.close()
+    assert status.complete
+    assert counters.failed_requests > 0, "the limit was reached"
+    assert counters.rejected == counters.dropped == 0
+    assert counters.delivered >= 6
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_refusal_by_a_limit_is_a_429_with_retry_after(limited: Limited, database: Database) -> None:
+    _, secret = make_key(database)
+    with limited(key_requests_per_second=0.2) as server, httpx.Client(base_url=server.url) as http:
+        statuses = [status_of(http, secret) for _ in range(2)]
+        answer = http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"})
+        assert http.get("/livez").status_code == 200
+    assert statuses == [200, 429]
+    assert answer.json()["type"] == "urn:foreshock:problem:too-many-requests"
+    assert int(answer.headers["retry-after"]) >= 1
