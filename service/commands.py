@@ -87,7 +87,7 @@ class KeysCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the action; raises ConfigurationError if the key or the database does not exist."""
-        from service.platform.keys import console
+        from service.maintenance.keys import console
 
         if arguments.action == "create":
             console.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"], arguments.expires)

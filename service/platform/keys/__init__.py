@@ -1,1 +1,1 @@
-"""API keys: made, listed and revoked by `foreshock keys`."""
+"""API keys: what they are, their limits and their last use."""
