@@ -13,4 +13,4 @@ def matches(if_none_match: str | None, etag: str) -> bool:
     if if_none_match is None:
         return False
     known = [candidate.strip().removeprefix("W/") for candidate in if_none_match.split(",")]
-    return "*" in known or etag in known
+    return "*" in known or etag.removeprefix("W/") in known

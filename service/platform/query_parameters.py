@@ -12,6 +12,12 @@ from service.platform.problem import InvalidRequest, ProblemItem
 _API = "/v1/"
 
 
+def check_step_range(from_step: int, to_step: int) -> None:
+    """Raise InvalidRequest unless `from_step` ≤ `to_step`."""
+    if from_step > to_step:
+        raise InvalidRequest(f"query.from_step: {from_step} is beyond to_step {to_step}")
+
+
 async def refuse_unknown_parameters(request: Request) -> None:
     """Raise InvalidRequest naming each query parameter that the route of this request does not declare."""
     if not request.url.query or not request.url.path.startswith(_API):

@@ -20,6 +20,9 @@ ActiveOrAttempt = Annotated[
     int | None, Query(ge=1, le=LARGEST_STEP, description="one attempt; absent: the active steps")
 ]
 FromStep = Annotated[int, Query(ge=0, le=LARGEST_STEP)]
+MaxPoints = Annotated[
+    int | None, Query(ge=2, le=1_000_000, description="rows per curve, keeping the extremes of each; absent: all rows")
+]
 ToStep = Annotated[int, Query(ge=0, le=LARGEST_STEP, description="included")]
 
 

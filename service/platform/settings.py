@@ -83,6 +83,11 @@ class Settings(BaseSettings):
     probe_tries: int = Field(default=3, gt=0, description="tries after which a probe's job is given up")
     exporter_max_runs: int = Field(default=200, gt=0, description="running runs that /metrics shows, newest data first")
 
+    max_answer_values: int = Field(default=2_000_000, gt=0, description="values (rows × columns) of a columnar answer")
+    max_read_values: int = Field(
+        default=20_000_000, gt=0, description="values that are read for a columnar answer with max_points"
+    )
+
     public_url: str = Field(
         default="", description="address at which people reach the pages, for links; empty: http://HOST:PORT"
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response, status
 
 from service.platform.context import Context
-from service.platform.pagination import Page
+from service.platform.pagination import Cursor, Limit, Page
 from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Ingester, Reader
 from service.runs.attempts import service
@@ -48,7 +48,9 @@ def put_heartbeat(
 
 
 @router.get("")
-def list_attempts(run: RunIdentifier, context: Context, principal: Reader) -> Page[AttemptRead]:
-    """List every attempt of a run, in order."""
+def list_attempts(
+    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
+) -> Page[AttemptRead]:
+    """List the attempts of a run, in order."""
     with context.database.read() as session:
-        return Page(items=service.list_attempts(session, principal, run))
+        return service.list_attempts(session, principal, run, cursor, limit)

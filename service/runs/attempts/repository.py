@@ -29,6 +29,12 @@ def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
     return session.scalars(_OF_RUN, {"run_id": run_id}).all()
 
 
+def page_of_run(session: Session, run_id: str, after: int, limit: int) -> Sequence[Attempt]:
+    """Return up to `limit` attempts with numbers above `after`, in order."""
+    query = select(Attempt).where(Attempt.run_id == run_id, Attempt.attempt > after)
+    return session.scalars(query.order_by(Attempt.attempt).limit(limit)).all()
+
+
 def next_number(session: Session, run_id: str) -> int:
     """Return the number of the run's next attempt."""
     newest = session.scalar(select(func.max(Attempt.attempt)).where(Attempt.run_id == run_id))

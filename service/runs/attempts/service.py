@@ -10,6 +10,7 @@ from foreshock.clock import now_us
 from service.platform.database.dialect import insert_if_absent, upsert
 from service.platform.database.tables import Attempt, AttemptClient
 from service.platform.events import EventBus
+from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts import repository
@@ -97,10 +98,14 @@ def attempts_of_run(session: Session, run_id: str) -> Sequence[Attempt]:
     return repository.of_run(session, run_id)
 
 
-def list_attempts(session: Session, principal: Principal, run_id: str) -> list[AttemptRead]:
-    """List every attempt of a run, in order."""
+def list_attempts(
+    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
+) -> Page[AttemptRead]:
+    """Return one page of a run's attempts, in order."""
     get_run(session, principal, run_id)
-    return [AttemptRead.model_validate(attempt) for attempt in repository.of_run(session, run_id)]
+    after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else 0
+    rows = repository.page_of_run(session, run_id, after, limit + 1)
+    return page_of([AttemptRead.model_validate(row) for row in rows], limit, _key_of)
 
 
 def require_attempt(session: Session, run_id: str, attempt: int) -> Attempt:
@@ -119,3 +124,7 @@ def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) 
     if active is None:
         raise AttemptNotFound(f"no attempt of the run holds step {step}")
     return StepKey(run_id, active, step)
+
+
+def _key_of(attempt: AttemptRead) -> CursorKey:
+    return (attempt.attempt,)

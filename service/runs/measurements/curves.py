@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from service.platform.columnar.reading import Kind
+from service.platform.columnar.table import ColumnTable
 from service.runs.coverage.schemas import StatisticsStep
 from service.runs.shard_counts import IncompleteStep
 from service.runs.step_key import StepKey
 
+KEYS: Mapping[str, Kind] = {"step": "integer", "attempt": "integer", "comparison": "label", "from_sample": "boolean"}
+"""Columns of curves before the measures. `from_sample`: only some of the step's rollouts are included."""
+
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Rows of the wide table: (step, attempt, comparison) of each, and the chosen measures, None where absent.
+    """Rows of the wide table by comparison and step: the columns `KEYS`, then the measures, NaN if missing."""
 
-    `from_sample` is true for rows that include only some of the step's rollouts.
-    """
-
+    table: ColumnTable
     measures: tuple[str, ...]
-    keys: list[tuple[int, int, str]]
-    values: list[tuple[float | None, ...]]
-    from_sample: list[bool]
     incomplete: tuple[IncompleteStep, ...] = ()
     """Those of the steps that closed without some of their shards."""
     statistics: tuple[StatisticsStep, ...] = ()
     """Those of the steps of which shards were sent as statistics."""
 
-    def rows(self, chosen: Sequence[int]) -> Curves:
-        """Return these rows only, in this order."""
-        return Curves(
-            self.measures,
-            [self.keys[row] for row in chosen],
-            [self.values[row] for row in chosen],
-            [self.from_sample[row] for row in chosen],
-            self.incomplete,
-            self.statistics,
-        )
+    def by_comparison(self) -> dict[str, ColumnTable]:
+        """Return the rows of each comparison."""
+        names = self.table.strings("comparison")
+        groups = self.table.groups("comparison")
+        return {names[first]: self.table.rows(np.arange(first, end)) for first, end in groups}
+
+    def beside(self) -> dict[str, Any]:
+        """Return what the JSON has beside the columns."""
+        return {
+            "incomplete_steps": [step.model_dump() for step in self.incomplete],
+            "statistics_steps": [step.model_dump() for step in self.statistics],
+        }
 
 
 @dataclass(frozen=True, slots=True)

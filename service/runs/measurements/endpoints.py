@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -10,15 +10,15 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
+from service.platform.columnar.formats import FORMATS, Format, choose_format, render
+from service.platform.columnar.responses import columnar_response
 from service.platform.context import Context
 from service.platform.pagination import Page
-from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, FromStep, Name, StepPath, ToStep
+from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, FromStep, MaxPoints, Name, StepPath, ToStep
 from service.platform.security import Reader
 from service.runs.attempts.service import resolve_step
 from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements import service
-from service.runs.measurements.formats import CSV_MEDIA_TYPE, choose_format, render
 from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
 from service.runs.measurements.tables import buckets_read, token_ids_read
 from service.runs.runs.addresses import RunIdentifier
@@ -28,14 +28,6 @@ router = APIRouter(prefix="/v1", tags=["measurements"])
 
 By = Literal["probability", "position", "turn", "length", "entropy", "lag", "token_id"]
 Comparison = Annotated[Name, Query(description="`target/behaviour`")]
-_OTHER_FORMATS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {
-            CSV_MEDIA_TYPE: {"schema": {"type": "string"}},
-            PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
-        }
-    }
-}
 
 
 @router.get("/measures")
@@ -44,7 +36,7 @@ def list_measures(_: Reader) -> Page[MeasureRead]:
     return Page(items=[MeasureRead.model_validate(measure) for measure in MEASURES])
 
 
-@router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=_OTHER_FORMATS)
+@router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=FORMATS)
 def read_measurements(
     run: RunIdentifier,
     request: Request,
@@ -55,16 +47,15 @@ def read_measurements(
     from_step: FromStep = 0,
     to_step: ToStep = LARGEST_STEP,
     attempt: ActiveOrAttempt = None,
-    max_points: Annotated[
-        int | None, Query(ge=2, le=1_000_000, description="rows per comparison, keeping the extremes of each measure")
-    ] = None,
+    max_points: MaxPoints = None,
+    format_name: Format = None,
 ) -> Response:
-    """Return curves over steps, by column: JSON, CSV or Parquet, by Accept."""
-    media_type = choose_format(request.headers.get("accept", "*/*"))
+    """Return curves over steps, by column: JSON, CSV or Parquet. A curve of `max_points` is one comparison."""
+    media_type = choose_format(request.headers.get("accept"), format_name)
     query = service.CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
     with context.database.read() as session:
-        curves = service.read_curves(session, principal, run, query)
-    return render(curves, media_type)
+        curves = service.read_curves(session, context.settings, principal, run, query)
+    return columnar_response(request, render(curves.table, media_type, curves.beside()), media_type)
 
 
 @router.get("/runs/{run}/steps/{step}/buckets")

@@ -15,7 +15,7 @@ from service.platform.database.dialect import upsert
 from service.platform.database.tables import Attempt, MeasurementStatistics, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.attempts.active_attempts import ActiveRange, is_active
-from service.runs.measurements.curves import Curves, MeasuredStep
+from service.runs.measurements.curves import KEYS, MeasuredStep
 from service.runs.step_key import StepKey
 
 _BEYOND_EVERY_STEP = 2**62
@@ -135,25 +135,15 @@ def summaries_of(session: Session, keys: Collection[StepKey], comparison: str) -
     return {StepKey(*row[:3]): row[3] for row in session.execute(query) if row[3] is not None}
 
 
-def curves(
-    session: Session,
+def curves_query(
     run_id: str,
     chosen: ColumnElement[bool],
     comparisons: Sequence[str],
     measures: Sequence[str],
     steps: tuple[int, int],
-) -> Curves:
-    """Return the chosen measures over `steps[0]` ≤ step ≤ `steps[1]`, by comparison and step; no comparisons: all."""
+) -> Select[Any]:
+    """Return the query for `KEYS` and the measures over `steps[0]` ≤ step ≤ `steps[1]`; no comparisons: all."""
     table = measurements.c
-    query = select(
-        table.step, table.attempt, table.comparison, table.from_sample, *(table[name] for name in measures)
-    ).where(table.run_id == run_id, chosen, table.step.between(*steps))
-    if comparisons:
-        query = query.where(table.comparison.in_(comparisons))
-    rows = session.execute(query.order_by(table.comparison, table.step, table.attempt)).all()
-    return Curves(
-        tuple(measures),
-        [tuple(row[:3]) for row in rows],
-        [tuple(row[4:]) for row in rows],
-        [row.from_sample for row in rows],
-    )
+    columns = (*KEYS, *measures)
+    query = select(*(table[name] for name in columns)).where(table.run_id == run_id, chosen, table.step.between(*steps))
+    return query.where(table.comparison.in_(comparisons)) if comparisons else query

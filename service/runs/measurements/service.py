@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
@@ -14,16 +14,19 @@ from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from service.platform.columnar.downsampling import keep_extremes
+from service.platform.columnar.reading import Kind, check_answer, read_columns
 from service.platform.database.tables import Attempt, MeasurementStatistics
 from service.platform.database.tables import measurements as table
-from service.platform.problem import InvalidRequest, ProblemError
+from service.platform.problem import ProblemError
+from service.platform.query_parameters import check_step_range
 from service.platform.security import Principal
+from service.platform.settings import Settings
 from service.runs.attempts.active_attempts import active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.coverage.service import statistics_steps
 from service.runs.measurements import repository
-from service.runs.measurements.curves import Curves, MeasuredStep
-from service.runs.measurements.downsampling import keep_extremes
+from service.runs.measurements.curves import KEYS, Curves, MeasuredStep
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.measurements.names import check_comparison, columns_of
 from service.runs.runs.service import get_run
@@ -123,27 +126,34 @@ def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
     return [each for step in found if (each := incomplete_step(step)) is not None]
 
 
-def read_curves(session: Session, principal: Principal, run_id: str, query: CurveQuery) -> Curves:
-    """Return the curves of a run. Raises UnknownMeasure and UnknownComparison, naming what is not known."""
+def read_curves(session: Session, settings: Settings, principal: Principal, run_id: str, query: CurveQuery) -> Curves:
+    """Return the curves of a run.
+
+    Raises UnknownMeasure and UnknownComparison, naming what is not known, and AnswerTooLarge beyond the settings' caps.
+    """
     get_run(session, principal, run_id)
     measures = columns_of(query.measures)
     for comparison in query.comparisons:
         if comparison != STEP_ROW:
             check_comparison(comparison)
-    if query.from_step > query.to_step:
-        raise InvalidRequest(f"query.from_step: {query.from_step} is beyond to_step {query.to_step}")
+    check_step_range(query.from_step, query.to_step)
     steps = (query.from_step, query.to_step)
     if query.attempt is not None:
         chosen = table.c.attempt == require_attempt(session, run_id, query.attempt).attempt
     else:
         chosen = is_active(attempts_of_run(session, run_id), table.c.attempt, table.c.step, *steps)
-    curves = repository.curves(session, run_id, chosen, query.comparisons, measures, steps)
-    shown = {(step, attempt) for step, attempt, _ in curves.keys}
+    statement = repository.curves_query(run_id, chosen, query.comparisons, measures, steps)
+    kinds: dict[str, Kind] = {**KEYS, **dict.fromkeys(measures, "float")}
+    most = settings.max_answer_values if query.max_points is None else settings.max_read_values
+    curves = read_columns(session, statement, kinds, most).sorted_by("comparison", "step", "attempt")
+    shown = set(zip(curves.array("step").tolist(), curves.array("attempt").tolist(), strict=True))
     incomplete = (step for step in incomplete_steps(session, run_id) if (step.step, step.attempt) in shown)
     sent = statistics_steps(session, run_id, attempts_of_run(session, run_id))
     statistics = (step for step in sent if (step.step, step.attempt) in shown)
-    curves = replace(curves, incomplete=tuple(incomplete), statistics=tuple(statistics))
-    return curves if query.max_points is None else keep_extremes(curves, query.max_points)
+    if query.max_points is not None:
+        curves = keep_extremes(curves, ("comparison",), measures, query.max_points)
+    check_answer(curves, settings.max_answer_values)
+    return Curves(curves, tuple(measures), tuple(incomplete), tuple(statistics))
 
 
 def read_statistics(

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, status
+from fastapi import APIRouter, Query, Request, Response, status
 
+from service.platform.columnar.formats import FORMATS, Format, choose_format, render
+from service.platform.columnar.responses import columnar_response
 from service.platform.context import Context
-from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, AttemptQuery, FromStep, Name, StepPath, ToStep
+from service.platform.schemas import (
+    LARGEST_STEP,
+    ActiveOrAttempt,
+    AttemptQuery,
+    FromStep,
+    MaxPoints,
+    Name,
+    StepPath,
+    ToStep,
+)
 from service.platform.security import Ingester, Reader
 from service.runs.runs.addresses import RunIdentifier
 from service.runs.scalars import service
@@ -31,9 +42,10 @@ def put_scalars(
     )
 
 
-@router.get("/scalars")
+@router.get("/scalars", response_model=ScalarsRead, responses=FORMATS)
 def read_scalars(
     run: RunIdentifier,
+    request: Request,
     context: Context,
     principal: Reader,
     source: Annotated[list[Name] | None, Query(max_length=100)] = None,
@@ -41,7 +53,15 @@ def read_scalars(
     attempt: ActiveOrAttempt = None,
     from_step: FromStep = 0,
     to_step: ToStep = LARGEST_STEP,
-) -> ScalarsRead:
-    """Return scalars by column, ordered by name, source and step."""
+    max_points: MaxPoints = None,
+    format_name: Format = None,
+) -> Response:
+    """Return scalars by column, ordered by name, source and step: JSON, CSV or Parquet.
+
+    A curve of `max_points` is one name of one source.
+    """
+    media_type = choose_format(request.headers.get("accept"), format_name)
+    query = service.ScalarQuery(source or (), name or (), attempt, from_step, to_step, max_points)
     with context.database.read() as session:
-        return service.read_scalars(session, principal, run, source or [], name or [], attempt, (from_step, to_step))
+        table = service.read_scalars(session, context.settings, principal, run, query)
+    return columnar_response(request, render(table, media_type), media_type)

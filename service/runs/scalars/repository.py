@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, select
+from sqlalchemy import ColumnElement, Select, bindparam, select
 from sqlalchemy.orm import Session
 
+from service.platform.columnar.reading import Kind
 from service.platform.database.dialect import table_of, upsert
 from service.platform.database.tables import Scalar
 from service.runs.attempts.active_attempts import ActiveRange
 from service.runs.step_key import StepKey
 
 _KEY = ("run_id", "attempt", "step", "source", "name")
+COLUMNS: Mapping[str, Kind] = {
+    "step": "integer", "attempt": "integer", "source": "label", "name": "label", "value": "float"
+}  # fmt: skip
+"""The columns of an answer, and what they hold."""
 
 # This query runs whenever a step closes, so it is built once.
 _scalars = table_of(Scalar).c
@@ -54,18 +59,18 @@ def named_in_range(session: Session, run_id: str, steps: ActiveRange, names: Seq
     return [ReportedValue(*row) for row in session.execute(_NAMED_IN_RANGE, parameters)]
 
 
-def select_range(
-    session: Session,
-    run_id: str,
-    chosen: ColumnElement[bool],
-    sources: Sequence[str],
-    names: Sequence[str],
-    steps: tuple[int, int],
-) -> Sequence[Scalar]:
-    """Select the scalars of the chosen attempts with `steps[0]` ≤ step ≤ `steps[1]`; no sources or names: all."""
-    query = select(Scalar).where(Scalar.run_id == run_id, chosen, Scalar.step.between(*steps))
+def range_query(
+    run_id: str, chosen: ColumnElement[bool], sources: Sequence[str], names: Sequence[str], steps: tuple[int, int]
+) -> Select[Any]:
+    """Return the query for `COLUMNS` of the chosen attempts over `steps[0]` ≤ step ≤ `steps[1]`.
+
+    No sources or names: all.
+    """
+    query = select(*(_scalars[name] for name in COLUMNS)).where(
+        _scalars.run_id == run_id, chosen, _scalars.step.between(*steps)
+    )
     if sources:
-        query = query.where(Scalar.source.in_(sources))
+        query = query.where(_scalars.source.in_(sources))
     if names:
-        query = query.where(Scalar.name.in_(names))
-    return session.scalars(query.order_by(Scalar.name, Scalar.source, Scalar.step, Scalar.attempt)).all()
+        query = query.where(_scalars.name.in_(names))
+    return query

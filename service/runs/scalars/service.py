@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.json_values import finite_or_none
+from service.platform.columnar.downsampling import keep_extremes
+from service.platform.columnar.reading import check_answer, read_columns
+from service.platform.columnar.table import ColumnTable
 from service.platform.database.tables import Attempt, Scalar
 from service.platform.events import EventBus
+from service.platform.query_parameters import check_step_range
+from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Principal
+from service.platform.settings import Settings
 from service.runs.attempts.active_attempts import active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, require_attempt
 from service.runs.events import ScalarsChanged
 from service.runs.runs.service import get_run, lock_run
 from service.runs.scalars import repository
 from service.runs.scalars.repository import ReportedValue
-from service.runs.scalars.schemas import ScalarColumns, ScalarsPut, ScalarsRead
+from service.runs.scalars.schemas import ScalarsPut
 from service.runs.step_key import StepKey
 from service.runs.steps.service import is_closed
 
@@ -70,30 +77,39 @@ def scalars_of_active_steps(
     return _values_by_step([row for each in ranges for row in repository.named_in_range(session, run_id, each, names)])
 
 
+@dataclass(frozen=True, slots=True)
+class ScalarQuery:
+    """Request for scalars; no sources or names: all; `attempt` None: the active steps."""
+
+    sources: Sequence[str] = ()
+    names: Sequence[str] = ()
+    attempt: int | None = None
+    from_step: int = 0
+    to_step: int = LARGEST_STEP
+    max_points: int | None = None
+
+
 def read_scalars(
-    session: Session,
-    principal: Principal,
-    run_id: str,
-    sources: Sequence[str],
-    names: Sequence[str],
-    attempt: int | None,
-    steps: tuple[int, int],
-) -> ScalarsRead:
-    """Return the scalars of the active steps, or of one attempt."""
+    session: Session, settings: Settings, principal: Principal, run_id: str, query: ScalarQuery
+) -> ColumnTable:
+    """Return step, attempt, source, name and value, ordered by name, source, step and attempt.
+
+    Raises AnswerTooLarge beyond the settings' caps, before more is read.
+    """
     get_run(session, principal, run_id)
-    if attempt is not None:
-        require_attempt(session, run_id, attempt)
-        chosen = Scalar.attempt == attempt
+    check_step_range(query.from_step, query.to_step)
+    steps = (query.from_step, query.to_step)
+    if query.attempt is not None:
+        chosen = Scalar.attempt == require_attempt(session, run_id, query.attempt).attempt
     else:
         chosen = is_active(attempts_of_run(session, run_id), Scalar.attempt, Scalar.step, *steps)
-    columns = ScalarColumns()
-    for row in repository.select_range(session, run_id, chosen, sources, names, steps):
-        columns.step.append(row.step)
-        columns.attempt.append(row.attempt)
-        columns.source.append(row.source)
-        columns.name.append(row.name)
-        columns.value.append(row.value)
-    return ScalarsRead(columns=columns)
+    statement = repository.range_query(run_id, chosen, query.sources, query.names, steps)
+    most = settings.max_answer_values if query.max_points is None else settings.max_read_values
+    table = read_columns(session, statement, repository.COLUMNS, most).sorted_by("name", "source", "step", "attempt")
+    if query.max_points is not None:
+        table = keep_extremes(table, ("name", "source"), ("value",), query.max_points)
+    check_answer(table, settings.max_answer_values)
+    return table
 
 
 def _values_by_step(rows: Sequence[ReportedValue]) -> dict[int, dict[str, float]]:

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from service.platform.context import Context, ServiceContext
 from service.platform.etag import matches
 from service.platform.keys.service import Scope
-from service.platform.pagination import Page
+from service.platform.pagination import Cursor, Limit, Page
 from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Administrator, Ingester, Principal, Reader
 from service.runs.runs.addresses import RunIdentifier
@@ -59,10 +59,12 @@ def acknowledge(run: RunIdentifier, body: AcknowledgementCreate, context: Contex
 
 
 @router.get("/decisions")
-def list_decisions(run: RunIdentifier, context: Context, principal: Reader) -> Page[DecisionRead]:
-    """Return the append-only log of decisions, oldest first."""
+def list_decisions(
+    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
+) -> Page[DecisionRead]:
+    """Return a page of the append-only log of decisions, oldest first."""
     with context.database.read() as session:
-        return Page(items=service.list_decisions(session, principal, run))
+        return service.list_decisions(session, principal, run, cursor, limit)
 
 
 @router.post("/decisions", status_code=status.HTTP_201_CREATED)

@@ -30,6 +30,13 @@ def log_of(session: Session, run_id: str) -> list[Decision]:
     return [Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
 
 
+def page_of_log(session: Session, run_id: str, after: int, limit: int) -> list[Decision]:
+    """Return up to `limit` decisions with revisions above `after`, in order."""
+    query = select(AdviceDecision.decision).where(AdviceDecision.run_id == run_id, AdviceDecision.revision > after)
+    found = session.scalars(query.order_by(AdviceDecision.revision).limit(limit))
+    return [Decision.from_json(decision) for decision in found]
+
+
 def logs_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[Decision]]:
     """Return the decisions of each run that has any, in order of revision."""
     query = select(AdviceDecision.run_id, AdviceDecision.decision).where(AdviceDecision.run_id.in_(run_ids))

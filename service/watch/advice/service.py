@@ -14,6 +14,7 @@ from foreshock.early_warning.detectors import WarningState
 from service.platform.audit.service import record
 from service.platform.database.tables import Alert, Run
 from service.platform.etag import etag_of
+from service.platform.pagination import Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import find_attempt, require_attempt
@@ -139,10 +140,13 @@ def operate(session: Session, principal: Principal, run_id: str, body: OperatorD
     return read_advice(session, principal, run_id, None).advice
 
 
-def list_decisions(session: Session, principal: Principal, run_id: str) -> list[DecisionRead]:
-    """Return the log of decisions, oldest first."""
+def list_decisions(
+    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
+) -> Page[DecisionRead]:
+    """Return one page of the log of decisions, oldest first."""
     get_run(session, principal, run_id)
-    return [
+    after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
+    decisions = [
         DecisionRead(
             revision=decision.revision,
             attempt=decision.attempt,
@@ -152,8 +156,9 @@ def list_decisions(session: Session, principal: Principal, run_id: str) -> list[
             author=decision.author,
             made_at_us=decision.at_us,
         )
-        for decision in repository.log_of(session, run_id)
+        for decision in repository.page_of_log(session, run_id, after, limit + 1)
     ]
+    return page_of(decisions, limit, lambda decision: (decision.revision,))
 
 
 def _applied(session: Session, run_id: str, attempt: int) -> AppliedRead | None:

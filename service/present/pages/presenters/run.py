@@ -16,7 +16,7 @@ from service.present.pages.view_models import Plot, ProbeRow, RunPage
 from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
-from service.runs.attempts.service import attempts_of_run, list_attempts
+from service.runs.attempts.service import attempts_of_run
 from service.runs.coverage.service import statistics_steps
 from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
 from service.runs.runs.service import get_run
@@ -92,7 +92,7 @@ def _coverage(viewing: Viewing, run_id: str) -> str | None:
 
 
 def _newest_attempt(viewing: Viewing, run: Run) -> int | None:
-    attempts = list_attempts(viewing.session, viewing.principal, run.id)
+    attempts = attempts_of_run(viewing.session, run.id)
     return attempts[-1].attempt if attempts else None
 
 

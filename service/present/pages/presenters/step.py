@@ -8,6 +8,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import STEP_MEASURES
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import ranges_note, required_range
+from service.platform.columnar.table import floats_or_none
 from service.present.pages.figures.mismatch import known_first, shown_comparisons
 from service.present.pages.formatting import OUT_OF_DATE, count, number
 from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of, sentences_of
@@ -36,8 +37,8 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     around = neighbourhood(viewing, run_id, number_of_step)
     step = around.step
     query = CurveQuery(from_step=step.step, to_step=step.step)
-    table = read_curves(viewing.session, viewing.principal, run_id, query)
-    values = _values(table)
+    curves = read_curves(viewing.session, viewing.context.settings, viewing.principal, run_id, query)
+    values = _values(curves)
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
     key = StepKey(run_id, step.attempt, step.step)
@@ -62,7 +63,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         out_of_date=OUT_OF_DATE if is_out_of_date(viewing.session, key) else None,
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
-        sampled=[name for (_, _, name), sample in zip(table.keys, table.from_sample, strict=True) if sample],
+        sampled=[name for name, table in curves.by_comparison().items() if table.array("from_sample")[0]],
         measures=measure_groups(values, comparisons, run.model_kind),
         ranges_note=ranges_note("k3_kl", run.model_kind),
         intervals_note=INTERVALS_NOTE,
@@ -105,10 +106,10 @@ def _plot(parts: str, name: str, plot: StepPlot) -> Plot:
     return Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide, choices)
 
 
-def _values(table: Curves) -> dict[str, dict[str, float | None]]:
+def _values(curves: Curves) -> dict[str, dict[str, float | None]]:
     return {
-        comparison: dict(zip(table.measures, row, strict=True))
-        for (_, _, comparison), row in zip(table.keys, table.values, strict=True)
+        comparison: {measure: floats_or_none(table.array(measure))[0] for measure in curves.measures}
+        for comparison, table in curves.by_comparison().items()
     }
 
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Sequence
 
 import httpx
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from foreshock.measures.registry import MEASURES
+from service.platform.columnar.formats import choose_format
 from service.platform.problem import NotAcceptable
-from service.runs.measurements.curves import Curves
-from service.runs.measurements.downsampling import keep_extremes
-from service.runs.measurements.formats import choose_format
 from tests.service.sending import Sender, make_batch, start_run
 
 
@@ -43,6 +37,10 @@ def test_three_formats_hold_equal_values(sender: Sender) -> None:
     assert {row["surprisal_z"] for row in rows} == {""}
     table = sender.http.get(path, params=query, headers={"Accept": "application/vnd.apache.parquet"})
     assert pq.read_table(io.BytesIO(table.content)).to_pydict() == columns
+    for name, answer in (("csv", text), ("parquet", table)):
+        same = sender.http.get(path, params={**query, "format": name}, headers={"Accept": "image/png"})
+        assert (same.content, same.headers["content-type"]) == (answer.content, answer.headers["content-type"])
+    assert sender.http.get(path, params={"format": "xml"}).status_code == 422
     refused = sender.http.get(path, headers={"Accept": "image/png"})
     assert (refused.status_code, refused.headers["content-type"]) == (406, "application/problem+json")
 
@@ -89,31 +87,6 @@ def test_measures_are_listed_with_explanations(sender: Sender) -> None:
     items = sender.http.get("/v1/measures").json()["items"]
     assert [item["name"] for item in items] == [measure.name for measure in MEASURES]
     assert set(sender.get("measurements").json()["columns"]) >= {item["column"] for item in items}
-
-
-def finite(rows: Sequence[tuple[float | None, ...]], measure: int) -> list[float]:
-    """Return the finite values of a measure."""
-    return [value for row in rows if (value := row[measure]) is not None and math.isfinite(value)]
-
-
-@given(
-    st.lists(
-        st.tuples(st.one_of(st.none(), st.floats(-1e9, 1e9), st.sampled_from([math.inf, -math.inf])), st.floats(-1, 1)),
-        min_size=1,
-        max_size=200,
-    ),
-    st.integers(2, 60),
-)
-def test_downsampling_keeps_extremes_and_ends(values: list[tuple[float | None, float]], most: int) -> None:
-    curves = Curves(("a", "b"), [(step, 1, "t/b") for step in range(len(values))], list(values), [False] * len(values))
-    kept = keep_extremes(curves, most)
-    assert len(kept.keys) <= max(most, 6)
-    assert kept.keys == sorted(set(kept.keys))
-    assert (kept.keys[0], kept.keys[-1]) == (curves.keys[0], curves.keys[-1])
-    for measure in range(2):
-        whole, rest = finite(values, measure), finite(kept.values, measure)
-        if whole:
-            assert (min(rest), max(rest)) == (min(whole), max(whole))
 
 
 def test_downsampling_keeps_spike(http: httpx.Client) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy.orm import Session
 
@@ -113,3 +116,47 @@ def test_failing_handler_rolls_back_shard(settings: Settings, decoders: DecoderP
 @pytest.mark.parametrize("body", [{}, {"values": {}}, {"values": {"a": "x"}}, {"values": {"": 1}}, {"source": ""}])
 def test_invalid_scalars_are_refused(sender: Sender, body: dict[str, object]) -> None:
     assert sender.http.put(f"/v1/runs/{sender.run}/steps/0/scalars", json=body).status_code == 422
+
+
+def test_answer_beyond_the_cap_is_refused_and_down_sampling_fits_into_it(
+    settings: Settings, decoders: DecoderPool
+) -> None:
+    app = create_app(settings.model_copy(update={"max_answer_values": 5 * 60}), decoders)
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        sender = start_run(http)
+        for step in range(40):
+            values: dict[str, float | None] = {"loss": 9.0 if step == 17 else 1.0, "entropy": -step}
+            sender.put_scalars(step, values).raise_for_status()
+        refused = sender.get("scalars")
+        assert refused.status_code == 422
+        assert refused.json()["type"] == "urn:foreshock:problem:answer-too-large"
+        assert "FORESHOCK_MAX_ANSWER_VALUES" in refused.json()["detail"]
+        assert sender.get("scalars", name=["loss"]).json()["columns"]["step"] == list(range(40))
+        assert sender.get("scalars", from_step=20).status_code == 200
+        columns = sender.get("scalars", max_points=10).json()["columns"]
+        assert 17 in [step for step, name in zip(columns["step"], columns["name"], strict=True) if name == "loss"]
+        assert columns["step"].count(39) == 2
+        assert len(columns["step"]) <= 20
+
+
+@pytest.mark.parametrize("name", ["csv", "parquet"])
+def test_scalars_in_other_formats_have_the_same_rows(sender: Sender, name: str) -> None:
+    sender.put_scalars(1, {"loss": 0.25, "bad": None}).raise_for_status()
+    columns = sender.get("scalars").json()["columns"]
+    answer = sender.get("scalars", format=name)
+    if name == "parquet":
+        assert pq.read_table(io.BytesIO(answer.content)).to_pydict() == columns
+    else:
+        rows = list(csv.DictReader(io.StringIO(answer.text)))
+        assert [row["value"] for row in rows] == ["", "0.25"]
+        assert list(rows[0]) == list(columns)
+
+
+def test_a_known_answer_is_304(sender: Sender) -> None:
+    sender.put_scalars(1, {"loss": 0.25}).raise_for_status()
+    first = sender.get("scalars")
+    path = f"/v1/runs/{sender.run}/scalars"
+    again = sender.http.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    sender.put_scalars(1, {"loss": 0.5}).raise_for_status()
+    assert sender.http.get(path, headers={"If-None-Match": first.headers["etag"]}).status_code == 200

@@ -1,0 +1,1 @@
+"""How fast the service answers reads, one module per bar, while it takes uploads."""

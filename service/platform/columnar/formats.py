@@ -1,0 +1,128 @@
+"""Columnar answers as JSON, CSV or Parquet: by `format=`, else by Accept."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from fastapi import Query
+
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
+from service.platform.columnar.table import Column, ColumnTable, Labels
+from service.platform.problem import NotAcceptable
+
+JSON_MEDIA_TYPE = "application/json"
+CSV_MEDIA_TYPE = "text/csv"
+MEDIA_TYPES = {"json": JSON_MEDIA_TYPE, "csv": CSV_MEDIA_TYPE, "parquet": PARQUET_MEDIA_TYPE}
+
+FormatName = Literal["json", "csv", "parquet"]
+Format = Annotated[
+    FormatName | None, Query(alias="format", description="format of the answer; absent: by the Accept header")
+]
+# For `responses` of an endpoint that answers in these formats; its response model is the JSON.
+FORMATS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            CSV_MEDIA_TYPE: {"schema": {"type": "string"}},
+            PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
+        }
+    }
+}
+
+
+def choose_format(accept: str | None, name: FormatName | None = None) -> str:
+    """Return the media type of `format=`, else the one with the highest q in Accept, JSON on ties.
+
+    Raises NotAcceptable if Accept names none of them.
+    """
+    if name is not None:
+        return MEDIA_TYPES[name]
+    accept = accept or "*/*"
+    best, best_quality = "", 0.0
+    for offered in MEDIA_TYPES.values():
+        quality = _quality(accept, offered)
+        if quality > best_quality:
+            best, best_quality = offered, quality
+    if not best:
+        raise NotAcceptable(
+            f"the Accept header matches no available media type; available: {', '.join(MEDIA_TYPES.values())}"
+        )
+    return best
+
+
+def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None = None) -> bytes:
+    """Return the table in a format; a missing value is null, in CSV empty.
+
+    `beside` has what JSON has beside `columns`; CSV and Parquet have the columns only.
+    """
+    if media_type == JSON_MEDIA_TYPE:
+        return json_document(json_columns(table), beside or {})
+    arrow = pa.table({name: _arrow(column) for name, column in table.columns.items()})
+    sink = io.BytesIO()
+    if media_type == CSV_MEDIA_TYPE:
+        pyarrow.csv.write_csv(arrow, sink)
+    else:
+        pq.write_table(arrow, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def json_columns(table: ColumnTable) -> dict[str, bytes]:
+    """Return the JSON of each column, without its brackets."""
+    return {name: _json_items(column) for name, column in table.columns.items()}
+
+
+def json_document(columns: Mapping[str, bytes], beside: Mapping[str, Any]) -> bytes:
+    """Return the JSON document of columns that are JSON already."""
+    parts = [b'{"columns":{']
+    for number, (name, items) in enumerate(columns.items()):
+        parts += [b"," if number else b"", orjson.dumps(name), b":[", items, b"]"]
+    parts.append(b"}")
+    if beside:
+        parts += [b",", orjson.dumps(beside)[1:-1]]
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def _json_items(column: Column) -> bytes:
+    if isinstance(column, Labels):
+        names = [orjson.dumps(name) for name in column.names]
+        return b",".join([names[code] for code in column.codes.tolist()])
+    # NaN and infinite values become null.
+    return orjson.dumps(np.ascontiguousarray(column), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+def _arrow(column: Column) -> pa.Array:
+    if isinstance(column, Labels):
+        return pa.DictionaryArray.from_arrays(column.codes, pa.array(column.names, pa.string())).cast(pa.string())
+    if column.dtype.kind == "f":
+        return pa.array(column, mask=~np.isfinite(column))
+    return pa.array(column)
+
+
+def _quality(accept: str, media_type: str) -> float:
+    """Return the q of the most specific range that matches the type, 0 if none does."""
+    found = (0, 0.0)
+    for part in accept.split(",") if accept.strip() else ["*/*"]:
+        name, *parameters = [piece.strip().lower() for piece in part.split(";")]
+        if name not in ("*/*", media_type, media_type.partition("/")[0] + "/*"):
+            continue
+        specific = 3 - name.count("*")
+        found = max(found, (specific, _q(parameters)))
+    return found[1]
+
+
+def _q(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0
