@@ -1,0 +1,1 @@
+"""Ingestion: tokens per second, small steps per second, bytes of database, memory."""
