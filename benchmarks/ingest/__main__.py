@@ -141,7 +141,10 @@ def main() -> int:
         rate, memory = large_shards(arguments.tokens)
         print(f"\nshards of {LARGE[0]} × {LARGE[1]:,} tokens: {rate.per_second:.2f} M tokens/s (bar 5),", end=" ")
         print(f"{rate.cpu_ms:.1f} ms of CPU of the service per million tokens")
-        print(f"memory over {arguments.tokens / 1e6:,.0f} M tokens: peak {memory.peak / 2**20:,.0f} MiB (bar 1,024),", end=" ")
+        print(
+            f"memory over {arguments.tokens / 1e6:,.0f} M tokens: peak {memory.peak / 2**20:,.0f} MiB (bar 1,024),",
+            end=" ",
+        )
         print(f"last third over second third {memory.growth:.3f} (bar {BAR_GROWTH})", flush=True)
         reached &= rate.per_second * 1e6 >= BAR_TOKENS and memory.peak < BAR_MEMORY and memory.growth <= BAR_GROWTH
         pairs += [f"tokens_per_second={rate.per_second * 1e6:.0f}", f"cpu_ms_per_million_tokens={rate.cpu_ms:.1f}"]
@@ -162,7 +165,9 @@ def _small(database: str, last: int) -> tuple[bool, list[str]]:
     else:
         with database_urls() as urls:
             rates, each = small_steps(urls[database], last)
-    print(f"\n{database}: {SMALL[0]} rollouts × {SMALL[1]} tokens a step, {each / 1e3:.2f} kB of database a step (bar 8)")
+    print(
+        f"\n{database}: {SMALL[0]} rollouts × {SMALL[1]} tokens a step, {each / 1e3:.2f} kB of database a step (bar 8)"
+    )
     print(f"{'step':>7s} {'scalars':>8s} {'steps/s':>8s} {'CPU ms of the service per step':>31s}")
     pairs = [f"{database}_bytes_per_step={each:.0f}"]
     for (step, scalars), rate in sorted(rates.items()):

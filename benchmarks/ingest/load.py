@@ -1,4 +1,4 @@
-"""The load generator: encoded bodies, and connections that send them as a trainer's client does, without its encoder."""
+"""The load generator: bodies encoded beforehand, and the connections that send them."""
 
 from __future__ import annotations
 

@@ -9,16 +9,17 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import table_of, upsert
-from service.platform.database.tables import Attempt, Run
+from service.platform.database.prepared import Prepared
+from service.platform.database.tables import Run
 from service.platform.database.tables.probes import Attribution
-from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.active_attempts import AttemptStart, is_active
 from service.runs.step_key import StepKey
 
 _KEY = StepKey._fields
 
 # Asked whenever a step closes: built once.
 _attributions = table_of(Attribution).c
-_EXISTS = select(_attributions.step).where(*(_attributions[name] == bindparam(name) for name in _KEY))
+_EXISTS = Prepared(select(_attributions.step).where(*(_attributions[name] == bindparam(name) for name in _KEY)))
 
 
 def find(session: Session, key: StepKey) -> Attribution | None:
@@ -28,7 +29,7 @@ def find(session: Session, key: StepKey) -> Attribution | None:
 
 def exists(session: Session, key: StepKey) -> bool:
     """Return whether the step has an attribution, computed or not."""
-    return session.scalar(_EXISTS, key._asdict()) is not None
+    return _EXISTS.first(session, key._asdict()) is not None
 
 
 def lock(session: Session, key: StepKey) -> None:
@@ -47,7 +48,7 @@ def put(session: Session, key: StepKey, document: dict[str, Any] | None, now_us:
     upsert(session, Attribution, [{**key._asdict(), **row}], _KEY)
 
 
-def newest_steps(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[int]:
+def newest_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
     chosen = is_active(attempts, Attribution.attempt, Attribution.step)
     query = select(Attribution.step).where(Attribution.run_id == run_id, chosen)
@@ -55,7 +56,7 @@ def newest_steps(session: Session, run_id: str, attempts: Sequence[Attempt], lim
 
 
 def other_documents(
-    session: Session, run_id: str, attempts: Sequence[Attempt], step: int, limit: int
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], step: int, limit: int
 ) -> list[dict[str, Any]]:
     """Return the documents of up to `limit` active steps other than `step`, the newest ones, in step order."""
     chosen = is_active(attempts, Attribution.attempt, Attribution.step)

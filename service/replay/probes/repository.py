@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Attempt, Checkpoint, Run
+from service.platform.database.tables import Checkpoint, Run
 from service.platform.database.tables.probes import Probe, ProbeJob
-from service.runs.attempts.active_attempts import is_active
+from service.runs.attempts.active_attempts import AttemptStart, is_active
 from service.runs.step_key import StepKey
 
 
@@ -56,7 +56,7 @@ def run_of(session: Session, probe: Probe) -> Run:
     return session.scalars(select(Run).where(Run.id == probe.run_id)).one()
 
 
-def earlier_checkpoints(session: Session, attempts: Sequence[Attempt], key: StepKey) -> Sequence[Checkpoint]:
+def earlier_checkpoints(session: Session, attempts: Sequence[AttemptStart], key: StepKey) -> Sequence[Checkpoint]:
     """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
     led = [each for each in attempts if each.attempt <= key.attempt]
     chosen = is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, false, or_
 
-from service.platform.database.tables import Attempt
-
 _NO_END = 2**62
+
+
+class AttemptStart(NamedTuple):
+    """The number of an attempt, and the step that it begins at."""
+
+    attempt: int
+    resume_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class ActiveRange:
         return {"attempt": self.attempt, "first": self.first, "end": _NO_END if self.end is None else self.end}
 
 
-def active_ranges(attempts: Iterable[Attempt], first: int = 0, last: int | None = None) -> list[ActiveRange]:
+def active_ranges(attempts: Iterable[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
     """Return the ranges of active steps within `first` ≤ step ≤ `last` (None: no bound), newest attempt first.
 
     They do not overlap, and each begins beyond the end of the next.
@@ -44,14 +49,14 @@ def active_ranges(attempts: Iterable[Attempt], first: int = 0, last: int | None 
     return ranges
 
 
-def active_attempt_of(attempts: Iterable[Attempt], step: int) -> int | None:
+def active_attempt_of(attempts: Iterable[AttemptStart], step: int) -> int | None:
     """Return the attempt in which the step is active; None if every attempt begins after it."""
     found = active_ranges(attempts, step, step)
     return found[0].attempt if found else None
 
 
 def is_active(
-    attempts: Sequence[Attempt], attempt: Any, step: Any, first: int = 0, last: int | None = None
+    attempts: Sequence[AttemptStart], attempt: Any, step: Any, first: int = 0, last: int | None = None
 ) -> ColumnElement[bool]:
     """Return the SQL condition for rows of active steps with `first` ≤ step ≤ `last`, given the row's two columns.
 

@@ -7,9 +7,17 @@ from collections.abc import Sequence
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from service.platform.database.dialect import table_of
+from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Attempt, AttemptClient
+from service.runs.attempts.active_attempts import AttemptStart
 
-# Read whenever a step closes: built once.
+_attempts = table_of(Attempt).c
+_STARTS = Prepared(
+    select(_attempts.attempt, _attempts.resume_step)
+    .where(_attempts.run_id == bindparam("run_id"))
+    .order_by(_attempts.attempt)
+)
 _FIND = select(Attempt).where(Attempt.run_id == bindparam("run_id"), Attempt.attempt == bindparam("attempt"))
 _OF_RUN = select(Attempt).where(Attempt.run_id == bindparam("run_id")).order_by(Attempt.attempt)
 
@@ -24,7 +32,7 @@ def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
     return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.key == key))
 
 
-def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
+def of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
     """Return every attempt of a run, in order."""
     return session.scalars(_OF_RUN, {"run_id": run_id}).all()
 
@@ -33,6 +41,11 @@ def page_of_run(session: Session, run_id: str, after: int, limit: int) -> Sequen
     """Return up to `limit` attempts with numbers above `after`, in order."""
     query = select(Attempt).where(Attempt.run_id == run_id, Attempt.attempt > after)
     return session.scalars(query.order_by(Attempt.attempt).limit(limit)).all()
+
+
+def starts_of_run(session: Session, run_id: str) -> list[AttemptStart]:
+    """Return where every attempt of a run begins, in order."""
+    return [AttemptStart(*row) for row in _STARTS.rows(session, {"run_id": run_id})]
 
 
 def next_number(session: Session, run_id: str) -> int:

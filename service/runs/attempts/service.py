@@ -14,12 +14,13 @@ from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts import repository
-from service.runs.attempts.active_attempts import active_attempt_of
+from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
 from service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
 from service.runs.events import AttemptStarted, ItemsLost
 from service.runs.runs.service import get_run, lock_run, note_sign_of_life
 from service.runs.step_key import StepKey
 
+_KNOWN = "foreshock.attempts"
 BEGUN_TOGETHER_SECONDS = 60
 """Attempts that begin within this time may be ranks of one launch that did not find each other."""
 
@@ -48,6 +49,7 @@ def get_or_create_attempt(
         **body.model_dump(exclude={"heartbeats"}),
     }
     created = insert_if_absent(session, Attempt, row)
+    session.info.pop(_KNOWN, None)
     attempt = repository.find_by_key(session, run_id, body.key)
     assert attempt is not None
     if attempt.resume_step != body.resume_step:
@@ -67,7 +69,7 @@ def note_heartbeat(
 ) -> None:
     """Store a heartbeat; publish ItemsLost if the client has lost more items than before."""
     run = lock_run(session, principal, run_id)
-    require_attempt(session, run_id, attempt)
+    check_attempt(session, run_id, attempt)
     before = repository.lost_by_clients(session, run_id, attempt)
     row = {"run_id": run_id, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
     upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
@@ -93,9 +95,12 @@ def find_attempt(session: Session, run_id: str, attempt: int) -> Attempt | None:
     return repository.find(session, run_id, attempt)
 
 
-def attempts_of_run(session: Session, run_id: str) -> Sequence[Attempt]:
-    """Return every attempt of a run, in order."""
-    return repository.of_run(session, run_id)
+def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
+    """Return where every attempt of a run begins, in order; a session asks once."""
+    known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
+    if run_id not in known:
+        known[run_id] = repository.starts_of_run(session, run_id)
+    return known[run_id]
 
 
 def list_attempts(
@@ -112,15 +117,26 @@ def require_attempt(session: Session, run_id: str, attempt: int) -> Attempt:
     """Return the attempt; raise AttemptNotFound if there is none."""
     found = repository.find(session, run_id, attempt)
     if found is None:
-        raise AttemptNotFound(f"the run has no attempt {attempt}: create it with POST /v1/runs/{run_id}/attempts")
+        raise attempt_not_found(run_id, attempt)
     return found
+
+
+def check_attempt(session: Session, run_id: str, attempt: int) -> None:
+    """Raise AttemptNotFound if the run has no such attempt."""
+    if all(each.attempt != attempt for each in attempts_of_run(session, run_id)):
+        raise attempt_not_found(run_id, attempt)
+
+
+def attempt_not_found(run_id: str, attempt: int) -> AttemptNotFound:
+    """Return the error for an attempt that does not exist."""
+    return AttemptNotFound(f"the run has no attempt {attempt}: create it with POST /v1/runs/{run_id}/attempts")
 
 
 def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:
     """Return the step's key in `attempt`; None: in the attempt in which it is active. Raises AttemptNotFound."""
     if attempt is not None:
         return StepKey(run_id, require_attempt(session, run_id, attempt).attempt, step)
-    active = active_attempt_of(repository.of_run(session, run_id), step)
+    active = active_attempt_of(attempts_of_run(session, run_id), step)
     if active is None:
         raise AttemptNotFound(f"no attempt of the run holds step {step}")
     return StepKey(run_id, active, step)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Attempt, Step
-from service.runs.attempts.active_attempts import is_active
+from service.platform.database.tables import Step
+from service.runs.attempts.active_attempts import AttemptStart, is_active
 from service.runs.step_key import StepKey
 
 
@@ -21,7 +21,7 @@ def counts(session: Session, key: StepKey) -> tuple[int, int | None] | None:
     return None if row is None else (row[0], row[1])
 
 
-def statistics_steps(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[Step]:
+def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[Step]:
     """Return up to `limit` active steps of which shards were sent as statistics, newest first."""
     query = select(Step).where(
         Step.run_id == run_id, Step.full_rollouts.is_not(None), is_active(attempts, Step.attempt, Step.step)

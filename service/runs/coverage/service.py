@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Attempt
+from service.runs.attempts.active_attempts import AttemptStart
 from service.runs.coverage import repository
 from service.runs.coverage.schemas import CoverageRead, StatisticsStep
 from service.runs.step_key import StepKey
@@ -36,7 +36,7 @@ def coverage_of_step(session: Session, key: StepKey, used: int | None = None) ->
     )
 
 
-def statistics_steps(session: Session, run_id: str, attempts: Sequence[Attempt]) -> list[StatisticsStep]:
+def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[StatisticsStep]:
     """Return the newest active steps of which shards were sent as statistics, newest first, at most 1,000."""
     found = repository.statistics_steps(session, run_id, attempts, _MOST_STEPS)
     return [

@@ -21,17 +21,25 @@ from service.platform.problem import InvalidRequest, ProblemError
 from service.platform.security import Principal
 from service.platform.store.names import shard_file_name
 from service.platform.uploads import Upload
-from service.runs.attempts.service import require_attempt
+from service.runs.attempts.service import check_attempt
 from service.runs.events import StepClosed
 from service.runs.ingest.order import IngestOrder, Place
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
 from service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
 from service.runs.rollouts.statistics_shards import decode_statistics
-from service.runs.runs.service import get_run, lock_run, note_sign_of_life
+from service.runs.runs.service import check_run, lock_run, note_upload
 from service.runs.step_key import StepKey
 from service.runs.steps.closing import is_waiting, mark_closed, store_fold, try_to_close
-from service.runs.steps.service import check_expected_shards, count_shard, find_split, find_step, open_step
+from service.runs.steps.service import (
+    check_expected_shards,
+    count_shard,
+    expected_shards_of,
+    find_split,
+    find_step,
+    open_step,
+    store_step,
+)
 
 
 class ShardConflict(ProblemError):
@@ -65,12 +73,12 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
             f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
         )
     with context.database.read() as session:
-        get_run(session, principal, address.run_id)
-        require_attempt(session, address.run_id, address.attempt)
-        step = find_step(session, address.step_key)
-        if step is not None:
-            check_expected_shards(step, address.shards)
-        return step is not None
+        check_run(session, principal, address.run_id)
+        check_attempt(session, address.run_id, address.attempt)
+        expected = expected_shards_of(session, address.step_key)
+        if expected is not None:
+            check_expected_shards(address.step_key, expected, address.shards)
+        return expected is not None
 
 
 def ingest_shard(
@@ -180,25 +188,24 @@ def commit_shard(
 
     The run is locked.
     """
-    if run.seen_at_us is not None:
-        note_sign_of_life(run)
-    require_attempt(session, address.run_id, address.attempt)
+    check_attempt(session, address.run_id, address.attempt)
     key, measured = address.step_key, decoded.measured
     step = find_step(session, key)
     if step is not None:
         stored = _stored_before(session, address, upload.digest, step)
         if stored is not None:
             return stored
-        check_expected_shards(step, address.shards)
+        check_expected_shards(key, step.expected_shards, address.shards)
     else:
-        step = open_step(session, key, address.shards)
+        step = open_step(key, address.shards)
     full = measured.full
     counted = None if full is None else (full.rollouts, full.tokens)
-    count_shard(run, step, measured.rollouts, measured.tokens, counted)
+    count_shard(step, measured.rollouts, measured.tokens, counted)
     if decoded.step is not None:
         mark_closed(step)
-    # The rows of the shard have a foreign key to the row of the step.
-    session.flush()
+    # First: the rows of the shard have a foreign key to the row of the step.
+    store_step(session, step)
+    note_upload(session, run, key.step)
     row = {
         **key._asdict(),
         "shard": address.shard,

@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import insert_rows, upsert
-from service.platform.database.tables import Attempt, Scalar, ShardLint, StepLint
-from service.runs.attempts.active_attempts import is_active
+from service.platform.database.tables import Scalar, ShardLint, StepLint
+from service.runs.attempts.active_attempts import AttemptStart, is_active
 from service.runs.step_key import StepKey
 
 STEP_KEY = ("run_id", "attempt", "step")
@@ -61,7 +61,7 @@ def evidence_of_step(session: Session, key: StepKey) -> Sequence[ShardLint]:
 
 
 def newest_steps(
-    session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None, count: int
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None, count: int
 ) -> list[StepKey]:
     """Return the newest checked steps, ascending: the active ones, or those of one attempt."""
     query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(
@@ -99,7 +99,9 @@ def verdict_of(session: Session, key: StepKey) -> StepLint | None:
     return session.get(StepLint, key)
 
 
-def warned_steps(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> list[WarnedStep]:
+def warned_steps(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None
+) -> list[WarnedStep]:
     """Return the steps with warnings, in order: the active ones, or those of one attempt."""
     query = (
         select(StepLint.step, StepLint.warnings)
@@ -109,7 +111,7 @@ def warned_steps(session: Session, run_id: str, attempts: Sequence[Attempt], att
     return [WarnedStep(step, warnings) for step, warnings in session.execute(query)]
 
 
-def run_sums(session: Session, run_id: str, attempts: Sequence[Attempt], attempt: int | None) -> RunSums:
+def run_sums(session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None) -> RunSums:
     """Return the sums over the active steps, or over those of one attempt."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
@@ -128,7 +130,7 @@ def run_sums(session: Session, run_id: str, attempts: Sequence[Attempt], attempt
     return RunSums(int(steps), int(clean), int(tested), int(tokens), *numbers)
 
 
-def _chosen(attempts: Sequence[Attempt], attempt: int | None) -> ColumnElement[bool]:
+def _chosen(attempts: Sequence[AttemptStart], attempt: int | None) -> ColumnElement[bool]:
     if attempt is not None:
         return StepLint.attempt == attempt
     return is_active(attempts, StepLint.attempt, StepLint.step)

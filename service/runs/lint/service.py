@@ -13,9 +13,10 @@ from foreshock.lint import CHECKS, CheckResult, LintWarning
 from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
-from service.platform.database.tables import Attempt, Run, ShardLint
+from service.platform.database.tables import Run, ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.runs.attempts.active_attempts import AttemptStart
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.coverage.service import coverage_of_step
 from service.runs.lint import repository
@@ -112,7 +113,7 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
 
 
 def _window(
-    session: Session, run: Run, attempts: Sequence[Attempt], attempt: int | None, known: set[str]
+    session: Session, run: Run, attempts: Sequence[AttemptStart], attempt: int | None, known: set[str]
 ) -> list[WarningRead]:
     """Return the findings of the newest steps together, except those in `known`, which single steps have."""
     keys = repository.newest_steps(session, run.id, attempts, attempt, WINDOW_STEPS)

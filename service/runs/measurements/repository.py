@@ -7,14 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, select, tuple_
+from sqlalchemy import ColumnElement, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.dialect import upsert
+from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Attempt, MeasurementStatistics, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
-from service.runs.attempts.active_attempts import ActiveRange, is_active
+from service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
 from service.runs.measurements.curves import KEYS, MeasuredStep
 from service.runs.step_key import StepKey
 
@@ -32,7 +33,7 @@ def statistics_of(session: Session, key: StepKey, comparison: str) -> Measuremen
     return session.get(MeasurementStatistics, (*key, comparison))
 
 
-def incomplete_steps(session: Session, run_id: str, attempts: Sequence[Attempt], limit: int) -> Sequence[Step]:
+def incomplete_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[Step]:
     """Return up to `limit` active closed steps that lack shards, newest first."""
     query = select(Step).where(
         Step.run_id == run_id,
@@ -74,21 +75,23 @@ def values_in_range(
     session: Session, run_id: str, steps: ActiveRange, comparisons: Sequence[str], columns: Sequence[str]
 ) -> list[tuple[int, str, tuple[float | None, ...]]]:
     """Return (step, comparison, the value of each column) in a range of steps."""
-    parameters = {"run_id": run_id, "comparisons": comparisons, **steps.parameters()}
-    rows = session.execute(_values_in_range(tuple(columns)), parameters)
+    names = {f"comparison_{number}": name for number, name in enumerate(comparisons)}
+    rows = _values_in_range(len(names), tuple(columns)).rows(session, {"run_id": run_id, **names, **steps.parameters()})
     return [(row[0], row[1], tuple(row[2:])) for row in rows]
 
 
 @cache
-def _values_in_range(columns: tuple[str, ...]) -> Select[Any]:
-    # This query runs whenever a step closes, so it is built once.
+def _values_in_range(comparisons: int, columns: tuple[str, ...]) -> Prepared:
+    # Of the detectors: this query runs whenever a step closes.
     table = measurements.c
-    return select(table.step, table.comparison, *(table[name] for name in columns)).where(
-        table.run_id == bindparam("run_id"),
-        table.attempt == bindparam("attempt"),
-        table.step >= bindparam("first"),
-        table.step < bindparam("end"),
-        table.comparison.in_(bindparam("comparisons", expanding=True)),
+    return Prepared(
+        select(table.step, table.comparison, *(table[name] for name in columns)).where(
+            table.run_id == bindparam("run_id"),
+            table.attempt == bindparam("attempt"),
+            table.step >= bindparam("first"),
+            table.step < bindparam("end"),
+            table.comparison.in_([bindparam(f"comparison_{number}") for number in range(comparisons)]),
+        )
     )
 
 

@@ -16,13 +16,13 @@ from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.columnar.downsampling import keep_extremes
 from service.platform.columnar.reading import Kind, check_answer, read_columns
-from service.platform.database.tables import Attempt, MeasurementStatistics
+from service.platform.database.tables import MeasurementStatistics
 from service.platform.database.tables import measurements as table
 from service.platform.problem import ProblemError
 from service.platform.query_parameters import check_step_range
 from service.platform.security import Principal
 from service.platform.settings import Settings
-from service.runs.attempts.active_attempts import active_ranges, is_active
+from service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.coverage.service import statistics_steps
 from service.runs.measurements import repository
@@ -93,7 +93,7 @@ def is_run_out_of_date(session: Session, run_id: str) -> bool:
 def measures_of_active_steps(
     session: Session,
     run_id: str,
-    attempts: Sequence[Attempt],
+    attempts: Sequence[AttemptStart],
     comparisons: Sequence[str],
     columns: Sequence[str],
     steps: tuple[int, int],

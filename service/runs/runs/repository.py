@@ -6,9 +6,22 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, bindparam, select, tuple_, update
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 
+from service.platform.database.dialect import table_of
+from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Run
 
+UPLOAD_COLUMNS = ("last_step", "seen_at_us", "state")
+"""The columns of a run that an upload changes."""
+
+_runs = table_of(Run).c
+_ACCESS = Prepared(select(_runs.project, _runs.deleted_at_us).where(_runs.id == bindparam("run_id")))
+_NOTE_UPLOAD = Prepared(
+    update(table_of(Run))
+    .where(_runs.id == bindparam("run_id"))
+    .values({name: bindparam(f"new_{name}") for name in UPLOAD_COLUMNS})
+)
 # This query runs for every change of a run, so it is built once.
 _LOCK = (
     select(Run)
@@ -21,6 +34,22 @@ _LOCK = (
 def find(session: Session, run_id: str) -> Run | None:
     """Return the run with this id, deleted ones included."""
     return session.get(Run, run_id)
+
+
+def find_access(session: Session, run_id: str) -> tuple[str, int | None] | None:
+    """Return (project, deleted_at_us) of the run; None if there is none."""
+    found = _ACCESS.first(session, {"run_id": run_id})
+    return None if found is None else (found[0], found[1])
+
+
+def note_upload(session: Session, run: Run, **values: object) -> None:
+    """Set some of UPLOAD_COLUMNS of a locked run, in the database and in the loaded object."""
+    changed = {name: value for name, value in values.items() if getattr(run, name) != value}
+    if changed:
+        new = {f"new_{name}": changed.get(name, getattr(run, name)) for name in UPLOAD_COLUMNS}
+        _NOTE_UPLOAD.run(session, {"run_id": run.id, **new})
+        for name, value in changed.items():
+            set_committed_value(run, name, value)
 
 
 def find_and_lock(session: Session, run_id: str) -> Run | None:

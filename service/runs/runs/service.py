@@ -51,6 +51,15 @@ def get_run(session: Session, principal: Principal, run_id: str) -> Run:
     return _visible(repository.find(session, run_id), principal, run_id)
 
 
+def check_run(session: Session, principal: Principal, run_id: str) -> None:
+    """Raise RunNotFound or RunDeleted as `get_run` does."""
+    found = repository.find_access(session, run_id)
+    if found is None or not principal.sees(found[0]):
+        raise _not_found(run_id)
+    if found[1] is not None:
+        raise _deleted(run_id)
+
+
 def id_of_key(session: Session, principal: Principal, project: str | None, key: str) -> str:
     """Return the id of the run with this key, in `project` or in the one visible project that has it.
 
@@ -157,6 +166,19 @@ def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
         run.state = "running"
 
 
+def note_upload(session: Session, run: Run, step: int) -> None:
+    """Note that rollouts of a step arrived: the newest step of the run, and that its client lives. The run is locked.
+
+    Runs whose clients send no heartbeats have no sign of life.
+    """
+    newest = step if run.last_step is None else max(run.last_step, step)
+    if run.seen_at_us is None:
+        repository.note_upload(session, run, last_step=newest)
+    else:
+        state = "running" if run.state == "stale" else run.state
+        repository.note_upload(session, run, last_step=newest, seen_at_us=now_us(), state=state)
+
+
 def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
     """Mark the running runs that gave no sign of life for `stale_seconds`; return how many.
 
@@ -215,10 +237,18 @@ def _set_model_kind(
 
 def _visible(run: Run | None, principal: Principal, run_id: str) -> Run:
     if run is None or not principal.sees(run.project):
-        raise RunNotFound(f"there is no run {run_id}")
+        raise _not_found(run_id)
     if run.deleted_at_us is not None:
-        raise RunDeleted(f"the run {run_id} was deleted")
+        raise _deleted(run_id)
     return run
+
+
+def _not_found(run_id: str) -> RunNotFound:
+    return RunNotFound(f"there is no run {run_id}")
+
+
+def _deleted(run_id: str) -> RunDeleted:
+    return RunDeleted(f"the run {run_id} was deleted")
 
 
 def _key_of(run: RunRead) -> CursorKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, bindparam, select
@@ -10,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.platform.columnar.reading import Kind
 from service.platform.database.dialect import table_of, upsert
+from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Scalar
 from service.runs.attempts.active_attempts import ActiveRange
 from service.runs.step_key import StepKey
@@ -20,15 +22,7 @@ COLUMNS: Mapping[str, Kind] = {
 }  # fmt: skip
 """The columns of an answer, and what they hold."""
 
-# This query runs whenever a step closes, so it is built once.
 _scalars = table_of(Scalar).c
-_NAMED_IN_RANGE = select(_scalars.step, _scalars.source, _scalars.name, _scalars.value).where(
-    _scalars.run_id == bindparam("run_id"),
-    _scalars.attempt == bindparam("attempt"),
-    _scalars.step >= bindparam("first"),
-    _scalars.step < bindparam("end"),
-    _scalars.name.in_(bindparam("names", expanding=True)),
-)
 
 
 class ReportedValue(NamedTuple):
@@ -55,8 +49,23 @@ def of_step(session: Session, key: StepKey) -> list[ReportedValue]:
 
 def named_in_range(session: Session, run_id: str, steps: ActiveRange, names: Sequence[str]) -> list[ReportedValue]:
     """Return the scalars of these names in a range of steps."""
-    parameters = {"run_id": run_id, "names": names, **steps.parameters()}
-    return [ReportedValue(*row) for row in session.execute(_NAMED_IN_RANGE, parameters)]
+    of_names = {f"name_{number}": name for number, name in enumerate(names)}
+    parameters = {"run_id": run_id, **of_names, **steps.parameters()}
+    return [ReportedValue(*row) for row in _named_in_range(len(of_names)).rows(session, parameters)]
+
+
+@cache
+def _named_in_range(names: int) -> Prepared:
+    # Of the detectors: this query runs whenever a step closes.
+    return Prepared(
+        select(_scalars.step, _scalars.source, _scalars.name, _scalars.value).where(
+            _scalars.run_id == bindparam("run_id"),
+            _scalars.attempt == bindparam("attempt"),
+            _scalars.step >= bindparam("first"),
+            _scalars.step < bindparam("end"),
+            _scalars.name.in_([bindparam(f"name_{number}") for number in range(names)]),
+        )
+    )
 
 
 def range_query(

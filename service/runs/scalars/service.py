@@ -13,14 +13,14 @@ from foreshock.json_values import finite_or_none
 from service.platform.columnar.downsampling import keep_extremes
 from service.platform.columnar.reading import check_answer, read_columns
 from service.platform.columnar.table import ColumnTable
-from service.platform.database.tables import Attempt, Scalar
+from service.platform.database.tables import Scalar
 from service.platform.events import EventBus
 from service.platform.query_parameters import check_step_range
 from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Principal
 from service.platform.settings import Settings
-from service.runs.attempts.active_attempts import active_ranges, is_active
-from service.runs.attempts.service import attempts_of_run, require_attempt
+from service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
+from service.runs.attempts.service import attempts_of_run, check_attempt, require_attempt
 from service.runs.events import ScalarsChanged
 from service.runs.runs.service import get_run, lock_run
 from service.runs.scalars import repository
@@ -43,8 +43,8 @@ def put_scalars(
     body: ScalarsPut,
 ) -> None:
     """Store the scalars of a source for a step, before or after the step closes."""
-    lock_run(session, principal, run_id)
-    require_attempt(session, run_id, attempt)
+    run = lock_run(session, principal, run_id)
+    check_attempt(session, run_id, attempt)
     now = now_us()
     rows = [
         {
@@ -59,7 +59,7 @@ def put_scalars(
         for name, value in sorted(body.values.items())
     ]
     repository.put(session, rows)
-    key = StepKey(run_id, attempt, step)
+    key = StepKey(run.id, attempt, step)
     if is_closed(session, key):
         events.publish(session, ScalarsChanged(*key))
 
@@ -70,7 +70,7 @@ def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
 
 
 def scalars_of_active_steps(
-    session: Session, run_id: str, attempts: Sequence[Attempt], names: Sequence[str], steps: tuple[int, int]
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], steps: tuple[int, int]
 ) -> dict[int, dict[str, float]]:
     """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
     ranges = active_ranges(attempts, *steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.tables import Run, Step
+from service.platform.database.tables import Step
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
@@ -24,19 +24,19 @@ class ShardCountConflict(ProblemError):
     status = 409
 
 
-def check_expected_shards(step: Step, shards: int) -> None:
-    """Raise ShardCountConflict if the step was opened with another number of shards."""
-    if step.expected_shards != shards:
+def check_expected_shards(key: StepKey, expected: int, shards: int) -> None:
+    """Raise ShardCountConflict if the step was opened with another number of shards than `shards`."""
+    if expected != shards:
         raise ShardCountConflict(
-            f"step {step.step} of attempt {step.attempt} was opened with shards={step.expected_shards}, not {shards}: "
+            f"step {key.step} of attempt {key.attempt} was opened with shards={expected}, not {shards}: "
             "every shard of a step must give the same number"
         )
 
 
-def open_step(session: Session, key: StepKey, shards: int) -> Step:
-    """Add a step that has no shard yet to the session. The run is locked."""
+def open_step(key: StepKey, shards: int) -> Step:
+    """Return a new step that has no shard yet, for `store_step`."""
     now = now_us()
-    step = Step(
+    return Step(
         **key._asdict(),
         expected_shards=shards,
         received_shards=0,
@@ -49,12 +49,23 @@ def open_step(session: Session, key: StepKey, shards: int) -> Step:
         last_shard_at_us=now,
         closed_at_us=None,
     )
-    session.add(step)
-    return step
 
 
-def count_shard(run: Run, step: Step, rollouts: int, tokens: int, full: tuple[int, int] | None) -> None:
-    """Count a shard that is added in this transaction, in its step and in the run's newest step. The run is locked.
+def store_step(session: Session, step: Step) -> None:
+    """Write the step: inserted if it is new, else with what has changed. The run is locked."""
+    if step in session:
+        session.flush()
+    else:
+        repository.add(session, step)
+
+
+def expected_shards_of(session: Session, key: StepKey) -> int | None:
+    """Return the number of shards that the step was opened with; None if no shard of it was uploaded."""
+    return repository.expected_shards_of(session, key)
+
+
+def count_shard(step: Step, rollouts: int, tokens: int, full: tuple[int, int] | None) -> None:
+    """Count a shard that is added in this transaction, in its step. The run is locked.
 
     `full` has the rollouts and tokens that are stored in full; None: all of them.
     """
@@ -66,8 +77,6 @@ def count_shard(run: Run, step: Step, rollouts: int, tokens: int, full: tuple[in
     step.rollouts += rollouts
     step.tokens += tokens
     step.last_shard_at_us = now_us()
-    if run.last_step is None or run.last_step < step.step:
-        run.last_step = step.step
 
 
 def find_step(session: Session, key: StepKey) -> Step | None:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import bindparam, func, select, tuple_, union_all
+from sqlalchemy import bindparam, func, literal, or_, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import table_of
-from service.platform.database.tables import Alert, Attempt
-from service.runs.attempts.active_attempts import active_attempt_of, active_ranges, is_active
+from service.platform.database.prepared import Prepared
+from service.platform.database.tables import Alert
+from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
 from service.watch.alerts.delivery_rules import DELIVERY_RULES
 
-# Read whenever a step closes: built once, and each half is a range of an index, so that the run's other alerts are not
-# looked at. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
+# Read whenever a step closes: each half is a range of an index, so that the run's other alerts are not looked at,
+# however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
 _alerts = table_of(Alert).c
 _OF_RUN = _alerts.run_id == bindparam("run_id")
-_FIRED = select(_alerts.id).where(
-    _OF_RUN, _alerts.attempt.in_(bindparam("attempts", expanding=True)), _alerts.step >= bindparam("from_step")
-)
+_FIRED = select(_alerts.id).where(_OF_RUN, _alerts.step >= bindparam("from_step"))
 _CLEARED = select(_alerts.id).where(
-    _OF_RUN,
-    _alerts.attempt.in_(bindparam("attempts_before", expanding=True)),
-    _alerts.cleared_step >= bindparam("from_step"),
-    _alerts.step + 0 < bindparam("from_step"),
+    _OF_RUN, _alerts.cleared_step >= bindparam("from_step"), _alerts.step + 0 < bindparam("from_step")
 )
-_TOUCHED = union_all(_FIRED, _CLEARED)
+_TOUCHED = Prepared(union_all(_FIRED, _CLEARED))
+_STANDING = Prepared(
+    select(_alerts.id)
+    .where(
+        _OF_RUN,
+        _alerts.attempt == bindparam("attempt"),
+        _alerts.rule == bindparam("rule"),
+        or_(_alerts.state == literal("open"), _alerts.state == literal("acknowledged")),
+    )
+    .order_by(_alerts.step)
+    .limit(1)
+)
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -51,17 +58,9 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
 
-def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> list[Alert]:
+def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int) -> list[Alert]:
     """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
-    fired = active_ranges(attempts, first=from_step)
-    fired_before = active_ranges(attempts, last=from_step - 1)
-    parameters = {
-        "run_id": run_id,
-        "from_step": from_step,
-        "attempts": [each.attempt for each in fired],
-        "attempts_before": [each.attempt for each in fired_before],
-    }
-    ids = session.scalars(_TOUCHED, parameters).all()
+    ids = [alert_id for (alert_id,) in _TOUCHED.rows(session, {"run_id": run_id, "from_step": from_step})]
     # Usually none.
     of_detectors = Alert.rule.not_in(DELIVERY_RULES)
     found = session.scalars(select(Alert).where(Alert.id.in_(ids), of_detectors)).all() if ids else []
@@ -69,7 +68,7 @@ def active_touching(session: Session, run_id: str, attempts: Sequence[Attempt], 
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 
 
-def standing(session: Session, run_id: str, attempts: Sequence[Attempt], rule: str, step: int) -> Alert | None:
+def standing(session: Session, run_id: str, attempts: Sequence[AttemptStart], rule: str, step: int) -> Alert | None:
     """Return the alert of a rule that fired at `step` of the active history."""
     query = select(Alert).where(
         Alert.run_id == run_id,
@@ -82,8 +81,9 @@ def standing(session: Session, run_id: str, attempts: Sequence[Attempt], rule: s
 
 def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
     """Return the open or acknowledged alert of a rule in an attempt."""
-    query = select(Alert).where(Alert.run_id == run_id, Alert.attempt == attempt, Alert.rule == rule)
-    return session.scalar(query.where(Alert.state.in_(("open", "acknowledged"))).order_by(Alert.step).limit(1))
+    # Usually none.
+    found = _STANDING.first(session, {"run_id": run_id, "attempt": attempt, "rule": rule})
+    return None if found is None else session.get(Alert, found[0])
 
 
 def at_step(session: Session, run_id: str, attempt: int, rule: str, step: int) -> Alert | None:
@@ -92,7 +92,7 @@ def at_step(session: Session, run_id: str, attempt: int, rule: str, step: int) -
     return session.scalar(query.where(Alert.step == step))
 
 
-def superseded(session: Session, run_id: str, attempts: Sequence[Attempt]) -> Sequence[Alert]:
+def superseded(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> Sequence[Alert]:
     """Open or acknowledged alerts of steps that are not active."""
     query = select(Alert).where(
         Alert.run_id == run_id,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foreshock.early_warning.detectors import WarningConfiguration, WarningState
 from foreshock.early_warning.events import Event
-from service.platform.database.tables import Attempt
+from service.runs.attempts.active_attempts import AttemptStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class DetectorsReplayed:
     """The events of all active closed steps from `from_step` on, each with its attempt, and the state after them."""
 
     run_id: str
-    attempts: Sequence[Attempt]
+    attempts: Sequence[AttemptStart]
     from_step: int
     events: Sequence[tuple[Event, int]]
     state: WarningState

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import ClosedStep
 from foreshock.measures.registry import MEASURES
-from service.platform.database.tables import Attempt
+from service.runs.attempts.active_attempts import AttemptStart
 from service.runs.measurements.service import measures_of_active_steps
 from service.runs.scalars.service import scalars_of_active_steps
 from service.watch.detection import repository
@@ -19,7 +19,7 @@ _COLUMNS = frozenset(measure.column for measure in MEASURES)
 
 
 def closed_steps_after(
-    session: Session, run_id: str, attempts: Sequence[Attempt], after: int, keys: Sequence[str]
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, keys: Sequence[str]
 ) -> list[tuple[ClosedStep, int]]:
     """Return the active closed steps beyond `after`, each with its values of `keys` and its attempt.
 

@@ -14,9 +14,8 @@ from sqlalchemy.orm import Session
 from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.early_warning.events import Event
 from foreshock.model_kind import ModelKind
-from service.platform.database.tables import Attempt
 from service.platform.events import EventBus
-from service.runs.attempts.active_attempts import active_attempt_of
+from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
 from service.runs.attempts.service import attempts_of_run
 from service.runs.events import AttemptStarted, ModelKindChanged, StepEvent
 from service.runs.runs.service import model_kind_of
@@ -58,7 +57,9 @@ def replay_with_new_ranges(events: EventBus, session: Session, changed: ModelKin
     replay_from(events, session, changed.run_id, attempts_of_run(session, changed.run_id), 0)
 
 
-def replay_from(events: EventBus, session: Session, run_id: str, attempts: Sequence[Attempt], from_step: int) -> None:
+def replay_from(
+    events: EventBus, session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int
+) -> None:
     """Replay the detectors over the active history from `from_step` on and publish DetectorsReplayed."""
     configuration, digest = configuration_of(model_kind_of(session, run_id))
     snapshot = repository.newest_snapshot_of_run(session, run_id)
@@ -83,7 +84,7 @@ def replay_from(events: EventBus, session: Session, run_id: str, attempts: Seque
     events.publish(session, DetectorsReplayed(run_id, attempts, after + 1, found, state, configuration))
 
 
-def _precedes(snapshot: Snapshot, from_step: int, attempts: Sequence[Attempt], configuration_digest: str) -> bool:
+def _precedes(snapshot: Snapshot, from_step: int, attempts: Sequence[AttemptStart], configuration_digest: str) -> bool:
     """Return whether a replay from `from_step` can begin after the run's newest snapshot."""
     return (
         snapshot.step < from_step

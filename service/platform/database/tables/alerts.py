@@ -22,8 +22,8 @@ class Alert(Base):
         UniqueConstraint("run_id", "attempt", "rule", "step"),
         Index(None, "run_id", "state"),
         Index(None, "run_id", "version"),
-        Index(None, "run_id", "attempt", "step"),
-        Index(None, "run_id", "attempt", "cleared_step"),
+        Index(None, "run_id", "step"),
+        Index(None, "run_id", "cleared_step"),
         Index(None, "changed_at_us"),
     )
 

@@ -1,0 +1,121 @@
+"""Statements that are compiled once per database: for what runs whenever a step closes.
+
+`Session.execute` makes a cache key of the whole statement at each call, which for an upsert over the columns of
+`measurements` takes longer than SQLite does. A prepared statement is sent as text, with its parameters and results
+converted by their column types; ORM objects of the session that are not flushed yet are not flushed by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Dialect
+from sqlalchemy.orm import Session
+from sqlalchemy.sql import ClauseElement
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.dml import UpdateBase
+from sqlalchemy.sql.selectable import SelectBase
+from sqlalchemy.types import TypeEngine
+
+_Converter = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class _Compiled:
+    """The text of a statement for one database, its parameters in order (None: by name), and the conversions."""
+
+    dialect: Dialect
+    text: str
+    order: tuple[str, ...] | None
+    names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    converters: Mapping[str, _Converter]
+    result_types: tuple[TypeEngine[Any], ...]
+    result_converters: list[tuple[int, _Converter]] | None = None
+
+    def parameters(self, given: Mapping[str, Any]) -> Any:
+        """Return the parameters in the form of the driver. Raises KeyError for a missing one."""
+        values = {**self.defaults, **given} if self.defaults else given
+        if self.converters:
+            values = {**values, **{name: convert(values[name]) for name, convert in self.converters.items()}}
+        if self.order is not None:
+            return tuple([values[name] for name in self.order])
+        return {name: values[name] for name in self.names}
+
+    def converted(self, cursor: Any) -> list[tuple[Any, ...]]:
+        """Return the rows with the Python values of their column types."""
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        if self.result_converters is None:
+            # What PostgreSQL's driver returns depends on the type that the server names.
+            codes = [column[1] for column in cursor.description]
+            each = [
+                result_type.result_processor(self.dialect, code)
+                for result_type, code in zip(self.result_types, codes, strict=True)
+            ]
+            self.result_converters = [(place, convert) for place, convert in enumerate(each) if convert is not None]
+        if not self.result_converters:
+            return rows
+        found = []
+        for row in rows:
+            values = list(row)
+            for place, convert in self.result_converters:
+                values[place] = convert(values[place])
+            found.append(tuple(values))
+        return found
+
+
+class Prepared:
+    """A statement with bind parameters, without lists of variable length (`expanding`)."""
+
+    def __init__(self, statement: ClauseElement, columns: Sequence[str] | None = None) -> None:
+        self._statement = statement
+        # Of an INSERT: the columns that every row gives.
+        self._columns = None if columns is None else list(columns)
+        self._compiled: dict[str, _Compiled] = {}
+
+    def rows(self, session: Session, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Return the rows of a SELECT."""
+        connection = session.connection()
+        compiled = self._of(connection.dialect)
+        result = connection.exec_driver_sql(compiled.text, compiled.parameters(parameters))
+        return compiled.converted(result.cursor)
+
+    def first(self, session: Session, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Return the first row of a SELECT, None if there is none."""
+        found = self.rows(session, parameters)
+        return found[0] if found else None
+
+    def run(self, session: Session, *rows: Mapping[str, Any]) -> None:
+        """Execute an INSERT, UPDATE or DELETE with each of these parameters."""
+        connection = session.connection()
+        compiled = self._of(connection.dialect)
+        parameters = [compiled.parameters(row) for row in rows]
+        connection.exec_driver_sql(compiled.text, parameters[0] if len(parameters) == 1 else parameters)
+
+    def _of(self, dialect: Dialect) -> _Compiled:
+        found = self._compiled.get(dialect.name)
+        if found is None:
+            # Two threads may both compile it; the results are equal.
+            found = self._compiled[dialect.name] = _compile(self._statement, dialect, self._columns)
+        return found
+
+
+def _compile(statement: ClauseElement, dialect: Dialect, columns: list[str] | None) -> _Compiled:
+    compiled = statement.compile(dialect=dialect, column_keys=columns)
+    assert isinstance(compiled, SQLCompiler)
+    names = tuple(compiled.bind_names.values())
+    converters = {
+        compiled.bind_names[bind]: convert
+        for bind in compiled.bind_names
+        if (convert := bind.type.dialect_impl(dialect).bind_processor(dialect)) is not None
+    }
+    result_types: tuple[TypeEngine[Any], ...] = ()
+    if isinstance(statement, SelectBase):
+        result_types = tuple(column.type.dialect_impl(dialect) for column in statement.selected_columns)
+    defaults = {name: value for name, value in compiled.params.items() if value is not None}
+    if isinstance(statement, UpdateBase) and columns is not None:
+        defaults = {name: value for name, value in defaults.items() if name not in columns}
+    order = tuple(compiled.positiontup) if compiled.positional and compiled.positiontup is not None else None
+    return _Compiled(dialect, compiled.string, order, names, defaults, converters, result_types)
