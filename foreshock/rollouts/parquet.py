@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,6 +29,7 @@ from foreshock.rollouts.exact import ExactBatch
 from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.parquet_columns import ColumnReader
 from foreshock.rollouts.parquet_footer import open_checked
+from foreshock.rollouts.parquet_layout import ROLLOUTS_PER_ROW_GROUP
 from foreshock.rollouts.schema import (
     ATTRIBUTES_KEY,
     BEHAVIOUR_FINGERPRINT_KEY,
@@ -44,6 +46,7 @@ from foreshock.rollouts.validation import validate_exact, validate_rollouts, val
 
 __all__ = [
     "ROLLOUTS_PER_ROW_GROUP",
+    "ReadRollouts",
     "decode_exact",
     "decode_rollouts",
     "decode_scores",
@@ -51,9 +54,9 @@ __all__ = [
     "encode_rollouts",
     "encode_rollouts_view",
     "encode_scores",
+    "read_rollouts",
 ]
 
-ROLLOUTS_PER_ROW_GROUP = 64
 _BATCH_ROWS = 4_096
 
 Body = bytes | bytearray | memoryview | BinaryIO
@@ -100,11 +103,30 @@ def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_val
     Raises InvalidRolloutsError (with `.row` and `.column`) if it breaks the schema or a rule, LimitExceededError if it
     is larger than `limits`.
     """
-    limits = limits or DecodeLimits()
+    return _read_rollouts(data, limits or DecodeLimits(), check_values).batch
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRollouts:
+    """The validated batch of a body; `own_layout`: the body is laid out as `encode_rollouts` does it."""
+
+    batch: RolloutBatch
+    own_layout: bool
+
+
+def read_rollouts(data: Body, limits: DecodeLimits) -> ReadRollouts:
+    """Decode and validate as `decode_rollouts`, and tell whether the body can be stored as it is."""
+    return _read_rollouts(data, limits, True)
+
+
+def _read_rollouts(data: Body, limits: DecodeLimits, check_values: bool) -> ReadRollouts:
     with _arrow_errors():
-        batch = _to_batch(_read(data, ROLLOUT_COLUMNS, limits))
+        reader, own_layout = _read(data, ROLLOUT_COLUMNS, limits)
+        batch = _to_batch(reader)
     validate_rollouts(batch, limits, check_values=check_values)
-    return batch
+    # Attributes of a newer release are not kept.
+    known = reader.metadata.get(ATTRIBUTES_KEY) == batch.attributes.to_json().encode()
+    return ReadRollouts(batch, own_layout and known)
 
 
 def _to_batch(reader: ColumnReader) -> RolloutBatch:
@@ -131,7 +153,7 @@ def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     """Return the validated scores in `data`; raises as `decode_rollouts`, and if the fingerprint is missing."""
     limits = limits or DecodeLimits()
     with _arrow_errors():
-        scores = _to_scores(_read(data, SCORE_COLUMNS, limits))
+        scores = _to_scores(_read(data, SCORE_COLUMNS, limits)[0])
     validate_scores(scores, limits)
     return scores
 
@@ -147,7 +169,7 @@ def decode_exact(data: Body, limits: DecodeLimits | None = None) -> ExactBatch:
     """Return the validated divergences in `data`; raises as `decode_rollouts`, and if a fingerprint is missing."""
     limits = limits or DecodeLimits()
     with _arrow_errors():
-        exact = _to_exact(_read(data, EXACT_COLUMNS, limits))
+        exact = _to_exact(_read(data, EXACT_COLUMNS, limits)[0])
     validate_exact(exact, limits)
     return exact
 
@@ -213,9 +235,10 @@ def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, byt
     return memoryview(sink.getvalue())
 
 
-def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> ColumnReader:
-    """Check the footer, then decode a few thousand rows at a time, and count the bytes."""
-    file = open_checked(_body(data, limits), columns, limits)
+def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> tuple[ColumnReader, bool]:
+    """Check the footer, then decode a few thousand rows at a time, and count the bytes; True: the own layout."""
+    checked = open_checked(_body(data, limits), columns, limits)
+    file = checked.file
     batches, values = [], 0
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
         batches.append(batch)
@@ -226,7 +249,7 @@ def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> 
             )
     table = pa.Table.from_batches(batches, schema=file.schema_arrow)
     table.validate(full=True)
-    return ColumnReader(table, dict(file.schema_arrow.metadata or {}), limits)
+    return ColumnReader(table, dict(file.schema_arrow.metadata or {}), limits), checked.own_layout
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ more than its footer (`parquet_pages.py`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.parquet_layout import has_own_layout
 from foreshock.rollouts.parquet_pages import (
     FILE_ROW_GROUPS,
     NAME_CHARACTERS,
@@ -27,7 +29,7 @@ from foreshock.rollouts.parquet_pages import (
 from foreshock.rollouts.schema import ColumnSpec
 from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
-__all__ = ["open_checked"]
+__all__ = ["CheckedFile", "open_checked"]
 
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
@@ -41,30 +43,40 @@ _KEY, _VALUE = 1, 2
 _DECODED_BYTES = 4
 
 
-def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> pq.ParquetFile:
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """A body whose footer and page headers are checked; `own_layout`: it is laid out as `encode_rollouts` does it."""
+
+    file: pq.ParquetFile
+    own_layout: bool
+
+
+def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> CheckedFile:
     """Return the opened file after checking its footer against `limits` and `columns`.
 
     Raises InvalidRolloutsError or LimitExceededError; Arrow's own errors pass through to the caller.
     """
-    footer = _read_footer(body, limits)
+    footer, footer_start = _read_footer(body, limits)
     chunks = chunks_of(footer)
     _check_claims(footer, chunks, limits)
     # A memoryview of an Arrow buffer has signed bytes.
-    check_pages(memoryview(body).cast("B"), chunks)
+    with_checksums = check_pages(memoryview(body).cast("B"), chunks)
     bounds = {
         "thrift_string_size_limit": limits.max_footer_bytes,
         "thrift_container_size_limit": limits.max_footer_bytes,
     }
     file = pq.ParquetFile(pa.BufferReader(body), **bounds)
     _check_schema(file.schema_arrow, columns)
+    own = with_checksums and has_own_layout(footer, chunks, file.schema_arrow, columns, footer_start)
     # Strings stay dictionaries, so that a long string repeated in every row takes its memory once.
     strings = {column.name for column in columns if column.is_string}
     kept = sorted(strings.intersection(file.schema_arrow.names))
-    return pq.ParquetFile(pa.BufferReader(body), read_dictionary=kept, page_checksum_verification=True, **bounds)
+    file = pq.ParquetFile(pa.BufferReader(body), read_dictionary=kept, page_checksum_verification=True, **bounds)
+    return CheckedFile(file, own)
 
 
-def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> dict[int, Any]:
-    """Return the decoded footer, which stands before its size and the PAR1 at the end of the file."""
+def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> tuple[dict[int, Any], int]:
+    """Return the decoded footer, which stands before its size and the PAR1 at the end of the file, and its place."""
     view = memoryview(body)
     if view.nbytes < len(_MAGIC) + _TRAILER_BYTES or bytes(view[:4]) != _MAGIC or bytes(view[-4:]) != _MAGIC:
         raise InvalidRolloutsError("this is not a Parquet file: send the bytes that `encode_rollouts` returns")
@@ -76,7 +88,8 @@ def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> dict[int, Any]:
     if footer_bytes > view.nbytes - len(_MAGIC) - _TRAILER_BYTES:
         raise unreadable("its footer is cut off")
     try:
-        return read_struct(bytes(view[-_TRAILER_BYTES - footer_bytes : -_TRAILER_BYTES]))[0]
+        start = view.nbytes - _TRAILER_BYTES - footer_bytes
+        return read_struct(bytes(view[start : start + footer_bytes]))[0], start
     except ThriftError as error:
         raise unreadable(f"its footer is damaged ({error})") from error
 

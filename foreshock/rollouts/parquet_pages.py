@@ -12,18 +12,18 @@ from typing import Any
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
-__all__ = ["FILE_ROW_GROUPS", "NAME_CHARACTERS", "ColumnChunk", "check_pages", "chunks_of", "number", "structs",
-           "unreadable"]  # fmt: skip
+__all__ = ["FILE_ROW_GROUPS", "GROUP_COLUMNS", "NAME_CHARACTERS", "ColumnChunk", "check_pages",
+           "chunk_metadata", "chunks_of", "number", "structs", "unreadable"]  # fmt: skip
 
 NAME_CHARACTERS = 80
 
 # Field numbers of parquet.thrift, by struct.
 FILE_ROW_GROUPS = 4
-_GROUP_COLUMNS = 1
+GROUP_COLUMNS = 1
 _CHUNK_FILE_PATH, _CHUNK_METADATA = 1, 3
 _COLUMN_PATH, _COLUMN_VALUES, _COLUMN_UNCOMPRESSED, _COLUMN_COMPRESSED = 3, 5, 6, 7
 _COLUMN_DATA_OFFSET, _COLUMN_DICTIONARY_OFFSET = 9, 11
-_PAGE_TYPE, _PAGE_UNCOMPRESSED, _PAGE_COMPRESSED = 1, 2, 3
+_PAGE_TYPE, _PAGE_UNCOMPRESSED, _PAGE_COMPRESSED, _PAGE_CHECKSUM = 1, 2, 3, 4
 _HEADER_VALUES = 1
 
 # Page types, and the field of the page header with the number of values of such a page.
@@ -46,11 +46,8 @@ def chunks_of(footer: dict[int, Any]) -> list[ColumnChunk]:
     """Return all column chunks of a footer. Raises InvalidRolloutsError if one is not fully described."""
     found = []
     for group in structs(footer, FILE_ROW_GROUPS):
-        for chunk in structs(group, _GROUP_COLUMNS):
-            metadata = chunk.get(_CHUNK_METADATA)
-            # Parquet allows a chunk in another file; such a body is refused.
-            if _CHUNK_FILE_PATH in chunk or not isinstance(metadata, dict):
-                raise unreadable("a column is not in the file itself")
+        for chunk in structs(group, GROUP_COLUMNS):
+            metadata = chunk_metadata(chunk)
             path = metadata.get(_COLUMN_PATH)
             if not isinstance(path, list) or not path or not isinstance(path[0], bytes):
                 raise unreadable("a column has no name")
@@ -70,26 +67,42 @@ def chunks_of(footer: dict[int, Any]) -> list[ColumnChunk]:
     return found
 
 
-def check_pages(body: memoryview, chunks: list[ColumnChunk]) -> None:
-    """Raise InvalidRolloutsError if the pages of a chunk claim more than the chunk, or lie outside of the body."""
+def chunk_metadata(chunk: dict[int, Any]) -> dict[int, Any]:
+    """Return the metadata of a column chunk. Raises InvalidRolloutsError."""
+    metadata = chunk.get(_CHUNK_METADATA)
+    # Parquet allows a chunk in another file; such a body is refused.
+    if _CHUNK_FILE_PATH in chunk or not isinstance(metadata, dict):
+        raise unreadable("a column is not in the file itself")
+    return metadata
+
+
+def check_pages(body: memoryview, chunks: list[ColumnChunk]) -> bool:
+    """Return whether every page has a checksum.
+
+    Raises InvalidRolloutsError if the pages of a chunk claim more than the chunk, or lie outside of the body.
+    """
+    with_checksums = True
     for chunk in chunks:
         try:
-            _check_chunk(body, chunk)
+            with_checksums &= _check_chunk(body, chunk)
         except ThriftError as error:
             raise unreadable(f"a page of `{chunk.column}` is damaged ({error})") from error
+    return with_checksums
 
 
-def _check_chunk(body: memoryview, chunk: ColumnChunk) -> None:
+def _check_chunk(body: memoryview, chunk: ColumnChunk) -> bool:
     position, end = chunk.start, chunk.start + chunk.compressed_bytes
     if end > body.nbytes:
         raise unreadable(f"the pages of `{chunk.column}` lie outside of it")
     values = uncompressed = 0
+    with_checksums = True
     # A reader stops once it has all values: bytes after them are never read.
     while values < chunk.values:
         if position >= end:
             raise unreadable(f"`{chunk.column}` has fewer values than its footer says")
         header, position = read_struct(body, position)
         size = number(header, _PAGE_UNCOMPRESSED)
+        with_checksums &= _PAGE_CHECKSUM in header
         position += number(header, _PAGE_COMPRESSED)
         uncompressed += size
         kind = header.get(_PAGE_TYPE)
@@ -99,6 +112,8 @@ def _check_chunk(body: memoryview, chunk: ColumnChunk) -> None:
             raise unreadable(f"the dictionary of `{chunk.column}` has more entries than bytes")
         if values > chunk.values or uncompressed > chunk.uncompressed_bytes or position > end:
             raise unreadable(f"a page of `{chunk.column}` claims more than its footer does")
+    # Bytes after the last page of a chunk have no checksum.
+    return with_checksums and position == end
 
 
 def _values(header: dict[int, Any], field: int) -> int:

@@ -32,7 +32,7 @@ def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
     return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.key == key))
 
 
-def of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
+def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
     """Return every attempt of a run, in order."""
     return session.scalars(_OF_RUN, {"run_id": run_id}).all()
 

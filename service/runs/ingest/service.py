@@ -137,7 +137,7 @@ def _decode_to(
             decode_limits(context.settings),
             whole_step,
         )
-        context.store.publish(temporary, name)
+        context.store.publish(upload.path if decoded.keeps_body else temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
     return decoded

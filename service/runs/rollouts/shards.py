@@ -15,7 +15,8 @@ from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError, RolloutsError
 from foreshock.kill_points import passed
 from foreshock.measures.comparison import StepMeasurement, measure_step
-from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
+from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
 from service.platform.decoding.limits import stored_limits
 from service.platform.store.tokens import StoredFile
@@ -61,11 +62,15 @@ class FoldedStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodedShard:
-    """A valid shard, the bytes of the file written for the store, and the folded step if this is its only shard."""
+    """A valid shard, the bytes of its file for the store, and the folded step if this is its only shard.
+
+    `keeps_body`: the body is laid out as the store's files are, and is stored as it came; nothing was written.
+    """
 
     measured: MeasuredShard
     file_bytes: int
     step: FoldedStep | None
+    keeps_body: bool = False
 
 
 @contextmanager
@@ -80,19 +85,21 @@ def memory_limit() -> Iterator[None]:
 
 
 def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
-    """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`.
+    """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`, unless it has it.
 
     `whole_step` is the key of the step if this is its only shard; the step is then folded here. `stored` is not synced
     to disk; `TokenStore.publish` does that. Raises InvalidRolloutsError (names row and column) and LimitExceededError.
     """
     with memory_limit():
         with body.open("rb") as file:
-            batch = decode_rollouts(file, limits)
-        measurement = measure_step(batch)
-        measured = _shard(batch, measurement)
-        data = encode_rollouts(batch)
+            read = read_rollouts(file, limits)
+        measurement = measure_step(read.batch)
+        measured = _shard(read.batch, measurement)
+        data = None if read.own_layout else encode_rollouts_view(read.batch)
         step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
     passed("decoder.measured")
+    if data is None:
+        return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
     stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 

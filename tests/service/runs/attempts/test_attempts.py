@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.platform.database.tables import Attempt
-from service.runs.attempts.active_attempts import active_attempt_of, active_ranges
+from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, active_ranges
 from tests.service.sending import make_batch, start_run
 
 
-def attempts_from(resume_steps: list[int]) -> list[Attempt]:
+def attempts_from(resume_steps: list[int]) -> list[AttemptStart]:
     """Return attempts 1, 2, … that resume at these steps."""
-    return [Attempt(attempt=number, resume_step=step) for number, step in enumerate(resume_steps, start=1)]
+    return [AttemptStart(number, step) for number, step in enumerate(resume_steps, start=1)]
 
 
 @given(st.lists(st.integers(0, 30), max_size=6), st.integers(0, 40))
