@@ -16,6 +16,9 @@ from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
+from service.maintenance.deletion.runs import delete_rows_of_deleted_runs
+from service.maintenance.retention.endpoints import router as retention
+from service.maintenance.retention.service import RetentionTask
 from service.platform.audit.endpoints import router as audit
 from service.platform.background import Sweeper
 from service.platform.context import ServiceContext
@@ -31,6 +34,7 @@ from service.platform.query_parameters import refuse_unknown_parameters
 from service.platform.settings import Settings
 from service.platform.storage_errors import install_storage_handlers
 from service.platform.store.opening import open_store
+from service.platform.store.removals import remove_due_files
 from service.platform.upload_places import UploadPlaces
 from service.present.exporter.endpoints import router as exporter
 from service.present.pages.endpoints import ROUTERS as PAGES
@@ -47,6 +51,7 @@ from service.replay.hardware.endpoints import router as hardware
 from service.replay.leases.endpoints import router as leases
 from service.replay.leases.service import sweep as sweep_leases
 from service.replay.probes.endpoints import router as probes
+from service.replay.probes.removed_tokens import cancel_jobs_of_run
 from service.replay.scores.endpoints import router as scores
 from service.replay.scores.published import read_replayed_scores
 from service.replay.weights.endpoints import router as weights_searches
@@ -61,6 +66,7 @@ from service.runs.events import (
     ModelKindChanged,
     RanksSplit,
     RunBecameStale,
+    RunRemoved,
     ScalarsChanged,
     StepClosed,
 )
@@ -121,6 +127,7 @@ ROUTERS = (
     advice,
     corrections,
     theory,
+    retention,
 )
 
 
@@ -182,6 +189,7 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     events.subscribe(StepClosed, mark_stale_after_late_rollouts)
     events.subscribe(ModelKindChanged, partial(replay_with_new_ranges, events))
     events.subscribe(ScoresPublished, mark_attribution_stale)
+    events.subscribe(RunRemoved, cancel_jobs_of_run)
     events.subscribe_after_commit(ScoresPublished, attribute_published_scores)
     return events
 
@@ -205,14 +213,27 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if not context.decoders.is_warm:
         # Compiling takes a while: /readyz reports when they have started, and an upload before that waits.
         context.decoders.warm_up_in_background()
+    # Apart from the sweeper, which must not wait for them: these may take long.
+    purging = RetentionTask(context)
+    cleaner = Sweeper(
+        context.settings.sweep_interval_seconds,
+        [
+            lambda: delete_rows_of_deleted_runs(context),
+            lambda: remove_due_files(context),
+            purging.run_if_due,
+        ],
+        name="foreshock-cleaner",
+    )
     notifier = Notifier(context)
     sweeper.start()
+    cleaner.start()
     notifier.start()
     try:
         yield
     finally:
         await run_in_threadpool(sweeper.stop)
         await run_in_threadpool(context.key_uses.write, context.database)
+        await run_in_threadpool(cleaner.stop)
         await run_in_threadpool(notifier.stop)
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)

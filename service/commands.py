@@ -1,4 +1,4 @@
-"""The commands of the service: `foreshock serve`, `upgrade`, `keys`, `notify` and `remeasure`."""
+"""The commands of the service: `foreshock serve`, `upgrade`, `keys`, `notify`, `remeasure` and `retention`."""
 
 from __future__ import annotations
 
@@ -159,8 +159,27 @@ def _positive(text: str) -> float:
     return value
 
 
+class RetentionCommand:
+    """`foreshock retention`: purge the tokens that the rules do not keep."""
+
+    help = "purge the tokens of old steps by the rules of the settings and of the runs"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options; FORESHOCK_RETENTION_* are the rules."""
+        parser.add_argument("run", nargs="?", help="a run's id, key or name (default: every run)")
+        parser.add_argument("--dry-run", action="store_true", help="report what would be purged, and change nothing")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Purge; may run beside the service, and repeatedly. Raises ConfigurationError without a rule."""
+        from service.maintenance.retention.console import retention
+
+        retention(arguments.run, dry_run=arguments.dry_run)
+        return 0
+
+
 serve = ServeCommand()
 upgrade = UpgradeCommand()
 keys = KeysCommand()
 notify = NotifyCommand()
 remeasure = RemeasureCommand()
+retention = RetentionCommand()

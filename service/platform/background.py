@@ -12,11 +12,13 @@ _logger = logging.getLogger(__name__)
 class Sweeper:
     """Thread that runs every task each `interval_seconds`; a task that raises is logged and runs again."""
 
-    def __init__(self, interval_seconds: float, tasks: Sequence[Callable[[], object]]) -> None:
+    def __init__(
+        self, interval_seconds: float, tasks: Sequence[Callable[[], object]], name: str = "foreshock-sweeper"
+    ) -> None:
         self._interval = interval_seconds
         self._tasks = tuple(tasks)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="foreshock-sweeper", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread; the first round comes after one interval."""

@@ -79,6 +79,20 @@ class Settings(BaseSettings):
     )
     sweep_interval_seconds: float = Field(default=5.0, gt=0)
 
+    removal_grace_seconds: float = Field(
+        default=172_800.0,
+        ge=0,
+        description="files of deleted and purged rollouts stay so long: longer than a backup takes",
+    )
+    retention_last_steps: int | None = Field(
+        default=None, ge=1, description="tokens of the newest so many steps of a run are kept; not set: of all steps"
+    )
+    retention_every_steps: int | None = Field(default=None, ge=1, description="tokens of each such step are kept too")
+    retention_alert_steps: int = Field(
+        default=2, ge=0, description="tokens of so many steps before and after an alert are kept too"
+    )
+    retention_interval_seconds: float = Field(default=600.0, gt=0)
+
     lease_seconds: float = Field(default=60.0, gt=0, description="how long a worker keeps a job without a heartbeat")
     probe_tries: int = Field(default=3, gt=0, description="tries after which a probe's job is given up")
     exporter_max_runs: int = Field(default=200, gt=0, description="running runs that /metrics shows, newest data first")

@@ -84,6 +84,13 @@ class ItemsLost(StepEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class RunRemoved:
+    """Deletion of a run: its tombstone is set, its rows are deleted in the background."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunBecameStale:
     """A running run whose clients gave no sign of life for `seconds`; `last_step` has its newest rollouts."""
 

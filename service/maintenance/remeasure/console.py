@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy.orm import Session
-
 from foreshock.commands.progress import Progress
 from foreshock.errors import ConfigurationError
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -17,6 +15,7 @@ from service.maintenance.context import maintenance_context
 from service.maintenance.remeasure import repository
 from service.maintenance.remeasure.repository import Choice
 from service.maintenance.remeasure.service import StepReport, check_step, remeasure_step
+from service.maintenance.run_names import run_called
 from service.platform.context import ServiceContext
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import load_settings
@@ -80,23 +79,13 @@ def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepR
 
 def _chosen(context: ServiceContext, request: Request) -> list[StepKey]:
     with context.database.read() as session:
-        run_id = _run_called(session, request.run) if request.run is not None else None
+        run_id = run_called(session, request.run).id if request.run is not None else None
         keys = repository.steps_to_measure(session, Choice(run_id, request.attempt, request.step, request.everything))
         if not keys and request.step is not None:
             everything = Choice(run_id, request.attempt, request.step, everything=True)
             if not repository.steps_to_measure(session, everything):
                 raise ConfigurationError(f"there is no step {request.step}")
     return keys
-
-
-def _run_called(session: Session, name: str) -> str:
-    """Return the id of the only run with this id, key or name; raises ConfigurationError."""
-    runs = repository.runs_called(session, name)
-    if not runs:
-        raise ConfigurationError(f"there is no run {name}")
-    if len(runs) > 1:
-        raise ConfigurationError(f"more than one run is called {name}: {', '.join(run.id for run in runs)}")
-    return runs[0].id
 
 
 def _extent(context: ServiceContext, keys: Sequence[StepKey]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, exists, func, or_, select
+from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -29,12 +29,6 @@ class Extent:
 
     shards: int
     file_bytes: int
-
-
-def runs_called(session: Session, name: str) -> Sequence[Run]:
-    """Return the runs with this id, key or name that were not deleted."""
-    called = or_(Run.id == name, Run.key == name, Run.name == name)
-    return session.scalars(select(Run).where(called, Run.deleted_at_us.is_(None)).order_by(Run.created_at_us)).all()
 
 
 def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:

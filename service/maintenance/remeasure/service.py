@@ -49,12 +49,14 @@ class _Stored:
     """A step as it is stored: the files of its shards in order, and its scores."""
 
     files: tuple[TokenFile, ...]
-    scored: AttributionInputs
+    # None if tokens were removed: then nothing is measured again.
+    scored: AttributionInputs | None
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
         files = tuple(TokenFile.of(shard) for shard in shards_of_step(session, key))
-        return cls(files, attribution_inputs(context, session, key))
+        whole = all(file.tokens_removed is None for file in files)
+        return cls(files, attribution_inputs(context, session, key) if whole else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
         for _ in range(_TRIES):
             with context.database.read() as session:
                 stored = _Stored.read(context, session, key)
-            gone = gone_files(context, stored.files)
+            gone = _removed(stored.files) or gone_files(context, stored.files)
             if gone:
                 return StepReport(key, gone)
             measured, gone = _measure(context, key, stored)
@@ -94,7 +96,13 @@ def check_step(context: ServiceContext, key: StepKey) -> StepReport:
     """Return the report of `remeasure_step` on the step's files, without measuring."""
     with context.database.read() as session:
         stored = _Stored.read(context, session, key)
-    return StepReport(key, gone_files(context, stored.files) or _gone_scores(stored.scored))
+    return StepReport(key, _removed(stored.files) or gone_files(context, stored.files) or _gone_scores(stored.scored))
+
+
+def _removed(files: Sequence[TokenFile]) -> str | None:
+    """Return why a step cannot be measured again although nothing is missing; None if it can."""
+    removed = [why for file in files if (why := file.removed_in_words()) is not None]
+    return f"{removed[0]}; its measures stay" if removed else None
 
 
 def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | None:
@@ -112,8 +120,8 @@ def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_M
     folded = FoldedStep(measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured]))
     gone = _gone_scores(stored.scored)
     attribution = None
-    if stored.scored.scores and gone is None:
-        scored = stored.scored
+    scored = stored.scored
+    if scored is not None and scored.scores and gone is None:
         attribution = context.decoders.run(attribute_step, scored.rollouts, scored.scores, scored.attempt_fingerprint)
     return _Measured(stored, measured, folded, attribution), gone
 
@@ -128,12 +136,14 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
     replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
     if is_closed(session, key):
         store_fold(session, key, measured.folded)
-    if measured.attribution is not None:
+    if measured.attribution is not None and measured.stored.scored is not None:
         store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
     return True
 
 
-def _gone_scores(scored: AttributionInputs) -> str | None:
+def _gone_scores(scored: AttributionInputs | None) -> str | None:
+    if scored is None:
+        return None
     gone = [file.name for score in scored.scores for file in score.files if not file.exists()]
     if not gone:
         return None

@@ -15,6 +15,12 @@ class TokensGone(ProblemError):
     status = 410
 
 
+class TokensPurged(ProblemError):
+    """Purged: retention or a deletion removed the tokens; measurements and rollout summaries stay."""
+
+    status = 410
+
+
 class TokensDamaged(ProblemError):
     """Damaged: a token file does not hold what was written; its checksums or its layout are wrong."""
 

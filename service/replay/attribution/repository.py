@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import table_of, upsert
@@ -40,6 +40,11 @@ def lock(session: Session, key: StepKey) -> None:
 def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
     """Mark the step's attribution as stale; adds a row without a document if there is none."""
     upsert(session, Attribution, [{**key._asdict(), "stale": True, "changed_at_us": now_us}], _KEY)
+
+
+def settle(session: Session, key: StepKey) -> None:
+    """Take the mark off an attribution that cannot be computed again; its document stays."""
+    session.execute(update(Attribution).filter_by(**key._asdict()).values(stale=False))
 
 
 def put(session: Session, key: StepKey, document: dict[str, Any] | None, now_us: int) -> None:

@@ -25,6 +25,7 @@ from service.platform.database.tables import Run
 from service.platform.database.tables.probes import Score
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.platform.store.reading import TokensPurged
 from service.replay.attribution import repository
 from service.replay.attribution.compute import AttributionResult, attribute_step
 from service.replay.attribution.evidence import evidence_of
@@ -185,20 +186,30 @@ def try_to_compute(context: ServiceContext, key: StepKey) -> bool:
 def compute_attribution(context: ServiceContext, key: StepKey) -> None:
     """Compute and store the step's attribution and the measurements of its replayed scores.
 
-    Starts again if scores or rollouts arrive meanwhile; after five times the attribution stays stale.
+    Starts again if scores or rollouts arrive meanwhile; after five times the attribution stays stale. If the tokens or
+    scores were purged or deleted, it stays as it is.
     """
     for _ in range(_TRIES):
         with context.database.read() as session:
-            inputs = attribution_inputs(context, session, key)
-        if not inputs.scores:
+            inputs = _inputs_if_stored(context, session, key)
+        if inputs is None:
+            context.database.write(lambda session: repository.settle(session, key))
             return
         result = context.decoders.run(attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint)
         if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
             return
 
 
+def _inputs_if_stored(context: ServiceContext, session: Session, key: StepKey) -> AttributionInputs | None:
+    try:
+        inputs = attribution_inputs(context, session, key)
+    except TokensPurged:
+        return None
+    return inputs if inputs.scores else None
+
+
 def attribution_inputs(context: ServiceContext, session: Session, key: StepKey) -> AttributionInputs:
-    """Return the files of the step's rollouts and of its newest scores."""
+    """Return the files of the step's rollouts and of its newest scores. Raises TokensPurged."""
     rollouts = rollouts_of_step(context, session, key)
     chosen = newest_scores(session, key)
     attempt = find_attempt(session, key.run_id, key.attempt)
@@ -207,7 +218,8 @@ def attribution_inputs(context: ServiceContext, session: Session, key: StepKey) 
     return AttributionInputs(
         version=hashlib.sha256("\n".join(lines).encode()).hexdigest(),
         rollouts=rollouts,
-        scores=tuple(files_of_score(session, context.store, score) for score in chosen),
+        # Scores whose files retention has purged are left out.
+        scores=tuple(each for score in chosen if (each := files_of_score(session, context.store, score)).files),
         attempt_fingerprint=dict(attempt.fingerprint) if attempt is not None else {},
     )
 

@@ -10,6 +10,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.rollouts import ExactBatch, RolloutBatch
 from service.platform.context import ServiceContext
 from service.platform.security import Principal
+from service.platform.store.reading import TokensPurged
 from service.replay.exact import repository
 from service.replay.exact.files import align_exact, read_exact
 from service.replay.exact.schemas import ExactToken, ExactTokensRead
@@ -43,6 +44,8 @@ def read_exact_tokens(context: ServiceContext, principal: Principal, query: Exac
             raise ExactNotFound(f"no exact divergences of {query.pair} are published at step {query.step}")
         files = [context.store.file(shard.file) for shard in repository.shards_of(session, row)]
         rollouts = rollouts_of_step(context, session, key)
+        if not files:
+            raise TokensPurged(f"the exact divergences of step {key.step} at single tokens were purged by retention")
     batch = read_rollouts(rollouts)
     exact = align_exact(batch, [read_exact(file) for file in files])
     if query.sample_id is None:

@@ -35,7 +35,7 @@ from service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, 
 from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
 from service.replay.workers.service import live_workers
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from service.runs.rollouts.service import shards_of_step
+from service.runs.rollouts.service import removed_in_words, shards_of_step, shards_with_tokens
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps.service import find_step
@@ -132,15 +132,15 @@ def create_probe(
 
 
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:
-    """Return the rollouts that a probe pinned, for a decoder."""
-    pinned = {number for number, _ in probe.selection}
-    shards = shards_of_step(session, StepKey(probe.run_id, probe.attempt, probe.step))
+    """Return the rollouts that a probe pinned, for a decoder. Raises TokensPurged."""
+    pinned = {selected[0] for selected in probe.selection}
+    shards = shards_with_tokens(session, StepKey(probe.run_id, probe.attempt, probe.step))
     return _pinned(context, [each for each in shards if each.shard in pinned], probe.max_rollouts)
 
 
 def rollouts_of_step(context: ServiceContext, session: Session, key: StepKey) -> PinnedRollouts:
-    """Return all stored rollouts of a step, for a decoder."""
-    return _pinned(context, shards_of_step(session, key), None)
+    """Return all stored rollouts of a step, for a decoder. Raises TokensPurged."""
+    return _pinned(context, shards_with_tokens(session, key), None)
 
 
 def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
@@ -160,11 +160,17 @@ def list_probes(
 
 
 def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
-    """Queue the failed and skipped jobs of an ended probe again, with all their tries. Raises ProbeStillRuns."""
+    """Queue the failed and skipped jobs of an ended probe again, with all their tries.
+
+    Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts are no longer there.
+    """
     probe, run = _get_probe(session, principal, probe_id)
     jobs = lock_jobs(session, probe_id)
     if not all(JobState(job.state) in ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")
+    key = StepKey(probe.run_id, probe.attempt, probe.step)
+    if [_selected(shard) for shard in shards_with_tokens(session, key)] != probe.selection:
+        raise ProbeNotPossible("rollouts of its step were deleted or arrived since: request a new probe")
     now = database_now_us(session)
     for job in jobs:
         if job.state != JobState.DONE:
@@ -232,12 +238,15 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
         raise ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
     shards = shards_of_step(session, key)
+    present = [shard for shard in shards if shard.tokens_removed is None]
+    if not present:
+        raise ProbeNotPossible(f"step {key.step} cannot be replayed: {removed_in_words(shards[0].tokens_removed)}")
     return _Plan(
         run=run,
         attempt=key.attempt,
         body=body,
-        selection=[[shard.shard, shard.digest] for shard in shards],
-        rollouts=_pinned(context, shards, body.max_rollouts),
+        selection=[_selected(shard) for shard in present],
+        rollouts=_pinned(context, present, body.max_rollouts),
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=require_attempt(session, run_id, key.attempt).fingerprint,
@@ -257,6 +266,11 @@ def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[
         )
     chosen = interleaved(sorted(present), body.max_candidates)
     return [{name: getattr(present[step], name) for name in _WEIGHTS_FIELDS} for step in chosen]
+
+
+def _selected(shard: Shard) -> list[Any]:
+    """Return what identifies the rollouts of a shard: other ones than before if some were deleted."""
+    return [shard.shard, shard.digest] if not shard.deleted_rollouts else [shard.shard, shard.digest, shard.file]
 
 
 def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:

@@ -111,7 +111,7 @@ def _find_stored(context: ServiceContext, address: ShardAddress, upload: Upload)
         step = find_step(session, address.step_key)
         stored = None if step is None else _stored_before(session, address, upload.digest, step)
         shard = find_shard(session, address.step_key, address.shard) if stored is not None else None
-    if shard is not None:
+    if shard is not None and shard.tokens_removed is None:
         _restore(context, address, shard, upload)
     return stored
 

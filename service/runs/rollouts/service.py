@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.statistics_shards import ShardPart
 from service.platform.database.tables import Shard, ShardStatistics
+from service.platform.store.reading import TokensPurged
 from service.runs.lint.service import add_evidence, replace_evidence
 from service.runs.rollouts import repository
 from service.runs.rollouts.shards import MeasuredShard
@@ -26,6 +27,23 @@ def find_shard(session: Session, key: StepKey, shard: int) -> Shard | None:
 def shards_of_step(session: Session, key: StepKey) -> Sequence[Shard]:
     """Return the catalogue rows of a step's shards, in order."""
     return repository.shards_of_step(session, key)
+
+
+def shards_with_tokens(session: Session, key: StepKey) -> list[Shard]:
+    """Return the catalogue rows of the shards of a step whose tokens are stored, in order.
+
+    Raises TokensPurged if the tokens of all its shards were removed.
+    """
+    shards = repository.shards_of_step(session, key)
+    present = [shard for shard in shards if shard.tokens_removed is None]
+    if shards and not present:
+        raise TokensPurged(f"step {key.step} of attempt {key.attempt}: {removed_in_words(shards[0].tokens_removed)}")
+    return present
+
+
+def removed_in_words(tokens_removed: str | None) -> str:
+    """Return why the tokens of a shard are no longer stored."""
+    return "tokens purged by retention" if tokens_removed == "retention" else "its rollouts were deleted"
 
 
 def statistics_of_step(session: Session, key: StepKey) -> Sequence[ShardStatistics]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from foreshock.errors import RolloutsError
 from service.platform.context import ServiceContext
 from service.platform.database.tables import Shard
+from service.runs.rollouts.service import removed_in_words
 from service.runs.rollouts.shards import MeasuredShard, measure_stored
 
 
@@ -20,19 +21,35 @@ class TokenFile:
     tokens: int
     rollouts: int
     full_rollouts: int | None = None
+    tokens_removed: str | None = None
+    deleted_rollouts: int | None = None
 
     @classmethod
     def of(cls, shard: Shard) -> TokenFile:
         """Return the file of a shard of the catalogue."""
-        return cls(shard.shard, shard.file, shard.rollout_set_digest, shard.tokens, shard.rollouts, shard.full_rollouts)
+        return cls(
+            shard.shard, shard.file, shard.rollout_set_digest, shard.tokens, shard.rollouts, shard.full_rollouts,
+            shard.tokens_removed, shard.deleted_rollouts,
+        )  # fmt: skip
+
+    def removed_in_words(self) -> str | None:
+        """Return why not all tokens that were uploaded are stored; None if they are."""
+        if self.tokens_removed is not None:
+            return removed_in_words(self.tokens_removed)
+        if self.deleted_rollouts:
+            return f"{self.deleted_rollouts:,} of its {self.rollouts:,} rollouts were deleted"
+        return None
 
 
 def measure_file(context: ServiceContext, file: TokenFile) -> MeasuredShard:
     """Measure a token file again.
 
     Raises RolloutsError, naming the file, if its contents differ from the upload, or if the shard was sent as
-    statistics: the tokens that they are of are not stored.
+    statistics or lost rollouts to retention or a deletion: the tokens that the statistics are of are not stored.
     """
+    removed = file.removed_in_words()
+    if removed is not None:
+        raise RolloutsError(f"shard {file.shard} cannot be measured again: {removed}; its measures stay")
     if file.full_rollouts is not None:
         raise RolloutsError(
             f"shard {file.shard} was sent as statistics and cannot be measured again: {file.full_rollouts:,} of its "

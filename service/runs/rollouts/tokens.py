@@ -24,7 +24,7 @@ from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements.names import check_comparison
 from service.runs.measurements.service import MeasurementNotFound
 from service.runs.rollouts.schemas import TokenRow, TokensRead
-from service.runs.rollouts.service import shards_of_step
+from service.runs.rollouts.service import shards_with_tokens
 from service.runs.runs.service import get_run
 
 Scores = Mapping[str, NDArray[np.float32]]
@@ -51,7 +51,7 @@ class TokenQuery:
 def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery) -> TokensRead:
     """Return the requested tokens.
 
-    Raises UnknownComparison, RolloutNotFound, and MeasurementNotFound if one of the scores is missing.
+    Raises UnknownComparison, RolloutNotFound, TokensPurged, and MeasurementNotFound if one of the scores is missing.
     """
     check_comparison(query.comparison)
     target, behaviour = split_comparison(query.comparison)
@@ -59,7 +59,7 @@ def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery
         get_run(session, principal, query.run_id)
         key = resolve_step(session, query.run_id, query.step, query.attempt)
         coverage = coverage_of_step(session, key)
-        parts = _read_shards(context, session, shards_of_step(session, key), query.sample_id)
+        parts = _read_shards(context, session, shards_with_tokens(session, key), query.sample_id)
         found = _FoundTokens(target, behaviour)
         for shard, batch, scores in parts:
             found.add(shard, batch, scores, query)

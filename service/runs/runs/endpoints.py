@@ -58,5 +58,8 @@ def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal:
 
 @router.delete("/{run}", status_code=status.HTTP_204_NO_CONTENT)
 def delete_run(run: RunIdentifier, context: Context, principal: Administrator) -> None:
-    """Delete a run; later calls that name it, late uploads included, return 410."""
-    context.database.write(lambda session: service.delete_run(session, principal, run))
+    """Delete a run; later calls that name it, late uploads included, return 410.
+
+    Its rows are deleted in the background, its files after FORESHOCK_REMOVAL_GRACE_SECONDS. Its key stays taken.
+    """
+    context.database.write(lambda session: service.delete_run(session, context.events, principal, run))

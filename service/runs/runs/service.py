@@ -18,7 +18,7 @@ from service.platform.identifiers import new_identifier
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal, ScopeMissing
-from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale
+from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale, RunRemoved
 from service.runs.runs import repository
 from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
 
@@ -211,12 +211,13 @@ def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_
         _set_model_kind(session, events, run, "derived_model_kind", model_kind)
 
 
-def delete_run(session: Session, principal: Principal, run_id: str) -> None:
-    """Put a tombstone on the run: later calls return 410."""
+def delete_run(session: Session, events: EventBus, principal: Principal, run_id: str) -> None:
+    """Put a tombstone on the run: later calls return 410, and its rows and files are removed in the background."""
     run = lock_run(session, principal, run_id)
     run.deleted_at_us = run.updated_at_us = now_us()
     before = {"key": run.key, "state": run.state, "last_step": run.last_step}
     record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
+    events.publish(session, RunRemoved(run_id))
 
 
 def _set_model_kind(

@@ -70,6 +70,8 @@ def count_shard(step: Step, rollouts: int, tokens: int, full: tuple[int, int] | 
     `full` has the rollouts and tokens that are stored in full; None: all of them.
     """
     step.received_shards += 1
+    # Its tokens are stored, whatever was purged of the step before.
+    step.tokens_purged_at_us = None
     if full is not None or step.full_rollouts is not None or step.full_tokens is not None:
         before = (step.rollouts, step.tokens) if step.full_rollouts is None else (step.full_rollouts, step.full_tokens)
         added = (rollouts, tokens) if full is None else full

@@ -26,6 +26,7 @@ from service.platform.database.tables.probes import (
     StoredWeightsSearch,
     Worker,
 )
+from service.platform.database.tables.removals import Deletion, FileRemoval
 from service.platform.database.tables.rollouts import Shard, ShardStatistics, Step
 from service.platform.database.tables.runs import Attempt, AttemptClient, Run
 from service.platform.database.tables.scalars import Scalar
@@ -41,10 +42,12 @@ __all__ = [
     "AuditEntry",
     "Base",
     "Checkpoint",
+    "Deletion",
     "DetectorSnapshot",
     "EndedSession",
     "ExactDivergence",
     "ExactShard",
+    "FileRemoval",
     "Lease",
     "MeasurementStatistics",
     "Notification",

@@ -13,7 +13,8 @@ from service.platform.database.tables.base import Base, JsonColumn
 class Probe(Base):
     """A request to score rollouts of one step. The rollouts and the checkpoint are pinned when it is made.
 
-    `selection` is `[[shard, digest], …]`, the shards whose rollouts are scored; `max_rollouts` set: that many of them.
+    `selection` is `[[shard, digest], …]`, the shards whose rollouts are scored, with the file of a shard of which
+    rollouts were deleted; `max_rollouts` set: that many of them.
     `exact_pairs` are the comparisons `target/behaviour` that are computed over the whole vocabulary.
     `candidates` are the other checkpoints of a weights search, in the order in which they are tried.
     """

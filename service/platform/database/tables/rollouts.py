@@ -37,10 +37,16 @@ class Step(Base):
     first_shard_at_us: Mapped[int]
     last_shard_at_us: Mapped[int]
     closed_at_us: Mapped[int | None]
+    # Set by retention: the tokens of all its shards are purged.
+    tokens_purged_at_us: Mapped[int | None]
 
 
 class Shard(Base):
-    """The catalogue: a row here is the commit point of an upload. `file` is relative to the token store."""
+    """The catalogue: a row here is the commit point of an upload. `file` is relative to the token store.
+
+    `tokens_removed` is why `file` is no longer in the store, `retention` or `deletion`; NULL: it is. `deleted_rollouts`
+    counts the rollouts that were deleted, `tokens_changed_at_us` is when the tokens last became fewer.
+    """
 
     __tablename__ = "shards"
     __table_args__ = (
@@ -62,6 +68,9 @@ class Shard(Base):
     full_rollouts: Mapped[int | None]
     full_tokens: Mapped[int | None]
     sampled_rollouts: Mapped[int | None]
+    deleted_rollouts: Mapped[int | None]
+    tokens_removed: Mapped[str | None]
+    tokens_changed_at_us: Mapped[int | None]
     rollout_set_digest: Mapped[str]
     received_at_us: Mapped[int]
 

@@ -8,11 +8,14 @@ from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.model_kind import ModelKind, known_model_kind
-from service.platform.database.tables.base import Base
+from service.platform.database.tables.base import Base, JsonColumn
 
 
 class Run(Base):
     """One training job. `deleted_at_us` set: a tombstone, so that late uploads are answered with 410.
+
+    `rows_removed_at_us` is set once the rows of a deleted run are gone, and only the tombstone is left. `deletions`
+    counts the requests to delete some of its rollouts. `retention` has its own rules, None: those of the settings.
 
     `seen_at_us` is the last sign of life of its clients, None if they send none.
     """
@@ -39,6 +42,9 @@ class Run(Base):
     created_at_us: Mapped[int]
     updated_at_us: Mapped[int]
     deleted_at_us: Mapped[int | None]
+    rows_removed_at_us: Mapped[int | None]
+    deletions: Mapped[int] = mapped_column(server_default="0", default=0)
+    retention: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
 
     @property
     def model_kind(self) -> ModelKind | None:

@@ -1,0 +1,1 @@
+"""Deletion: the rows of deleted runs, and rollouts by their ids."""

@@ -1,0 +1,1 @@
+"""Retention: which steps keep their tokens, and the purge of the others."""

@@ -1,0 +1,36 @@
+"""HTTP: the rules of retention of a run."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, status
+
+from service.maintenance.retention import service
+from service.maintenance.retention.schemas import RetentionRead, RetentionRulesBody
+from service.platform.context import Context
+from service.platform.security import Administrator, Reader
+from service.runs.runs.addresses import RunIdentifier
+
+router = APIRouter(prefix="/v1/runs/{run}/retention", tags=["retention"])
+
+
+@router.get("")
+def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> RetentionRead:
+    """Return the rules by which tokens of the run are kept: its own, else those of the service's settings."""
+    with context.database.read() as session:
+        return service.read_rules(session, context.settings, principal, run)
+
+
+@router.put("")
+def set_retention(
+    run: RunIdentifier, body: RetentionRulesBody, context: Context, principal: Administrator
+) -> RetentionRead:
+    """Give the run rules of its own; `last_steps` null keeps all its tokens, whatever the settings say."""
+    context.database.write(lambda session: service.set_rules(session, principal, run, body))
+    with context.database.read() as session:
+        return service.read_rules(session, context.settings, principal, run)
+
+
+@router.delete("", status_code=status.HTTP_204_NO_CONTENT)
+def remove_retention(run: RunIdentifier, context: Context, principal: Administrator) -> None:
+    """Remove the run's own rules: those of the settings hold again."""
+    context.database.write(lambda session: service.set_rules(session, principal, run, None))
