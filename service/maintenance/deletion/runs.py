@@ -32,8 +32,8 @@ _logger = logging.getLogger(__name__)
 
 def delete_rows_of_deleted_runs(
     context: ServiceContext, round_seconds: float = _ROUND_SECONDS, go_on: Callable[[], bool] = lambda: True
-) -> int:
-    """Delete rows of deleted runs for about `round_seconds`, and return their number. Repeated calls end the work."""
+) -> bool:
+    """Delete rows of deleted runs for about `round_seconds`, and return whether rows are left for the next call."""
     begin, deleted = time.monotonic(), 0
     with context.database.read() as session:
         runs = list(
@@ -45,8 +45,9 @@ def delete_rows_of_deleted_runs(
         chunk = _MOST_ROWS // 20
         for table in _tables_of_runs():
             while True:
-                if time.monotonic() - begin > round_seconds or not go_on():
-                    return deleted
+                # Each round deletes something, however long it looks for rows.
+                if (deleted and time.monotonic() - begin > round_seconds) or not go_on():
+                    return True
                 started = time.monotonic()
                 rows = context.database.write(partial(_delete_some, context, table, run_id, chunk))
                 seconds = time.monotonic() - started
@@ -58,7 +59,7 @@ def delete_rows_of_deleted_runs(
                 time.sleep(min(seconds, _TRANSACTION_SECONDS))
         context.database.write(partial(_finish, run_id))
         _logger.info("the rows of the deleted run %s are removed", run_id)
-    return deleted
+    return False
 
 
 def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int, session: Session) -> int:

@@ -22,8 +22,11 @@ def counts(session: Session, key: StepKey) -> tuple[int, int | None] | None:
 
 
 def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[Step]:
-    """Return up to `limit` active steps of which shards were sent as statistics, newest first."""
+    """Return up to `limit` active steps with only some rollouts stored in full, newest first; not the purged ones."""
     query = select(Step).where(
-        Step.run_id == run_id, Step.full_rollouts.is_not(None), is_active(attempts, Step.attempt, Step.step)
+        Step.run_id == run_id,
+        Step.full_rollouts.is_not(None),
+        Step.tokens_purged_at_us.is_(None),
+        is_active(attempts, Step.attempt, Step.step),
     )
     return session.scalars(query.order_by(Step.step.desc()).limit(limit)).all()

@@ -53,8 +53,8 @@ def test_purge_keeps_last_steps_every_nth_and_those_around_alerts(
     set_rules(sender, every_steps=5, alert_steps=1)
     row = Alert(
         id="alert_x", run_id=sender.run, attempt=1, rule="mismatch_warning", step=8, severity="warning",
-        value=1.0, threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state="resolved", cleared_step=None,
-        changed_by="detector", version=1, opened_at_us=1, changed_at_us=1,
+        value=1.0, threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state="resolved",
+        cleared_step=None, changed_by="detector", version=1, opened_at_us=1, changed_at_us=1,
     )  # fmt: skip
     context.database.write(lambda session: session.add(row))
     before = sender.get("measurements").json()
@@ -177,10 +177,10 @@ def test_command_reports_per_run_and_changes_nothing_in_a_dry_run(
     http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender = log(http, 5)
-    for name, value in (
-        ("DATABASE_URL", settings.database_url), ("STORE_URL", settings.store_url), ("RETENTION_LAST_STEPS", "2"), ("RETENTION_ALERT_STEPS", "0"),
-    ):  # fmt: skip
-        monkeypatch.setenv(f"FORESHOCK_{name}", value)
+    monkeypatch.setenv("FORESHOCK_DATABASE_URL", settings.database_url)
+    monkeypatch.setenv("FORESHOCK_STORE_URL", settings.store_url)
+    monkeypatch.setenv("FORESHOCK_RETENTION_LAST_STEPS", "2")
+    monkeypatch.setenv("FORESHOCK_RETENTION_ALERT_STEPS", "0")
     files = list_files(settings)
     retention("a-run", dry_run=True)
     line, total = capsys.readouterr().out.splitlines()

@@ -118,7 +118,8 @@ def test_upgrade_keeps_stored_values_and_new_measures_are_null(empty_database: s
     (old,), (new,) = before.pop("measurements"), after.pop("measurements")
     (old_run,), (new_run,) = before.pop("runs"), after.pop("runs")
     assert after == before
-    assert new_run == {**old_run, "declared_model_kind": None, "derived_model_kind": None, "seen_at_us": None}
+    later = ("declared_model_kind", "derived_model_kind", "seen_at_us", "rows_removed_at_us", "retention")
+    assert new_run == {**old_run, **dict.fromkeys(later), "deletions": 0}
     assert {name: new[name] for name in old} == old
     assert new["k3_kl"] == 1e-4
     added = set(new) - set(old)
