@@ -219,7 +219,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.settings.sweep_interval_seconds,
         [
             lambda: delete_rows_of_deleted_runs(context),
-            lambda: remove_due_files(context),
+            lambda: remove_due_files(context.database, context.store),
             purging.run_if_due,
         ],
         name="foreshock-cleaner",

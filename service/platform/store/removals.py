@@ -15,9 +15,10 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.context import ServiceContext
 from service.platform.database.dialect import insert_if_absent
+from service.platform.database.session import Database
 from service.platform.database.tables import FileRemoval
+from service.platform.store.tokens import TokenStore
 
 RemovalReason = Literal["retention", "deletion"]
 
@@ -36,16 +37,16 @@ def give_up_files(
         insert_if_absent(session, FileRemoval, {"file": name, "file_bytes": size, "reason": reason, "due_at_us": due})
 
 
-def remove_due_files(context: ServiceContext) -> int:
+def remove_due_files(database: Database, store: TokenStore) -> int:
     """Remove the files whose grace is over and return their number. Repeated calls change nothing."""
     removed, size = 0, 0
     while removed < _FILES_PER_ROUND:
-        with context.database.read() as session:
+        with database.read() as session:
             due = _due(session, now_us(), _FILES_AT_ONCE)
         for each in due:
-            context.store.remove(each.file)
+            store.remove(each.file)
         if due:
-            context.database.write(partial(_forget, [each.file for each in due]))
+            database.write(partial(_forget, [each.file for each in due]))
         removed, size = removed + len(due), size + sum(each.file_bytes for each in due)
         if len(due) < _FILES_AT_ONCE:
             break

@@ -58,13 +58,13 @@ def test_deleted_run_leaves_only_its_tombstone_and_other_runs_stay(
     assert tombstone.rows_removed_at_us is not None
 
     # Within the grace of two days the files stay.
-    assert remove_due_files(context) == 0
+    assert remove_due_files(context.database, context.store) == 0
     assert set(of_run) <= set(list_files(settings))
     with context.database.read() as session:
         due = session.scalars(select(FileRemoval.due_at_us)).all()
     assert all(abs(each - now_us() - 172_800_000_000) < 600_000_000 for each in due)
     monkeypatch.setattr("service.platform.store.removals.now_us", lambda: max(due))
-    assert remove_due_files(context) == len(of_run)
+    assert remove_due_files(context.database, context.store) == len(of_run)
     assert list_files(settings) == files
     assert kept.get("measurements").status_code == 200
     assert kept.get("steps/1/tokens").status_code == 200

@@ -68,7 +68,7 @@ def test_purge_keeps_last_steps_every_nth_and_those_around_alerts(
     kept = ({5, 10, 11, 12} | near) & set(range(1, 13))
     assert 8 in alerts
     assert report.steps == 12 - len(kept) > 0
-    assert remove_due_files(context) == report.files == report.steps
+    assert remove_due_files(context.database, context.store) == report.files == report.steps
     assert steps_with_tokens(settings) == kept
     assert sender.get("measurements").json() == before
     assert [each.steps for each in purge(context)] == [0]
@@ -86,7 +86,7 @@ def test_purged_tokens_are_gone_with_a_reason_and_summaries_stay(
     work_off(http)
     attribution = sender.get("steps/1/attribution").json()
     assert [each.steps for each in purge(context)] == [1]
-    remove_due_files(context)
+    remove_due_files(context.database, context.store)
     assert steps_with_tokens(settings) == {3, 4}
 
     gone = sender.get("steps/1/tokens")
@@ -139,7 +139,7 @@ def test_late_shard_of_a_purged_step_is_stored_and_purged_again(
     assert [each.steps for each in purge(context)] == [1]
     sender.put_shard(1, make_batch(seed=11, prefix="late"), 1, 2).raise_for_status()
     assert [each.steps for each in purge(context)] == [1]
-    remove_due_files(context)
+    remove_due_files(context.database, context.store)
     assert steps_with_tokens(settings) == {3, 4}
 
 
@@ -152,7 +152,7 @@ def test_resumed_run_keeps_the_last_steps_of_its_newest_attempt(
         resumed.put_shard(step, make_batch(seed=100 + step)).raise_for_status()
     set_rules(sender)
     list(purge(context))
-    remove_due_files(context)
+    remove_due_files(context.database, context.store)
     kept = {(int(name.split("/")[1]), int(name.split("/")[2])) for name in list_files(settings)}
     # Superseded steps beyond the newest one stay until the run has passed them.
     assert kept == {(1, step) for step in range(5, 11)} | {(2, 5), (2, 6)}
