@@ -33,7 +33,7 @@ class PostgresCluster:
         self._folder = folder
         self._account = _unprivileged_account()
         self._numbers = itertools.count(1)
-        programs = _find_programs()
+        programs = find_programs()
         if self._account is not None:
             shutil.chown(folder, self._account)
         data = folder / "data"
@@ -120,7 +120,7 @@ class PostgresCluster:
 def start_postgres() -> PostgresCluster:
     """Start a cluster; skip the test if PostgreSQL is not installed, fail in CI."""
     try:
-        _find_programs()
+        find_programs()
     except FileNotFoundError:
         if os.environ.get("CI"):
             pytest.fail(_INSTALL)
@@ -129,7 +129,7 @@ def start_postgres() -> PostgresCluster:
     return PostgresCluster(Path(tempfile.mkdtemp(prefix="fsk-pg-", dir="/tmp")))
 
 
-def _find_programs() -> Path:
+def find_programs() -> Path:
     found = shutil.which("initdb")
     if found is not None and shutil.which("postgres") is not None:
         return Path(found).resolve().parent

@@ -23,6 +23,7 @@ def counts(session: Session, key: StepKey) -> tuple[int, int | None] | None:
 
 def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[Step]:
     """Return up to `limit` active steps with only some rollouts stored in full, newest first; not the purged ones."""
+    """Return up to `limit` active steps with only some rollouts stored in full, newest first; not the purged ones."""
     query = select(Step).where(
         Step.run_id == run_id,
         Step.full_rollouts.is_not(None),
