@@ -1,0 +1,129 @@
+"""A real service in a folder of its own, with keys of each scope and a run that has data of every kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks.running_service import running_service
+from foreshock.rollouts import encode_rollouts, encode_scores
+from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_probe, noisy, scores_of, take_lease
+
+_MEBIBYTE = 1 << 20
+DECODER_CAP = 2048 * _MEBIBYTE
+SCOPES = ("ingest", "read", "worker", "admin")
+STEP = 1_000_000
+"""The step with rollouts, probe and lease. Hostile shards go to the steps below it."""
+
+SETTINGS = {
+    "FORESHOCK_MAX_BODY_BYTES": str(4 * _MEBIBYTE),
+    "FORESHOCK_MAX_JSON_BYTES": str(_MEBIBYTE),
+    "FORESHOCK_MAX_TOKENS": "4000000",
+    "FORESHOCK_MAX_ROLLOUTS": "4096",
+    "FORESHOCK_DECODE_MEMORY_BYTES": str(DECODER_CAP),
+    "FORESHOCK_DECODE_RECYCLE_AFTER": "1000000",
+    "FORESHOCK_DECODE_TIMEOUT_SECONDS": "30",
+    "FORESHOCK_TOKEN_PASS": "numpy",
+    "FORESHOCK_SWEEP_INTERVAL_SECONDS": "1",
+    "FORESHOCK_LEASE_SECONDS": "36000",
+    "FORESHOCK_KEY_REQUESTS_PER_SECOND": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The service under test."""
+
+    url: str
+    folder: Path
+    keys: dict[str, str]
+    run: str
+    sender: Sender
+    holder: LeaseHolder
+    process: psutil.Process
+
+    def headers(self, scope: str) -> dict[str, str]:
+        """Return the header with the key of a scope; none for `none`."""
+        return {"Authorization": f"Bearer {self.keys[scope]}"} if scope in self.keys else {}
+
+    def valid_bodies(self) -> dict[str, bytes]:
+        """Return a valid table for each kind of upload."""
+        batch = make_batch(6, seed=1)
+        rollouts = self.holder.rollouts()
+        return {
+            "rollouts": encode_rollouts(batch),
+            "statistics": encode_statistics_shard(batch, seed="a", full=FullRollouts(2, 1)),
+            "scores": encode_scores(scores_of(rollouts, noisy(rollouts, 3))),
+        }
+
+    def peaks(self) -> dict[str, int]:
+        """Return the largest resident memory so far, in bytes: of the service, and of the largest decoder."""
+        decoders = [
+            _peak(child.pid) for child in self.process.children(recursive=True) if "spawn" in " ".join(_words(child))
+        ]
+        return {"service": _peak(self.process.pid), "decoder": max(decoders, default=0)}
+
+    def strays(self) -> list[str]:
+        """Return the files that are neither the database, nor in the store, nor the log."""
+        files = [path.relative_to(self.folder) for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        own = ("foreshock-data/tokens/", "foreshock-data/foreshock.db", "serve.log")
+        return [str(path) for path in files if not path.as_posix().startswith(own)]
+
+
+@contextmanager
+def scene(folder: Path) -> Iterator[Scene]:
+    """Start the service in `folder`, which is its HOME and TMPDIR too, and make its keys and its run."""
+    surroundings = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    for path in surroundings.values():
+        Path(path).mkdir(parents=True)
+    keys = {scope: _make_key(folder, scope) for scope in SCOPES}
+    with running_service(folder, **SETTINGS, **surroundings) as url:
+        process = next(
+            child for child in psutil.Process().children() if "serve" in _words(child) and _port(url) in _words(child)
+        )
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys['admin']}"}, timeout=120) as http:
+            sender = start_run(http, "a run", initial_learning_rate=1e-6)
+            sender.put_shard(STEP, make_batch(6, seed=1)).raise_for_status()
+            sender.put_scalars(STEP, {"grad_norm": 1.0}).raise_for_status()
+            announce_checkpoint(sender, STEP)
+            ask_for_probe(sender, STEP).raise_for_status()
+            yield Scene(url, folder, keys, sender.run, sender, take_lease(http), process)
+
+
+def _make_key(folder: Path, scope: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    made = subprocess.run(
+        [sys.executable, "-m", "foreshock.commands.main", "keys", "create", scope, "--scope", scope],
+        cwd=folder, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return made.stdout.splitlines()[-1]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _port(url: str) -> str:
+    return url.rpartition(":")[2]
+
+
+def _peak(pid: int) -> int:
+    """Return the peak of the resident memory that the kernel has noted (VmHWM), in bytes; 0 if the process ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
