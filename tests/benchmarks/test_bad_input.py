@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -51,11 +52,12 @@ def test_generated_requests_of_every_operation_get_documented_answers(service: S
 
 def test_same_seed_gives_the_same_bodies() -> None:
     body = encode_rollouts(make_batch(6, seed=1))
-    for make in (
+    makers: list[Callable[[random.Random], bytes]] = [
         lambda source: damaged(body, body[::-1], source),
         lambda source: hostile_table(body, source),
         lambda source: hostile_document({"key": "x", "values": [1, {"a": 2}]}, source),
-    ):
+    ]
+    for make in makers:
         first, again = ([make(random.Random(seed)) for seed in range(20)] for _ in range(2))
         assert first == again
         assert len(set(first)) > 10
@@ -63,7 +65,7 @@ def test_same_seed_gives_the_same_bodies() -> None:
 
 def test_undocumented_answers_and_server_errors_are_faults() -> None:
     tally = Tally()
-    responses = {"200": {"content": {"application/json": {}}}}
+    responses: dict[str, Any] = {"200": {"content": {"application/json": {}}}}
     json, problem = {"content-type": "application/json"}, {"content-type": "application/problem+json"}
     operation = ("GET", "/v1/runs")
     tally.judge(operation, responses, 200, json, b"{}", "")
