@@ -36,7 +36,7 @@ def hostile_document(valid: Any, source: random.Random) -> bytes:
     document = copy.deepcopy(valid)
     raw = source.choice(_RAW) if source.random() < 0.3 else None
     for _ in range(source.randint(1, 3)):
-        document = _changed(document, source, _MARK if raw is not None else source.choice(_VALUES))
+        document = _changed(document, source, _MARK if raw is not None else copy.deepcopy(source.choice(_VALUES)))
     body = json.dumps(document, ensure_ascii=source.random() < 0.5).encode("utf-8", "surrogatepass")
     if raw is not None:
         body = body.replace(json.dumps(_MARK).encode(), raw.encode()).replace(f'"{_MARK}"'.encode(), raw.encode())
@@ -53,14 +53,14 @@ def _changed(document: Any, source: random.Random, value: Any) -> Any:
         if way < 0.15:
             del document[name]
         elif way < 0.25:
-            document[source.choice(["", "x" * 300, "\x00", "__class__", "extra"])] = value
+            document[source.choice(["", "x" * 300, "\x00", "__class__", "extra"])] = copy.deepcopy(value)
         else:
-            document[name] = _changed(document[name], source, value)
+            document[name] = _changed(document[name], source, copy.deepcopy(value))
         return document
     if isinstance(document, list) and document and source.random() < 0.7:
         way = source.random()
         if way < 0.2:
-            return document * source.choice([2, 500])
+            return [copy.deepcopy(each) for _ in range(source.choice([2, 50])) for each in document]
         index = source.randrange(len(document))
         document[index] = _changed(document[index], source, value)
         return document

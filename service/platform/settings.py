@@ -57,6 +57,13 @@ class Settings(BaseSettings):
     max_rollouts: int = Field(default=65_536, gt=0, description="rollouts in one shard")
     max_tokens: int = Field(default=64_000_000, gt=0, description="prompt and response tokens in one shard")
     max_shards: int = Field(default=4096, gt=0, description="shards of one step")
+    max_uncompressed_bytes: int = Field(default=2048 * _MEBIBYTE, gt=0, description="decoded columns of one shard")
+    max_response_tokens: int = Field(default=1 << 20, gt=0, description="of one rollout")
+    max_prompt_tokens: int = Field(default=1 << 20, gt=0, description="of one rollout")
+    max_row_groups: int = Field(default=65_536, gt=0, description="row groups of one Parquet file")
+    max_footer_bytes: int = Field(default=16 * _MEBIBYTE, gt=0, description="footer of one Parquet file")
+    max_identifier_bytes: int = Field(default=1024, gt=0, description="one string of a table, such as a sample id")
+    max_metadata_bytes: int = Field(default=_MEBIBYTE, gt=0, description="one key-value pair of a Parquet file")
 
     decode_processes: int = Field(default=min(2, os.cpu_count() or 1), gt=0)
     decode_memory_bytes: int = Field(default=4096 * _MEBIBYTE, gt=0, description="address space above the idle size")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from foreshock.rollouts import DecodeLimits
 from service.platform.settings import Settings
 
 
 def decode_limits(settings: Settings) -> DecodeLimits:
     """Return the limits that a decoder checks before it decodes."""
-    return DecodeLimits(
-        max_body_bytes=settings.max_body_bytes, max_rollouts=settings.max_rollouts, max_tokens=settings.max_tokens
-    )
+    return DecodeLimits(**{field.name: getattr(settings, field.name) for field in fields(DecodeLimits)})
 
 
 def stored_limits() -> DecodeLimits:

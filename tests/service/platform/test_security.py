@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,8 +12,10 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from foreshock.errors import ConfigurationError
+from foreshock.rollouts import DecodeLimits
 from service.platform.database.session import Database
 from service.platform.database.tables import ApiKey
+from service.platform.decoding.limits import decode_limits
 from service.platform.keys.service import Scope, create_key, hash_secret, new_secret, revoke_key
 from service.platform.security import (
     SESSION_COOKIE,
@@ -184,3 +187,8 @@ def test_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_PORT", "ninety")
     with pytest.raises(ConfigurationError, match="FORESHOCK_PORT"):
         load_settings()
+
+
+def test_every_limit_of_a_table_is_a_setting_with_the_librarys_default() -> None:
+    assert decode_limits(Settings()) == DecodeLimits()
+    assert decode_limits(Settings(max_row_groups=7)) == replace(DecodeLimits(), max_row_groups=7)
