@@ -79,7 +79,7 @@ def _table_request(scene: Scene, bodies: dict[str, bytes], number: int, source: 
     else:
         content = hostile_table(valid, source)
     if kind == "scores":
-        url = f"{scene.holder.url}/scores/{number}?scorer=vllm.prefill&variant="
+        url = f"{scene.holder.url}/scores/{number}?scorer={scene.scorer}&variant="
         token = {"X-Foreshock-Lease-Token": str(scene.holder.token)}
         return Request("PUT", "/v1/leases/{lease}/scores/{shard}", url, "worker", content, PARQUET, token)
     path = f"/v1/runs/{{run}}/steps/{{step}}/{kind}/{{shard}}"
@@ -100,9 +100,9 @@ def _document_request(scene: Scene, number: int, source: random.Random) -> Reque
 def _documents(scene: Scene, number: int) -> list[tuple[str, str, str, Any]]:
     """Return a valid document of every call that takes one, with the scope of a key that may send it."""
     lease: Callable[[], dict[str, Any]] = lambda: {"token": scene.holder.token + 1}  # noqa: E731
-    worker = {"worker": "w2", "accelerator": "cpu", "scorers": ["vllm.prefill"], "environments": ["avx2"], "wait": 0}
+    worker = {"worker": "w2", "accelerator": "cpu", "scorers": [scene.scorer], "environments": ["avx2"], "wait": 0}
     search = {
-        "step": STEP, "scorer": "vllm.prefill", "rollouts": 6, "tokens": 40, "floor_k3": 1e-4,
+        "step": STEP, "scorer": scene.scorer, "rollouts": 6, "tokens": 40, "floor_k3": 1e-4,
         "replays": [{"step": STEP, "part": "all", "k3_kl": 1e-3, "k3_low": 1e-4, "k3_high": 1e-2, "max_abs_d": 0.1}],
     }  # fmt: skip
     checkpoint = {"root": "runs", "path": "step-1", "digest": "sha256:" + "ab" * 32, "model_kind": "dense"}
@@ -121,7 +121,7 @@ def _documents(scene: Scene, number: int) -> list[tuple[str, str, str, Any]]:
         ("POST", "/v1/runs/{run}/attempts", "ingest", attempt),
         ("PUT", "/v1/runs/{run}/attempts/{attempt}/clients/{client}", "ingest", {"step": 3, "dropped": 1}),
         ("PUT", "/v1/runs/{run}/checkpoints/{step}", "ingest", checkpoint),
-        ("POST", "/v1/runs/{run}/probes", "ingest", {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}),
+        ("POST", "/v1/runs/{run}/probes", "ingest", {"step": STEP, "scorers": [{"scorer": scene.scorer}]}),
         ("POST", "/v1/leases", "worker", worker),
         ("POST", "/v1/leases/{lease}/heartbeat", "worker", lease()),
         ("POST", "/v1/leases/{lease}/fail", "worker", {**lease(), "reason": "x", "kind": "retry"}),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -16,6 +14,8 @@ import psutil
 from benchmarks.running_service import running_service
 from foreshock.rollouts import encode_rollouts, encode_scores
 from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
+from service.platform.database.opening import existing_database, prepare_database
+from service.platform.keys.service import Scope, create_key, new_secret
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_probe, noisy, scores_of, take_lease
 
@@ -52,6 +52,11 @@ class Scene:
     holder: LeaseHolder
     process: psutil.Process
 
+    @property
+    def scorer(self) -> str:
+        """The scorer of the leased job."""
+        return str(self.holder.lease["job"]["scorers"][0]["scorer"])
+
     def headers(self, scope: str) -> dict[str, str]:
         """Return the header with the key of a scope; none for `none`."""
         return {"Authorization": f"Bearer {self.keys[scope]}"} if scope in self.keys else {}
@@ -86,7 +91,7 @@ def scene(folder: Path) -> Iterator[Scene]:
     surroundings = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     for path in surroundings.values():
         Path(path).mkdir(parents=True)
-    keys = {scope: _make_key(folder, scope) for scope in SCOPES}
+    keys = _make_keys(folder)
     with running_service(folder, **SETTINGS, **surroundings) as url:
         process = next(
             child for child in psutil.Process().children() if "serve" in _words(child) and _port(url) in _words(child)
@@ -100,13 +105,16 @@ def scene(folder: Path) -> Iterator[Scene]:
             yield Scene(url, folder, keys, sender.run, sender, take_lease(http), process)
 
 
-def _make_key(folder: Path, scope: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    made = subprocess.run(
-        [sys.executable, "-m", "foreshock.commands.main", "keys", "create", scope, "--scope", scope],
-        cwd=folder, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return made.stdout.splitlines()[-1]
+def _make_keys(folder: Path) -> dict[str, str]:
+    """Make a key of each scope in the database that the service will open; return the secrets by scope."""
+    (folder / "foreshock-data").mkdir()
+    url = f"sqlite:///{folder / 'foreshock-data' / 'foreshock.db'}"
+    prepare_database(url)
+    keys = {scope: new_secret() for scope in SCOPES}
+    with existing_database(url) as database:
+        for scope, secret in keys.items():
+            database.write(partial(create_key, secret=secret, name=scope, project=None, scopes=[Scope(scope)]))
+    return keys
 
 
 def _words(process: psutil.Process) -> list[str]:

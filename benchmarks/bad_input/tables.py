@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 import struct
@@ -27,7 +28,9 @@ def hostile_table(body: bytes, source: random.Random) -> bytes:
     """Return a Parquet file with other columns, types, counts or values than those of the valid `body`."""
     table = pq.read_table(io.BytesIO(body))
     for _ in range(source.randint(1, 2)):
-        table = source.choice(_CHANGES)(table, source)
+        # A change may not fit a table that was changed before: of no columns, or of two with one name.
+        with contextlib.suppress(pa.ArrowException, LookupError, ValueError):
+            table = source.choice(_CHANGES)(table, source)
     return _written(table, source)
 
 
@@ -102,7 +105,7 @@ def _other_type(table: pa.Table, source: random.Random) -> pa.Table:
 
 
 def _without(table: pa.Table, source: random.Random) -> pa.Table:
-    return table.drop_columns([source.choice(table.column_names)])
+    return table.remove_column(source.randrange(table.num_columns))
 
 
 def _extra(table: pa.Table, source: random.Random) -> pa.Table:
