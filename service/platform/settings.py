@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from ipaddress import ip_address
 from typing import Literal
 
@@ -140,6 +141,8 @@ class Settings(BaseSettings):
         for name in ("bootstrap_key", "session_secret"):
             shown[name] = _MASK if getattr(self, name) is not None else "(not set)"
         shown["notifications"] = ", ".join(f"{each.name} ({each.kind})" for each in self.notifications) or "(none)"
+        # A store may be named by a URL with a key in it.
+        shown["store_url"] = re.sub(r"(?<=://)[^/@]*@", f"{_MASK}@", self.store_url)
         shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
         return {f"FORESHOCK_{name.upper()}": value for name, value in shown.items()}
 

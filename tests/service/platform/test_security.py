@@ -178,7 +178,12 @@ def test_several_processes_require_postgresql() -> None:
 
 
 def test_printed_settings_mask_secrets() -> None:
-    shown = Settings(database_url="postgresql://user:hidden@host/name", session_secret=SecretStr("s" * 24)).printable()
+    shown = Settings(
+        database_url="postgresql://user:hidden@host/name",
+        store_url="s3://id:hidden@host/bucket",
+        session_secret=SecretStr("s" * 24),
+    ).printable()
+    assert shown["FORESHOCK_STORE_URL"] == "s3://********@host/bucket"
     assert "hidden" not in str(shown)
     assert "s" * 24 not in str(shown)
 

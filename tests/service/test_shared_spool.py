@@ -1,0 +1,70 @@
+"""Clients of two projects, each with a key of its own, share a spool folder and never hold each other up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foreshock import Client
+from service.platform.database.session import Database
+from service.platform.keys.service import Scope, create_key, new_secret, revoke_key
+from tests.ports import free_port
+from tests.service.server import RunningServer
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def make_key(database: Database, project: str) -> tuple[str, str]:
+    secret = new_secret()
+    key = database.write(lambda session: create_key(session, secret, "test", project, [Scope.INGEST, Scope.READ]))
+    return key.id, secret
+
+
+def client(url: str, spool: Path, project: str, key: str) -> Client:
+    return Client(url, api_key=key, project=project, run_key="run", spool_directory=spool, timeout_seconds=20)
+
+
+def leave_behind(spool: Path, project: str, key: str) -> None:
+    """Leave scalars of a client whose service was away."""
+    left = client(f"http://127.0.0.1:{free_port()}", spool, project, key)
+    left.log_scalars(1, {"x": 1.0})
+    assert left.close(0.1).undelivered
+
+
+@pytest.mark.parametrize("revoked", [False, True], ids=["valid key", "revoked key"])
+def test_spool_of_another_projects_key_holds_nothing_up(
+    server: RunningServer, database: Database, tmp_path: Path, revoked: bool
+) -> None:
+    spool = tmp_path / "spool"
+    (left_id, left_key), (_, own_key) = make_key(database, "theirs"), make_key(database, "ours")
+    leave_behind(spool, "theirs", left_key)
+    if revoked:
+        database.write(lambda session: revoke_key(session, left_id))
+    ours = client(server.url, spool, "ours", own_key)
+    ours.log_scalars(1, {"x": 2.0})
+    status = ours.flush(60)
+    assert status.complete, status
+    assert ours.counters.snapshot().rejected == 0
+    ours.close()
+    assert list(spool.glob("*/*.body")), "what the other project left is still there"
+    if not revoked:
+        theirs = client(server.url, spool, "theirs", left_key)
+        assert theirs.flush(60).complete
+        assert theirs.counters.snapshot().recovered > 0
+        theirs.close()
+        assert not list(spool.glob("*/*.body"))
+
+
+def test_next_key_of_the_project_sends_what_a_revoked_one_left(
+    server: RunningServer, database: Database, tmp_path: Path
+) -> None:
+    (old_id, old_key), (_, new_key) = make_key(database, "ours"), make_key(database, "ours")
+    leave_behind(tmp_path / "spool", "ours", old_key)
+    database.write(lambda session: revoke_key(session, old_id))
+    again = client(server.url, tmp_path / "spool", "ours", new_key)
+    again.log_scalars(2, {"x": 2.0})
+    assert again.flush(60).complete
+    assert again.counters.snapshot().recovered > 0
+    again.close()
+    assert not list((tmp_path / "spool").glob("*/*.body"))
