@@ -34,6 +34,7 @@ from service.platform.query_parameters import refuse_unknown_parameters
 from service.platform.settings import Settings
 from service.platform.storage_errors import install_storage_handlers
 from service.platform.store.opening import open_store
+from service.platform.store.orphans import OrphanSweep
 from service.platform.store.removals import remove_due_files
 from service.platform.upload_places import UploadPlaces
 from service.present.exporter.endpoints import router as exporter
@@ -215,12 +216,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.decoders.warm_up_in_background()
     # Apart from the sweeper, which must not wait for them: these may take long.
     purging = RetentionTask(context)
+    orphans = OrphanSweep(context.store, context.database, context.settings)
     cleaner = Sweeper(
         context.settings.sweep_interval_seconds,
         [
             lambda: delete_rows_of_deleted_runs(context),
             lambda: remove_due_files(context.database, context.store),
             purging.run_if_due,
+            orphans.run_if_due,
         ],
         name="foreshock-cleaner",
     )
@@ -231,6 +234,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        orphans.stop()
         await run_in_threadpool(sweeper.stop)
         await run_in_threadpool(context.key_uses.write, context.database)
         await run_in_threadpool(cleaner.stop)

@@ -34,6 +34,12 @@ class Settings(BaseSettings):
         default=True, description="`foreshock serve` migrates an older database; false: it refuses one"
     )
     store_url: str = "./foreshock-data/tokens"
+    orphan_grace_seconds: float = Field(
+        default=86_400.0,
+        gt=0,
+        description="age at which a token file that no catalogue row names is removed; longer than any upload takes",
+    )
+    orphan_sweep_seconds: float = Field(default=3_600.0, gt=0, description="time between two searches for such files")
     allowed_hosts: str = Field(default="", description="comma-separated names besides loopback and FORESHOCK_HOST")
     bootstrap_key: SecretStr | None = Field(default=None, min_length=24, description="an admin key made at start")
     session_secret: SecretStr | None = Field(default=None, min_length=24, description="signs the pages' sessions")

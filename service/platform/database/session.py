@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -74,6 +75,28 @@ class Database:
         with self.read() as session:
             if session.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
                 raise RuntimeError("the database is read-only")
+
+    @contextmanager
+    def exclusive(self, name: str) -> Iterator[bool]:
+        """Give True if no other process holds this name for the length of its `with` block, else False.
+
+        For background work that one process at a time does. PostgreSQL releases the name with the connection, however
+        the process ends; SQLite has one service process.
+        """
+        if self.is_sqlite:
+            yield True
+            return
+        key = {"key": int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)}
+        with self._write_engine.connect() as connection:
+            held = connection.execute(text("SELECT pg_try_advisory_lock(:key)"), key).scalar_one()
+            # The lock belongs to the connection; a transaction that stays open would keep old rows from vacuum.
+            connection.commit()
+            try:
+                yield bool(held)
+            finally:
+                if held:
+                    connection.execute(text("SELECT pg_advisory_unlock(:key)"), key)
+                    connection.commit()
 
     def close(self) -> None:
         """Finish the queued writes and close every connection."""
