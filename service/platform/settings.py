@@ -7,7 +7,7 @@ import re
 from ipaddress import ip_address
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from sqlalchemy.engine import make_url
 
@@ -16,6 +16,13 @@ from service.platform.notification_targets import NotificationTarget, web_addres
 
 _MEBIBYTE = 1024 * 1024
 _MASK = "********"
+_SECRETS = (
+    "bootstrap_key",
+    "session_secret",
+    "store_access_key_id",
+    "store_secret_access_key",
+    "store_session_token",
+)
 
 
 class Settings(BaseSettings):
@@ -33,7 +40,19 @@ class Settings(BaseSettings):
     upgrade_at_start: bool = Field(
         default=True, description="`foreshock serve` migrates an older database; false: it refuses one"
     )
-    store_url: str = "./foreshock-data/tokens"
+    store_url: str = Field(default="./foreshock-data/tokens", description="a local folder, or s3://bucket/prefix")
+    store_endpoint: str = Field(default="", description="http(s)://host:port of an S3-compatible store; empty: AWS")
+    store_region: str = Field(default="", description="empty: AWS_REGION, else us-east-1")
+    store_access_key_id: SecretStr | None = Field(
+        default=None, description="with store_secret_access_key; unset: the environment's AWS credentials or role"
+    )
+    store_secret_access_key: SecretStr | None = None
+    store_session_token: SecretStr | None = None
+    store_timeout_seconds: float = Field(default=30.0, gt=0, description="of one request to an S3-compatible store")
+    store_temporary_folder: str = Field(
+        default="./foreshock-data/temporary",
+        description="folder on this machine for uploads under way, if the token store is not a folder itself",
+    )
     orphan_grace_seconds: float = Field(
         default=86_400.0,
         gt=0,
@@ -123,6 +142,17 @@ class Settings(BaseSettings):
         default=(), description="JSON list of targets that are told about alerts"
     )
 
+    @field_validator("store_endpoint")
+    @classmethod
+    def _is_endpoint(cls, value: str) -> str:
+        return value if not value else web_address(value)
+
+    @model_validator(mode="after")
+    def _has_both_parts_of_the_key(self) -> Settings:
+        if (self.store_access_key_id is None) != (self.store_secret_access_key is None):
+            raise ValueError("set both FORESHOCK_STORE_ACCESS_KEY_ID and FORESHOCK_STORE_SECRET_ACCESS_KEY, or neither")
+        return self
+
     @field_validator("public_url")
     @classmethod
     def _is_web_address(cls, value: str) -> str:
@@ -144,7 +174,7 @@ class Settings(BaseSettings):
     def printable(self) -> dict[str, str]:
         """Return the name and value of every setting, with secrets and the database's password masked."""
         shown = {name: str(value) for name, value in self.model_dump().items()}
-        for name in ("bootstrap_key", "session_secret"):
+        for name in _SECRETS:
             shown[name] = _MASK if getattr(self, name) is not None else "(not set)"
         shown["notifications"] = ", ".join(f"{each.name} ({each.kind})" for each in self.notifications) or "(none)"
         # A store may be named by a URL with a key in it.

@@ -4,20 +4,48 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from foreshock.errors import ConfigurationError
 from service.platform.settings import Settings
 from service.platform.store.local import LocalTokenStore
 from service.platform.store.tokens import TokenStore
 
+_S3 = "s3://"
+
 
 def open_store(settings: Settings) -> TokenStore:
     """Return the store of FORESHOCK_STORE_URL; raises ConfigurationError if that is neither a folder nor `s3://…`."""
-    return LocalTokenStore(local_folder(settings))
+    if not settings.store_url.startswith(_S3):
+        return LocalTokenStore(local_folder(settings))
+    # Its client takes a tenth of a second to import.
+    from service.platform.store.objects import ObjectLocation, ObjectTokenStore
+
+    bucket, prefix = ObjectLocation.of_url(settings.store_url)
+    location = ObjectLocation(
+        bucket=bucket,
+        prefix=prefix,
+        endpoint=settings.store_endpoint,
+        region=settings.store_region,
+        access_key_id=_secret(settings.store_access_key_id),
+        secret_access_key=_secret(settings.store_secret_access_key),
+        session_token=_secret(settings.store_session_token),
+        timeout_seconds=settings.store_timeout_seconds,
+    )
+    return ObjectTokenStore(location, local_folder(settings))
 
 
 def local_folder(settings: Settings) -> Path:
-    """Return the folder on this machine that belongs to the store; raises ConfigurationError if the URL names none."""
+    """Return the folder on this machine that the store uses; raises ConfigurationError for an unknown kind of URL."""
     url = settings.store_url
+    if url.startswith(_S3):
+        return Path(settings.store_temporary_folder).absolute()
     if "://" in url and not url.startswith("file://"):
-        raise ConfigurationError("FORESHOCK_STORE_URL must be a local folder, such as ./foreshock-data/tokens")
+        raise ConfigurationError(
+            f"FORESHOCK_STORE_URL must be a folder, such as ./foreshock-data/tokens, or s3://bucket/prefix, got {url}"
+        )
     return Path(url.removeprefix("file://")).absolute()
+
+
+def _secret(value: SecretStr | None) -> str:
+    return "" if value is None else value.get_secret_value()

@@ -1,0 +1,241 @@
+"""Token files in an S3-compatible store: one object per file, written whole, read by ranges.
+
+Bodies are received and decoded in a folder of this machine; only finished files are uploaded. An object appears whole
+or not at all, also one that is uploaded in parts.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, cast
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from foreshock.errors import ConfigurationError
+from service.platform.store.temporaries import TemporaryFiles
+from service.platform.store.tokens import ListedFile, TokenStore
+
+_TEMPORARY = "temporary/"
+_PART_BYTES = 8 << 20
+_LISTED_AT_ONCE = 1000
+# Retries of the client itself are short: an upload that fails is answered with 503, and the trainer's client sends it
+# again. They cover a connection that the server closed between two requests.
+_RETRIES, _RETRY_SECONDS = 2, 5.0
+# Of the error codes of S3 and of servers that speak it: no room, or a quota that is used up.
+_FULL = ("507 Insufficient Storage", "QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge")
+_NO_BUCKET = "NoSuchBucket"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLocation:
+    """Where objects are: the bucket and prefix, the endpoint (empty: AWS) and the credentials (empty: ambient)."""
+
+    bucket: str
+    prefix: str
+    endpoint: str = ""
+    region: str = ""
+    access_key_id: str = field(default="", repr=False)
+    secret_access_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+    timeout_seconds: float = 30.0
+
+    @staticmethod
+    def of_url(url: str) -> tuple[str, str]:
+        """Return bucket and prefix of `s3://bucket/prefix`; raises ConfigurationError."""
+        parts = urlsplit(url)
+        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
+            raise ConfigurationError(
+                "FORESHOCK_STORE_URL must be s3://bucket/prefix, without credentials: those are "
+                "FORESHOCK_STORE_ACCESS_KEY_ID and FORESHOCK_STORE_SECRET_ACCESS_KEY"
+            )
+        return parts.netloc, parts.path.strip("/")
+
+
+@lru_cache(maxsize=8)
+def _client(location: ObjectLocation) -> S3Store:
+    """Return the client of a location, one per process: it keeps connections open."""
+    options: dict[str, str] = {
+        name: value
+        for name, value in (
+            ("endpoint", location.endpoint),
+            ("region", location.region),
+            ("access_key_id", location.access_key_id),
+            ("secret_access_key", location.secret_access_key),
+            ("session_token", location.session_token),
+        )
+        if value
+    }
+    return S3Store(
+        location.bucket,
+        prefix=location.prefix or None,
+        client_options={
+            "allow_http": location.endpoint.startswith("http://"),
+            "timeout": timedelta(seconds=location.timeout_seconds),
+            "connect_timeout": timedelta(seconds=min(5.0, location.timeout_seconds)),
+        },
+        retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@contextmanager
+def _as_os_errors(name: str) -> Iterator[None]:
+    """Raise FileNotFoundError for a missing object and another OSError for a store that refuses or does not answer."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if _NO_BUCKET in str(error):
+            raise OSError(errno.EIO, f"the bucket of the token store does not exist ({_first_line(error)})") from None
+        raise FileNotFoundError(errno.ENOENT, "the token store has no such object", name) from None
+    except BaseError as error:
+        text = str(error)
+        code = errno.ENOSPC if any(mark in text for mark in _FULL) else errno.EIO
+        # Not chained: the messages of the client are long, and name addresses.
+        raise OSError(code, f"the token store refused or did not answer: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:300]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFile:
+    """An object of the store."""
+
+    name: str
+    location: ObjectLocation
+
+    def read_bytes(self) -> bytes:
+        """Return the whole object."""
+        with _as_os_errors(self.name):
+            return bytes(obstore.get(_client(self.location), self.name).bytes())
+
+    def open(self) -> BinaryIO:
+        """Open the object: a read fetches its range."""
+        with _as_os_errors(self.name):
+            size = obstore.head(_client(self.location), self.name)["size"]
+        return cast(BinaryIO, io.BufferedReader(_Ranges(self, size), 1 << 16))
+
+    def exists(self) -> bool:
+        """Return whether the object is there."""
+        try:
+            with _as_os_errors(self.name):
+                obstore.head(_client(self.location), self.name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read_range(self, start: int, end: int) -> bytes:
+        """Return the bytes from `start` to before `end`."""
+        with _as_os_errors(self.name):
+            return bytes(obstore.get_range(_client(self.location), self.name, start=start, end=end))
+
+
+class _Ranges(io.RawIOBase):
+    """An object as a seekable file; each read is one request."""
+
+    def __init__(self, file: ObjectFile, size: int) -> None:
+        self._file, self._size, self._position = file, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        end = min(self._position + view.nbytes, self._size)
+        if end <= self._position:
+            return 0
+        data = self._file.read_range(self._position, end)
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class ObjectTokenStore(TokenStore):
+    """Files as the objects of a bucket below a prefix."""
+
+    def __init__(self, location: ObjectLocation, temporary_folder: Path) -> None:
+        super().__init__(TemporaryFiles(temporary_folder.absolute()))
+        self.location = location
+
+    def publish(self, temporary: Path, name: str) -> None:
+        """Upload a temporary file, in parts if it is large, and delete it."""
+        with _as_os_errors(name):
+            large = temporary.stat().st_size > _PART_BYTES
+            obstore.put(_client(self.location), name, temporary, use_multipart=large, chunk_size=_PART_BYTES)
+        temporary.unlink()
+
+    def file(self, name: str) -> ObjectFile:
+        """Return the object of a name; raises ValueError for a name outside the prefix."""
+        if name.startswith("/") or not all(part not in ("", ".", "..") for part in name.split("/")):
+            raise ValueError(f"{name!r} is not inside the token store")
+        return ObjectFile(name, self.location)
+
+    def remove(self, name: str) -> None:
+        """Delete an object if it exists."""
+        self.file(name)
+        try:
+            with _as_os_errors(name):
+                obstore.delete(_client(self.location), name)
+        except FileNotFoundError:
+            return
+
+    def list_files(self) -> Iterator[ListedFile]:
+        """Yield every object below the prefix but those of readiness checks."""
+        now = datetime.now(UTC)
+        for found in self._list(None, None):
+            if not found["path"].startswith(_TEMPORARY):
+                age = (now - found["last_modified"]).total_seconds()
+                yield ListedFile(found["path"], found["size"], age)
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the bytes of those of these objects that exist; one request per thousand objects of their folders."""
+        wanted = set(names)
+        found: dict[str, int] = {}
+        for run in sorted({name.partition("/")[0] for name in names}):
+            of_run = sorted(name for name in wanted if name.startswith(f"{run}/"))
+            for each in self._list(run, of_run[0][:-1]):
+                if each["path"] > of_run[-1]:
+                    break
+                if each["path"] in wanted:
+                    found[each["path"]] = each["size"]
+        return found
+
+    def check_exists(self) -> None:
+        """Raise ConfigurationError unless the bucket answers."""
+        try:
+            next(iter(self._list(None, None)), None)
+        except OSError as error:
+            raise ConfigurationError(f"the token store s3://{self.location.bucket} cannot be read: {error}") from None
+
+    def check_writable(self) -> None:
+        """Raise OSError unless an object can be written."""
+        with _as_os_errors(_TEMPORARY):
+            obstore.put(_client(self.location), f"{_TEMPORARY}readiness-{socket.gethostname()}", b"foreshock")
+
+    def _list(self, prefix: str | None, offset: str | None) -> Iterator[obstore.ObjectMeta]:
+        with _as_os_errors(prefix or ""):
+            for batch in obstore.list(_client(self.location), prefix, offset=offset, chunk_size=_LISTED_AT_ONCE):
+                yield from batch
