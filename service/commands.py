@@ -145,6 +145,25 @@ class RemeasureCommand:
         )
 
 
+class FsckCommand:
+    """`foreshock fsck`: check the catalogue against the files of the store that the settings name."""
+
+    help = "check that the token store holds what the database says, and repair what can be repaired"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options; the FORESHOCK_* variables of the service locate the data."""
+        parser.add_argument("--repair", action="store_true", help="remove orphans, restore files from equal ones")
+        parser.add_argument("--quick", action="store_true", help="compare names and sizes, without reading the files")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Check; return 1 if something is left to repair. May run beside the service."""
+        from service.maintenance.fsck.console import fsck
+        from service.maintenance.fsck.service import Request
+
+        return fsck(Request(arguments.repair, arguments.quick), as_json=arguments.json)
+
+
 def _not_negative(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e6:
@@ -183,3 +202,4 @@ keys = KeysCommand()
 notify = NotifyCommand()
 remeasure = RemeasureCommand()
 retention = RetentionCommand()
+fsck = FsckCommand()
