@@ -98,7 +98,7 @@ def test_a_large_file_is_uploaded_in_parts_and_read_by_ranges(store: ObjectToken
 
 
 def test_one_row_group_is_read_without_the_rest(store: ObjectTokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = np.arange(512 * 2000, dtype=np.int32) * 7919 % 32_768
+    tokens = np.random.default_rng(1).integers(0, 32_768, 512 * 2000).astype(np.int32)
     offsets = np.arange(513) * 2000
     body = encode_rollouts(
         RolloutBatch([f"sample-{row}" for row in range(512)], tokens[:512], np.arange(513), tokens, offsets)
