@@ -59,7 +59,7 @@ def _show(report: Report, request: Request) -> None:
     how = "names and sizes" if request.quick else "names, sizes and contents"
     print(f"files checked by {how}: {checked}")
     if report.purged:
-        print(f"purged with their runs: {report.purged:,}")
+        print(f"purged by retention or with their runs: {report.purged:,}")
     if report.foreign:
         print(f"not written by the service, and left: {report.foreign:,}")
     counts = Counter((finding.problem, finding.repaired is not None) for finding in report.findings)

@@ -21,16 +21,16 @@ _ROWS_AT_ONCE = 5_000
 class CataloguedFile:
     """A file that a row names, and what the row says of it; None: it does not say.
 
-    `key` is that of a shard of rollouts: run, attempt, step, shard. `purged`: the run was deleted, so that the file
-    may be gone.
+    `key` is that of a shard of rollouts: run, attempt, step, shard. `purged`: the run was deleted or retention purged
+    the tokens, so that the file may be gone.
     """
 
     kind: str
     name: str
     owner: str
     digest: str
-    rollouts: int
-    tokens: int
+    rollouts: int | None
+    tokens: int | None
     size: int | None
     rollout_set_digest: str | None
     purged: bool
@@ -81,11 +81,12 @@ def _of_shard(row: Row[Any]) -> CataloguedFile:
         name=shard.file,
         owner=f"run {shard.run_id}, attempt {shard.attempt}, step {shard.step}, shard {shard.shard}",
         digest=shard.digest,
-        rollouts=shard.rollouts if shard.full_rollouts is None else shard.full_rollouts,
-        tokens=shard.tokens if shard.full_tokens is None else shard.full_tokens,
+        # The row keeps the numbers of the upload if rollouts of it were deleted.
+        rollouts=None if shard.deleted_rollouts else (shard.rollouts if in_full else shard.full_rollouts),
+        tokens=None if shard.deleted_rollouts else (shard.tokens if in_full else shard.full_tokens),
         size=shard.file_bytes,
-        rollout_set_digest=shard.rollout_set_digest if in_full else None,
-        purged=row.deleted_at_us is not None,
+        rollout_set_digest=shard.rollout_set_digest if in_full and not shard.deleted_rollouts else None,
+        purged=row.deleted_at_us is not None or shard.tokens_removed is not None,
         key=(shard.run_id, shard.attempt, shard.step, shard.shard),
     )
 

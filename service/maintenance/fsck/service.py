@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome: files checked by kind, those purged with their runs, files of others, and the findings."""
+    """The outcome: files checked by kind, rows whose tokens were purged, files of others, and the findings."""
 
     checked: Counter[str] = field(default_factory=Counter)
     purged: int = 0
@@ -70,7 +70,8 @@ def check_store(context: ServiceContext, request: Request, progress: Callable[[i
     with ThreadPoolExecutor(context.settings.decode_processes) as threads:
         for page in catalogued_files(context.database):
             sizes = context.store.sizes([file.name for file in page])
-            there = [file for file in page if file.name in sizes or not file.purged]
+            # A purged file that is still there waits for its removal.
+            there = [file for file in page if not file.purged]
             report.purged += len(page) - len(there)
             check = partial(_check, context, sizes, request.quick)
             for file, finding in zip(there, threads.map(check, there), strict=True):
@@ -106,10 +107,11 @@ def _difference(context: ServiceContext, name: str, file: CataloguedFile) -> str
         return str(error)
     except (OSError, ProblemError) as error:
         return f"it cannot be read: {error}"
-    if (contents.rollouts, contents.tokens) != (file.rollouts, file.tokens):
+    expected = (file.rollouts, file.tokens)
+    if file.rollouts is not None and (contents.rollouts, contents.tokens) != expected:
         return (
             f"it holds {contents.rollouts:,} rollouts and {contents.tokens:,} tokens, "
-            f"and its row says {file.rollouts:,} and {file.tokens:,}"
+            f"and its row says {file.rollouts:,} and {file.tokens or 0:,}"
         )
     if file.rollout_set_digest not in (None, contents.rollout_set_digest):
         return "it holds other rollouts than its row says"

@@ -152,7 +152,7 @@ def test_files_that_went_with_their_run_are_no_fault_and_foreign_ones_are_left(
     assert http.delete(f"/v1/runs/{sender.run}").status_code in (200, 204)
     files[0].unlink()
     document = command(repair=True)
-    assert (document["status"], document["purged"], document["foreign"]) == (0, 1, 1)
+    assert (document["status"], document["purged"], document["foreign"]) == (0, 3, 1)
     assert note.exists()
 
 

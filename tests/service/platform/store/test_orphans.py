@@ -18,6 +18,7 @@ from service.platform.settings import Settings
 from service.platform.store.local import LocalTokenStore
 from service.platform.store.names import exact_file_name, parse_name, score_file_name, shard_file_name
 from service.platform.store.orphans import OrphanSweep, find_orphans, remove_orphans
+from service.platform.store.removals import give_up_files
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
@@ -172,3 +173,13 @@ def test_one_process_at_a_time_sweeps(context: ServiceContext, settings: Setting
         assert sweep.run_if_due() == 0
     finally:
         other.close()
+
+
+def test_files_that_were_given_up_wait_for_their_removal(context: ServiceContext) -> None:
+    store = context.store
+    assert isinstance(store, LocalTokenStore)
+    name = shard_file_name("run_1", 1, 1, 0, _DIGEST)
+    path = put_file(store, name, 48 * _HOUR)
+    context.database.write(lambda session: give_up_files(session, [(name, 6)], "retention", 3600))
+    assert remove_orphans(store, context.database, _HOUR) == 0
+    assert path.exists()
