@@ -57,11 +57,13 @@ from service.replay.scores.endpoints import router as scores
 from service.replay.scores.published import read_replayed_scores
 from service.replay.weights.endpoints import router as weights_searches
 from service.runs.attempts.endpoints import router as attempts
+from service.runs.changes.endpoints import router as changes
 from service.runs.checkpoints.endpoints import router as checkpoints
 from service.runs.corrections.endpoints import router as corrections
 from service.runs.events import (
     AdviceModeChanged,
     AttemptStarted,
+    ChangeAnnounced,
     ItemsLost,
     MeasurementsChanged,
     ModelKindChanged,
@@ -112,6 +114,7 @@ ROUTERS = (
     ingest,
     rollouts,
     scalars,
+    changes,
     checkpoints,
     measurements,
     run_health,
@@ -173,7 +176,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
 
 def subscribe_handlers(events: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
-    for changed in (StepClosed, ScalarsChanged, MeasurementsChanged):
+    for changed in (StepClosed, ScalarsChanged, MeasurementsChanged, ChangeAnnounced):
         events.subscribe(changed, partial(observe_changed_step, events))
     events.subscribe(AttemptStarted, resolve_superseded)
     events.subscribe(AttemptStarted, rewind_log)

@@ -27,6 +27,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self
 
+from foreshock.changes import ChangeKind
 from foreshock.client import requests
 from foreshock.client.capture import Rollouts, capture_rollouts, size_of
 from foreshock.client.connection import ServiceConnection
@@ -35,21 +36,18 @@ from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.exports import Exports
 from foreshock.client.launch import find_launch
 from foreshock.client.log_once import LogOnce
+from foreshock.client.making import checkpoint_maker, shard_maker
 from foreshock.client.pipeline import Pipeline
 from foreshock.client.precision import with_precision
 from foreshock.client.queue import Work
 from foreshock.client.settings import ClientSettings
 from foreshock.client.status import DeliveryStatus
-from foreshock.client.token_pass import NUMPY_PASS, prepare_token_pass
-from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.fingerprint import Fingerprint
-from foreshock.model_kind import ModelKind, model_kind_of_folder
+from foreshock.model_kind import ModelKind
 from foreshock.page_addresses import run_page_path
 from foreshock.projects import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
-from foreshock.rollouts.batch import RolloutBatch
-from foreshock.statistics_shards import FullRollouts
 
 if TYPE_CHECKING:
     from foreshock.exporters.exporter import ExportedRun
@@ -250,7 +248,7 @@ class Client:
         except BaseException:
             self._pipeline.cancel(size)
             raise
-        make = self._shard_maker(registration, step, shard, shards, captured.build)
+        make = shard_maker(self.settings, self._log, registration, step, (shard, shards), captured.build)
         done = functools.partial(memory.give_back, buffer) if buffer is not None else None
         self._pipeline.put(Work(what, size, make, done))
         if shard == 0:
@@ -287,28 +285,41 @@ class Client:
         if digest is None and local_folder is None:
             raise ConfigurationError("log_checkpoint needs `digest` or `local_folder`, got neither")
         what = f"the checkpoint of step {step}"
-
-        def make() -> Delivery:
-            weights = digest if digest is not None else weights_digest(os.fspath(local_folder or ""))
-            kind = model_kind
-            if kind is None and local_folder is not None:
-                kind = model_kind_of_folder(local_folder)
-            body = {
-                "root": root,
-                "path": path,
-                "digest": weights,
-                "model_kind": kind,
-                "weights_version": weights_version,
-                "expires_at_us": expires_at_us,
-            }
-            return requests.checkpoint(registration, step, body)
-
+        announcement = {
+            "root": root,
+            "path": path,
+            "digest": digest,
+            "model_kind": model_kind,
+            "weights_version": weights_version,
+            "expires_at_us": expires_at_us,
+        }
+        make = checkpoint_maker(registration, step, announcement, local_folder)
         if not self._pipeline.reserve(what, 0, needed=True):
             return
         if digest is not None:
             self._pipeline.put(Work(what, 0, make))
         else:
             self._pipeline.put_later(what, make)
+
+    @_never_raises
+    def log_change(
+        self,
+        step: int,
+        kind: ChangeKind,
+        *,
+        note: str | None = None,
+        before: float | str | None = None,
+        after: float | str | None = None,
+    ) -> None:
+        """Announce that something changes at `step`: the "length_cap", the "curriculum", the "data_mixture", "other".
+
+        Call it before the step's rollouts are logged, from one rank. The warnings then take no earlier value as a
+        baseline: lengths that double because the cap does are no surge. Changes of engine, flags or hardware need no
+        announcement if the batch attributes name them.
+        """
+        registration = self._started()
+        body = {"note": note, "before": before, "after": after}
+        self._log_delivery(f"a change at step {step}", requests.change(registration, step, kind, body))
 
     @_never_raises
     def acknowledge(
@@ -386,22 +397,6 @@ class Client:
             self._register(requests.registration(self.project, self.run_key, {}, make_key, 0, None))
         assert self._registration is not None
         return self._registration
-
-    def _shard_maker(
-        self, registration: Registration, step: int, shard: int, shards: int, build: Callable[[], RolloutBatch]
-    ) -> Callable[[], Delivery]:
-        """Return the function that encodes a shard in the background, as `mode` says."""
-        if self.settings.mode == "tokens":
-            return functools.partial(requests.rollouts, registration, step, shard, shards, build)
-        settings = self.settings
-        full = FullRollouts(settings.full_rollouts, settings.worst_rollouts, settings.max_step_bytes)
-
-        def make() -> Delivery:
-            if not prepare_token_pass():
-                self._log.warning("numpy pass", NUMPY_PASS)
-            return requests.statistics(registration, step, shard, shards, build, full)
-
-        return make
 
     def _require_shared_launch(self, shards: int) -> None:
         if not self.launch.shared:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from foreshock.changes import CHANGE_KINDS
 from foreshock.digests import digest_of_bytes
 from foreshock.statistics_shards.body import MEDIA_TYPE as STATISTICS
 
@@ -17,7 +18,7 @@ PARQUET = "application/vnd.apache.parquet"
 
 _SLICE_BYTES = 256 * 1024
 
-Kind = Literal["register", "rollouts", "statistics", "scalars", "checkpoint", "state", "acknowledgement"]
+Kind = Literal["register", "rollouts", "statistics", "scalars", "checkpoint", "change", "state", "acknowledgement"]
 
 
 _STEP = r"/v1/runs/\{run\}/steps/\d+"
@@ -27,6 +28,7 @@ _REQUESTS: Mapping[Kind, re.Pattern[str]] = {
     "statistics": re.compile(rf"PUT {_STEP}/statistics/\d+"),
     "scalars": re.compile(rf"PUT {_STEP}/scalars"),
     "checkpoint": re.compile(r"PUT /v1/runs/\{run\}/checkpoints/\d+"),
+    "change": re.compile(rf"PUT /v1/runs/\{{run\}}/changes/\d+/({'|'.join(CHANGE_KINDS)})"),
     "state": re.compile(r"PATCH /v1/runs/\{run\}"),
     "acknowledgement": re.compile(r"POST /v1/runs/\{run\}/lr-advice/ack"),
 }
@@ -86,7 +88,7 @@ class Delivery:
     @property
     def needed(self) -> bool:
         """True for small deliveries that others depend on: no bound on size drops them."""
-        return self.kind in ("register", "state", "checkpoint")
+        return self.kind in ("register", "state", "checkpoint", "change")
 
     @property
     def is_shard(self) -> bool:

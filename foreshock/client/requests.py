@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from foreshock.changes import CHANGE_KINDS
 from foreshock.client.deliveries import PARQUET, STATISTICS, Delivery, Registration
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
@@ -18,6 +19,7 @@ from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 __all__ = [
     "acknowledgement",
     "acknowledgement_body",
+    "change",
     "check_shard",
     "checkpoint",
     "registration",
@@ -126,6 +128,17 @@ def checkpoint(registration: Registration, step: int, announcement: Mapping[str,
     return _json_delivery("checkpoint", registration, "PUT", target, body, _ATTEMPT)
 
 
+def change(registration: Registration, step: int, kind: str, body: Mapping[str, Any]) -> Delivery:
+    """Return the delivery that announces a change; None values are omitted."""
+    _check_whole_number("step", step)
+    if kind not in CHANGE_KINDS:
+        raise ConfigurationError(f"kind must be one of {', '.join(CHANGE_KINDS)}, got {kind!r}")
+    known = {name: value for name, value in body.items() if value is not None}
+    return _json_delivery(
+        "change", registration, "PUT", f"/v1/runs/{{run}}/changes/{int(step)}/{kind}", known, _ATTEMPT
+    )
+
+
 def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
     """Return the delivery that marks the end of the run."""
     return _json_delivery("state", registration, "PATCH", "/v1/runs/{run}", {"state": state}, {})
@@ -145,7 +158,7 @@ def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Deli
 
 
 def _json_delivery(
-    kind: Literal["scalars", "checkpoint", "state", "acknowledgement"],
+    kind: Literal["scalars", "checkpoint", "change", "state", "acknowledgement"],
     registration: Registration,
     method: str,
     path: str,

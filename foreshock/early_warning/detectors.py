@@ -15,13 +15,13 @@ from typing import Any
 from foreshock.digests import digest_of_json
 from foreshock.early_warning.default_rules import default_rules
 from foreshock.early_warning.events import Event
-from foreshock.early_warning.rules import LAG_KEY, RulesState, ThresholdRule, advance_rules
+from foreshock.early_warning.rules import LAG_KEY, RulesState, ThresholdRule, advance_rules, forget_baselines
 from foreshock.early_warning.schedule import LengthDecaySchedule
-from foreshock.early_warning.surge import SurgeDetection, SurgeSettings, SurgeState, advance_surge
+from foreshock.early_warning.surge import SurgeDetection, SurgeSettings, SurgeState, advance_surge, forget_lengths
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 
-DETECTOR_VERSION = 1
+DETECTOR_VERSION = 2
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 LENGTH_KEY = "rollout:response_length_mean"
@@ -52,10 +52,13 @@ class WarningConfiguration:
 @dataclass(frozen=True, slots=True)
 class ClosedStep:
     """The values of one closed step by ``comparison:measure``: ``rollout:response_length_mean`` (tokens),
-    ``trainer/rollout:k3_kl`` (nats per token), ``scalars:grad_norm``. Missing values are absent or NaN."""
+    ``trainer/rollout:k3_kl`` (nats per token), ``scalars:grad_norm``. Missing values are absent or NaN.
+
+    ``rebaseline``: a change was announced at this step, so that earlier values are no baseline of it."""
 
     step: int
     values: Mapping[str, float]
+    rebaseline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ def advance(
     step = closed_step.step
     if state.step is not None and step <= state.step:
         raise ValueError(f"steps must ascend, got {step} after {state.step}; replay from a state before step {step}")
+    if closed_step.rebaseline:
+        state = WarningState(state.step, forget_lengths(state.surge), forget_baselines(state.rules))
     rules, events = advance_rules(state.rules, step, closed_step.values, configuration.rules)
     corroborated = any(rule.corroborates_surge and rules.firing(rule) is not None for rule in configuration.rules)
     surge, detections = advance_surge(

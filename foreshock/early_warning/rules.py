@@ -161,6 +161,11 @@ class RulesState:
         )
 
 
+def forget_baselines(state: RulesState) -> RulesState:
+    """Return the state without baselines and counted steps. A firing rule stays so until its values are back."""
+    return RulesState({name: replace(rule, beyond=0, back=0) for name, rule in state.rules.items()}, {})
+
+
 def advance_rules(
     state: RulesState, step: int, values: Mapping[str, float], rules: tuple[ThresholdRule, ...]
 ) -> tuple[RulesState, tuple[Event, ...]]:

@@ -186,6 +186,11 @@ class SurgeDetection:
         return cls(**value)
 
 
+def forget_lengths(state: SurgeState) -> SurgeState:
+    """Return the state without any length: the next values are the baseline. A confirmed surge keeps its effect."""
+    return SurgeState(last_confirmed_step=state.last_confirmed_step, effective_surge_step=state.effective_surge_step)
+
+
 def advance_surge(
     state: SurgeState, step: int, length: float | None, corroborated: bool, settings: SurgeSettings
 ) -> tuple[SurgeState, tuple[SurgeDetection, ...]]:

@@ -10,7 +10,7 @@ from service.runs.step_key import StepKey
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """A closed step that changed."""
+    """A step that changed; a closed one unless the event says otherwise."""
 
     run_id: str
     attempt: int
@@ -35,6 +35,11 @@ class ScalarsChanged(StepEvent):
 @dataclass(frozen=True, slots=True)
 class MeasurementsChanged(StepEvent):
     """Closed step that received measurements of replayed scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAnnounced(StepEvent):
+    """Step, closed or not, from which on earlier values are no baseline: the trainer announced a change."""
 
 
 @dataclass(frozen=True, slots=True)

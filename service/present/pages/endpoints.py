@@ -143,7 +143,7 @@ def run_figure(run: RunIdentifier, name: str, request: Request, context: Context
     """Return a figure of a run, as `static/figures.js` draws it."""
     plot = run_plot(name)
     with open_viewing(context, visitor.principal) as viewing:
-        figure = plot.make(viewing, get_run(viewing.session, viewing.principal, run))
+        figure = plot.draw(viewing, get_run(viewing.session, viewing.principal, run))
     return figure_response(request, figure)
 
 

@@ -176,6 +176,7 @@ class RunPage:
     started: Moment | None
     incomplete: str | None
     coverage: str | None
+    changes: Sequence[str]
     out_of_date: str | None
     verdict: Label
     health: Sequence[str]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
@@ -46,6 +47,12 @@ def page_of_run(session: Session, run_id: str, after: int, limit: int) -> Sequen
 def starts_of_run(session: Session, run_id: str) -> list[AttemptStart]:
     """Return where every attempt of a run begins, in order."""
     return [AttemptStart(*row) for row in _STARTS.rows(session, {"run_id": run_id})]
+
+
+def fingerprints(session: Session, run_id: str, attempts: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Return the fingerprints of these attempts, by number."""
+    query = select(Attempt.attempt, Attempt.fingerprint).where(Attempt.run_id == run_id, Attempt.attempt.in_(attempts))
+    return {row.attempt: row.fingerprint for row in session.execute(query)}
 
 
 def next_number(session: Session, run_id: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -101,6 +102,11 @@ def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
     if run_id not in known:
         known[run_id] = repository.starts_of_run(session, run_id)
     return known[run_id]
+
+
+def fingerprints_of_attempts(session: Session, run_id: str, attempts: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Return the fingerprints with which these attempts were started, by number."""
+    return repository.fingerprints(session, run_id, attempts)
 
 
 def list_attempts(

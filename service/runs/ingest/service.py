@@ -22,6 +22,7 @@ from service.platform.security import Principal
 from service.platform.store.names import shard_file_name
 from service.platform.uploads import Upload
 from service.runs.attempts.service import check_attempt
+from service.runs.changes.service import note_setup
 from service.runs.events import StepClosed
 from service.runs.ingest.order import IngestOrder, Place
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
@@ -201,6 +202,7 @@ def commit_shard(
     full = measured.full
     counted = None if full is None else (full.rollouts, full.tokens)
     count_shard(step, measured.rollouts, measured.tokens, counted)
+    note_setup(session, step, measured.setup)
     if decoded.step is not None:
         mark_closed(step)
     # First: the rows of the shard have a foreign key to the row of the step.

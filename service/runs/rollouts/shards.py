@@ -20,6 +20,7 @@ from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
 from service.platform.decoding.limits import stored_limits
 from service.platform.store.tokens import StoredFile
+from service.runs.changes.setups import StoredSetup, setup_of
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, lint_shard
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.step_key import StepKey
@@ -41,7 +42,8 @@ class FullCount:
 class MeasuredShard:
     """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence.
 
-    `full` is None if all rollouts are stored in full; otherwise the lint's evidence is of a sample of those that are.
+    `setup` is what its attributes name. `full` is None if all rollouts are stored in full; otherwise the lint's
+    evidence is of a sample of those that are.
     """
 
     rollouts: int
@@ -49,6 +51,7 @@ class MeasuredShard:
     rollout_set_digest: str
     parts: tuple[ShardPart, ...]
     lint: LintPart
+    setup: StoredSetup
     full: FullCount | None = None
 
 
@@ -122,7 +125,8 @@ def is_intact(stored: StoredFile) -> bool:
 def _shard(batch: RolloutBatch, measurement: StepMeasurement) -> MeasuredShard:
     digest = rollout_set_digest(batch.sample_ids)
     parts = statistics_of_shard(measurement)
-    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, lint_shard(batch))
+    setup = setup_of(batch.attributes)
+    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, lint_shard(batch), setup)
 
 
 def fold_whole_step(key: StepKey, measurement: StepMeasurement, shard: MeasuredShard) -> FoldedStep:

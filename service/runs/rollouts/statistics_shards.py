@@ -21,6 +21,7 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import StatisticsShard
+from service.runs.changes.setups import setup_of
 from service.runs.lint.judging import lint_shard
 from service.runs.rollouts.shards import DecodedShard, FullCount, MeasuredShard, fold_whole_step, memory_limit
 from service.runs.step_key import StepKey
@@ -57,6 +58,7 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
         shard.rollout_set_digest,
         shard.statistics,
         lint_shard(batch.select(np.arange(shard.sampled))),
+        setup_of(batch.attributes),
         FullCount(batch.num_rollouts, batch.num_tokens, shard.sampled) if batch.num_rollouts < shard.rollouts else None,
     )
     data = encode_rollouts(batch)

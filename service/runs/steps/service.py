@@ -45,6 +45,7 @@ def open_step(key: StepKey, shards: int) -> Step:
         tokens=0,
         full_rollouts=None,
         full_tokens=None,
+        setups=None,
         first_shard_at_us=now,
         last_shard_at_us=now,
         closed_at_us=None,

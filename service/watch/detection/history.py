@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock.early_warning.detectors import ClosedStep
 from foreshock.measures.registry import MEASURES
 from service.runs.attempts.active_attempts import AttemptStart
+from service.runs.changes.service import rebaselined_steps
 from service.runs.measurements.service import measures_of_active_steps
 from service.runs.scalars.service import scalars_of_active_steps
 from service.watch.detection import repository
@@ -39,4 +41,12 @@ def closed_steps_after(
     found = measures_of_active_steps(session, run_id, attempts, comparisons, columns, bounds)
     for step, measures in found.items():
         values[step] |= {f"{pair[0]}:{pair[1]}": measures[pair] for pair in measured if pair in measures}
-    return [(ClosedStep(step, values[step]), attempt) for step, attempt in steps]
+    rebaselined = _first_at_or_after(rebaselined_steps(session, run_id, attempts), after, steps)
+    return [(ClosedStep(step, values[step], step in rebaselined), attempt) for step, attempt in steps]
+
+
+def _first_at_or_after(changes: Sequence[int], after: int, steps: Sequence[tuple[int, int]]) -> set[int]:
+    """Return the first closed step from each change on; changes up to `after` have had theirs."""
+    numbers = [step for step, _ in steps]
+    places = {bisect_left(numbers, change) for change in changes if change > after}
+    return {numbers[place] for place in places if place < len(numbers)}

@@ -194,3 +194,15 @@ def test_feed_follows_operator_halving(make: Callable[..., Client], mode: Any) -
             "step": 100, "revision": feed.revision, "learning_rate": feed.scale(100) * 1e-6, "scale": feed.scale(100)
         }  # fmt: skip
         assert client.counters.rejected == 0
+
+
+def test_announced_change_is_in_the_runs_changes_and_a_bad_kind_is_refused(make: Callable[..., Client]) -> None:
+    client = make("announces")
+    client.start_run(model="M")
+    client.log_change(7, "length_cap", before=2048, after=4096)
+    with pytest.raises(ConfigurationError, match="kind must be one of length_cap, curriculum"):
+        client.log_change(7, "weather")  # type: ignore[arg-type]
+    client.log_rollouts(7, random_batch(7))
+    assert client.flush(30)
+    (change,) = get(client, "/changes")["items"]
+    assert (change["step"], change["kind"], change["before"], change["after"]) == (7, "length_cap", 2048, 4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from foreshock.early_warning.detectors import (
     open_signals,
 )
 from foreshock.early_warning.events import Event
-from tests.foreshock.early_warning.curves import LENGTH, closed_steps, noisy, surge_curve, watch
+from tests.foreshock.early_warning.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
 
 CONFIGURATION = WarningConfiguration()
 NUMBERS = st.one_of(st.floats(1e-8, 1e4), st.just(0.0), st.just(math.nan), st.just(math.inf), st.just(-1.0))
@@ -31,7 +32,7 @@ def numbered(rows: list[dict[str, float]], gaps: list[int]) -> list[ClosedStep]:
     steps, step = [], 0
     for index, row in enumerate(rows):
         step += 1 + (gaps[index % len(gaps)] if gaps else 0)
-        steps.append(ClosedStep(step, row))
+        steps.append(ClosedStep(step, row, rebaseline=index % 17 == 11))
     return steps
 
 
@@ -63,6 +64,36 @@ def test_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int) 
         tail.extend(new)
     assert state.to_bytes() == whole.to_bytes()
     assert tail == [event for event in events if event.step > snapshot]
+
+
+def test_lengths_after_a_rebaseline_are_compared_with_each_other_only() -> None:
+    lengths = np.r_[np.full(60, 500.0), np.full(60, 1500.0), np.full(60, 5000.0)]
+    steps = closed_steps({LENGTH: noisy(lengths, 0.05)})
+    _, events = watch(steps)
+    assert [step for rule, step in fired(events) if rule == "length_surge"] == [65]
+    announced = [replace(closed, rebaseline=closed.step == 61) for closed in steps]
+    state, events = watch(announced)
+    assert [step for rule, step in fired(events) if rule == "length_surge"] == [125]
+    assert state.surge_step == 121
+
+
+def test_rebaseline_keeps_a_confirmed_surge_and_a_firing_rule() -> None:
+    series = {LENGTH: np.r_[np.full(60, 500.0), np.full(40, 1500.0)], K3: np.full(100, 5e-2)}
+    steps = [replace(closed, rebaseline=closed.step == 90) for closed in closed_steps(series)]
+    state, _ = watch(steps)
+    assert state.surge_step == 61
+    firing = [rule.name for rule in CONFIGURATION.rules if state.rules.firing(rule) is not None]
+    assert "mismatch_critical" in firing
+
+
+def test_rule_relative_to_the_baseline_does_not_fire_for_a_level_that_was_announced() -> None:
+    values = np.r_[np.full(40, 5e-4), np.full(40, 4e-3)]
+    steps = closed_steps({K3: values})
+    relative = {rule.name for rule in CONFIGURATION.rules if rule.relative is not None and rule.key == K3}
+    _, events = watch(steps)
+    assert relative & {rule for rule, _ in fired(events)}
+    _, events = watch(replace(closed, rebaseline=closed.step == 41) for closed in steps)
+    assert not relative & {rule for rule, _ in fired(events)}
 
 
 def test_step_out_of_order_is_refused() -> None:

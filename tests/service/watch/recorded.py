@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from foreshock.changes import ChangeKind
 from foreshock.early_warning.advice_state import AdviceState, fold
 from service.app import subscribe_handlers
 from service.platform.database.dialect import upsert
@@ -18,9 +19,12 @@ from service.platform.events import EventBus
 from service.platform.security import UNRESTRICTED
 from service.runs.attempts.schemas import AttemptCreate
 from service.runs.attempts.service import get_or_create_attempt
+from service.runs.changes.schemas import ChangePut
+from service.runs.changes.service import announce_change
 from service.runs.events import StepClosed
 from service.runs.runs.schemas import RunCreate
 from service.runs.runs.service import get_or_create_run
+from service.runs.step_key import StepKey
 from service.watch.advice import repository as advice
 
 LENGTH = "rollout:response_length_mean"
@@ -80,6 +84,11 @@ class RecordedRun:
         """Close one step after the other."""
         for step, *row in zip(steps, *series.values(), strict=False):
             self.close(step, dict(zip(series, row, strict=True)))
+
+    def announce(self, step: int, kind: ChangeKind) -> None:
+        """Announce a change of the newest attempt."""
+        key = StepKey(self.run, self.attempt, step)
+        self.database.write(lambda session: announce_change(session, self.events, UNRESTRICTED, key, kind, ChangePut()))
 
     def alerts(self) -> list[Alert]:
         """Every alert, by step and rule."""

@@ -10,6 +10,7 @@ from service.platform.database.tables.advice import AdviceAcknowledgement, Advic
 from service.platform.database.tables.alerts import Alert, DetectorSnapshot
 from service.platform.database.tables.audit import AuditEntry
 from service.platform.database.tables.base import Base
+from service.platform.database.tables.changes import AnnouncedChange, RunSetup
 from service.platform.database.tables.checkpoints import Checkpoint
 from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
@@ -35,6 +36,7 @@ __all__ = [
     "AdviceAcknowledgement",
     "AdviceDecision",
     "Alert",
+    "AnnouncedChange",
     "ApiKey",
     "Attempt",
     "AttemptClient",
@@ -55,6 +57,7 @@ __all__ = [
     "ProbeJob",
     "RetiredSecret",
     "Run",
+    "RunSetup",
     "Scalar",
     "Score",
     "ScoreShard",

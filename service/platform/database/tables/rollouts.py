@@ -34,6 +34,8 @@ class Step(Base):
     # NULL: all rollouts of the step are stored in full; otherwise those that are, and their response tokens.
     full_rollouts: Mapped[int | None]
     full_tokens: Mapped[int | None]
+    # Numbers of the shards' setups, ascending, with commas; NULL: no shard names one.
+    setups: Mapped[str | None]
     first_shard_at_us: Mapped[int]
     last_shard_at_us: Mapped[int]
     closed_at_us: Mapped[int | None]

@@ -12,10 +12,21 @@ from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import HealthyRange, required_range
 from service.platform.database.tables import Run
 from service.platform.problem import ProblemError
-from service.present.pages.figures import Curve, Figure, Missing, attribution, buckets, learning_rate, lengths, mismatch
+from service.present.pages.figures import (
+    Curve,
+    Figure,
+    Missing,
+    attribution,
+    buckets,
+    changes,
+    learning_rate,
+    lengths,
+    mismatch,
+)
 from service.present.pages.figures.panels import Panel, panels_figure
 from service.present.pages.presenters.advice import scale_curve, surge_step
 from service.present.pages.presenters.attribution import chain_of_step, newest_chain
+from service.present.pages.presenters.changes import marks_of
 from service.present.pages.presenters.curves import curves_of, scalar_curves
 from service.present.pages.presenters.measures import PARETO_FAR
 from service.present.pages.presenters.viewing import Viewing
@@ -42,11 +53,19 @@ StepFigure = Callable[[Viewing, Run, int, int | None], Figure | Missing]
 
 @dataclass(frozen=True, slots=True)
 class RunPlot:
-    """A figure of a run's page."""
+    """A figure of a run's page. If it is `over_steps`, changes of the run are marked in it."""
 
     title: str
     make: RunFigure
     wide: bool = False
+    over_steps: bool = False
+
+    def draw(self, viewing: Viewing, run: Run) -> Figure | Missing:
+        """Return the figure, with the run's changes."""
+        figure = self.make(viewing, run)
+        if not self.over_steps or isinstance(figure, Missing):
+            return figure
+        return changes.with_changes(figure, marks_of(viewing, run.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +219,13 @@ def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | No
 
 
 RUN_PLOTS: Mapping[str, RunPlot] = {
-    "mismatch": RunPlot(mismatch.TITLE, mismatch_of_run, wide=True),
-    "length": RunPlot(lengths.TITLE, lengths_of_run),
-    "learning-rate": RunPlot(learning_rate.TITLE, learning_rate_of_run),
+    "mismatch": RunPlot(mismatch.TITLE, mismatch_of_run, wide=True, over_steps=True),
+    "length": RunPlot(lengths.TITLE, lengths_of_run, over_steps=True),
+    "learning-rate": RunPlot(learning_rate.TITLE, learning_rate_of_run, over_steps=True),
     "attribution": RunPlot(attribution.TITLE, attribution_of_run),
     "buckets": RunPlot(buckets.TITLE, buckets_of_run),
-    "signals": RunPlot(SIGNALS_TITLE, signals_of_run),
-    "tails": RunPlot(TAILS_TITLE, tails_of_run),
+    "signals": RunPlot(SIGNALS_TITLE, signals_of_run, over_steps=True),
+    "tails": RunPlot(TAILS_TITLE, tails_of_run, over_steps=True),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
     "attribution": StepPlot(attribution.TITLE, attribution_of_step),

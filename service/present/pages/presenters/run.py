@@ -8,6 +8,7 @@ from service.platform.database.tables import Run
 from service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
 from service.present.pages.presenters.advice import advice_panel
 from service.present.pages.presenters.alerts import standing_alerts
+from service.present.pages.presenters.changes import changes_in_words
 from service.present.pages.presenters.figures import RUN_PLOTS
 from service.present.pages.presenters.health import health_of_run
 from service.present.pages.presenters.lint import lint_of_run
@@ -52,6 +53,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         started=moment(run.created_at_us),
         incomplete=_incomplete(viewing, run_id),
         coverage=_coverage(viewing, run_id),
+        changes=changes_in_words(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
         verdict=verdict,
         health=sentences,

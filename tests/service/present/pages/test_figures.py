@@ -15,6 +15,7 @@ from foreshock.model_kind import ModelKind
 from service.present.pages.figures import Curve, Figure, Missing
 from service.present.pages.figures.attribution import Chain, LinkShare, attribution_figure
 from service.present.pages.figures.buckets import BY, BucketColumns, TokenIdColumns, bucket_figure, token_id_figure
+from service.present.pages.figures.changes import MOST_MARKS, Mark, with_changes
 from service.present.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
 from service.present.pages.figures.lengths import LengthCurves, length_figure
 from service.present.pages.figures.mismatch import (
@@ -310,3 +311,17 @@ def test_numbers_are_short(value: float, text: str) -> None:
 def test_non_finite_values_never_reach_the_browser(value: float) -> None:
     figure = Figure("t", "c", "s", [{"y": [value, {"z": (value,)}]}], {"range": [value]})
     json.dumps(figure.to_json(), allow_nan=False)
+
+
+class TestChanges:
+    def test_each_of_the_newest_changes_is_a_line_and_the_caption_says_what_changed(self) -> None:
+        figure = Figure("k3", "Caption.", "summary", [], {"shapes": [{"type": "rect"}]})
+        marks = [Mark(step, f"engine.dtype {step} → {step + 1}") for step in range(MOST_MARKS + 2)]
+        found = drawn(with_changes(figure, marks))
+        assert [shape.get("x0") for shape in found.layout["shapes"]] == [None, *range(2, MOST_MARKS + 2)]
+        assert found.caption.startswith("Caption. Dotted: changes at step 49, engine.dtype 49 → 50; ")
+        assert found.caption.endswith("; and 49 earlier ones.")
+
+    def test_a_run_without_changes_has_the_figure_as_it_was(self) -> None:
+        figure = Figure("k3", "Caption.", "summary", [])
+        assert with_changes(figure, []) is figure

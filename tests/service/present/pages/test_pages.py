@@ -9,12 +9,15 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.attributes import BatchAttributes
 from service.platform.database.session import Database
 from service.platform.keys.service import Scope, create_key, new_secret
 from service.platform.security import SESSION_COOKIE
 from service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
 from service.present.pages.rendering import with_code
 from tests.service.present.pages.conftest import SentRun, Site, replay, send_run
+from tests.service.sending import make_batch, start_run
 
 PLOTS_OF_A_RUN = {
     "mismatch": "it estimates KL(μ‖π)",
@@ -428,3 +431,20 @@ class TestSessions:
 def test_pages_are_not_part_of_the_api_description(site: Site) -> None:
     paths = site.http.get("/openapi.json").json()["paths"]
     assert all(path.startswith("/v1/") or path in ("/livez", "/readyz", "/metrics") for path in paths)
+
+
+def test_run_page_and_its_curves_tell_of_changes(http: httpx.Client) -> None:
+    sender = start_run(http, key="changing")
+    for step, device in enumerate(["H100", "H100", "<b>A100</b>"]):
+        attributes = BatchAttributes(engine_fingerprint=Fingerprint(engine="vllm", device_name=device))
+        sender.put_shard(step, make_batch(seed=step, attributes=attributes)).raise_for_status()
+    body = {"before": 2048, "after": 4096.5, "note": "as planned"}
+    http.put(f"/v1/runs/{sender.run}/changes/1/length_cap", json=body).raise_for_status()
+    page = http.get("/runs/default/changing").raise_for_status().text
+    assert "2 changes within the run, the newest: step 2, engine.device_name H100 → &lt;b&gt;A100&lt;/b&gt;" in page
+    assert "step 1, length cap 2048 → 4096.5 (as planned)" in page
+    for name, plot in RUN_PLOTS.items():
+        figure = http.get(f"/pages/runs/{sender.run}/figures/{name}.json").raise_for_status().json()
+        if "missing" not in figure:
+            lines = [each for each in figure["layout"].get("shapes", []) if each.get("line", {}).get("dash") == "dot"]
+            assert [each["x0"] for each in lines] == ([1, 2] if plot.over_steps else [])

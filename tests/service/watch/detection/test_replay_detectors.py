@@ -44,6 +44,36 @@ def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: Recorded
     assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == alerts
 
 
+def test_announced_change_is_no_surge_whether_it_is_announced_before_or_afterwards(recorded: RecordedRun) -> None:
+    recorded.announce(41, "length_cap")
+    recorded.close_all({LENGTH: SURGE}, STEPS)
+    assert recorded.alerts() == []
+    late = RecordedRun(recorded.database).begin("announced late")
+    late.close_all({LENGTH: SURGE}, STEPS)
+    assert late.advice().schedule is not None
+    late.announce(41, "length_cap")
+    assert set(late.states().values()) == {"retracted"}
+    assert late.advice().schedule is None
+    assert late.snapshots()[-1].state == recorded.snapshots()[-1].state
+
+
+def test_change_of_a_superseded_step_and_of_a_step_to_come_change_nothing_now(recorded: RecordedRun) -> None:
+    recorded.announce(41, "curriculum")
+    recorded.close_all({LENGTH: SURGE[:10]}, STEPS[:10])
+    recorded.resume(41)
+    recorded.close_all({LENGTH: SURGE[10:]}, STEPS[10:])
+    recorded.announce(1_000, "curriculum")
+    assert recorded.states() == {("length_surge", 45): "open"}
+
+
+def test_baselines_begin_at_the_first_closed_step_after_the_change(recorded: RecordedRun) -> None:
+    recorded.announce(40, "data_mixture")
+    # No step 40 or 41: rollouts of the new data come at 42.
+    steps = [step for step in range(30, 60) if step not in (40, 41)]
+    recorded.close_all({LENGTH: [100.0] * 10 + [260.0] * 18}, steps)
+    assert recorded.alerts() == []
+
+
 def test_late_data_retracts_an_alert_and_ends_the_schedule(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     for step in range(42, 46):

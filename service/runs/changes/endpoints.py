@@ -1,0 +1,52 @@
+"""HTTP: changes within a run."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response, status
+
+from foreshock.changes import ChangeKind
+from service.platform.context import Context
+from service.platform.pagination import Cursor, Limit, Page
+from service.platform.schemas import AttemptQuery, StepPath
+from service.platform.security import Ingester, Reader
+from service.runs.changes import service
+from service.runs.changes.schemas import ChangePut, ChangeRead
+from service.runs.runs.addresses import RunIdentifier
+from service.runs.step_key import StepKey
+
+router = APIRouter(prefix="/v1/runs/{run}/changes", tags=["changes"])
+
+
+@router.put(
+    "/{step}/{kind}",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": ChangeRead, "description": "It was announced before; the newer words hold"}},
+)
+def put_change(
+    run: RunIdentifier,
+    step: StepPath,
+    kind: ChangeKind,
+    body: ChangePut,
+    context: Context,
+    principal: Ingester,
+    response: Response,
+    attempt: AttemptQuery = 1,
+) -> ChangeRead:
+    """Announce a change of the length cap, curriculum or data; the detectors' baselines begin anew at its step."""
+    change, created = context.database.write(
+        lambda session: service.announce_change(
+            session, context.events, principal, StepKey(run, attempt, step), kind, body
+        )
+    )
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return change
+
+
+@router.get("")
+def list_changes(
+    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
+) -> Page[ChangeRead]:
+    """List changes by step: announced ones, and those of the setup that the rollouts name."""
+    with context.database.read() as session:
+        return service.list_changes(session, principal, run, cursor, limit)
