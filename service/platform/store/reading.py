@@ -28,14 +28,22 @@ class TokensDamaged(ProblemError):
 
 
 @contextmanager
-def stored_file(what: str) -> Iterator[None]:
-    """Raise TokensGone or TokensDamaged for a file of the store that cannot be read; `what` says whose it is."""
+def present_file(what: str) -> Iterator[None]:
+    """Raise TokensGone if a file of the store is missing; for a block whose other errors may be of an upload."""
     try:
         yield
     except FileNotFoundError as error:
         raise TokensGone(
             f"the token file of {what} is not in the store: sending its bytes again restores it, or a backup"
         ) from error
+
+
+@contextmanager
+def stored_file(what: str) -> Iterator[None]:
+    """Raise TokensGone or TokensDamaged for a file of the store that cannot be read; `what` says whose it is."""
+    try:
+        with present_file(what):
+            yield
     except RolloutsError as error:
         raise TokensDamaged(
             f"the token file of {what} is damaged: sending its bytes again restores it, or a backup ({error})"

@@ -22,6 +22,7 @@ from service.platform.database.tables.probes import Lease, Probe, ProbeJob
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.names import exact_file_name
+from service.platform.store.reading import stored_file
 from service.platform.uploads import Upload
 from service.replay.exact import repository
 from service.replay.exact.checking import CheckedExact, check_exact
@@ -171,7 +172,8 @@ def measure_job(context: ServiceContext, principal: Principal, lease_id: str, to
         digests = {pair: tuple(shard.digest for shard in sent[pair]) for pair in job.exact_pairs}
     found = {}
     for pair, stored in files.items():
-        measures = ExactMeasuresRead.of(context.decoders.run(measure_files, pinned, stored))
+        with stored_file(f"a shard of {pair}"):
+            measures = ExactMeasuresRead.of(context.decoders.run(measure_files, pinned, stored))
         found[pair] = MeasuredPair(digests[pair], measures.model_dump(mode="json"))
     return found
 

@@ -10,7 +10,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.rollouts import ExactBatch, RolloutBatch
 from service.platform.context import ServiceContext
 from service.platform.security import Principal
-from service.platform.store.reading import TokensPurged
+from service.platform.store.reading import TokensPurged, stored_file
 from service.replay.exact import repository
 from service.replay.exact.files import align_exact, read_exact
 from service.replay.exact.schemas import ExactToken, ExactTokensRead
@@ -46,8 +46,9 @@ def read_exact_tokens(context: ServiceContext, principal: Principal, query: Exac
         rollouts = rollouts_of_step(context, session, key)
         if not files:
             raise TokensPurged(f"the exact divergences of step {key.step} at single tokens were purged by retention")
-    batch = read_rollouts(rollouts)
-    exact = align_exact(batch, [read_exact(file) for file in files])
+    with stored_file(f"step {key.step}, or of its exact divergences,"):
+        batch = read_rollouts(rollouts)
+        exact = align_exact(batch, [read_exact(file) for file in files])
     if query.sample_id is None:
         sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
         order = np.argsort(-sizes, kind="stable")[: query.worst]

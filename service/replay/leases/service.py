@@ -14,6 +14,7 @@ from service.platform.database.tables.probes import Lease, Probe, ProbeJob, Work
 from service.platform.identifiers import new_identifier
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.platform.store.reading import stored_file
 from service.replay.leases import repository
 from service.replay.leases.repository import JobKind
 from service.replay.leases.schemas import CheckpointRead, FailBody, LeasedJob, LeaseRead, LeaseRequest, RolloutsRead
@@ -76,7 +77,8 @@ def write_job_rollouts(context: ServiceContext, principal: Principal, lease_id: 
         pinned = rollouts_of_probe(context, session, probe)
     target = context.store.temporary_file()
     try:
-        context.decoders.run(write_rollouts, pinned, target)
+        with stored_file(f"a shard of step {probe.step}"):
+            context.decoders.run(write_rollouts, pinned, target)
     except BaseException:
         target.unlink(missing_ok=True)
         raise

@@ -22,6 +22,7 @@ from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.decoding.limits import decode_limits
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.platform.store.reading import present_file
 from service.platform.store.tokens import StoredFile
 from service.platform.uploads import Upload
 from service.replay.leases.schemas import UploadReceipt
@@ -170,9 +171,10 @@ def _check(
     temporary = context.store.temporary_file()
     try:
         siblings = tuple(context.store.file(each.file) for each in prepared.siblings)
-        checked: CheckedType = context.decoders.run(
-            shard.checker(), upload.path, temporary, prepared.pinned, siblings, decode_limits(context.settings)
-        )
+        with present_file("the probe's rollouts, or of another shard of this result,"):
+            checked: CheckedType = context.decoders.run(
+                shard.checker(), upload.path, temporary, prepared.pinned, siblings, decode_limits(context.settings)
+            )
         shard.check_weights(prepared.weights, checked)
         context.store.publish(temporary, prepared.file)
     finally:

@@ -21,6 +21,7 @@ from service.platform.identifiers import new_identifier
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.platform.store.reading import present_file
 from service.replay.probes import repository
 from service.replay.probes.declared_precision import with_declared_precision
 from service.replay.probes.job_bundles import new_jobs, waiting_reason
@@ -113,7 +114,8 @@ def create_probe(
         known = repository.find_by_request(session, run_id, plan.request_digest())
         if known is not None:
             return _read(session, plan.run, [known])[0], False
-    count = context.decoders.run(count_rollouts, plan.rollouts)
+    with present_file(f"a shard of step {body.step}"):
+        count = context.decoders.run(count_rollouts, plan.rollouts)
     if body.kind == PROBE_KIND and not count.with_rollout_log_probs:
         raise ProbeNotPossible(
             f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "

@@ -238,3 +238,17 @@ def test_token_header_is_required(holder: LeaseHolder) -> None:
     answer = holder.http.get(f"{holder.url}/rollouts")
     assert answer.status_code == 422
     assert "x-foreshock-lease-token" in answer.json()["detail"].lower()
+
+
+def test_a_missing_token_file_is_410_for_the_worker_and_for_a_new_probe(
+    holder: LeaseHolder, run: Sender, settings: Settings
+) -> None:
+    body = encode_scores(good_scores(holder.rollouts()))
+    (file,) = Path(settings.store_url).glob("*/*/*/*.parquet")
+    file.unlink()
+    for answer in (holder.get_rollouts(), holder.put_scores(body), ask_for_probe(run, 1, max_rollouts=3)):
+        assert (answer.status_code, answer.json()["type"]) == (410, "urn:foreshock:problem:tokens-gone")
+    # The same shard again restores it, and the job goes on.
+    run.put_shard(1, make_batch(6)).raise_for_status()
+    holder.get_rollouts().raise_for_status()
+    holder.put_scores(body).raise_for_status()
