@@ -42,11 +42,17 @@ class PostgresCluster:
         options = ["max_connections=200"]
         if not durable:
             options += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
-        command: list[str | Path] = [programs / "postgres", "-D", data, "-k", folder, "-h", ""]
+        self._command: list[str | Path] = [programs / "postgres", "-D", data, "-k", folder, "-h", ""]
         for option in options:
-            command += ["-c", option]
+            self._command += ["-c", option]
         self._log = (folder / "log").open("wb")
-        self._server = subprocess.Popen(command, stdout=self._log, stderr=self._log, cwd=folder, user=self._account)
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, which does not run, and wait until it answers."""
+        self._server = subprocess.Popen(
+            self._command, stdout=self._log, stderr=self._log, cwd=self._folder, user=self._account
+        )
         self._wait()
 
     def url(self, name: str) -> str:
@@ -91,10 +97,14 @@ class PostgresCluster:
             for process in processes:
                 process.resume()
 
-    def stop(self) -> None:
-        """Stop the cluster without a checkpoint and remove its files."""
+    def crash(self) -> None:
+        """End the server at once, as a crash does: it recovers from its log at the next start."""
         self._server.send_signal(signal.SIGQUIT)
         self._server.wait(timeout=120)
+
+    def stop(self) -> None:
+        """Stop the cluster without a checkpoint and remove its files."""
+        self.crash()
         self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

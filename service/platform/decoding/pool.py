@@ -1,11 +1,13 @@
 """The pool of decoders: spawned processes with limits on memory and time, replaced after a crash or a number of tasks.
 
-A body whose decoder dies (out of memory, a crash in native code) is tried once more, since the pool is shared and
-another body may be the cause; then it is refused. The service itself keeps running.
+When a decoder dies (out of memory, out of time, a crash in native code), the bodies that were in the pool are tried
+once more, one after the other in a process that no other body shares: the one whose process dies again is the cause,
+and is refused. The others are decoded, and so is everything that arrives meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import threading
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from foreshock.retry import Backoff, retry
 from service.platform.decoding.token_pass import COMPILED, chosen_token_pass
 from service.platform.decoding.worker import prepare_process, run_with_alarm, wait_a_moment
 from service.platform.problem import ProblemError
@@ -24,13 +27,16 @@ from service.platform.settings import Settings
 _logger = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-_TRIES = 2
+# A start fails if a starting process is killed, such as by the kernel on a machine without memory.
+_FIRST_RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 60.0
 
 
 class DecoderDied(ProblemError):
-    """Two failed tries to decode a body: its process died by the memory limit, the time limit or a crash."""
+    """A body that ends the process which decodes it, also alone: by the memory limit, the time limit or a crash."""
 
-    status = 503
+    # Of this body, not of the service: a client sends what is behind it first.
+    status = 413
 
 
 class DecodersBusy(ProblemError):
@@ -55,11 +61,14 @@ class DecoderPool:
         self._places = threading.BoundedSemaphore(settings.decode_processes + settings.decode_queue)
         self._choice = chosen_token_pass(settings)
         self._generation = self._new_generation()
+        # The process of tasks that were in the pool when a decoder died; held by one at a time.
+        self._suspects = threading.Lock()
+        self._alone: ProcessPoolExecutor | None = None
         self._state = "starting"
         if self._choice.compile:
             self._state += ": the first start of a release compiles the pass over tokens, which takes about a minute"
         self._token_pass = ""
-        self._closing = False
+        self._closing = threading.Event()
 
     @property
     def is_warm(self) -> bool:
@@ -81,7 +90,7 @@ class DecoderPool:
         executor = self._generation.executor
         try:
             futures = [executor.submit(wait_a_moment) for _ in range(self._settings.decode_processes)]
-            if self._closing:
+            if self._closing.is_set():
                 self._kill_starting()
             self._token_pass = min((future.result() for future in futures), key=lambda found: found == COMPILED)
         except Exception as error:
@@ -92,14 +101,23 @@ class DecoderPool:
             _logger.warning("tokens are measured by %s", self._token_pass)
 
     def warm_up_in_background(self) -> None:
-        """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait."""
+        """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait. It is repeated if it fails."""
+
+        def start_again(error: Exception, delay: float) -> None:
+            _logger.error("the decoders do not start; the next try is in %.0f s", delay, exc_info=error)
+            with self._lock:
+                self._renew()
 
         def warm_up() -> None:
-            try:
-                self.warm_up()
-            except Exception:
-                if not self._closing:
-                    _logger.exception("the decoders do not start")
+            # The last error is that of closing.
+            with contextlib.suppress(Exception):
+                retry(
+                    self.warm_up,
+                    Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
+                    is_retryable=lambda _: not self._closing.is_set(),
+                    wait=self._closing.wait,
+                    on_retry=start_again,
+                )
 
         threading.Thread(target=warm_up, name="foreshock-warm-up", daemon=True).start()
 
@@ -111,25 +129,39 @@ class DecoderPool:
             raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
         try:
             task = partial(function, *arguments, **named)
-            for _ in range(_TRIES):
-                generation, future = self._submit(task)
-                try:
-                    return future.result()
-                except BrokenProcessPool:
-                    self._replace(generation)
+            generation, future = self._submit(task)
+            try:
+                return future.result()
+            except BrokenProcessPool:
+                self._replace(generation)
+            return self._run_alone(task)
         finally:
             self._places.release()
-        raise DecoderDied(
-            "the process that decoded this body died (memory, time or a damaged file): send smaller shards",
-            headers={"Retry-After": "5"},
-        )
 
     def close(self) -> None:
         """End the processes after their current tasks; those that are still starting are ended at once."""
-        self._closing = True
+        self._closing.set()
         if not self.is_warm:
             self._kill_starting()
         self._generation.executor.shutdown(wait=True, cancel_futures=True)
+        if self._alone is not None:
+            self._alone.shutdown(wait=True, cancel_futures=True)
+
+    def _run_alone(self, task: Callable[[], Result]) -> Result:
+        """Run a task in a process that no other task shares; raises DecoderDied if the process dies."""
+        with self._suspects:
+            if self._alone is None:
+                self._alone = self._new_executor(1)
+            try:
+                return self._alone.submit(run_with_alarm, self._settings.decode_timeout_seconds, task).result()
+            except BrokenProcessPool as error:
+                self._alone.shutdown(wait=False)
+                self._alone = None
+                raise DecoderDied(
+                    "the process that decoded this body died, also when it decoded nothing else (memory, time or a "
+                    "damaged file): send smaller shards",
+                    headers={"Retry-After": "60"},
+                ) from error
 
     def _kill_starting(self) -> None:
         """End the processes that still start: they hold no task, and stopping must not wait for compilation."""
@@ -163,11 +195,12 @@ class DecoderPool:
         self._generation = self._new_generation()
 
     def _new_generation(self) -> _Generation:
-        return _Generation(
-            ProcessPoolExecutor(
-                self._settings.decode_processes,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=prepare_process,
-                initargs=(self._settings.decode_memory_bytes, self._choice, self._preload),
-            )
+        return _Generation(self._new_executor(self._settings.decode_processes))
+
+    def _new_executor(self, processes: int) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            processes,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=prepare_process,
+            initargs=(self._settings.decode_memory_bytes, self._choice, self._preload),
         )

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 
 from service.runs.step_key import StepKey
 
+_LONGEST_WAIT_SECONDS = 10.0
+"""A body that ends its decoder takes until the time limit of decoding: the steps behind it do not wait for it."""
+
 
 class Place:
     """The place of one shard among those of its attempt that are under way."""
@@ -25,9 +28,9 @@ class Place:
         steps[step] += 1
 
     def wait_for_earlier_steps(self) -> None:
-        """Wait until no shard of an earlier step of the attempt is under way."""
+        """Wait until no shard of an earlier step of the attempt is under way, or for ten seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: min(self._steps) >= self._step)
+            self._changed.wait_for(lambda: min(self._steps) >= self._step, _LONGEST_WAIT_SECONDS)
 
     def leave(self) -> None:
         """Let the shards of later steps go on. Repeated calls change nothing."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
 
 from foreshock.errors import InvalidRolloutsError
@@ -16,6 +18,7 @@ from service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBus
 from service.platform.settings import Settings
 from service.runs.rollouts.shards import PRELOAD
 
+Found = TypeVar("Found")
 _MEBIBYTE = 1 << 20
 
 
@@ -77,19 +80,31 @@ def test_an_error_keeps_its_fields(pool: DecoderPool) -> None:
 def test_killed_decoder_raises_a_problem_and_the_pool_recovers(pool: DecoderPool) -> None:
     with pytest.raises(DecoderDied) as caught:
         pool.run(die)
-    assert caught.value.status == 503
+    assert caught.value.status == 413
     assert pool.run(own_process) != os.getpid()
 
 
-def test_other_bodies_are_decoded_or_refused_when_a_body_kills_a_decoder(pool: DecoderPool) -> None:
-    with ThreadPoolExecutor(3) as threads:
-        killer = threads.submit(pool.run, die)
+def test_decoder_killed_while_it_starts_is_started_again() -> None:
+    pool = DecoderPool(Settings(decode_processes=1, token_pass="numpy"), PRELOAD)
+    try:
+        pool.warm_up_in_background()
+        started = _wait_for(lambda: _children())
+        for process in started:
+            process.kill()
+        _wait_for(lambda: pool.is_warm)
+        assert pool.run(own_process) != os.getpid()
+    finally:
+        pool.close()
+
+
+def test_other_bodies_are_decoded_when_a_body_kills_its_decoder(pool: DecoderPool) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        killers = [threads.submit(pool.run, die) for _ in range(2)]
         others = [threads.submit(pool.run, allocate, 1000) for _ in range(2)]
-        with pytest.raises(DecoderDied):
-            killer.result()
-        answers = [other.exception() for other in others]
-    # A task that was in the pool at both deaths gets an error that asks for a retry; no task is dropped silently.
-    assert all(answer is None or isinstance(answer, DecoderDied) for answer in answers)
+        for killer in killers:
+            with pytest.raises(DecoderDied):
+                killer.result()
+        assert [other.result() for other in others] == [1000, 1000]
 
 
 def test_memory_beyond_the_limit_is_refused_inside_the_decoder(pool: DecoderPool) -> None:
@@ -137,3 +152,17 @@ def test_decoders_are_replaced_after_a_number_of_tasks() -> None:
     finally:
         pool.close()
     assert processes[0] == processes[1] != processes[2] == processes[3]
+
+
+def _children() -> list[psutil.Process]:
+    """Return the decoders of this process that run."""
+    found = psutil.Process().children()
+    return [process for process in found if "spawn_main" in " ".join(process.cmdline())]
+
+
+def _wait_for(found: Callable[[], Found]) -> Found:
+    deadline = time.monotonic() + 60
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return value

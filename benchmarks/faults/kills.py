@@ -1,0 +1,227 @@
+"""Kill the service while it is uploaded to, start it again, and verify each run when it is complete."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.faults.launcher import Launcher
+from benchmarks.faults.senders import RunSender, Stopped
+from benchmarks.faults.served import Served
+from benchmarks.faults.verify import Findings, check_files, verify_run, wait_until_settled
+from benchmarks.faults.workload import RunPlan, plan_run
+from foreshock.kill_points import KILL_POINTS, KillPoint
+from service.platform.database.session import Database
+
+# The point in a decoder ends the decoder alone.
+SERVICE_POINTS = tuple(point for point in KILL_POINTS if not point.startswith(("client.", "decoder.")))
+RANDOM_SHARE, STARTING_SHARE, DECODER_SHARE = 0.35, 0.06, 0.08
+_POINT_SECONDS = 4.0
+PATIENCE_TO_START_SECONDS = 3.0
+GRACE_SECONDS, LONG_GRACE_SECONDS = 2.0, 3600.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Kills by point, and what was found; `save` and `load` keep them between invocations."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    findings: Findings = field(default_factory=Findings)
+    runs: int = 0
+    decoder_kills: int = 0
+
+    @property
+    def done(self) -> int:
+        """Return the number of kills of the service."""
+        return sum(self.kills.values())
+
+    def save(self, path: Path) -> None:
+        """Write the totals as JSON."""
+        path.write_text(
+            json.dumps(
+                {
+                    "kills": self.kills,
+                    "counts": self.findings.counts,
+                    "problems": self.findings.problems,
+                    "runs": self.runs,
+                    "decoder_kills": self.decoder_kills,
+                },
+                indent=1,
+            )
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Totals:
+        """Read saved totals; empty ones without a file."""
+        if not path.exists():
+            return cls()
+        values = json.loads(path.read_text())
+        findings = Findings(Counter(values["counts"]), list(values["problems"]))
+        return cls(Counter(values["kills"]), findings, values["runs"], values["decoder_kills"])
+
+
+class Campaign:
+    """Kills of the service on one database, `most` in all, drawn from a seed."""
+
+    def __init__(
+        self, name: str, database_url: str, totals: Totals, *, most: int, seed: int, kills_a_run: int = 14,
+        phases: int = 5,
+    ) -> None:  # fmt: skip
+        self.name, self.totals = name, totals
+        self._url, self._most, self._seed = database_url, most, seed
+        self._kills_a_run, self._phases = kills_a_run, phases
+        self._pending: tuple[RunPlan, RunSender] | None = None
+        self._used = Counter({point: totals.kills[point] for point in SERVICE_POINTS})
+
+    def run(self, save: Path | None = None) -> None:
+        """Kill until `most` kills are done and the last run is verified."""
+        with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
+            folder, launcher = Path(name), Launcher()
+            served = Served(launcher, folder / "killed", self._url)
+            grace = {"FORESHOCK_STEP_GRACE_SECONDS": "5"}
+            clean = Served(
+                launcher, folder / "clean", FORESHOCK_STEP_GRACE_SECONDS=grace["FORESHOCK_STEP_GRACE_SECONDS"]
+            )
+            clean.start()
+            clean.wait_until("/readyz")
+            try:
+                while self.totals.done < self._most:
+                    self._one_run(served, clean)
+                    if save is not None:
+                        self.totals.save(save)
+                self._verify_pending(served, clean)
+                served.kill()
+                served.start()
+                served.wait_until("/readyz")
+                time.sleep(2.0)
+                database = Database(served.database_url)
+                check_files(self.totals.findings, database, served.store)
+                database.close()
+                if save is not None:
+                    self.totals.save(save)
+            finally:
+                served.kill()
+                clean.kill()
+                launcher.close()
+
+    def _one_run(self, served: Served, clean: Served) -> None:
+        number = self.totals.runs
+        draw = random.Random(f"{self._seed}-{self.name}-{number}")
+        plan = plan_run(self._seed * 100_003 + number, serial=number % 2 == 1, phases=self._phases)
+        grace = LONG_GRACE_SECONDS if plan.serial else GRACE_SECONDS
+        served.kill()
+        served.settings["FORESHOCK_STEP_GRACE_SECONDS"] = str(grace)
+        stop = threading.Event()
+        sender = RunSender(served.url, plan, stop=stop)
+        thread = threading.Thread(target=_until_stopped, args=(sender,), name="senders")
+        thread.start()
+        begun, killed, running = time.monotonic(), 0, False
+        try:
+            while thread.is_alive():
+                if killed < self._kills_a_run and self.totals.done < self._most:
+                    self._kill_once(draw, served, sender, thread)
+                    killed += 1
+                    continue
+                if not running:
+                    served.start()
+                    running = True
+                thread.join(0.05)
+                if not served.alive:
+                    raise RuntimeError(f"the service ended by itself: {served.end_of_log()}")
+        except BaseException:
+            stop.set()
+            raise
+        self._verify_pending(served, clean)
+        self._pending = (plan, sender)
+        self.totals.runs += 1
+        counts = self.totals.findings.counts
+        print(
+            f"{time.strftime('%H:%M:%S')} {self.name:11s} run {number:3d} {'serial' if plan.serial else 'ranks ':6s} "
+            f"kills {killed:3d} (all {self.totals.done:4d}/{self._most}) in {time.monotonic() - begun:5.1f} s, "
+            f"acknowledged shards {counts['acknowledged_shards']:6,d}, alerts {counts['alerts']}, "
+            f"problems {len(self.totals.findings.problems)}",
+            flush=True,
+        )
+
+    def _verify_pending(self, served: Served, clean: Served) -> None:
+        """Verify the run before the newest: what a crash left to the sweeper takes up to half a minute."""
+        if self._pending is None:
+            return
+        if not served.alive:
+            served.start()
+        served.wait_until("/readyz")
+        plan, sender = self._pending
+        self._pending = None
+        reference = RunSender(clean.url, plan, canonical=True)
+        reference.run()
+        database, clean_database = Database(served.database_url), Database(clean.database_url)
+        before = len(self.totals.findings.problems)
+        try:
+            for each, run_id in ((database, sender.run_id), (clean_database, reference.run_id)):
+                if not wait_until_settled(each, run_id):
+                    self.totals.findings.problem("not_closed", f"{plan.key}: steps stay open or attributions stale")
+            verify_run(
+                self.totals.findings, database, served.store, served.url, sender, reference, clean_database, clean.url
+            )
+        finally:
+            database.close()
+            clean_database.close()
+        for text in self.totals.findings.problems[before:]:
+            print(f"  {text}", flush=True)
+
+    def _kill_once(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> None:
+        """Start the service, which does not run, and kill it at a random moment or at a point."""
+        share = draw.random()
+        if share < STARTING_SHARE:
+            served.start()
+            time.sleep(draw.uniform(0.0, 1.2))
+            reason = "while starting"
+        elif share < STARTING_SHARE + RANDOM_SHARE:
+            served.start()
+            served.wait_until()
+            reason = self._at_random(draw, served, sender, senders)
+        else:
+            reason = self._at_point(draw, served, sender, senders)
+        served.kill()
+        self.totals.kills[reason] += 1
+
+    def _at_random(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> str:
+        """Wait for some acknowledged requests and some milliseconds; sometimes end a decoder meanwhile."""
+        first = sender.journal.answers
+        wanted = first + draw.randrange(14)
+        decoder_at = first + draw.randrange(8) if draw.random() < DECODER_SHARE / RANDOM_SHARE else None
+        deadline = time.monotonic() + _POINT_SECONDS
+        while sender.journal.answers < wanted and senders.is_alive() and time.monotonic() < deadline:
+            if decoder_at is not None and sender.journal.answers >= decoder_at and served.kill_decoder():
+                self.totals.decoder_kills += 1
+                decoder_at = None
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0.0, 0.05))
+        return "random"
+
+    def _at_point(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> str:
+        """Start the service so that it ends itself at a point; return the point, or that it was not reached."""
+        points = [point for point in SERVICE_POINTS if point.startswith("scores.") == sender.replaying]
+        least = min(self._used[point] for point in points)
+        point: KillPoint = draw.choice([each for each in points if self._used[each] <= least + 2])
+        passes = 1 if sender.replaying else draw.randint(1, 6)
+        served.start(kill_at=(point, passes))
+        deadline = time.monotonic() + _POINT_SECONDS + PATIENCE_TO_START_SECONDS
+        while senders.is_alive() and time.monotonic() < deadline:
+            if served.wait_for_end(0.05):
+                self._used[point] += 1
+                return point
+        return "random, point not reached"
+
+
+def _until_stopped(sender: RunSender) -> None:
+    try:
+        sender.run()
+    except Stopped:
+        return

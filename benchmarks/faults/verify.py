@@ -1,0 +1,265 @@
+"""What must hold after the kills, checked from outside: by the senders' journals, the files and another service."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from sqlalchemy import select
+
+from benchmarks.faults.senders import Journal, RunSender
+from benchmarks.faults.workload import Item
+from benchmarks.step_rows import comparable
+from foreshock.digests import digest_of_bytes
+from foreshock.rollouts import RolloutBatch, decode_rollouts
+from service.platform.database.session import Database
+from service.platform.database.tables import Shard, Step
+from service.platform.database.tables.exact import ExactShard
+from service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
+from service.watch.alerts.delivery_rules import INCOMPLETE_STEP
+
+_SETTLE_SECONDS = 60.0
+_UNSTABLE = re.compile(r"(_us|_at|^id|_id|^job|^probe|^lease|^run|^worker|^version|duration|seconds)")
+# Exact for every run; the advice of a run is exact if nothing but its one sender's order decides it.
+_EXACT = (
+    "steps", "shards", "shard_statistics", "shard_lint", "measurements", "measurement_statistics", "step_lint",
+    "scalars",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Findings:
+    """Counts over the verified runs; `problems` names each violation."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def problem(self, kind: str, text: str) -> None:
+        """Count a violation."""
+        self.counts[kind] += 1
+        self.problems.append(f"{kind}: {text}")
+
+
+def wait_until_settled(database: Database, run_id: str) -> bool:
+    """Wait until every step of the run is closed and no attribution is stale: after a crash that is the sweeper's."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while time.monotonic() < deadline:
+        with database.read() as session:
+            steps = session.scalars(select(Step).where(Step.run_id == run_id)).all()
+            stale = session.scalars(select(Attribution.stale).where(Attribution.run_id == run_id)).all()
+        closed = all(step.closed_at_us is not None and step.folded_shards == step.received_shards for step in steps)
+        if closed and not any(stale):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def verify_run(
+    findings: Findings, database: Database, store: Path, url: str, sender: RunSender, clean: RunSender,
+    clean_database: Database, clean_url: str,
+) -> None:  # fmt: skip
+    """Check one run of the killed service against its journal, its files and the run of the clean service."""
+    where = sender.plan.key
+    for text in sender.journal.refusals:
+        findings.problem("refused", f"{where}: {text}")
+    for text in clean.journal.refusals:
+        findings.problem("refused_clean", f"{where}: {text}")
+    findings.counts["steps"] += sender.plan.steps
+    _check_shards(findings, where, database, store, sender)
+    _check_scores(findings, where, database, store, sender)
+    ours, theirs = comparable(database, sender.run_id), comparable(clean_database, clean.run_id)
+    for table in _EXACT:
+        if ours[table] != theirs[table]:
+            findings.problem("mismatches", f"{where}: {table}: {_first_difference(ours[table], theirs[table])}")
+    _check_snapshots(findings, where, ours["detector_snapshots"], theirs["detector_snapshots"])
+    mine, others = _alerts(ours["alerts"]), _alerts(theirs["alerts"])
+    findings.counts["alerts"] += len(mine)
+    if mine != others:
+        findings.problem("mismatches", f"{where}: alerts: {_first_difference(mine, others)}")
+    _check_advice(findings, where, sender, ours["advice_decisions"], theirs["advice_decisions"])
+    _check_answers(findings, sender, url, clean, clean_url)
+
+
+def check_files(findings: Findings, database: Database, store: Path) -> None:
+    """Count the catalogue's files that are gone, and the files that the catalogue does not name."""
+    named = set()
+    with database.read() as session:
+        for table in (Shard, ScoreShard, ExactShard):
+            named |= set(session.scalars(select(table.file)))
+    found = {str(path.relative_to(store)) for path in store.rglob("*.parquet") if "temporary" not in path.parts}
+    for name in sorted(named - found):
+        findings.problem("missing_files", name)
+    findings.counts["files"] += len(found)
+    findings.counts["orphans"] += len(found - named)
+    temporary = [path for path in (store / "temporary").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    findings.counts["temporaries"] += len(temporary)
+
+
+def _check_shards(findings: Findings, where: str, database: Database, store: Path, sender: RunSender) -> None:
+    with database.read() as session:
+        rows = {
+            (row.attempt, row.step, row.shard): row
+            for row in session.scalars(select(Shard).where(Shard.run_id == sender.run_id))
+        }
+        steps = session.scalars(select(Step).where(Step.run_id == sender.run_id)).all()
+    acknowledged = sender.journal.shards
+    findings.counts["acknowledged_shards"] += len(acknowledged)
+    findings.counts["acknowledged_requests"] += sender.journal.answers
+    for key, item in acknowledged.items():
+        row = rows.get(key)
+        if row is None or row.digest != digest_of_bytes(item.content):
+            findings.problem("lost", f"{where}: shard {key} is not in the catalogue with its digest")
+        elif not _is_readable(store / row.file, item):
+            findings.problem("unreadable", f"{where}: the tokens of shard {key}, {row.file}")
+    for key in rows.keys() - acknowledged.keys():
+        findings.problem("unasked", f"{where}: shard {key} is stored and nothing acknowledged it")
+    by_step: dict[tuple[int, int], list[Shard]] = {}
+    for (attempt, step, _), row in rows.items():
+        by_step.setdefault((attempt, step), []).append(row)
+    for each in steps:
+        shards = by_step.get((each.attempt, each.step), [])
+        counted = (each.received_shards, each.rollouts, each.tokens)
+        if counted != (len(shards), sum(row.rollouts for row in shards), sum(row.tokens for row in shards)):
+            findings.problem("doubled", f"{where}: step {each.step} of attempt {each.attempt} counts {counted}")
+    findings.counts["duplicates"] += sum(
+        1 for item, status, _ in sender.journal.acknowledged if item.is_shard and status == 200
+    )
+
+
+def _is_readable(path: Path, item: Item) -> bool:
+    """Return whether the stored tokens are those of the body; of a shard of statistics, whether they read at all."""
+    try:
+        stored = decode_rollouts(path.read_bytes())
+    except Exception:
+        return False
+    return item.kind == "statistics" or _are_equal(stored, decode_rollouts(item.content))
+
+
+def _are_equal(one: RolloutBatch, other: RolloutBatch) -> bool:
+    names = ("response_token_ids", "prompt_token_ids", "rollout_log_probs", "trainer_log_probs", "response_offsets")
+    equal = all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+    return equal and list(one.sample_ids) == list(other.sample_ids)
+
+
+def _check_scores(findings: Findings, where: str, database: Database, store: Path, sender: RunSender) -> None:
+    with database.read() as session:
+        query = select(ScoreShard).join(ProbeJob, ProbeJob.id == ScoreShard.job_id)
+        stored = session.scalars(query).all()
+        published = session.scalars(select(Score).where(Score.run_id == sender.run_id)).all()
+    digests = {(row.scorer, row.digest): row for row in stored}
+    findings.counts["acknowledged_scores"] += len(sender.journal.scores)
+    for key in sender.journal.scores:
+        row = digests.get(key)
+        if row is None or not (store / row.file).is_file():
+            findings.problem("lost", f"{where}: scores {key}")
+    scored = Counter((row.attempt, row.step, row.scorer, row.variant) for row in published)
+    for name, count in scored.items():
+        if count > 1:
+            findings.problem("doubled", f"{where}: scores {name} are published {count} times")
+    jobs = {row.job_id for row in published}
+    for job in sender.journal.completed_jobs:
+        if job not in jobs:
+            findings.problem("lost", f"{where}: the scores of the completed job {job} are not published")
+
+
+def _check_snapshots(findings: Findings, where: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    """Compare the states of the detectors: the newest, and those that both services kept."""
+    mine = {(row["attempt"], row["step"]): bytes(row["state"]) for row in ours}
+    others = {(row["attempt"], row["step"]): bytes(row["state"]) for row in theirs}
+    findings.counts["detector_states"] += len(mine.keys() & others.keys())
+    if max(mine, default=None) != max(others, default=None):
+        findings.problem("mismatches", f"{where}: the newest detector states are {max(mine)} and {max(others)}")
+    for key in sorted(mine.keys() & others.keys()):
+        if mine[key] != others[key]:
+            findings.problem("mismatches", f"{where}: the detectors' state after {key} differs")
+
+
+def _alerts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the alerts that stand. Those that were retracted tell of the order of arrival, not of the data."""
+    kept = [row for row in rows if row["state"] != "retracted"]
+    # A step that closed without its shards, and was superseded before they came.
+    kept = [row for row in kept if row["rule"] != INCOMPLETE_STEP or row["state"] != "resolved"]
+    for row in kept:
+        if row["rule"] == INCOMPLETE_STEP:
+            # It is opened at the first step that closes without its shards.
+            row.update(step=-1, value=0.0, threshold=0.0, why="")
+    return sorted(kept, key=lambda row: (row["rule"], row["attempt"], row["step"]))
+
+
+def _check_advice(
+    findings: Findings, where: str, sender: RunSender, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> None:
+    findings.counts["decisions"] += len(ours)
+    ours, theirs = (sorted(rows, key=lambda row: int(row["revision"])) if rows and "revision" in rows[0] else rows
+                    for rows in (ours, theirs))  # fmt: skip
+    if sender.plan.serial:
+        findings.counts["advice_compared"] += 1
+        if ours != theirs:
+            findings.problem("mismatches", f"{where}: advice: {_first_difference(ours, theirs)}")
+    seen = _polled(sender.journal)
+    if seen != sorted(seen):
+        findings.problem("advice_went_back", f"{where}: a poll got an older revision than an earlier poll: {seen}")
+
+
+def _polled(journal: Journal) -> list[tuple[int, int]]:
+    return [(each["attempt"], each["revision"]) for each in journal.advice]
+
+
+def _check_answers(findings: Findings, sender: RunSender, url: str, clean: RunSender, clean_url: str) -> None:
+    """Compare what both services answer about each replayed step."""
+    for phase in sender.plan.phases:
+        for item in phase.probe[-1:]:
+            paths = [f"steps/{item.step}/attribution", "lr-advice"][: 2 if sender.plan.serial else 1]
+            for path in paths:
+                mine, other = (_answer(at, each, path) for at, each in ((url, sender), (clean_url, clean)))
+                findings.counts["answers_compared"] += 1
+                if mine != other:
+                    findings.problem("mismatches", f"{sender.plan.key}: {path}: {_difference(mine, other)}")
+
+
+def _answer(url: str, sender: RunSender, path: str) -> Any:
+    answer = httpx.get(f"{url}/v1/runs/{sender.run_id}/{path}", timeout=30)
+    return _stable(answer.raise_for_status().json())
+
+
+def _stable(value: Any) -> Any:
+    """Return a JSON value without ids and times."""
+    if isinstance(value, dict):
+        found = {name: _stable(each) for name, each in value.items() if not _UNSTABLE.search(name)}
+        if isinstance(found.get("alerts"), list):
+            # In the order of their ids, if they were opened together.
+            found["alerts"].sort(key=lambda alert: (alert["rule"], alert["step"]))
+        if isinstance(found.get("scores"), list):
+            # Newest first, and the jobs of a probe may end in any order.
+            found["scores"].sort(key=lambda score: (score["scorer"], score["variant"]))
+        return found
+    return [_stable(each) for each in value] if isinstance(value, list) else value
+
+
+def _first_difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
+    if len(ours) != len(theirs):
+        mine, other = Counter(map(_name_of, ours)), Counter(map(_name_of, theirs))
+        return f"{len(ours)} rows instead of {len(theirs)}; too many: {mine - other}; missing: {other - mine}"
+    for mine, other in zip(ours, theirs, strict=True):
+        if mine != other:
+            return _difference(mine, other)
+    return "?"
+
+
+def _name_of(row: dict[str, Any]) -> str:
+    names = ("attempt", "step", "shard", "comparison", "name", "rule", "state", "revision", "kind", "evidence")
+    return " ".join(str(row[name])[:100] for name in names if name in row)
+
+
+def _difference(mine: Any, other: Any) -> str:
+    if isinstance(mine, dict) and isinstance(other, dict):
+        names = [name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name)]
+        at = {name: mine.get(name) for name in ("attempt", "step", "shard", "rule", "revision") if name in mine}
+        return f"{at} {', '.join(f'{name}: {_difference(mine.get(name), other.get(name))}' for name in names)}"[:600]
+    return f"{str(mine)[:120]} instead of {str(other)[:120]}"
