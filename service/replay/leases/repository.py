@@ -12,6 +12,10 @@ from service.platform.database.tables import Run
 from service.platform.database.tables.probes import Lease, Probe, ProbeJob
 from service.replay.probes.job_transitions import JobState
 
+_DURATIONS_AHEAD = 10
+"""A lease is granted for one duration. This many allow for a setting that was shortened, and for small corrections of
+the clock."""
+
 _KIND = (ProbeJob.needs, ProbeJob.accelerator, ProbeJob.environments, ProbeJob.environment_required)
 
 
@@ -86,14 +90,14 @@ def leases_of(session: Session, jobs: Iterable[ProbeJob]) -> dict[str, Lease]:
     return {lease.job_id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))}
 
 
-def any_overdue(session: Session, now_us: int) -> bool:
+def any_overdue(session: Session, now_us: int, duration_us: int) -> bool:
     """Return whether a lease is past its end."""
-    return session.scalar(select(ProbeJob.id).where(_overdue(now_us)).limit(1)) is not None
+    return session.scalar(select(ProbeJob.id).where(_overdue(now_us, duration_us)).limit(1)) is not None
 
 
-def lock_overdue(session: Session, now_us: int, limit: int) -> Sequence[ProbeJob]:
+def lock_overdue(session: Session, now_us: int, duration_us: int, limit: int) -> Sequence[ProbeJob]:
     """Return up to `limit` jobs whose lease is past its end, locked; jobs locked elsewhere are skipped."""
-    query = select(ProbeJob).where(_overdue(now_us)).order_by(ProbeJob.id).limit(limit)
+    query = select(ProbeJob).where(_overdue(now_us, duration_us)).order_by(ProbeJob.id).limit(limit)
     query = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
     return session.scalars(query).all()
 
@@ -121,5 +125,8 @@ def _is_of_kind(kind: JobKind) -> ColumnElement[bool]:
     return and_(*(column.is_not_distinct_from(value) for column, value in zip(_KIND, kind, strict=True)))
 
 
-def _overdue(now_us: int) -> ColumnElement[bool]:
-    return (ProbeJob.state == JobState.RUNNING) & (ProbeJob.lease_expires_at_us <= now_us)
+def _overdue(now_us: int, duration_us: int) -> ColumnElement[bool]:
+    # A lease that ends that late was granted before the clock was set back.
+    latest_us = now_us + _DURATIONS_AHEAD * duration_us
+    ended = (ProbeJob.lease_expires_at_us <= now_us) | (ProbeJob.lease_expires_at_us > latest_us)
+    return (ProbeJob.state == JobState.RUNNING) & ended

@@ -52,7 +52,7 @@ def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) 
 def is_work_waiting(context: ServiceContext, principal: Principal, request: LeaseRequest) -> bool:
     """Return whether a claim may succeed: a job that fits is queued, or a lease is past its end."""
     with context.database.read() as session:
-        if repository.any_overdue(session, database_now_us(session)):
+        if repository.any_overdue(session, database_now_us(session), _duration_us(context)):
             return True
         return bool(_fitting_jobs(session, principal, request, database_now_us(session)))
 
@@ -125,7 +125,7 @@ def sweep(context: ServiceContext) -> int:
     """Expire leases without heartbeats, skip queued jobs whose checkpoint has expired, and return the jobs changed."""
     with context.database.read() as session:
         now = database_now_us(session)
-        due = repository.any_overdue(session, now)
+        due = repository.any_overdue(session, now, _duration_us(context))
         gone = repository.probes_without_checkpoint(session, now, _EXPIRED_AT_ONCE)
     changed = context.database.write(lambda session: _expire_overdue(session, context)) if due else 0
     return changed + sum(context.database.write(partial(_skip, probe_id=probe_id)) for probe_id in gone)
@@ -179,7 +179,7 @@ def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest,
 
 def _expire_overdue(session: Session, context: ServiceContext) -> int:
     now, settings = database_now_us(session), context.settings
-    overdue = repository.lock_overdue(session, now, _EXPIRED_AT_ONCE)
+    overdue = repository.lock_overdue(session, now, _duration_us(context), _EXPIRED_AT_ONCE)
     for job in overdue:
         lease = repository.lease_of(session, job)
         job_transitions.expire(job, lease, now, settings.lease_seconds, settings.probe_tries)

@@ -70,24 +70,26 @@ def mark_closed(step: Step) -> None:
     step.folded_shards = step.received_shards
 
 
-def is_waiting(step: Step, overdue_before_us: int = 0) -> bool:
+def is_waiting(step: Step, grace_us: int | None = None) -> bool:
     """Return True if the step has shards to fold and is complete, closed or overdue.
 
-    It is overdue if its last shard arrived before `overdue_before_us`.
+    It is overdue if its last shard arrived more than `grace_us` ago (None: never), or so far in the future: the clock
+    has been set back since.
     """
     complete = step.received_shards >= step.expected_shards
-    due = complete or step.closed_at_us is not None or step.last_shard_at_us < overdue_before_us
+    overdue = grace_us is not None and abs(now_us() - step.last_shard_at_us) > grace_us
+    due = complete or step.closed_at_us is not None or overdue
     return step.folded_shards < step.received_shards and due
 
 
-def try_to_close(context: ServiceContext, key: StepKey, overdue_before_us: int = 0) -> bool:
+def try_to_close(context: ServiceContext, key: StepKey, grace_us: int | None = None) -> bool:
     """Fold and close the step if `is_waiting`; return True if it is closed now.
 
     An error is logged and the step is left to the sweeper; its shards stay stored.
     """
     try:
         with _LOCKS[hash(key) % len(_LOCKS)]:
-            return _close(context, key, overdue_before_us)
+            return _close(context, key, grace_us)
     except Exception:
         _logger.exception(
             "step %s of attempt %s of run %s could not be closed; the sweeper retries",
@@ -101,17 +103,17 @@ def close_waiting_steps(context: ServiceContext) -> int:
 
     Return the number of closed steps.
     """
-    before = now_us() - int(context.settings.step_grace_seconds * 1e6)
+    grace_us = int(context.settings.step_grace_seconds * 1e6)
     with context.database.read() as session:
-        keys = repository.waiting(session, before, _STEPS_PER_SWEEP)
-    return sum(try_to_close(context, key, before) for key in keys)
+        keys = repository.waiting(session, now_us(), grace_us, _STEPS_PER_SWEEP)
+    return sum(try_to_close(context, key, grace_us) for key in keys)
 
 
-def _close(context: ServiceContext, key: StepKey, overdue_before_us: int) -> bool:
+def _close(context: ServiceContext, key: StepKey, grace_us: int | None) -> bool:
     for _ in range(_TRIES):
         with context.database.read() as session:
             step = repository.find(session, key)
-        if step is None or not is_waiting(step, overdue_before_us):
+        if step is None or not is_waiting(step, grace_us):
             return step is not None and step.closed_at_us is not None
         passed("steps.before-fold")
         bring_up_to_date(context, key)

@@ -57,15 +57,17 @@ def shards_of(session: Session, key: StepKey) -> frozenset[int]:
     return frozenset(session.scalars(query))
 
 
-def waiting(session: Session, overdue_before_us: int, limit: int) -> list[StepKey]:
+def waiting(session: Session, now_us: int, grace_us: int, limit: int) -> list[StepKey]:
     """Return up to `limit` steps of runs that are not deleted which have shards beyond their fold, oldest first.
 
-    Open steps that miss shards are returned only if their last shard arrived before `overdue_before_us`.
+    Open steps that miss shards are returned only if their last shard arrived more than `grace_us` ago, or so far in the
+    future: the clock has been set back since.
     """
     due = (
         (Step.received_shards >= Step.expected_shards)
         | Step.closed_at_us.is_not(None)
-        | (Step.last_shard_at_us < overdue_before_us)
+        | (Step.last_shard_at_us < now_us - grace_us)
+        | (Step.last_shard_at_us > now_us + grace_us)
     )
     # The partial index ix_steps_unfolded holds exactly the steps of the first condition.
     unfolded = Step.folded_shards < Step.received_shards

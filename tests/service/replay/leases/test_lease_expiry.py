@@ -93,3 +93,15 @@ def test_expired_lease_counts_as_a_try(http: httpx.Client, run: Sender, clock: C
         clock.pass_seconds(LEASE_SECONDS + 1)
     assert ask_for_lease(http).status_code == 204
     assert http.get(f"/v1/probes/{probe}").json()["state"] == "failed"
+
+
+def test_lease_that_was_granted_before_the_clock_was_set_back_expires(
+    http: httpx.Client, run: Sender, clock: Clock
+) -> None:
+    ask_for_probe(run, 3)
+    late = take_lease(http, "late")
+    clock.pass_seconds(-5)
+    assert ask_for_lease(http, "newer").status_code == 204
+    clock.pass_seconds(-3600)
+    take_lease(http, "newer")
+    assert late.heartbeat().status_code == 409

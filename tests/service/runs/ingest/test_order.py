@@ -17,6 +17,7 @@ from foreshock.rollouts import encode_rollouts
 from service.platform.database.session import Database
 from service.platform.database.tables import Shard
 from service.platform.settings import Settings
+from service.runs.ingest import order as order_module
 from service.runs.ingest import service as ingest
 from service.runs.ingest.order import IngestOrder, Place
 from service.runs.ingest.schemas import ShardAddress
@@ -57,6 +58,15 @@ def test_earlier_steps_the_same_step_and_other_attempts_do_not_wait(other: StepK
     with order.place(StepKey("run", 1, 4)):
         waits(order, other, passed).join(30)
         assert passed.is_set()
+
+
+def test_a_later_step_does_not_wait_for_a_body_that_takes_long_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_module, "_LONGEST_WAIT_SECONDS", 0.2)
+    order, passed = IngestOrder(), threading.Event()
+    with order.place(StepKey("run", 1, 4)):
+        thread = waits(order, StepKey("run", 1, 5), passed)
+        assert passed.wait(30)
+        thread.join()
 
 
 def test_an_upload_that_fails_lets_the_later_steps_go_on() -> None:

@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from foreshock.clock import now_us
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from service.platform.database.session import Database
 from service.platform.database.tables import DetectorSnapshot, Shard, Step
@@ -230,3 +231,14 @@ def test_step_whose_fold_fails_is_closed_by_the_sweeper_or_by_the_same_upload(
     assert (again.status_code, again.json()["status"], again.json()["step_closed"]) == (200, "duplicate", True)
     assert close_waiting_steps(app.state.context) == 1
     assert len(tokens_of(sender)) == 2
+
+
+def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAPI, http: httpx.Client) -> None:
+    sender = start_run(http)
+    sender.put_shard(0, make_batch(), 0, 2).raise_for_status()
+    context = app.state.context
+    assert close_waiting_steps(context) == 0
+    later = now_us() + 2 * int(context.settings.step_grace_seconds * 1e6)
+    context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=later)))
+    assert close_waiting_steps(context) == 1
+    assert sender.get("steps").json()["items"][0]["closed"]
