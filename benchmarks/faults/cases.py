@@ -315,7 +315,8 @@ class _CannotRun(Exception):
 
 
 def _run(name: str, result: CaseResult, folder: Path, make_cluster: Callable[[], PostgresCluster]) -> None:
-    settings, arguments, clock = {"FORESHOCK_STEP_GRACE_SECONDS": "3"}, [], folder / "clock"
+    settings, clock = {"FORESHOCK_STEP_GRACE_SECONDS": "3"}, folder / "clock"
+    arguments: list[PostgresCluster | Path] = []
     launcher: Launcher = Launcher() if name != "clock_jumps_back" else PlainLauncher()
     url = ""
     if name in _OF_POSTGRESQL:

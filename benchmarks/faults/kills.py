@@ -22,7 +22,7 @@ from service.platform.database.session import Database
 # The point in a decoder ends the decoder alone.
 SERVICE_POINTS = tuple(point for point in KILL_POINTS if not point.startswith(("client.", "decoder.")))
 RANDOM_SHARE, STARTING_SHARE, DECODER_SHARE = 0.35, 0.06, 0.08
-_POINT_SECONDS = 4.0
+_POINT_SECONDS = 5.0
 PATIENCE_TO_START_SECONDS = 3.0
 GRACE_SECONDS, LONG_GRACE_SECONDS = 2.0, 3600.0
 
@@ -70,7 +70,7 @@ class Campaign:
     """Kills of the service on one database, `most` in all, drawn from a seed."""
 
     def __init__(
-        self, name: str, database_url: str, totals: Totals, *, most: int, seed: int, kills_a_run: int = 14,
+        self, name: str, database_url: str, totals: Totals, *, most: int, seed: int, kills_a_run: int = 30,
         phases: int = 5,
     ) -> None:  # fmt: skip
         self.name, self.totals = name, totals
@@ -84,10 +84,7 @@ class Campaign:
         with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
             folder, launcher = Path(name), Launcher()
             served = Served(launcher, folder / "killed", self._url)
-            grace = {"FORESHOCK_STEP_GRACE_SECONDS": "5"}
-            clean = Served(
-                launcher, folder / "clean", FORESHOCK_STEP_GRACE_SECONDS=grace["FORESHOCK_STEP_GRACE_SECONDS"]
-            )
+            clean = Served(launcher, folder / "clean", FORESHOCK_STEP_GRACE_SECONDS="5")
             clean.start()
             clean.wait_until("/readyz")
             try:
@@ -210,7 +207,7 @@ class Campaign:
         points = [point for point in SERVICE_POINTS if point.startswith("scores.") == sender.replaying]
         least = min(self._used[point] for point in points)
         point: KillPoint = draw.choice([each for each in points if self._used[each] <= least + 2])
-        passes = 1 if sender.replaying else draw.randint(1, 6)
+        passes = 1 if sender.replaying else draw.randint(1, 4)
         served.start(kill_at=(point, passes))
         deadline = time.monotonic() + _POINT_SECONDS + PATIENCE_TO_START_SECONDS
         while senders.is_alive() and time.monotonic() < deadline:

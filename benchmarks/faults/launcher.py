@@ -120,11 +120,11 @@ def _fork(request: Mapping[str, Any]) -> int:
     import foreshock.kill_points
 
     importlib.reload(foreshock.kill_points)
-    from foreshock.commands.main import main as foreshock
+    from foreshock.commands.main import main as run_command
 
     status = 1
     try:
-        status = foreshock(["serve"])
+        status = run_command(["serve"])
     finally:
         os._exit(status)
 

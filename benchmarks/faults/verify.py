@@ -244,8 +244,8 @@ def _stable(value: Any) -> Any:
 
 def _first_difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
     if len(ours) != len(theirs):
-        mine, other = Counter(map(_name_of, ours)), Counter(map(_name_of, theirs))
-        return f"{len(ours)} rows instead of {len(theirs)}; too many: {mine - other}; missing: {other - mine}"
+        have, want = Counter(map(_name_of, ours)), Counter(map(_name_of, theirs))
+        return f"{len(ours)} rows instead of {len(theirs)}; too many: {have - want}; missing: {want - have}"
     for mine, other in zip(ours, theirs, strict=True):
         if mine != other:
             return _difference(mine, other)

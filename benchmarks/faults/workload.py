@@ -88,8 +88,8 @@ def plan_run(seed: int, *, serial: bool, phases: int = 5, senders: int = 4) -> R
     """Return the run of a seed: `phases` phases of nine steps, with a rewind before the last but one."""
     draw = random.Random(seed)
     some_never_sent = not serial and draw.random() < 0.25
-    first, made = 0, []
-    attempt = 1
+    made: list[Phase] = []
+    first, attempt = 0, 1
     for number in range(phases):
         if number == phases - 2 and number > 0:
             attempt, first = 2, first - 4

@@ -1,0 +1,156 @@
+"""Kill a trainer whose client has a spool, start it again with the same spool: what was spooled arrives once.
+
+What the client holds in memory alone is lost with the process, as documented; what is in its spool at the moment of the
+kill is listed from outside and must be in the service at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import select
+
+from benchmarks.faults.gate import Gate, Mode
+from benchmarks.faults.kills import Totals
+from benchmarks.faults.launcher import Launcher
+from benchmarks.faults.served import Served
+from benchmarks.faults.verify import check_files
+from foreshock.digests import digest_of_bytes
+from foreshock.kill_points import KILL_POINTS, VARIABLE
+from service.platform.database.session import Database
+from service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
+
+CLIENT_POINTS = tuple(point for point in KILL_POINTS if point.startswith("client."))
+_MODES: tuple[Mode, ...] = ("closed", "no answers", "open")
+_STEPS = 8
+_POINT_SECONDS = 2.5
+
+Spooled = tuple[str, str, int]
+"""Key of the attempt, kind, step."""
+
+
+def run_client_kills(totals: Totals, *, most: int, seed: int, save: Path | None = None) -> None:
+    """Kill the trainer `most` times; the last one delivers the rest."""
+    draw = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
+        folder, launcher = Path(name), Launcher()
+        served = Served(launcher, folder / "service")
+        served.start()
+        served.wait_until("/readyz")
+        gate, spool = Gate(served.port), folder / "spool"
+        expected: dict[Spooled, str] = {}
+        try:
+            number = totals.done
+            while totals.done < most:
+                totals.kills[_one_launch(draw, gate, spool, number)] += 1
+                found = dict(_spooled(spool))
+                totals.findings.counts["spooled_at_kills"] += len(found)
+                expected |= found
+                number += 1
+                if number % 10 == 0:
+                    print(f"{time.strftime('%H:%M:%S')} client      kills {totals.done}/{most}, {len(expected)} items "
+                          "were in the spool at a kill", flush=True)  # fmt: skip
+            gate.set("open")
+            subprocess.run(_command(gate.url, spool, number, number * _STEPS, 0), check=True, env=_environment(""))
+            _verify(totals, served, spool, expected)
+        finally:
+            gate.close()
+            served.kill()
+            launcher.close()
+            if save is not None:
+                totals.save(save)
+
+
+def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> str:
+    """Start the trainer, change the gate meanwhile, and kill it; return the reason."""
+    gate.set("open" if draw.random() < 0.8 else "closed")
+    point = draw.choice(CLIENT_POINTS) if draw.random() < 0.7 else None
+    kill_at = "" if point is None else f"{point}:{draw.randint(1, 4)}"
+    command = _command(gate.url, spool, number, number * _STEPS, _STEPS)
+    trainer = subprocess.Popen(
+        command, env=_environment(kill_at), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert trainer.stdout is not None
+    trainer.stdout.readline()
+    time.sleep(draw.uniform(0.0, 0.25))
+    gate.set(draw.choice(_MODES))
+    reason = "random"
+    if point is not None:
+        try:
+            trainer.wait(_POINT_SECONDS)
+            reason = point
+        except subprocess.TimeoutExpired:
+            reason = "random, point not reached"
+    else:
+        time.sleep(draw.uniform(0.0, 1.0))
+    trainer.kill()
+    trainer.wait()
+    for stream in (trainer.stdin, trainer.stdout):
+        if stream is not None:
+            stream.close()
+    return reason
+
+
+def _command(url: str, spool: Path, number: int, first: int, steps: int) -> list[str]:
+    texts = [url, str(spool), *map(str, (number, first, steps))]
+    return [sys.executable, "-m", "benchmarks.faults.trainer", *texts]
+
+
+def _environment(kill_at: str) -> dict[str, str]:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    return {**others, VARIABLE: kill_at}
+
+
+def _spooled(spool: Path) -> Iterator[tuple[Spooled, str]]:
+    """Yield the complete entries of the spool: what each is, and the digest of its bytes."""
+    for path in spool.glob("*/*.json"):
+        body = path.with_suffix(".body")
+        if path.parent.name == "rejected" or not body.exists():
+            continue
+        values = json.loads(path.read_text())
+        step = re.search(r"/steps/(\d+)/", values["path"])
+        if step is not None:
+            key = (str(values["attempt"]["key"]), str(values["kind"]), int(step.group(1)))
+            yield key, digest_of_bytes(body.read_bytes())
+
+
+def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled, str]) -> None:
+    findings = totals.findings
+    left = dict(_spooled(spool))
+    rejected = list(spool.glob("rejected/*.json"))
+    if left:
+        findings.problem("undelivered", f"{len(left)} items are still in the spool: {list(left)[:3]}")
+    if rejected:
+        findings.problem("rejected", f"{len(rejected)}: {rejected[0].read_text()[:300]}")
+    database = Database(served.database_url)
+    try:
+        with database.read() as session:
+            run = session.scalars(select(Run).where(Run.key == "trained")).one()
+            keys = {row.attempt: row.key for row in session.scalars(select(Attempt).where(Attempt.run_id == run.id))}
+            shards = session.scalars(select(Shard).where(Shard.run_id == run.id)).all()
+            steps = session.scalars(select(Step).where(Step.run_id == run.id)).all()
+            scalars = session.scalars(select(Scalar).where(Scalar.run_id == run.id)).all()
+        stored = {(keys[row.attempt], "rollouts", row.step): row.digest for row in shards}
+        reported = {(keys[row.attempt], "scalars", row.step) for row in scalars}
+        for key, digest in expected.items():
+            if key not in reported and stored.get(key) != digest:
+                findings.problem("lost", f"spooled and not delivered: {key}")
+        for step in steps:
+            if (step.received_shards, step.rollouts) != (1, 8):
+                findings.problem("doubled", f"step {step.step} counts {step.received_shards} shards")
+        findings.counts["spooled_items"] += len(expected)
+        findings.counts["acknowledged_shards"] += len(shards)
+        check_files(findings, database, served.store)
+    finally:
+        database.close()
+    for text in findings.problems:
+        print(f"  {text}", flush=True)
