@@ -33,6 +33,7 @@ CLIENT_POINTS = tuple(point for point in KILL_POINTS if point.startswith("client
 _MODES: tuple[Mode, ...] = ("closed", "no answers", "open")
 _STEPS = 8
 _POINT_SECONDS = 2.5
+_DRAIN_SECONDS = 300.0
 
 Spooled = tuple[str, str, int]
 """Key of the attempt, kind, step."""
@@ -60,7 +61,9 @@ def run_client_kills(totals: Totals, *, most: int, seed: int, save: Path | None 
                     print(f"{time.strftime('%H:%M:%S')} client      kills {totals.done}/{most}, {len(expected)} items "
                           "were in the spool at a kill", flush=True)  # fmt: skip
             gate.set("open")
-            subprocess.run(_command(gate.url, spool, number, number * _STEPS, 0), check=True, env=_environment(""))
+            deadline = time.monotonic() + _DRAIN_SECONDS
+            while next(_spooled(spool), None) is not None and time.monotonic() < deadline:
+                subprocess.run(_command(gate.url, spool, number, number * _STEPS, 0), check=True, env=_environment(""))
             _verify(totals, served, spool, expected)
         finally:
             gate.close()

@@ -26,7 +26,7 @@ def main() -> None:
         client.log_scalars(step, {"grad_norm": 0.1 * step})
         time.sleep(0.03)
     if steps == 0:
-        client.flush(60.0)
+        client.flush(120.0)
         client.close()
         return
     sys.stdin.read()

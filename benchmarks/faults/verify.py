@@ -22,9 +22,11 @@ from service.platform.database.session import Database
 from service.platform.database.tables import Shard, Step
 from service.platform.database.tables.exact import ExactShard
 from service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
-from service.watch.alerts.delivery_rules import INCOMPLETE_STEP
+from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _SETTLE_SECONDS = 60.0
+# Whether they fire depends on when shards and messages arrive, not on the data.
+_OF_ARRIVAL = frozenset({SPLIT_RANKS, STALE_RUN, CLIENT_LOSSES})
 _UNSTABLE = re.compile(r"(_us|_at|^id|_id|^job|^probe|^lease|^run|^worker|^version|duration|seconds)")
 # Exact for every run; the advice of a run is exact if nothing but its one sender's order decides it.
 _EXACT = (
@@ -182,7 +184,7 @@ def _check_snapshots(findings: Findings, where: str, ours: list[dict[str, Any]],
 
 def _alerts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the alerts that stand. Those that were retracted tell of the order of arrival, not of the data."""
-    kept = [row for row in rows if row["state"] != "retracted"]
+    kept = [row for row in rows if row["state"] != "retracted" and row["rule"] not in _OF_ARRIVAL]
     # A step that closed without its shards, and was superseded before they came.
     kept = [row for row in kept if row["rule"] != INCOMPLETE_STEP or row["state"] != "resolved"]
     for row in kept:

@@ -1,0 +1,27 @@
+"""A short part of `make bench-faults`: kills of the service and of a trainer's client, verified as there."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.faults.client_kills import run_client_kills
+from benchmarks.faults.kills import Campaign, Totals
+
+
+@pytest.mark.slow
+def test_killed_service_keeps_what_it_acknowledged_and_measures_it_as_one_that_was_not_killed() -> None:
+    totals = Totals()
+    Campaign("sqlite", "", totals, most=4, seed=3, kills_a_run=4, phases=1).run()
+    counts = totals.findings.counts
+    assert totals.findings.problems == []
+    assert (totals.done, counts["missing_files"]) == (4, 0)
+    assert counts["acknowledged_shards"] > 5
+    assert counts["detector_states"] > 0
+
+
+@pytest.mark.slow
+def test_killed_trainer_delivers_what_was_in_its_spool_once() -> None:
+    totals = Totals()
+    run_client_kills(totals, most=3, seed=2)
+    assert totals.findings.problems == []
+    assert totals.findings.counts["spooled_items"] > 0
