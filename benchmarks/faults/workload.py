@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 from tests.service.sending import PARQUET
@@ -23,7 +24,7 @@ Kind = Literal["rollouts", "statistics", "scalars", "poll", "checkpoint", "probe
 
 _FULL = FullRollouts(2, 1)
 _PHASE_STEPS = 9
-_SCORERS = ("vllm.prefill", "torch.trainer")
+_SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
 LATE, TWICE = 0.15, 0.12
 
 
