@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,18 +21,25 @@ from service.maintenance.deletion.runs import delete_rows_of_deleted_runs
 from service.maintenance.retention.endpoints import router as retention
 from service.maintenance.retention.service import RetentionTask
 from service.platform.audit.endpoints import router as audit
-from service.platform.background import Sweeper
+from service.platform.body_timeouts import BodyTimeouts
+from service.platform.changes.listening import Listener
 from service.platform.context import ServiceContext
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.events import EventBus
 from service.platform.guards import RequestGuard
 from service.platform.health.endpoints import router as health
+from service.platform.health.figures import ServiceFigures
+from service.platform.health.status import router as service_status
+from service.platform.jobs.runner import Job, JobRunner
 from service.platform.keys.limits import KeyLimits
+from service.platform.logs.request_ids import RequestIds
+from service.platform.logs.tracing import add_tracing, stop_tracing
 from service.platform.openapi import document_problems
 from service.platform.problem import install_problem_handlers
 from service.platform.query_parameters import refuse_unknown_parameters
 from service.platform.settings import Settings
+from service.platform.stopping import end_soon_at_second_signal
 from service.platform.storage_errors import install_storage_handlers
 from service.platform.store.opening import open_store
 from service.platform.store.orphans import OrphanSweep
@@ -102,11 +110,14 @@ from service.watch.detection.replay_detectors import (
     replay_with_new_ranges,
     restart_from_resume,
 )
+from service.watch.long_polls.turns import PollTurns
+from service.watch.long_polls.waiters import LongPolls
 from service.watch.notifications.service import Notifier
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
     health,
+    service_status,
     audit,
     runs,
     attempts,
@@ -147,13 +158,19 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     )
     app.state.context = _make_context(settings, decoders)
     app.state.owns_decoders = decoders is None
+    app.state.long_polls = LongPolls(app.state.context.database, Listener(settings.database_url))
     install_problem_handlers(app)
     install_storage_handlers(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
     for router in PAGES:
         app.include_router(router)
+    # The last one that is added comes first.
+    add_tracing(app, settings)
+    app.add_middleware(PollTurns)
     app.add_middleware(RequestGuard, settings=settings, limits=app.state.context.key_limits)
+    app.add_middleware(BodyTimeouts, settings=settings)
+    app.add_middleware(RequestIds, log_requests=settings.log_requests)
     document_problems(app)
     return app
 
@@ -199,53 +216,65 @@ def subscribe_handlers(events: EventBus) -> EventBus:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
     context: ServiceContext = app.state.context
     started = now_us()
-    # Tasks that run every `sweep_interval_seconds`.
-    sweeper = Sweeper(
-        context.settings.sweep_interval_seconds,
+    jobs = JobRunner(
+        context.database,
         [
-            lambda: close_waiting_steps(context),
-            lambda: mark_stale_runs(context, started),
-            lambda: sweep_leases(context),
-            lambda: compute_stale_attributions(context),
-            context.store.remove_abandoned_temporaries,
-            lambda: context.key_uses.write(context.database),
+            Job("close_waiting_steps", lambda: close_waiting_steps(context)),
+            Job("mark_stale_runs", lambda: mark_stale_runs(context, started)),
+            Job("expire_leases", lambda: sweep_leases(context)),
+            Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
+            # Each process removes what its own machine keeps.
+            Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),
+            Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
         ],
+        context.settings.sweep_interval_seconds,
     )
     if not context.decoders.is_warm:
         # Compiling takes a while: /readyz reports when they have started, and an upload before that waits.
         context.decoders.warm_up_in_background()
-    # Apart from the sweeper, which must not wait for them: these may take long.
+    # Apart from the other jobs, which must not wait for them: these may take long.
     purging = RetentionTask(context)
     orphans = OrphanSweep(context.store, context.database, context.settings)
-    cleaner = Sweeper(
-        context.settings.sweep_interval_seconds,
+    cleaning = JobRunner(
+        context.database,
         [
-            lambda: delete_rows_of_deleted_runs(context),
-            lambda: remove_due_files(context.database, context.store),
-            purging.run_if_due,
-            orphans.run_if_due,
+            Job("delete_rows_of_deleted_runs", lambda: delete_rows_of_deleted_runs(context)),
+            Job("remove_due_files", lambda: remove_due_files(context.database, context.store)),
+            Job("purge_tokens", purging.run_if_due),
+            Job("remove_orphans", orphans.run_if_due),
         ],
-        name="foreshock-cleaner",
+        context.settings.sweep_interval_seconds,
     )
     notifier = Notifier(context)
-    sweeper.start()
-    cleaner.start()
+    jobs.start()
+    cleaning.start()
     notifier.start()
+    polls: LongPolls = app.state.long_polls
+    polls.start()
+    figures = ServiceFigures(context, (jobs, cleaning), polls, app.version)
+    app.state.figures = figures
+    watching = asyncio.create_task(figures.loop_delays.watch())
+    context.stopping.on_begin(polls.release)
+    end_soon_at_second_signal()
     try:
-        yield
+        # What connections need (service/platform/connections.py).
+        yield {"stopping": context.stopping, "header_seconds": context.settings.header_seconds}
     finally:
         orphans.stop()
-        await run_in_threadpool(sweeper.stop)
+        watching.cancel()
+        await polls.stop()
+        await run_in_threadpool(jobs.stop)
         await run_in_threadpool(context.key_uses.write, context.database)
-        await run_in_threadpool(cleaner.stop)
+        await run_in_threadpool(cleaning.stop)
         await run_in_threadpool(notifier.stop)
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)
         await run_in_threadpool(context.store.close)
+        await run_in_threadpool(stop_tracing, app)
 
 
 def _version() -> str:

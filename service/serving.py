@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import signal
+from types import FrameType
+
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.orm import Session
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
 
 from foreshock.errors import ConfigurationError
 from service.app import create_app
 from service.platform.audit.service import BY_SERVICE, record
+from service.platform.connections import PROTOCOL
 from service.platform.database.engine import parse_database_url
 from service.platform.database.opening import prepare_database
 from service.platform.database.session import Database
 from service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
+from service.platform.logs.formatting import log_configuration
 from service.platform.settings import Settings, load_settings
 from service.platform.store.opening import open_store
-
-# Long polls end by themselves after at most this long.
-_SHUTDOWN_SECONDS = 30
 
 
 def serve() -> None:
@@ -33,17 +38,53 @@ def serve() -> None:
     check_store(settings)
     prepare_keys(settings)
     print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
-    uvicorn.run(
+    _run(settings)
+
+
+def _run(settings: Settings) -> None:
+    """Run uvicorn until a signal ends it, and end this process with status 0."""
+    # uvicorn raises the signal again once it has stopped, for whoever handled it before.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit)
+    config = uvicorn.Config(
         "service.serving:application",
         factory=True,
         host=settings.host,
         port=settings.port,
         workers=settings.processes,
-        log_level="info",
+        http=PROTOCOL,
+        log_config=log_configuration(settings.log_format, settings.log_level),
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
+    if settings.processes > 1:
+        _Processes(config, sockets=[config.bind_socket()]).run()
+    else:
+        server = uvicorn.Server(config)
+        server.run()
+        if not server.started:
+            raise SystemExit(STARTUP_FAILURE)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+class _Processes(Multiprocess):
+    """The service's processes. A second signal while they stop is passed on to them."""
+
+    def join_all(self) -> None:
+        """Wait until every process has ended."""
+        self.signal_queue.clear()
+        while any(each.process.is_alive() for each in self.processes):
+            if self.signal_queue:
+                self.signal_queue.clear()
+                for each in self.processes:
+                    if each.process.is_alive():
+                        each.process.terminate()
+            for each in self.processes:
+                each.process.join(0.1)
 
 
 def _make_bootstrap_key(session: Session, secret: str) -> None:

@@ -19,6 +19,7 @@ from service.platform.events import EventBus
 from service.platform.keys.limits import KeyLimits
 from service.platform.keys.uses import KeyUses
 from service.platform.settings import Settings
+from service.platform.stopping import Stopping
 from service.platform.store.tokens import TokenStore
 from service.platform.upload_places import UploadPlaces
 
@@ -51,6 +52,7 @@ class ServiceContext:
     key_uses: KeyUses = field(default_factory=KeyUses)
     # Checks that hang keep their thread; beyond these, later checks fail without one.
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
+    stopping: Stopping = field(default_factory=Stopping)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
 

@@ -1,16 +1,33 @@
-"""Entity tags: made from the versions that an answer depends on, compared as RFC 9110 defines for If-None-Match."""
+"""Entity tags: a version and a digest of the body, compared as RFC 9110 defines for If-None-Match.
+
+Equal tags mean equal bytes. The version before the digest is what a long poll waits for: it leaves out what changes
+all the time, such as the newest step, so that each step does not wake every trainer.
+"""
 
 from __future__ import annotations
 
+import hashlib
 
-def etag_of(*versions: int | str) -> str:
-    """Return the strong entity tag of these versions."""
-    return '"' + "-".join(str(version) for version in versions) + '"'
+_DIGEST_CHARACTERS = 16
+
+
+def etag_of(version: str, body: bytes) -> str:
+    """Return the strong entity tag of a body of this version."""
+    return f'"{version}.{hashlib.sha256(body).hexdigest()[:_DIGEST_CHARACTERS]}"'
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:
     """Return True if an If-None-Match header names `etag` (weakly compared) or is `*`."""
-    if if_none_match is None:
-        return False
-    known = [candidate.strip().removeprefix("W/") for candidate in if_none_match.split(",")]
+    known = _candidates(if_none_match)
     return "*" in known or etag.removeprefix("W/") in known
+
+
+def names_version(if_none_match: str | None, version: str) -> bool:
+    """Return True if an If-None-Match header names a tag of this version, of whatever body, or is `*`."""
+    return any(each == "*" or each.strip('"').partition(".")[0] == version for each in _candidates(if_none_match))
+
+
+def _candidates(if_none_match: str | None) -> list[str]:
+    if if_none_match is None:
+        return []
+    return [candidate.strip().removeprefix("W/") for candidate in if_none_match.split(",")]

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
+from service.platform.logs.request_ids import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -39,6 +40,7 @@ class ProblemDocument(BaseModel):
     row: int | None = Field(default=None, description="row of the uploaded table that is wrong, from 0")
     column: str | None = Field(default=None, description="column of the uploaded table that is wrong")
     errors: list[ProblemItem] | None = None
+    request_id: str | None = Field(default=None, description="as in the header X-Request-Id and in the service's log")
 
 
 class ProblemError(Exception):
@@ -73,6 +75,7 @@ class ProblemError(Exception):
             row=self.row,
             column=self.column,
             errors=self.errors or None,
+            request_id=current_request_id(),
         )
 
 
@@ -92,6 +95,12 @@ class LimitExceeded(ProblemError):
     """An upload beyond a configured cap; the detail names the cap."""
 
     status = 413
+
+
+class RequestTimeout(ProblemError):
+    """A request whose headers or body stopped coming, or come too slowly."""
+
+    status = 408
 
 
 class UnsupportedMediaType(ProblemError):
@@ -154,6 +163,7 @@ def _framework_error(_: Request, error: Exception) -> JSONResponse:
         title=title,
         status=error.status_code,
         detail=str(error.detail),
+        request_id=current_request_id(),
     )
     content: dict[str, Any] = document.model_dump(exclude_none=True)
     return JSONResponse(content, error.status_code, headers=error.headers, media_type=PROBLEM_MEDIA_TYPE)

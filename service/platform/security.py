@@ -6,7 +6,7 @@ If no key was ever made, the service binds loopback only and every request is an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -22,6 +22,7 @@ from service.platform.keys.service import (
     is_valid,
     keys_exist,
 )
+from service.platform.logs.request_ids import current_request_id
 from service.platform.problem import ProblemError
 from service.platform.signing import SignedSession, session_hash, verify_session
 
@@ -58,7 +59,7 @@ class Principal:
     key_id: str | None
     project: str | None
     scopes: frozenset[Scope]
-    request_id: str | None = None
+    request_id: str | None = field(default=None, compare=False)
 
     @property
     def actor(self) -> str:
@@ -111,7 +112,7 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
         context.key_limits.admit(principal.key_id)
         # `guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
         request.state.key_id = principal.key_id
-    return principal
+    return replace(principal, request_id=current_request_id())
 
 
 def _principal_of(context: ServiceContext, request: Request, bearer: str | None) -> Principal:

@@ -126,6 +126,22 @@ class Settings(BaseSettings):
     )
     retention_interval_seconds: float = Field(default=600.0, gt=0)
 
+    header_seconds: float = Field(default=20.0, gt=0, description="from a request's first byte to its last header")
+    body_stall_seconds: float = Field(default=30.0, gt=0, description="longest pause between two pieces of a body")
+    body_least_bytes_per_second: int = Field(
+        default=1024, ge=0, description="a body that comes slower on average, after body_stall_seconds, is refused"
+    )
+    shutdown_seconds: float = Field(
+        default=30.0, gt=0, description="requests in flight that are finished before the service stops"
+    )
+
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_requests: bool = Field(default=False, description="one line for each request")
+    traces_url: str = Field(
+        default="", description="OTLP/HTTP address that traces are sent to, such as http://collector:4318/v1/traces"
+    )
+
     lease_seconds: float = Field(default=60.0, gt=0, description="how long a worker keeps a job without a heartbeat")
     probe_tries: int = Field(default=3, gt=0, description="tries after which a probe's job is given up")
     exporter_max_runs: int = Field(default=200, gt=0, description="running runs that /metrics shows, newest data first")
@@ -181,6 +197,14 @@ class Settings(BaseSettings):
         shown["store_url"] = re.sub(r"(?<=://)[^/@]*@", f"{_MASK}@", self.store_url)
         shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
         return {f"FORESHOCK_{name.upper()}": value for name, value in shown.items()}
+
+    def secrets(self) -> set[str]:
+        """Return every secret among the settings, for masking."""
+        named = [getattr(self, name) for name in _SECRETS]
+        named += [secret for target in self.notifications for secret in (target.url, target.token)]
+        found = {secret.get_secret_value() for secret in named if secret is not None}
+        password = make_url(self.database_url).password
+        return found | ({str(password)} if password else set())
 
     @property
     def connections_per_process(self) -> int:

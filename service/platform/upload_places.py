@@ -38,6 +38,16 @@ class UploadPlaces:
         # A place needs one thread at a time.
         self._limiter = CapacityLimiter(most)
 
+    @property
+    def most(self) -> int:
+        """Return how many there are."""
+        return self._most
+
+    @property
+    def taken(self) -> int:
+        """Return how many are taken."""
+        return self._taken
+
     @asynccontextmanager
     async def place(self, key_id: str | None = None) -> AsyncIterator[None]:
         """Hold a place; raises UploadsBusy if there is none, TooManyRequests if the key has its part already."""

@@ -10,6 +10,8 @@ from types import TracebackType
 import uvicorn
 from fastapi import FastAPI
 
+from service.platform.connections import PROTOCOL
+
 
 class RunningServer:
     """Server of an application on a free loopback port, for the length of a `with` block."""
@@ -20,7 +22,7 @@ class RunningServer:
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", http=PROTOCOL))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
     def __enter__(self) -> RunningServer:

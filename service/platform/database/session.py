@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -16,9 +18,11 @@ from service.platform.database.dialect import is_retryable
 from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine
 from service.platform.database.hooks import run_after_commit
 from service.platform.database.writer import GroupCommitWriter
+from service.platform.logs.tracing import span
 
 Result = TypeVar("Result")
 _MAX_ATTEMPTS = 5
+_REMEMBERED_WRITES = 1000
 # A deadlock's other transaction takes milliseconds; jitter keeps the two from meeting again.
 _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
@@ -34,6 +38,13 @@ class Database:
         if self.is_sqlite:
             self._read_engine = make_engine(url, for_writing=False, connections=connections)
         self._writer = GroupCommitWriter(self._write_engine) if self.is_sqlite else None
+        # Of the newest writes, waiting included.
+        self.write_seconds: deque[float] = deque(maxlen=_REMEMBERED_WRITES)
+
+    @property
+    def writes_waiting(self) -> int:
+        """Return how many units of work wait for SQLite's writer."""
+        return self._writer.waiting if self._writer is not None else 0
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -52,6 +63,14 @@ class Database:
         `work` may run again if PostgreSQL aborts it for a deadlock, so it changes nothing but the session.
         Raises what `work` raises, after rolling back.
         """
+        begin = time.perf_counter()
+        try:
+            with span("database.write"):
+                return self._write(work)
+        finally:
+            self.write_seconds.append(time.perf_counter() - begin)
+
+    def _write(self, work: Callable[[Session], Result]) -> Result:
         if self._writer is not None:
             return self._writer.run(work)
         return retry(

@@ -52,6 +52,11 @@ class GroupCommitWriter:
         self._thread = threading.Thread(target=self._loop, name="foreshock-writer", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Return how many units of work wait."""
+        return self._queue.qsize()
+
     def run(self, work: Callable[[Session], Result]) -> Result:
         """Run a unit of work and return its result once it is committed; raises what the unit raised."""
         if threading.current_thread() is self._thread:

@@ -21,6 +21,7 @@ from typing import ParamSpec, TypeVar
 from foreshock.retry import Backoff, retry
 from service.platform.decoding.token_pass import COMPILED, chosen_token_pass
 from service.platform.decoding.worker import prepare_process, run_with_alarm, wait_a_moment
+from service.platform.logs.tracing import span
 from service.platform.problem import ProblemError
 from service.platform.settings import Settings
 
@@ -129,12 +130,13 @@ class DecoderPool:
             raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
         try:
             task = partial(function, *arguments, **named)
-            generation, future = self._submit(task)
-            try:
-                return future.result()
-            except BrokenProcessPool:
-                self._replace(generation)
-            return self._run_alone(task)
+            with span("decode"):
+                generation, future = self._submit(task)
+                try:
+                    return future.result()
+                except BrokenProcessPool:
+                    self._replace(generation)
+                return self._run_alone(task)
         finally:
             self._places.release()
 

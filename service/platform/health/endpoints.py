@@ -43,6 +43,14 @@ async def livez() -> Liveness:
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready; the checks give the reason"}})
 async def readyz(context: Context, response: Response) -> Readiness:
     """Check that the database can be written and is migrated, the token store too, and that the decoders started."""
+    readiness = await check_readiness(context)
+    if not readiness.ready:
+        response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
+    return readiness
+
+
+async def check_readiness(context: ServiceContext) -> Readiness:
+    """Return the outcome of every check; they run side by side and take CHECK_SECONDS at most."""
     database, migrations, token_store = await asyncio.gather(
         _outcome(context, context.database.check_writable),
         _outcome(context, partial(_check_migrated, context)),
@@ -55,8 +63,6 @@ async def readyz(context: Context, response: Response) -> Readiness:
         "decoders": context.decoders.state,
     }
     ready = all(outcome == "ok" for outcome in checks.values())
-    if not ready:
-        response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     return Readiness(ready=ready, checks=checks, details={"token_pass": context.decoders.token_pass or "not known yet"})
 
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from service.platform.context import Context
+from service.platform.health.figures import ServiceCollector
 from service.platform.security import Reader
 from service.present.exporter.collector import BucketMemory, ForeshockCollector
 
@@ -19,6 +20,8 @@ def metrics(request: Request, context: Context, principal: Reader) -> Response:
     # A registry for this scrape: no metrics of the process or of another application.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ForeshockCollector(context, request.app.version, _bucket_memory(request), principal.project))
+    if principal.project is None:
+        registry.register(ServiceCollector(request.app.state.figures))
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), media_type=media_type)
 

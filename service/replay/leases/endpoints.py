@@ -45,7 +45,7 @@ async def request_lease(
         # Between looks neither a thread nor a connection is held.
         while not await run_in_threadpool(service.is_work_waiting, context, principal, body):
             left = deadline - time.monotonic()
-            if left <= 0 or await request.is_disconnected():
+            if left <= 0 or context.stopping.has_begun or await request.is_disconnected():
                 return Response(status_code=status.HTTP_204_NO_CONTENT)
             await asyncio.sleep(min(_POLL_SECONDS, left))
         if time.monotonic() >= deadline or await request.is_disconnected():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
 from service.platform.audit.service import record
+from service.platform.changes.announcing import wake_after_commit
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Run
@@ -21,6 +22,23 @@ from service.platform.security import Principal, ScopeMissing
 from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale, RunRemoved
 from service.runs.runs import repository
 from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
+
+
+class FoundRun(Protocol):
+    """A run, or a part of one."""
+
+    @property
+    def project(self) -> str:
+        """Return the project that it belongs to."""
+        ...
+
+    @property
+    def deleted_at_us(self) -> int | None:
+        """Return when it was deleted; None: it was not."""
+        ...
+
+
+RunFound = TypeVar("RunFound", bound=FoundRun)
 
 # Projects that an error lists.
 _MOST_PROJECTS = 10
@@ -48,7 +66,21 @@ class RunKeyAmbiguous(ProblemError):
 
 def get_run(session: Session, principal: Principal, run_id: str) -> Run:
     """Return the run if the principal may see it; raise RunNotFound or RunDeleted."""
-    return _visible(repository.find(session, run_id), principal, run_id)
+    return check_visible(repository.find(session, run_id), principal, run_id)
+
+
+def find_run(session: Session, run_id: str) -> Run | None:
+    """Return the run, deleted or not; None if it does not exist."""
+    return repository.find(session, run_id)
+
+
+def check_visible(run: RunFound | None, principal: Principal, run_id: str) -> RunFound:
+    """Return what was found of a run if the principal may see it; raise RunNotFound or RunDeleted."""
+    if run is None or not principal.sees(run.project):
+        raise _not_found(run_id)
+    if run.deleted_at_us is not None:
+        raise _deleted(run_id)
+    return run
 
 
 def check_run(session: Session, principal: Principal, run_id: str) -> None:
@@ -75,7 +107,7 @@ def id_of_key(session: Session, principal: Principal, project: str | None, key: 
     if len(found) > 1:
         projects = ", ".join(run.project for run in found)
         raise RunKeyAmbiguous(f"several projects have a run {key}: add ?project= with one of {projects}")
-    return _visible(found[0] if found else None, principal, key).id
+    return check_visible(found[0] if found else None, principal, key).id
 
 
 def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
@@ -83,7 +115,7 @@ def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
 
     Steps of a run close one after the other, so that observers see them in one order.
     """
-    return _visible(repository.find_and_lock(session, run_id), principal, run_id)
+    return check_visible(repository.find_and_lock(session, run_id), principal, run_id)
 
 
 def lock_run_for_background(session: Session, run_id: str) -> Run | None:
@@ -218,6 +250,7 @@ def delete_run(session: Session, events: EventBus, principal: Principal, run_id:
     before = {"key": run.key, "state": run.state, "last_step": run.last_step}
     record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
     events.publish(session, RunRemoved(run_id))
+    wake_after_commit(session, run_id)
 
 
 def _set_model_kind(
@@ -234,14 +267,6 @@ def _set_model_kind(
     session.flush()
     if run.model_kind != before:
         events.publish(session, ModelKindChanged(run.id, run.model_kind))
-
-
-def _visible(run: Run | None, principal: Principal, run_id: str) -> Run:
-    if run is None or not principal.sees(run.project):
-        raise _not_found(run_id)
-    if run.deleted_at_us is not None:
-        raise _deleted(run_id)
-    return run
 
 
 def _not_found(run_id: str) -> RunNotFound:

@@ -11,11 +11,11 @@ from foreshock.clock import now_us
 from foreshock.early_warning.advice_state import Mode, fold
 from foreshock.early_warning.decisions import Observation, decide, rewind, set_mode
 from foreshock.early_warning.detectors import open_signals
+from service.platform.changes.announcing import wake_after_commit
 from service.runs.events import AdviceModeChanged, AttemptStarted
 from service.watch.advice import repository
 from service.watch.detection.events import DetectorsReplayed
 from service.watch.detection.service import newest_state
-from service.watch.long_poll import wake_after_commit
 
 
 def decide_after_replay(session: Session, replayed: DetectorsReplayed) -> None:

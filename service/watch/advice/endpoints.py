@@ -2,54 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response, status
+from fastapi import APIRouter, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from service.platform.context import Context, ServiceContext
-from service.platform.etag import matches
+from service.platform.etag import names_version
 from service.platform.keys.service import Scope
 from service.platform.pagination import Cursor, Limit, Page
 from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Administrator, Ingester, Principal, Reader
 from service.runs.runs.addresses import RunIdentifier
+from service.runs.runs.service import check_visible
 from service.watch.advice import service
 from service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, DecisionRead, OperatorDecisionCreate
-from service.watch.advice.service import Answer
-from service.watch.long_poll import wait_for_change
+from service.watch.long_polls.answers import NOT_MODIFIED
+from service.watch.long_polls.turns import turn_of
+from service.watch.long_polls.waiters import LongPollsOfApp
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
-_NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "No change of If-None-Match within `wait` seconds"}
-}
 
-
-@router.get("", response_model=AdviceRead, responses=_NOT_MODIFIED)
+@router.get("", response_model=AdviceRead, responses=NOT_MODIFIED)
 async def read_advice(
     run: RunIdentifier,
     context: Context,
     principal: Reader,
-    response: Response,
+    polls: LongPollsOfApp,
+    request: Request,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP, description="the step the trainer is about to do")] = None,
-    wait: Annotated[float, Query(ge=0, le=30, description="seconds to wait for a change of If-None-Match")] = 0.0,
+    wait: Annotated[
+        float, Query(ge=0, le=30, description="seconds to wait for a change of the advice or the alerts")
+    ] = 0.0,
     follow: Annotated[
         bool, Query(description="a trainer polls and applies the answer: later decisions do not change `step`")
     ] = False,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
-) -> Response | AdviceRead:
-    """Return the whole state of the advice. With If-None-Match: 304 if it is still the same after `wait` seconds."""
-    if follow and step is not None and principal.may(Scope.INGEST):
-        await run_in_threadpool(_note_poll, context, principal, run, step)
-    if wait > 0 and if_none_match is not None:
-        await wait_for_change(lambda: _etag(context, principal, run), run, if_none_match, wait)
-    answer = await run_in_threadpool(_read, context, principal, run, step)
-    headers = {"ETag": answer.etag, "Cache-Control": "no-cache"}
-    if matches(if_none_match, answer.etag):
-        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
-    response.headers.update(headers)
-    return answer.advice
+) -> Response:
+    """Return the whole state of the advice; 304 if the bytes are those of If-None-Match.
+
+    With `wait` and If-None-Match the answer comes when the advice or an alert has changed since that answer. A step
+    that closes is no such change: it is in the answer after `wait` seconds.
+    """
+    async with turn_of(request).given_away():
+        with polls.waiter(run) as waiter:
+            version = check_visible(await polls.version(run), principal, run)
+            if follow and step is not None and step > version.polled_step and principal.may(Scope.INGEST):
+                await run_in_threadpool(_note_poll, context, principal, run, step)
+            if wait > 0 and names_version(if_none_match, version.of_advice):
+                await waiter.until(
+                    lambda now: now is None or now.deleted_at_us is not None or now.of_advice != version.of_advice, wait
+                )
+        snapshot = await polls.read(service.read_snapshot, run)
+    check_visible(None if snapshot is None else snapshot.run, principal, run)
+    assert snapshot is not None
+    return snapshot.answer(step).response(if_none_match)
 
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)
@@ -73,18 +81,5 @@ def operate(run: RunIdentifier, body: OperatorDecisionCreate, context: Context, 
     return context.database.write(lambda session: service.operate(session, principal, run, body))
 
 
-def _read(context: ServiceContext, principal: Principal, run: str, step: int | None) -> Answer:
-    with context.database.read() as session:
-        return service.read_advice(session, principal, run, step)
-
-
-def _etag(context: ServiceContext, principal: Principal, run: str) -> str:
-    with context.database.read() as session:
-        return service.read_etag(session, principal, run)
-
-
 def _note_poll(context: ServiceContext, principal: Principal, run: str, step: int) -> None:
-    with context.database.read() as session:
-        if not service.is_news(session, run, step):
-            return
     context.database.write(lambda session: service.note_poll(session, principal, run, step))

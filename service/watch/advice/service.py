@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
@@ -12,13 +12,13 @@ from foreshock.early_warning.advice_state import AdviceState, Mode, fold
 from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
 from foreshock.early_warning.detectors import WarningState
 from service.platform.audit.service import record
+from service.platform.changes.announcing import wake_after_commit
 from service.platform.database.tables import Alert, Run
-from service.platform.etag import etag_of
 from service.platform.pagination import Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import find_attempt, require_attempt
-from service.runs.runs.service import get_run, lock_run
+from service.runs.runs.service import find_run, get_run, lock_run
 from service.watch.advice import repository
 from service.watch.advice.decision_log import observation_of
 from service.watch.advice.schemas import (
@@ -32,7 +32,8 @@ from service.watch.advice.schemas import (
 )
 from service.watch.alerts import service as alerts
 from service.watch.detection.service import newest_state
-from service.watch.long_poll import wake_after_commit
+from service.watch.long_polls.answers import Answer
+from service.watch.long_polls.versions import read_versions
 
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. At ten steps the service receives no data."""
@@ -49,35 +50,54 @@ class AdviceConflict(ProblemError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Advice and the entity tag of the versions that it depends on."""
+class Snapshot:
+    """What the advice of a run is made of, at one time; those who ask at the same time share it."""
 
-    etag: str
-    advice: AdviceRead
+    run: Run
+    version: str
+    state: AdviceState
+    detectors: WarningState
+    opened: list[Alert]
+    applied: AppliedRead | None
+    answers: dict[int | None, Answer] = field(default_factory=dict)
+
+    def advice(self, step: int | None) -> AdviceRead:
+        """Return the advice at `step`; without one at the step after the newest closed one."""
+        return _advice(self.run, self.state, self.detectors, self.opened, self.applied, step)
+
+    def answer(self, step: int | None) -> Answer:
+        """Return the answer with the advice at `step`, made once."""
+        if step not in self.answers:
+            self.answers[step] = Answer(self.version, self.advice(step))
+        return self.answers[step]
 
 
-def read_advice(session: Session, principal: Principal, run_id: str, step: int | None) -> Answer:
-    """Return the advice at `step`; without one at the step after the newest closed one."""
-    run = get_run(session, principal, run_id)
+def read_snapshot(session: Session, run_id: str) -> Snapshot | None:
+    """Return the run's snapshot, of a deleted run too; None if there is no such run."""
+    run = find_run(session, run_id)
+    if run is None:
+        return None
+    # The versions come first: what is newer than its entity tag ends the next poll, what is older would be kept.
+    version = read_versions(session, [run_id])[run_id].of_advice
     state = fold(repository.log_of(session, run_id))
-    detectors = newest_state(session, run_id)
     opened = list(alerts.open_alerts(session, run_id))
-    return Answer(
-        etag=etag_of(state.attempt, state.revision, alerts.version(session, run_id)),
-        advice=_advice(run, state, detectors, opened, _applied(session, run_id, state.attempt), step),
+    return Snapshot(
+        run, version, state, newest_state(session, run_id), opened, _applied(session, run_id, state.attempt)
     )
+
+
+def read_advice(session: Session, principal: Principal, run_id: str, step: int | None) -> AdviceRead:
+    """Return the advice at `step`; without one at the step after the newest closed one."""
+    get_run(session, principal, run_id)
+    snapshot = read_snapshot(session, run_id)
+    assert snapshot is not None
+    return snapshot.advice(step)
 
 
 def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, AdviceState]:
     """Return the state of the advice of each run, in one query."""
     logs = repository.logs_of_runs(session, run_ids)
     return {run_id: fold(logs.get(run_id, [])) for run_id in run_ids}
-
-
-def read_etag(session: Session, principal: Principal, run_id: str) -> str:
-    """Return the entity tag alone, for a long poll. Raises RunDeleted once the run is deleted."""
-    get_run(session, principal, run_id)
-    return etag_of(*repository.newest_version(session, run_id), alerts.version(session, run_id))
 
 
 def note_poll(session: Session, principal: Principal, run_id: str, step: int) -> None:
@@ -89,12 +109,6 @@ def note_poll(session: Session, principal: Principal, run_id: str, step: int) ->
         return
     if step > repository.polled_step(session, run_id, attempt):
         repository.put_polled_step(session, run_id, attempt, step)
-
-
-def is_news(session: Session, run_id: str, step: int) -> bool:
-    """Return whether a poll for `step` would move what `note_poll` notes."""
-    attempt, _ = repository.newest_version(session, run_id)
-    return step > repository.polled_step(session, run_id, attempt)
 
 
 def acknowledge(session: Session, principal: Principal, run_id: str, body: AcknowledgementCreate) -> None:
@@ -137,7 +151,7 @@ def operate(session: Session, principal: Principal, run_id: str, body: OperatorD
         project=run.project, run_id=run_id, before=before, after=after | {"reason": body.reason},
     )  # fmt: skip
     wake_after_commit(session, run_id)
-    return read_advice(session, principal, run_id, None).advice
+    return read_advice(session, principal, run_id, None)
 
 
 def list_decisions(

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from service.platform.changes.announcing import wake_after_commit
 from service.platform.database.tables import Alert
 from service.platform.identifiers import new_identifier
 from service.runs.attempts.active_attempts import active_attempt_of
@@ -20,7 +21,6 @@ from service.runs.events import ItemsLost, RanksSplit, RunBecameStale, StepClose
 from service.runs.steps.service import find_step, shards_in_words
 from service.watch.alerts import repository
 from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
-from service.watch.long_poll import wake_after_commit
 
 _MOST_STEPS = 100
 """Steps that an alert names in its evidence."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from service.platform.audit.service import record
+from service.platform.changes.announcing import wake_after_commit
 from service.platform.database.tables import Alert, Run
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
@@ -17,7 +18,7 @@ from service.platform.security import Principal
 from service.runs.runs.service import get_run, lock_run
 from service.watch.alerts import repository
 from service.watch.alerts.schemas import AlertRead, AlertState
-from service.watch.long_poll import wake_after_commit
+from service.watch.long_polls.answers import Answer
 
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
@@ -34,14 +35,28 @@ class AlertConflict(ProblemError):
     status = 409
 
 
+class PageKey(NamedTuple):
+    """A page of a run's alerts; no states: all of them."""
+
+    run_id: str
+    states: tuple[AlertState, ...]
+    cursor: str | None
+    limit: int
+
+
+def read_page(session: Session, key: PageKey) -> Answer:
+    """Return the answer with one page of a run's alerts. The caller has checked who may see it."""
+    # The version comes first: what is newer than its entity tag ends the next poll, what is older would be kept.
+    current = version(session, key.run_id)
+    return Answer(str(current), _page(session, key))
+
+
 def list_alerts(
     session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
 ) -> Page[AlertRead]:
     """Return one page of a run's alerts, newest step first."""
     get_run(session, principal, run_id)
-    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    rows = repository.newest_first(session, run_id, states, after, limit + 1)
-    return page_of([AlertRead.model_validate(row) for row in rows], limit, _key_of)
+    return _page(session, PageKey(run_id, tuple(states), cursor, limit))
 
 
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
@@ -100,6 +115,12 @@ def _change(session: Session, principal: Principal, run: Run, alert: Alert, stat
         session.flush()
         wake_after_commit(session, alert.run_id)
     return alert
+
+
+def _page(session: Session, key: PageKey) -> Page[AlertRead]:
+    after = cast("tuple[int, str]", decode_cursor(key.cursor, (int, str))) if key.cursor is not None else None
+    rows = repository.newest_first(session, key.run_id, key.states, after, key.limit + 1)
+    return page_of([AlertRead.model_validate(row) for row in rows], key.limit, _key_of)
 
 
 def _key_of(alert: AlertRead) -> CursorKey:

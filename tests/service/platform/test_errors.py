@@ -37,7 +37,8 @@ def assert_problem(answer: httpx.Response, where: str) -> None:
     assert document["type"].startswith("urn:foreshock:problem:"), where
     assert document["title"], where
     assert document["detail"], where
-    assert set(document) <= {"type", "title", "status", "detail", "row", "column", "errors"}, where
+    assert set(document) <= {"type", "title", "status", "detail", "row", "column", "errors", "request_id"}, where
+    assert document["request_id"] == answer.headers["X-Request-Id"], where
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from service.platform.etag import etag_of, matches
+from service.platform.etag import etag_of, matches, names_version
 
 
-def test_tags_are_equal_only_for_equal_versions() -> None:
-    assert etag_of(1, 7, 3) == '"1-7-3"' == etag_of(1, 7, 3)
-    assert len({etag_of(1, 23), etag_of(12, 3), etag_of(1, 2, 3)}) == 3
+def test_tags_are_equal_only_for_equal_versions_and_bodies() -> None:
+    assert etag_of("1-7-3", b"body") == etag_of("1-7-3", b"body")
+    assert len({etag_of("1-23", b""), etag_of("12-3", b""), etag_of("1-2-3", b""), etag_of("1-23", b"x")}) == 4
 
 
 @pytest.mark.parametrize("header", ['"1-7-3"', 'W/"1-7-3"', '"x", "1-7-3"', "*", '"x",W/"1-7-3"'])
@@ -20,3 +20,14 @@ def test_a_header_that_names_the_tag_matches(header: str) -> None:
 @pytest.mark.parametrize("header", [None, "", '"1-7-4"', "1-7-3", '"x", "y"', 'W/"x"'])
 def test_a_header_without_the_tag_does_not_match(header: str | None) -> None:
     assert not matches(header, '"1-7-3"')
+
+
+# The tags of the release before had no digest.
+@pytest.mark.parametrize("header", [etag_of("1-7-3", b"a"), f'"x", W/{etag_of("1-7-3", b"b")}', "*", '"1-7-3"'])
+def test_a_tag_names_its_version_whatever_the_body(header: str) -> None:
+    assert names_version(header, "1-7-3")
+
+
+@pytest.mark.parametrize("header", [None, "", etag_of("1-7-31", b"a"), etag_of("11-7-3", b"a"), '"x"', '".1-7-3"'])
+def test_a_tag_of_another_version_does_not_name_it(header: str | None) -> None:
+    assert not names_version(header, "1-7-3")

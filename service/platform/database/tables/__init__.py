@@ -13,6 +13,7 @@ from service.platform.database.tables.base import Base
 from service.platform.database.tables.changes import AnnouncedChange, RunSetup
 from service.platform.database.tables.checkpoints import Checkpoint
 from service.platform.database.tables.exact import ExactDivergence, ExactShard
+from service.platform.database.tables.jobs import BackgroundJob
 from service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
 from service.platform.database.tables.lint import ShardLint, StepLint
 from service.platform.database.tables.measurements import MeasurementStatistics, measurements
@@ -42,6 +43,7 @@ __all__ = [
     "AttemptClient",
     "Attribution",
     "AuditEntry",
+    "BackgroundJob",
     "Base",
     "Checkpoint",
     "Deletion",

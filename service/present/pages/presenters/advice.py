@@ -61,7 +61,7 @@ class Scale:
 
 def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
     """Return the advice at the step after the newest closed one."""
-    return read_advice(viewing.session, viewing.principal, run_id, None).advice
+    return read_advice(viewing.session, viewing.principal, run_id, None)
 
 
 def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:

@@ -1,0 +1,146 @@
+"""HTTP: `/v1/service`, the state of the service itself, for its operators."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, cast
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from service.platform.context import Context
+from service.platform.health.endpoints import Readiness, check_readiness
+from service.platform.health.figures import ServiceFigures, percentile, resident_bytes
+from service.platform.jobs.leases import all_jobs
+from service.platform.jobs.runner import process_name
+from service.platform.security import Administrator
+
+router = APIRouter(tags=["health"])
+
+
+class ProcessRead(BaseModel):
+    """The process that answered."""
+
+    name: str = Field(description="host, process id and a random part: as `holder` of a job")
+    process_id: int
+    processes: int = Field(description="processes that serve this address")
+    started_at_us: int
+    resident_bytes: int
+    event_loop_delay_max_seconds: float = Field(description="of the last minute")
+
+
+class UploadsRead(BaseModel):
+    """Uploads of this process."""
+
+    in_progress: int
+    places: int
+
+
+class DatabaseRead(BaseModel):
+    """The database, as this process sees it."""
+
+    kind: str
+    writes_waiting: int
+    write_p50_seconds: float = Field(description="of the newest writes, waiting included")
+    write_p99_seconds: float
+
+
+class LongPollsRead(BaseModel):
+    """Requests of this process that wait for a change."""
+
+    waiting: int
+    hears_other_processes: bool
+    reconnects: int
+
+
+class JobRead(BaseModel):
+    """A background job. `holder` is the process that did it last; with several processes one does each job."""
+
+    name: str
+    holder: str
+    is_running: bool
+    runs: int
+    started_at_us: int | None
+    finished_at_us: int | None
+    error: str | None = Field(description="kind of the error of its last run; null: it went well, or runs")
+
+
+class ServiceRead(BaseModel):
+    """The state of the service itself."""
+
+    version: str
+    process: ProcessRead
+    readiness: Readiness
+    uploads: UploadsRead
+    database: DatabaseRead
+    long_polls: LongPollsRead
+    jobs: list[JobRead]
+
+
+async def _figures_of(request: Request) -> ServiceFigures:
+    return cast(ServiceFigures, request.app.state.figures)
+
+
+@router.get("/v1/service")
+async def read_service(
+    context: Context, principal: Administrator, figures: Annotated[ServiceFigures, Depends(_figures_of)]
+) -> ServiceRead:
+    """Return the state of the service: the process that answers, its queues, and the background jobs of all."""
+    writes = figures.write_seconds
+    return ServiceRead(
+        version=figures.version,
+        process=ProcessRead(
+            name=process_name(),
+            process_id=os.getpid(),
+            processes=context.settings.processes,
+            started_at_us=figures.started_at_us,
+            resident_bytes=resident_bytes(),
+            event_loop_delay_max_seconds=max(figures.loop_delays.seconds, default=0.0),
+        ),
+        readiness=await check_readiness(context),
+        uploads=UploadsRead(in_progress=context.uploads.taken, places=context.uploads.most),
+        database=DatabaseRead(
+            kind="sqlite" if context.database.is_sqlite else "postgresql",
+            writes_waiting=context.database.writes_waiting,
+            write_p50_seconds=percentile(writes, 50),
+            write_p99_seconds=percentile(writes, 99),
+        ),
+        long_polls=LongPollsRead(
+            waiting=figures.polls.count,
+            hears_other_processes=figures.polls.hears_other_processes,
+            reconnects=figures.polls.reconnects,
+        ),
+        jobs=await run_in_threadpool(_jobs, figures),
+    )
+
+
+def _jobs(figures: ServiceFigures) -> list[JobRead]:
+    """Return the leased jobs as the database has them, and this process's own as it has them."""
+    shared: dict[str, JobRead] = {}
+    if not figures.context.database.is_sqlite:
+        with figures.context.database.read() as session:
+            for row in all_jobs(session):
+                shared[row.name] = JobRead(
+                    name=row.name,
+                    holder=row.holder,
+                    is_running=row.leased_until_us > 0,
+                    runs=row.runs,
+                    started_at_us=row.started_at_us or None,
+                    finished_at_us=row.finished_at_us,
+                    error=row.error,
+                )
+    own = [
+        JobRead(
+            name=name,
+            holder=process_name(),
+            is_running=record.started_at_us is not None and record.finished_at_us is None,
+            runs=record.runs,
+            started_at_us=record.started_at_us,
+            finished_at_us=record.finished_at_us,
+            error=record.error,
+        )
+        for name, record in figures.job_records.items()
+        if name not in shared
+    ]
+    return sorted([*shared.values(), *own], key=lambda job: job.name)

@@ -1,0 +1,1 @@
+"""Background work of the service: periodic jobs, each done by one process at a time."""

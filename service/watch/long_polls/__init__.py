@@ -1,0 +1,1 @@
+"""Long polls on advice and alerts: many waiters, few queries."""

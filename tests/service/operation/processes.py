@@ -1,0 +1,107 @@
+"""Real service processes, and raw sockets that speak HTTP to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.paths import REPOSITORY
+from tests.ports import free_port
+
+PATIENCE_SECONDS = 240
+
+
+@dataclass
+class ServiceProcess:
+    """A running `foreshock serve`; its connections are closed at the end."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    connections: list[socket.socket] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Return its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self) -> socket.socket:
+        """Return a new connection."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        self.connections.append(connection)
+        return connection
+
+
+@contextlib.contextmanager
+def service_process(folder: Path, **settings: str) -> Iterator[ServiceProcess]:
+    """Start `foreshock serve` in `folder` and wait until it is ready; it is killed at the end if it still runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    port = free_port()
+    own = {"PYTHONPATH": str(REPOSITORY), "FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}
+    command = [sys.executable, "-m", "foreshock.commands.main", "serve", "--port", str(port)]
+    log = folder / "serve.log"
+    with log.open("ab") as sink:
+        process = subprocess.Popen(command, env=kept | own | settings, cwd=folder, stdout=sink, stderr=sink)
+    service = ServiceProcess(process, port, log)
+    try:
+        _wait_until_ready(service)
+        yield service
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(timeout=60)
+        for connection in service.connections:
+            connection.close()
+
+
+def _wait_until_ready(service: ServiceProcess) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline and service.process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{service.url}/readyz").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"the service did not become ready:\n{service.log.read_text()[-3000:]}")
+
+
+@dataclass(frozen=True)
+class RawAnswer:
+    """An answer as it came over a socket."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body as JSON."""
+        return json.loads(self.body)
+
+
+def read_answer(connection: socket.socket) -> RawAnswer | None:
+    """Read one answer; None if the connection was closed without one."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        block = connection.recv(65536)
+        if not block:
+            return None
+        received += block
+    head, _, body = received.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    while len(body) < int(headers.get("content-length", 0)):
+        block = connection.recv(65536)
+        assert block, "the connection ended in the body"
+        body += block
+    return RawAnswer(int(first.split()[1]), headers, body)

@@ -1,0 +1,166 @@
+"""Clients that stop sending in the middle of a request: they are told so, and take nothing from the others."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from foreshock.rollouts import encode_rollouts
+from service.app import create_app
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings
+from tests.service.operation.processes import RawAnswer, read_answer
+from tests.service.sending import make_batch, start_run
+from tests.service.server import RunningServer
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+SECONDS = 1.0
+STALLED = 80
+
+
+@pytest.fixture
+def impatient(settings: Settings, decoders: DecoderPool) -> Iterator[RunningServer]:
+    """A server that waits a second for bytes."""
+    quick = {"header_seconds": SECONDS, "body_stall_seconds": SECONDS, "body_least_bytes_per_second": 100}
+    with RunningServer(create_app(settings.model_copy(update=quick), decoders)) as server:
+        yield server
+
+
+def connect(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
+
+
+def head(path: str, length: int, media_type: str, method: str = "PUT") -> bytes:
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media_type}\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def check_refused(answer: RawAnswer | None, connection: socket.socket) -> None:
+    assert answer is not None
+    assert (answer.status, answer.headers["content-type"]) == (408, "application/problem+json")
+    assert answer.json()["type"] == "urn:foreshock:problem:request-timeout"
+    assert answer.headers["connection"] == "close"
+    assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("sent", [b"GET /livez HT", b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A"])
+def test_headers_that_stop_coming_are_refused(impatient: RunningServer, sent: bytes) -> None:
+    begin = time.monotonic()
+    with connect(impatient) as connection:
+        connection.sendall(sent)
+        check_refused(read_answer(connection), connection)
+    assert SECONDS * 0.9 <= time.monotonic() - begin < 10 * SECONDS
+
+
+def test_headers_that_trickle_are_refused(impatient: RunningServer) -> None:
+    with connect(impatient) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        begin = time.monotonic()
+        connection.settimeout(0.05)
+        answer = b""
+        while not answer and time.monotonic() - begin < 10 * SECONDS:
+            connection.sendall(b"X")
+            try:
+                answer = connection.recv(1000)
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_headers_of_a_second_request_that_stop_coming_are_refused(impatient: RunningServer) -> None:
+    with connect(impatient) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        first = read_answer(connection)
+        assert first is not None
+        assert first.status == 200
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHo")
+        check_refused(read_answer(connection), connection)
+
+
+def test_connection_without_a_request_is_closed_without_an_answer(impatient: RunningServer) -> None:
+    with connect(impatient) as connection:
+        assert connection.recv(1) == b""
+
+
+def test_slow_answer_is_no_stall(impatient: RunningServer) -> None:
+    with httpx.Client(base_url=impatient.url, timeout=60) as http:
+        run = start_run(http).run
+        etag = http.get(f"/v1/runs/{run}/lr-advice").headers["ETag"]
+        answer = http.get(f"/v1/runs/{run}/lr-advice", params={"wait": 3 * SECONDS}, headers={"If-None-Match": etag})
+        assert answer.status_code == 304
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type", "method"),
+    [
+        ("/v1/runs", "application/json", "POST"),
+        ("/v1/runs/{run}/steps/1/rollouts/0", "application/vnd.apache.parquet", "PUT"),
+        # No route reads its body.
+        ("/nowhere", "application/json", "POST"),
+    ],
+)
+def test_body_that_stops_coming_is_refused(impatient: RunningServer, path: str, media_type: str, method: str) -> None:
+    with httpx.Client(base_url=impatient.url, timeout=60) as http:
+        path = path.replace("{run}", start_run(http).run)
+    begin = time.monotonic()
+    with connect(impatient) as connection:
+        connection.sendall(head(path, 1000, media_type, method) + b"{")
+        answer = read_answer(connection)
+        if path == "/nowhere":
+            assert answer is not None
+            assert answer.status == 404
+            return
+        check_refused(answer, connection)
+    assert SECONDS * 0.9 <= time.monotonic() - begin < 10 * SECONDS
+
+
+def test_body_that_trickles_is_refused(impatient: RunningServer) -> None:
+    begin = time.monotonic()
+    with connect(impatient) as connection:
+        connection.sendall(head("/v1/runs", 100_000, "application/json", "POST"))
+        connection.settimeout(0.1)
+        answer = b""
+        while not answer and time.monotonic() - begin < 20 * SECONDS:
+            connection.sendall(b" ")
+            try:
+                answer = connection.recv(1000)
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_refused_body_that_stops_coming_gets_its_answer(impatient: RunningServer) -> None:
+    with connect(impatient) as connection:
+        request = head("/v1/runs", 1000, "application/json", "POST").replace(b"127.0.0.1", b"elsewhere", 1)
+        connection.sendall(request + b"{")
+        check_refused(read_answer(connection), connection)
+
+
+def test_stalled_uploads_take_nothing_from_other_requests(settings: Settings, decoders: DecoderPool) -> None:
+    patient = settings.model_copy(update={"body_stall_seconds": 3.0})
+    with RunningServer(create_app(patient, decoders)) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        sender = start_run(http)
+        body = encode_rollouts(make_batch())
+        connections = []
+        for step in range(STALLED):
+            connection = connect(server)
+            path = f"/v1/runs/{sender.run}/steps/{step}/rollouts/0"
+            connection.sendall(head(path, len(body), "application/vnd.apache.parquet") + body[:100])
+            connections.append(connection)
+        paths = ("/livez", "/readyz", f"/v1/runs/{sender.run}/lr-advice", f"/v1/runs/{sender.run}/alerts")
+        for path in paths:
+            begin = time.monotonic()
+            assert http.get(path).status_code == 200
+            assert time.monotonic() - begin < 1
+        answers = [read_answer(connection) for connection in connections]
+        for connection in connections:
+            connection.close()
+        # Those that had a place ran into the timeout; the others were refused at once.
+        assert {answer.status for answer in answers if answer is not None} == {408, 503}
+        assert sender.put_shard(1, body).status_code == 201

@@ -1,0 +1,151 @@
+"""Two service processes on one PostgreSQL: nothing is done twice, and one that dies is replaced."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.platform.database.schema import upgrade
+from service.platform.database.session import Database
+from service.platform.jobs.runner import LEASE_SECONDS
+from service.watch.long_polls.waiters import READ_AGAIN_SECONDS
+from tests.service.operation.processes import ServiceProcess, service_process
+from tests.service.postgres import PostgresCluster
+from tests.service.watch.recorded import K3, RecordedRun
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, Counter[str]]]:
+    """A target of notifications: its address, and how often it got each message."""
+    received: Counter[str] = Counter()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            received[self.headers["Idempotency-Key"]] += 1
+            # Long enough for another process to look for the same message.
+            time.sleep(0.3)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", received
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def jobs_of(service: ServiceProcess) -> tuple[str, dict[str, Any]]:
+    state = httpx.get(f"{service.url}/v1/service", timeout=60).raise_for_status().json()
+    return state["process"]["name"], {job["name"]: job for job in state["jobs"]}
+
+
+def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
+    tmp_path: Path, postgres: PostgresCluster, webhook: tuple[str, Counter[str]]
+) -> None:
+    url = postgres.new_database()
+    upgrade(url)
+    address, received = webhook
+    target = {"name": "hook", "kind": "json", "url": address, "severity": "info"}
+    settings = {
+        "FORESHOCK_DATABASE_URL": url,
+        "FORESHOCK_STORE_URL": str(tmp_path / "tokens"),
+        "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5",
+        "FORESHOCK_NOTIFICATIONS": json.dumps([target]),
+    }
+    database = Database(url)
+    with service_process(tmp_path / "a", **settings) as first, service_process(tmp_path / "b", **settings) as second:
+        run = RecordedRun(database).begin()
+        run.close_all({K3: [2e-2] * 12}, range(1, 13))
+        alerts = len(run.alerts())
+        assert alerts > 1
+        deadline = time.monotonic() + 60
+        while len(received) < alerts:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        # Time for a second one of each.
+        time.sleep(3)
+        assert set(received.values()) == {1}
+        assert len(received) == alerts
+
+        # A change through one process ends a poll of the other.
+        path = f"/v1/runs/{run.run}/lr-advice"
+        etag = httpx.get(second.url + path, timeout=60).headers["ETag"]
+        with ThreadPoolExecutor(1) as pool:
+            address, headers = f"{second.url}{path}?wait=30", {"If-None-Match": etag}
+            waiting = pool.submit(partial(httpx.get, address, headers=headers, timeout=60))
+            time.sleep(1)
+            begin = time.monotonic()
+            body = {"kind": "hold", "reason": "a test"}
+            httpx.post(f"{first.url}{path}/decisions", json=body, timeout=60).raise_for_status()
+            assert waiting.result(timeout=60).json()["phase"] == "held"
+        assert time.monotonic() - begin < READ_AGAIN_SECONDS / 2
+
+        names = {jobs_of(service)[0]: service for service in (first, second)}
+        assert len(names) == 2
+        _, jobs = jobs_of(first)
+        holder = jobs["close_waiting_steps"]["holder"]
+        survivor = next(service for name, service in names.items() if name != holder)
+        names[holder].process.send_signal(signal.SIGKILL)
+        names[holder].process.wait(timeout=60)
+        killed_at_us = time.time_ns() // 1000
+        deadline = time.monotonic() + LEASE_SECONDS + 30
+        while True:
+            own_name, jobs = jobs_of(survivor)
+            job = jobs["close_waiting_steps"]
+            if job["holder"] == own_name and (job["finished_at_us"] or 0) > killed_at_us:
+                break
+            assert time.monotonic() < deadline, jobs
+            time.sleep(0.2)
+    database.close()
+
+
+def test_log_of_a_service_has_no_raw_bytes_of_clients_and_no_secrets(tmp_path: Path) -> None:
+    secret = "fsk_" + "s" * 43
+    settings = {
+        "FORESHOCK_BOOTSTRAP_KEY": secret,
+        "FORESHOCK_LOG_FORMAT": "json",
+        "FORESHOCK_LOG_REQUESTS": "true",
+    }
+    attack = "\x1b]0;x\x07\x1b[2J"
+    with service_process(tmp_path, **settings) as service, httpx.Client(base_url=service.url, timeout=60) as http:
+        http.headers["Authorization"] = f"Bearer {secret}"
+        quoted = "%1b%5b2J%0aforged"
+        http.get(f"/v1/runs/{quoted}", headers={"X-Request-Id": "first"})
+        http.post("/v1/runs", json={"key": f"a{attack}"}, headers={"X-Request-Id": "second"})
+        http.get("/livez", params={"key": secret}, headers={"Cookie": f"foreshock_session={secret}"})
+        with service.connect() as connection:
+            connection.sendall(
+                f"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: {attack[1:5]}\t\r\n"
+                f"X-Request-Id: {secret}\r\nConnection: close\r\n\r\n".encode()
+            )
+            while connection.recv(65536):
+                pass
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(timeout=60) == 0
+    text = service.log.read_bytes().decode()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert secret not in text
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    served = {line["request_id"]: line for line in lines if line["logger"] == "foreshock.requests"}
+    assert served["first"]["path"].endswith("\\x1b[2J\\x0aforged")
+    assert (served["second"]["method"], served["second"]["path"]) == ("POST", "/v1/runs")

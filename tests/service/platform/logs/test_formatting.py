@@ -1,0 +1,74 @@
+"""Lines of the log: no raw control character, no secret, a request id where there is a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from service.platform.logs.formatting import JsonFormatter, TextFormatter
+
+ATTACK = "a\x1b[2J\x1b]0;title\x07\r\n2026-01-01 INFO forged\x00\x9b31m\u2028\u202eevil"
+
+
+@pytest.fixture
+def formatters(monkeypatch: pytest.MonkeyPatch) -> dict[str, logging.Formatter]:
+    """Both formatters, of a process whose settings have secrets."""
+    monkeypatch.setenv("FORESHOCK_DATABASE_URL", "postgresql://user:the-db-password@host/name")
+    monkeypatch.setenv("FORESHOCK_SESSION_SECRET", "the secret that signs sessions")
+    monkeypatch.setenv("FORESHOCK_BOOTSTRAP_KEY", "the key of the first administrator")
+    monkeypatch.setenv("FORESHOCK_STORE_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("FORESHOCK_STORE_SECRET_ACCESS_KEY", "the secret of the store")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the/s3+secret")
+    return {"text": TextFormatter(), "json": JsonFormatter()}
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("foreshock.test", logging.ERROR, __file__, 1, message, arguments, None)
+    made.__dict__.update(extra)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_control_characters_are_escaped(formatters: dict[str, logging.Formatter], kind: str) -> None:
+    line = formatters[kind].format(record("path %s", ATTACK, fields={"user_agent": ATTACK}))
+    assert line.isprintable()
+    assert "forged" in line
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_traceback_cannot_forge_a_line(formatters: dict[str, logging.Formatter], kind: str) -> None:
+    try:
+        raise ValueError(ATTACK)
+    except ValueError:
+        line = formatters[kind].format(record("failed", exc_info=sys.exc_info()))
+    first, *rest = line.split("\n")
+    assert all(each.isprintable() for each in [first, *rest])
+    assert all(each.startswith("    ") for each in rest)
+    if kind == "json":
+        assert "ValueError" in json.loads(line)["exception"]
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "the-db-password", "the secret that signs sessions", "the key of the first administrator", "the/s3+secret",
+        "the secret of the store",
+        "fsk_abcdefghijklmnop", "Bearer something-secret", "foreshock_session=abc.def", "s3://id:pass@bucket/x",
+    ],
+)  # fmt: skip
+def test_secrets_are_masked(formatters: dict[str, logging.Formatter], kind: str, secret: str) -> None:
+    line = formatters[kind].format(record("got %s there", secret, fields={"header": secret}))
+    assert secret not in line
+    assert "********" in line
+
+
+def test_json_line_has_its_fields(formatters: dict[str, logging.Formatter]) -> None:
+    line = json.loads(formatters["json"].format(record("served", fields={"status": 200, "path": "/livez"})))
+    assert (line["level"], line["logger"], line["message"]) == ("error", "foreshock.test", "served")
+    assert (line["status"], line["path"]) == (200, "/livez")
+    assert line["time"].endswith("Z")
+    assert "request_id" not in line
