@@ -17,6 +17,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
+from service.maintenance.deletion.rollouts import carry_out_deletions
 from service.maintenance.deletion.runs import delete_rows_of_deleted_runs
 from service.maintenance.retention.endpoints import router as retention
 from service.maintenance.retention.service import RetentionTask
@@ -68,6 +69,7 @@ from service.runs.attempts.endpoints import router as attempts
 from service.runs.changes.endpoints import router as changes
 from service.runs.checkpoints.endpoints import router as checkpoints
 from service.runs.corrections.endpoints import router as corrections
+from service.runs.deletions.endpoints import router as deletions
 from service.runs.events import (
     AdviceModeChanged,
     AttemptStarted,
@@ -143,6 +145,7 @@ ROUTERS = (
     corrections,
     theory,
     retention,
+    deletions,
 )
 
 
@@ -242,6 +245,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
         context.database,
         [
             Job("delete_rows_of_deleted_runs", lambda: delete_rows_of_deleted_runs(context)),
+            Job("carry_out_deletions", lambda: carry_out_deletions(context)),
             Job("remove_due_files", lambda: remove_due_files(context.database, context.store)),
             Job("purge_tokens", purging.run_if_due),
             Job("remove_orphans", orphans.run_if_due),

@@ -178,6 +178,38 @@ def _positive(text: str) -> float:
     return value
 
 
+class DeleteCommand:
+    """`foreshock delete run|sample|group`: delete a run, or rollouts of one."""
+
+    help = "delete a run, or rollouts of a run by sample id or prompt group"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the three actions."""
+        actions = parser.add_subparsers(dest="action", required=True)
+        for action, text in (
+            ("run", "delete a run: a tombstone stays, its key stays taken"),
+            ("sample", "delete the tokens of rollouts by their sample ids; measures stay"),
+            ("group", "delete the tokens of all rollouts of prompt groups; measures stay"),
+        ):
+            parser_of_action = actions.add_parser(action, help=text)
+            parser_of_action.add_argument("run", help="a run's id, key or name")
+            if action != "run":
+                parser_of_action.add_argument("ids", nargs="+", metavar="ID", help=f"a {action} id")
+            parser_of_action.add_argument("--dry-run", action="store_true", help="count, and change nothing")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Delete; may run beside the service. Raises ConfigurationError if there is no such run."""
+        from service.maintenance.deletion.console import delete_rollouts, delete_whole_run
+
+        if arguments.action == "run":
+            delete_whole_run(arguments.run, dry_run=arguments.dry_run)
+        elif arguments.action == "sample":
+            delete_rollouts(arguments.run, arguments.ids, (), dry_run=arguments.dry_run)
+        else:
+            delete_rollouts(arguments.run, (), arguments.ids, dry_run=arguments.dry_run)
+        return 0
+
+
 class RetentionCommand:
     """`foreshock retention`: purge the tokens that the rules do not keep."""
 
@@ -203,3 +235,4 @@ notify = NotifyCommand()
 remeasure = RemeasureCommand()
 retention = RetentionCommand()
 fsck = FsckCommand()
+delete = DeleteCommand()

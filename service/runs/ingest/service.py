@@ -23,6 +23,7 @@ from service.platform.store.names import shard_file_name
 from service.platform.uploads import Upload
 from service.runs.attempts.service import check_attempt
 from service.runs.changes.service import note_setup
+from service.runs.deletions.service import search_step_again
 from service.runs.events import StepClosed
 from service.runs.ingest.order import IngestOrder, Place
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
@@ -121,7 +122,13 @@ def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, uploa
     if context.decoders.run(is_intact, context.store.file(shard.file)):
         return
     decoded = _decode_to(context, address, upload, shard.file, None)
-    context.database.write(lambda session: set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes))
+
+    def note(session: Session) -> None:
+        set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes)
+        # The bytes may hold rollouts that were deleted since.
+        search_step_again(session, address.step_key)
+
+    context.database.write(note)
     _logger.warning("%s was gone or damaged, and is restored from the same bytes sent again", shard.file)
 
 
@@ -224,6 +231,8 @@ def commit_shard(
         "received_at_us": now_us(),
     }
     add_shard(session, key, row, measured)
+    if run.deletions:
+        search_step_again(session, key)
     if address.shards > 1:
         split = find_split(session, key, address.shards)
         if split is not None:

@@ -1,0 +1,32 @@
+"""HTTP: deletion of rollouts by their ids."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, status
+
+from service.platform.context import Context
+from service.platform.pagination import Limit
+from service.platform.security import Administrator
+from service.runs.deletions import service
+from service.runs.deletions.schemas import DeletionCreate, DeletionRead
+from service.runs.runs.addresses import RunIdentifier
+
+router = APIRouter(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
+
+
+@router.post("", status_code=status.HTTP_202_ACCEPTED)
+def request_deletion(
+    run: RunIdentifier, body: DeletionCreate, context: Context, principal: Administrator
+) -> DeletionRead:
+    """Delete the tokens of rollouts by sample or group id, now and when they are sent again; aggregates stay."""
+    made = context.database.write(lambda session: service.request_deletion(session, principal, run, body))
+    return DeletionRead.of(made)
+
+
+@router.get("")
+def list_deletions(
+    run: RunIdentifier, context: Context, principal: Administrator, limit: Limit = 50
+) -> list[DeletionRead]:
+    """List the newest deletions of the run and how far they are."""
+    with context.database.read() as session:
+        return [DeletionRead.of(row) for row in service.deletions_of_run(session, principal, run, limit)]
