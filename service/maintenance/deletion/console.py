@@ -16,7 +16,8 @@ from service.maintenance.run_names import run_called
 from service.platform.context import ServiceContext
 from service.platform.database.tables import Shard, Step
 from service.platform.events import EventBus
-from service.platform.security import Principal, Scope
+from service.platform.keys.service import Scope
+from service.platform.security import Principal
 from service.platform.settings import load_settings
 from service.replay.probes.removed_tokens import cancel_jobs_of_run
 from service.runs.deletions.deleted_ids import DeletedIds

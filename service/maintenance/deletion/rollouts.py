@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -48,6 +49,7 @@ from service.platform.database.tables import (
 )
 from service.platform.store.names import exact_file_name, score_file_name, shard_file_name
 from service.platform.store.removals import give_up_files
+from service.platform.store.tokens import StoredFile
 from service.replay.probes.removed_tokens import cancel_jobs_of_step
 from service.runs.deletions.deleted_ids import DeletedIds
 from service.runs.runs.service import lock_run_for_background
@@ -77,8 +79,8 @@ class StepRows:
         jobs = select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id)
         jobs = jobs.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
         scores: list[ScoreRow] = []
-        for table in (ScoreShard, ExactShard):
-            scores += session.scalars(select(table).where(table.job_id.in_(jobs)).order_by(table.file)).all()
+        scores += session.scalars(select(ScoreShard).where(ScoreShard.job_id.in_(jobs)).order_by(ScoreShard.file))
+        scores += session.scalars(select(ExactShard).where(ExactShard.job_id.in_(jobs)).order_by(ExactShard.file))
         of_step = key._asdict()
         return cls(
             list(session.scalars(select(Shard).filter_by(**of_step).order_by(Shard.shard))),
@@ -194,25 +196,31 @@ def _plan(
     of_kept = frozenset(kept)
     for shard in touched:
         name = shard_file_name(key.run_id, key.attempt, key.step, shard.shard, shard.digest)
-        strip = partial(run, strip_rollouts, file_of(shard.file), ids=ids, sampled=shard.sampled_rollouts)
-        plan.files[shard.file] = (name, _rewrite(context, name, strip, marks, dry_run=dry_run))
+        strip = partial(strip_rollouts, ids=ids, sampled=shard.sampled_rollouts)
+        plan.files[shard.file] = (name, _rewrite(context, shard.file, name, strip, marks, dry_run=dry_run))
     for row in rows.scores if touched else ():
         if row.file in plan.files:
             continue
         exact = isinstance(row, ExactShard)
         make = exact_file_name if exact else score_file_name
         name = make(key.run_id, key.attempt, key.step, row.job_id, row.digest)
-        strip = partial(run, strip_scores, file_of(row.file), kept=of_kept, exact=exact)
-        plan.files[row.file] = (name, _rewrite(context, name, strip, marks, dry_run=dry_run))
+        strip = partial(strip_scores, kept=of_kept, exact=exact)
+        plan.files[row.file] = (name, _rewrite(context, row.file, name, strip, marks, dry_run=dry_run))
     return plan
 
 
 def _rewrite(
-    context: ServiceContext, name: str, strip: Callable[..., StrippedFile], marks: ExitStack, *, dry_run: bool
+    context: ServiceContext,
+    old: str,
+    name: str,
+    strip: Callable[[StoredFile, Path], StrippedFile],
+    marks: ExitStack,
+    *,
+    dry_run: bool,
 ) -> StrippedFile:
     temporary = context.store.temporary_file()
     try:
-        stripped = strip(target=temporary)
+        stripped = context.decoders.run(strip, context.store.file(old), temporary)
         if stripped.rollouts and not dry_run:
             # Marked until the row is committed, so that no sweep takes it for an orphan.
             marks.enter_context(context.store.in_flight(name))

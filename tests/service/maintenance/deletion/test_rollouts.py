@@ -56,7 +56,7 @@ def ids_in_summaries(context: ServiceContext) -> set[str]:
     with context.database.read() as session:
         for table in (ShardStatistics, MeasurementStatistics):
             for summaries in session.scalars(select(table.summaries).where(table.summaries.is_not(None))):
-                rows = RolloutSummaries.from_bytes(summaries).table
+                rows = RolloutSummaries.from_bytes(summaries or b"").table
                 found.update(rows.column("sample_id").to_pylist(), rows.column("group_id").to_pylist())
     return found
 
