@@ -144,7 +144,12 @@ class Settings(BaseSettings):
 
     lease_seconds: float = Field(default=60.0, gt=0, description="how long a worker keeps a job without a heartbeat")
     probe_tries: int = Field(default=3, gt=0, description="tries after which a probe's job is given up")
-    exporter_max_runs: int = Field(default=200, gt=0, description="running runs that /metrics shows, newest data first")
+    exporter_max_runs: int = Field(
+        default=1000, gt=0, description="running runs that /metrics shows, newest data first"
+    )
+    exporter_accelerators: str = Field(
+        default="", description="comma-separated accelerators that /metrics names besides the known ones"
+    )
 
     max_answer_values: int = Field(default=2_000_000, gt=0, description="values (rows × columns) of a columnar answer")
     max_read_values: int = Field(

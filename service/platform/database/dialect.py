@@ -73,17 +73,18 @@ def _plain_insert(table: Table, columns: tuple[str, ...]) -> Prepared:
 
 @cache
 def _insert_if_absent(dialect: str, table: Table) -> Any:
-    return _insert(dialect, table).on_conflict_do_nothing()
+    return insert_for(dialect, table).on_conflict_do_nothing()
 
 
 @cache
 def _upsert(dialect: str, table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Prepared:
-    statement = _insert(dialect, table)
+    statement = insert_for(dialect, table)
     changed = {name: statement.excluded[name] for name in columns if name not in key}
     if not changed:
         return Prepared(statement.on_conflict_do_nothing(index_elements=key), columns)
     return Prepared(statement.on_conflict_do_update(index_elements=key, set_=changed), columns)
 
 
-def _insert(dialect: str, table: Table) -> Any:
+def insert_for(dialect: str, table: Table) -> Any:
+    """Return an INSERT that can have an ON CONFLICT clause."""
     return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)

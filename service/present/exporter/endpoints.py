@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from service.platform.context import Context
 from service.platform.health.figures import ServiceCollector
+from service.platform.response_encoding import compress
 from service.platform.security import Reader
-from service.present.exporter.collector import BucketMemory, ForeshockCollector
+from service.present.exporter.collector import Collector
+from service.present.exporter.exposition import END, TEXT, choose_media_type
 
 router = APIRouter(tags=["metrics"])
+_FORMATS = {
+    "text/plain": {"schema": {"type": "string"}},
+    "application/openmetrics-text": {"schema": {"type": "string"}},
+}
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@router.get("/metrics", response_class=Response, responses={200: {"content": _FORMATS}})
 def metrics(request: Request, context: Context, principal: Reader) -> Response:
     """Return the newest measures of running runs, their advice and alerts, and the probes, for Prometheus."""
-    # A registry for this scrape: no metrics of the process or of another application.
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ForeshockCollector(context, request.app.version, _bucket_memory(request), principal.project))
+    media_type = choose_media_type(request.headers.get("accept", ""))
+    body = Collector(context, request.app.version, principal.project).collect().render(media_type)
     if principal.project is None:
+        # A registry for this scrape: no metrics of the process or of another application.
+        registry = CollectorRegistry(auto_describe=False)
         registry.register(ServiceCollector(request.app.state.figures))
-    encode, media_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(registry), media_type=media_type)
-
-
-def _bucket_memory(request: Request) -> BucketMemory:
-    """Return the application's memory of bucket tables."""
-    state = request.app.state
-    if not hasattr(state, "exporter_buckets"):
-        state.exporter_buckets = BucketMemory()
-    memory: BucketMemory = state.exporter_buckets
-    return memory
+        generate = generate_latest if media_type == TEXT else generate_openmetrics
+        body = body.removesuffix(END) + generate(registry)
+    body, encoding = compress(body, request.headers.get("accept-encoding"))
+    headers = {"Vary": "Accept, Accept-Encoding"} | ({"Content-Encoding": encoding} if encoding else {})
+    return Response(body, media_type=media_type, headers=headers)

@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
 from foreshock.ranges import required_range
 from service.replay.workers.service import LIVE_MINUTES
 
 Kind = Literal["gauge", "counter"]
-Samples = GaugeMetricFamily | CounterMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +23,6 @@ class Family:
     help: str
     labels: tuple[str, ...] = ()
     kind: Kind = "gauge"
-
-    def samples(self) -> Samples:
-        """Return the family without samples, to be filled in one scrape."""
-        kind = GaugeMetricFamily if self.kind == "gauge" else CounterMetricFamily
-        return kind(self.name, self.help, labels=self.labels)
 
 
 def _of_comparison(name: str, text: str, measure: str = "") -> Family:
@@ -180,12 +172,17 @@ JOB_FAILURES = Family(
 )
 WORKERS = Family("foreshock_workers", f"Live workers: seen in the last {LIVE_MINUTES} minutes", ("accelerator",))
 
+OTHER_ACCELERATORS = Family(
+    "foreshock_exporter_other_accelerators",
+    "Names of accelerators that are labelled other: they are not declared (FORESHOCK_EXPORTER_ACCELERATORS)",
+)
+
 FAMILIES: tuple[Family, ...] = (
     BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, STEP_SHARDS, STEP_EXPECTED_SHARDS,
     LAST_SEEN, LAST_INGEST, ROLLOUTS, TOKENS,
     *OF_COMPARISONS.values(), *OF_STEPS.values(), BUCKET_TOKENS, BUCKET_K3, LINK_SHARE, LINK_K3, ATTRIBUTED_STEP,
     ALERTS_OPEN, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE, APPLIED_SCALE,
-    JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS,
+    JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS, OTHER_ACCELERATORS,
 )  # fmt: skip
 
 

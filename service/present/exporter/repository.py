@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import eq
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, false, func, or_, select, true
+from sqlalchemy import ColumnElement, Row, and_, func, select, true
 from sqlalchemy.orm import Session
 
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.comparisons import STEP_ROW
 from service.platform.database.tables import (
     AdviceAcknowledgement,
     Alert,
     Attempt,
-    MeasurementStatistics,
+    NewestMeasurement,
     Run,
     Step,
     measurements,
 )
 from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob
 from service.replay.probes.job_transitions import FAILURES, JobState
-from service.runs.step_key import StepKey
 
 # Shown for jobs that any worker may do.
 ANY_ACCELERATOR = "any"
-_KEYS_AT_ONCE = 100
-# The comparisons that a trainer logs. All others come from replayed scores.
-LOGGED = (STEP_ROW, TRAINER_ROLLOUT)
-
-ComparisonKey = tuple[str, int, int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ActiveRun:
-    """A running run, the time of its newest data, and the totals of its data (None and 0: none yet)."""
-
-    run: Run
-    last_ingest_us: int | None
-    rollouts: int
-    tokens: int
 
 
 def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
@@ -50,94 +31,38 @@ def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
     return dict(session.execute(query).all())
 
 
-def active_runs(session: Session, project: str | None, limit: int) -> list[ActiveRun]:
+def active_runs(session: Session, project: str | None, limit: int) -> Sequence[Run]:
     """Return up to `limit` running runs, those with the newest data first."""
-    arrived = (
-        select(
-            Step.run_id,
-            func.max(Step.last_shard_at_us).label("last"),
-            func.sum(Step.rollouts).label("rollouts"),
-            func.sum(Step.tokens).label("tokens"),
-        )
-        .join(Run, Run.id == Step.run_id)
-        .where(_visible(project), Run.state == "running")
-        .group_by(Step.run_id)
-        .subquery()
-    )
-    newest = func.coalesce(arrived.c.last, Run.created_at_us)
-    query = (
-        select(Run, arrived.c.last, arrived.c.rollouts, arrived.c.tokens)
-        .outerjoin(arrived, arrived.c.run_id == Run.id)
-        .where(_visible(project), Run.state == "running")
-        .order_by(newest.desc(), Run.id)
-        .limit(limit)
-    )
-    return [
-        ActiveRun(run, last, int(rollouts or 0), int(tokens or 0))
-        for run, last, rollouts, tokens in session.execute(query)
-    ]
+    newest = func.coalesce(Run.last_shard_at_us, Run.created_at_us)
+    query = select(Run).where(_visible(project), Run.state == "running").order_by(newest.desc(), Run.id)
+    return session.scalars(query.limit(limit)).all()
 
 
-def newest_closed_steps(session: Session, run_ids: Collection[str]) -> dict[str, Step]:
-    """Return the newest closed step of each run, in its newest attempt that has one."""
-    step = select(Step.step).where(Step.closed_at_us.is_not(None))
-    step = step.where(Step.run_id == Attempt.run_id, Step.attempt == Attempt.attempt)
-    newest = {key.run_id: key for key in _newest_of_attempts(session, run_ids, step.order_by(Step.step.desc()))}
-    same = [and_(*map(eq, (Step.run_id, Step.attempt, Step.step), key)) for key in newest.values()]
-    return {each.run_id: each for each in session.scalars(select(Step).where(or_(false(), *same)))}
+def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[Row[Any]]:
+    """Return (run_id, step, received_shards, expected_shards) of the newest closed step of each run."""
+    newest = NewestMeasurement
+    same = and_(Step.run_id == newest.run_id, Step.attempt == newest.attempt, Step.step == newest.step)
+    query = select(Step.run_id, Step.step, Step.received_shards, Step.expected_shards).select_from(newest)
+    return session.execute(
+        query.join(Step, same).where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)
+    ).all()
 
 
-def newest_comparisons(session: Session, run_ids: Collection[str]) -> list[ComparisonKey]:
-    """Return the newest step of each run and comparison, in the newest attempt that has it.
+def newest_measurements(session: Session, run_ids: Collection[str], columns: Sequence[str]) -> Sequence[Row[Any]]:
+    """Return (run_id, comparison, buckets, some columns of the wide table) of the newest step of each comparison.
 
-    Long runs have thousands of steps, few of which were replayed: no query reads all of them.
+    Long runs have thousands of steps, few of which were replayed: `newest_measurements` names the ones to read.
     """
-    table = measurements.c
-    newest: dict[tuple[str, str], ComparisonKey] = {}
-    for comparison in LOGGED:
-        step = select(table.step).where(table.comparison == comparison)
-        step = step.where(table.run_id == Attempt.run_id, table.attempt == Attempt.attempt)
-        for key in _newest_of_attempts(session, run_ids, step.order_by(table.step.desc())):
-            newest[key.run_id, comparison] = (*key, comparison)
-    of_replayed = and_(
-        table.run_id == Attribution.run_id,
-        table.attempt == Attribution.attempt,
-        table.step == Attribution.step,
-        table.comparison.not_in(LOGGED),
+    table, newest = measurements.c, NewestMeasurement
+    same = and_(
+        table.run_id == newest.run_id,
+        table.attempt == newest.attempt,
+        table.step == newest.step,
+        table.comparison == newest.comparison,
     )
-    query = (
-        select(Attribution.run_id, Attribution.attempt, func.max(table.step), table.comparison)
-        .select_from(Attribution)
-        # An outer join: SQLite would begin an inner one with the measurements of all steps.
-        .outerjoin(measurements, of_replayed)
-        .where(Attribution.run_id.in_(run_ids))
-        .group_by(Attribution.run_id, Attribution.attempt, table.comparison)
-        .order_by(Attribution.attempt)
-    )
-    for run_id, attempt, found, comparison in session.execute(query):
-        if comparison is not None:
-            newest[run_id, comparison] = (run_id, attempt, found, comparison)
-    return sorted(newest.values())
-
-
-def values_of(session: Session, keys: Sequence[ComparisonKey], columns: Sequence[str]) -> dict[ComparisonKey, Row[Any]]:
-    """Return some columns of these rows of the wide table, and when they were computed (`computed_at_us`)."""
-    table = measurements.c
-    key = (table.run_id, table.attempt, table.step, table.comparison)
-    query = select(*key, table.computed_at_us, *(table[name] for name in columns))
-    rows: dict[ComparisonKey, Row[Any]] = {}
-    for start in range(0, len(keys), _KEYS_AT_ONCE):
-        # Not (a, b) IN (…): SQLite reads the whole table for a list of rows.
-        chosen = [and_(*map(eq, key, each)) for each in keys[start : start + _KEYS_AT_ONCE]]
-        for row in session.execute(query.where(or_(*chosen))):
-            rows[row.run_id, row.attempt, row.step, row.comparison] = row
-    return rows
-
-
-def statistics_of(session: Session, key: ComparisonKey) -> bytes | None:
-    """Return the statistics blob of a measurement; None if there is none of this release's version."""
-    found = session.get(MeasurementStatistics, key)
-    return found.statistics if found is not None and found.statistics_version == STATISTICS_VERSION else None
+    query = select(newest.run_id, newest.comparison, newest.buckets, *(table[name] for name in columns))
+    query = query.select_from(newest).join(measurements, same).where(newest.run_id.in_(run_ids))
+    return session.execute(query.order_by(newest.run_id, newest.comparison)).all()
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, Attribution]:
@@ -167,21 +92,14 @@ def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[st
 
 def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, AdviceAcknowledgement]:
     """Return the newest acknowledgement of each run's trainer."""
-    newest = (
-        select(
-            AdviceAcknowledgement.run_id, AdviceAcknowledgement.attempt, func.max(AdviceAcknowledgement.step).label("s")
-        )
-        .where(AdviceAcknowledgement.run_id.in_(run_ids))
-        .group_by(AdviceAcknowledgement.run_id, AdviceAcknowledgement.attempt)
-        .subquery()
-    )
+    table = AdviceAcknowledgement
+    newest = select(table.step).where(table.run_id == Attempt.run_id, table.attempt == Attempt.attempt)
+    newest = newest.order_by(table.step.desc()).limit(1).correlate(Attempt)
     same = and_(
-        AdviceAcknowledgement.run_id == newest.c.run_id,
-        AdviceAcknowledgement.attempt == newest.c.attempt,
-        AdviceAcknowledgement.step == newest.c.s,
+        table.run_id == Attempt.run_id, table.attempt == Attempt.attempt, table.step == newest.scalar_subquery()
     )
-    query = select(AdviceAcknowledgement).join(newest, same).order_by(AdviceAcknowledgement.attempt)
-    return {each.run_id: each for each in session.scalars(query)}
+    query = select(table).select_from(Attempt).join(table, same).where(Attempt.run_id.in_(run_ids))
+    return {each.run_id: each for each in session.scalars(query.order_by(Attempt.attempt))}
 
 
 def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
@@ -209,15 +127,6 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
 def is_waiting(state: str) -> bool:
     """Return whether a job in this state waits for a worker."""
     return state == JobState.QUEUED
-
-
-def _newest_of_attempts(session: Session, run_ids: Collection[str], step: Select[Any]) -> Iterator[StepKey]:
-    """Yield the first row of `step`, a query on the steps of an attempt, for each attempt of the runs, in order."""
-    newest = step.correlate(Attempt).limit(1).scalar_subquery()
-    query = select(Attempt.run_id, Attempt.attempt, newest).where(Attempt.run_id.in_(run_ids))
-    for run_id, attempt, found in session.execute(query.order_by(Attempt.attempt)):
-        if found is not None:
-            yield StepKey(run_id, attempt, found)
 
 
 def _visible(project: str | None) -> ColumnElement[bool]:

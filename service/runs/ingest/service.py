@@ -214,7 +214,7 @@ def commit_shard(
         mark_closed(step)
     # First: the rows of the shard have a foreign key to the row of the step.
     store_step(session, step)
-    note_upload(session, run, key.step)
+    note_upload(session, run, key.step, measured.rollouts, measured.tokens)
     row = {
         **key._asdict(),
         "shard": address.shard,

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Protocol
 
-from foreshock.comparisons import STEP_ROW
+import numpy as np
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.comparison import Comparison
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -32,6 +34,8 @@ class FoldedStatistics:
     statistics: bytes
     summaries: bytes | None
     from_sample: bool = False
+    buckets: bytes | None = None
+    """Tokens, then mean k3, float64, of each bucket of probability; of TRAINER_ROLLOUT only."""
 
 
 class Part(Protocol):
@@ -86,4 +90,13 @@ def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
         statistics.statistics_version,
         statistics.to_bytes(),
         summaries.to_bytes(),
+        buckets=bucket_bytes(comparison, statistics),
     )
+
+
+def bucket_bytes(comparison: str, statistics: ComparisonStatistics) -> bytes | None:
+    """Return `FoldedStatistics.buckets` of a comparison."""
+    if comparison != TRAINER_ROLLOUT:
+        return None
+    table = statistics.buckets()
+    return np.stack([table.tokens.astype(np.float64), table.k3_kl]).tobytes()

@@ -7,25 +7,47 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.dialect import upsert
+from service.platform.database.dialect import insert_for, table_of, upsert
 from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Attempt, MeasurementStatistics, Step, measurements
+from service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
 from service.runs.measurements.curves import KEYS, MeasuredStep
 from service.runs.step_key import StepKey
 
 _BEYOND_EVERY_STEP = 2**62
+_FIRST_REVISION = {"revision": 1, "rewritten": 1}
 
 
 def put(session: Session, rows: Sequence[Mapping[str, Any]], statistics: Sequence[Mapping[str, Any]]) -> None:
     """Insert or overwrite measurements and their statistics."""
     upsert(session, measurements, rows, MEASUREMENT_KEY)
     upsert(session, MeasurementStatistics, statistics, MEASUREMENT_KEY)
+
+
+def note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Note that these steps were measured: key and `buckets` of each. The run is locked."""
+    if rows:
+        _note_newest(session.get_bind().dialect.name).run(session, *({**row, **_FIRST_REVISION} for row in rows))
+
+
+@cache
+def _note_newest(dialect: str) -> Prepared:
+    table = table_of(NewestMeasurement)
+    statement = insert_for(dialect, table)
+    new, old = statement.excluded, table.c
+    # A late shard of the newest step measures it again.
+    is_newest = tuple_(new.attempt, new.step) >= tuple_(old.attempt, old.step)
+    is_newer = tuple_(new.attempt, new.step) > tuple_(old.attempt, old.step)
+    changed = {name: case((is_newest, new[name]), else_=old[name]) for name in ("attempt", "step", "buckets")}
+    changed["revision"] = old.revision + 1
+    changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
+    statement = statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)
+    return Prepared(statement, [*MEASUREMENT_KEY, "buckets", *_FIRST_REVISION])
 
 
 def statistics_of(session: Session, key: StepKey, comparison: str) -> MeasurementStatistics | None:

@@ -65,14 +65,16 @@ class CurveQuery:
 def store_measurements(session: Session, step: StepKey, measurements: Sequence[FoldedStatistics]) -> None:
     """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL."""
     now = now_us()
-    rows, statistics = [], []
+    rows, statistics, newest = [], [], []
     for each in measurements:
         key = {**step._asdict(), "comparison": each.comparison}
         values = {column: _stored_value(each.measures.get(column)) for column in _COLUMNS}
         rows.append({**key, **values, "from_sample": each.from_sample, "computed_at_us": now})
         blobs = {"statistics": each.statistics, "summaries": each.summaries}
+        newest.append({**key, "buckets": each.buckets})
         statistics.append({**key, "statistics_version": each.statistics_version, **blobs})
     repository.put(session, rows, statistics)
+    repository.note_newest(session, newest)
 
 
 def has_measurement(session: Session, key: StepKey, comparison: str) -> bool:

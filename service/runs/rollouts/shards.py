@@ -22,7 +22,7 @@ from service.platform.decoding.limits import stored_limits
 from service.platform.store.tokens import StoredFile
 from service.runs.changes.setups import StoredSetup, setup_of
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, lint_shard
-from service.runs.measurements.folding import FoldedStatistics
+from service.runs.measurements.folding import FoldedStatistics, bucket_bytes
 from service.runs.step_key import StepKey
 
 # Modules that a decoder process imports when it starts.
@@ -133,9 +133,15 @@ def fold_whole_step(key: StepKey, measurement: StepMeasurement, shard: MeasuredS
     """Return the fold of a step with one shard, whose statistics are those of the shard."""
     measures = {STEP_ROW: measurement.step.measures()}
     measures |= {name: pair.measures() for name, pair in measurement.comparisons.items()}
+    buckets = {name: bucket_bytes(name, pair.statistics) for name, pair in measurement.comparisons.items()}
     folded = (
         FoldedStatistics(
-            part.comparison, measures[part.comparison], part.statistics_version, part.statistics, part.summaries
+            part.comparison,
+            measures[part.comparison],
+            part.statistics_version,
+            part.statistics,
+            part.summaries,
+            buckets=buckets.get(part.comparison),
         )
         for part in shard.parts
     )

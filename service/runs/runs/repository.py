@@ -12,7 +12,7 @@ from service.platform.database.dialect import table_of
 from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Run
 
-UPLOAD_COLUMNS = ("last_step", "seen_at_us", "state")
+UPLOAD_COLUMNS = ("last_step", "rollouts", "tokens", "last_shard_at_us", "seen_at_us", "state")
 """The columns of a run that an upload changes."""
 
 _runs = table_of(Run).c

@@ -136,6 +136,9 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
         "id": new_identifier("run"),
         "state": "running",
         "last_step": None,
+        "rollouts": 0,
+        "tokens": 0,
+        "last_shard_at_us": None,
         "seen_at_us": None,
         "created_at_us": now,
         "updated_at_us": now,
@@ -198,17 +201,24 @@ def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
         run.state = "running"
 
 
-def note_upload(session: Session, run: Run, step: int) -> None:
-    """Note that rollouts of a step arrived: the newest step of the run, and that its client lives. The run is locked.
+def note_upload(session: Session, run: Run, step: int, rollouts: int, tokens: int) -> None:
+    """Note that rollouts of a step arrived: the newest step and totals of the run, and that its client lives.
+
+    The run is locked.
 
     Runs whose clients send no heartbeats have no sign of life.
     """
     newest = step if run.last_step is None else max(run.last_step, step)
+    totals = {
+        "rollouts": run.rollouts + rollouts,
+        "tokens": run.tokens + tokens,
+        "last_shard_at_us": now_us(),
+    }
     if run.seen_at_us is None:
-        repository.note_upload(session, run, last_step=newest)
+        repository.note_upload(session, run, last_step=newest, **totals)
     else:
         state = "running" if run.state == "stale" else run.state
-        repository.note_upload(session, run, last_step=newest, seen_at_us=now_us(), state=state)
+        repository.note_upload(session, run, last_step=newest, seen_at_us=now_us(), state=state, **totals)
 
 
 def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:

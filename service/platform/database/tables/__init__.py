@@ -16,7 +16,7 @@ from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.jobs import BackgroundJob
 from service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
 from service.platform.database.tables.lint import ShardLint, StepLint
-from service.platform.database.tables.measurements import MeasurementStatistics, measurements
+from service.platform.database.tables.measurements import MeasurementStatistics, NewestMeasurement, measurements
 from service.platform.database.tables.notifications import Notification
 from service.platform.database.tables.probes import (
     Attribution,
@@ -54,6 +54,7 @@ __all__ = [
     "FileRemoval",
     "Lease",
     "MeasurementStatistics",
+    "NewestMeasurement",
     "Notification",
     "Probe",
     "ProbeJob",

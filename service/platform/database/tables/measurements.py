@@ -39,3 +39,22 @@ class MeasurementStatistics(Base):
     statistics_version: Mapped[int]
     statistics: Mapped[bytes]
     summaries: Mapped[bytes | None]
+
+
+class NewestMeasurement(Base):
+    """The newest step that has a comparison, in the newest attempt that has one: what /metrics shows of the run.
+
+    `revision` grows whenever a measurement of the comparison is stored; `rewritten` is its value at the last one that
+    was not of a newer step. `buckets`: tokens, then mean k3, float64, of each bucket of probability; NULL if not kept.
+    """
+
+    __tablename__ = "newest_measurements"
+    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    comparison: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int]
+    step: Mapped[int]
+    revision: Mapped[int]
+    rewritten: Mapped[int]
+    buckets: Mapped[bytes | None]

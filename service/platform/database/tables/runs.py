@@ -17,7 +17,8 @@ class Run(Base):
     `rows_removed_at_us` is set once the rows of a deleted run are gone, and only the tombstone is left. `deletions`
     counts the requests to delete some of its rollouts. `retention` has its own rules, None: those of the settings.
 
-    `seen_at_us` is the last sign of life of its clients, None if they send none.
+    `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
+    count what was received, superseded steps included; they never fall.
     """
 
     __tablename__ = "runs"
@@ -38,6 +39,9 @@ class Run(Base):
     advice_mode: Mapped[str]
     state: Mapped[str]
     last_step: Mapped[int | None]
+    rollouts: Mapped[int] = mapped_column(default=0, server_default="0")
+    tokens: Mapped[int] = mapped_column(default=0, server_default="0")
+    last_shard_at_us: Mapped[int | None]
     seen_at_us: Mapped[int | None]
     created_at_us: Mapped[int]
     updated_at_us: Mapped[int]

@@ -11,16 +11,20 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
+from fastapi import FastAPI
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 from sqlalchemy import event
 
 from service.platform.database.session import Database
 from service.platform.settings import Settings
+from service.present.exporter.collector import Collector
+from service.present.exporter.exposition import OPENMETRICS, TEXT
 from service.present.exporter.families import FAMILIES, exposed_names
-from service.present.exporter.repository import newest_comparisons, values_of
+from service.present.exporter.repository import newest_closed_steps, newest_measurements
 from tests.paths import PROMETHEUS
 from tests.service.sending import make_batch, start_run
-from tests.service.working import announce_checkpoint, ask_for_probe, take_lease, work_off
+from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 BOUNDED = {
@@ -40,7 +44,7 @@ def scrape(http: httpx.Client) -> Samples:
     text = http.get("/metrics").raise_for_status().text
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in parse_text(text)
         for sample in family.samples
     }
 
@@ -171,16 +175,21 @@ def test_no_scrape_reads_the_measurements_of_every_step(http: httpx.Client, data
         asked: list[tuple[str, Any]] = []
         connection = session.connection()
         event.listen(connection, "before_cursor_execute", lambda *call: asked.append((call[2], call[3])))
-        keys = newest_comparisons(session, [run.run])
-        assert len(values_of(session, keys, ["k3_kl"])) == len(keys) > 2
+        assert len(newest_measurements(session, [run.run], ["k3_kl"])) > 2
+        assert len(newest_closed_steps(session, [run.run])) == 1
         plans = [
             row.detail
             for query, values in list(asked)
             for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
         ]
-    of_measurements = [plan for plan in plans if "measurements" in plan]
-    assert of_measurements
-    assert all("(run_id=? AND attempt=?" in plan for plan in of_measurements), of_measurements
+    # Each step is looked up by its whole key.
+    assert len(plans) >= 4
+    newest = [plan for plan in plans if "newest_measurements" in plan]
+    assert len(newest) == 2
+    assert all("(run_id=?" in plan for plan in newest), plans
+    looked_up = [plan for plan in plans if " measurements " in plan or " steps " in plan]
+    assert len(looked_up) == 2
+    assert all("(run_id=? AND attempt=? AND step=?" in plan for plan in looked_up), plans
 
 
 def test_non_finite_values_are_counted_and_never_exported(http: httpx.Client) -> None:
@@ -264,3 +273,68 @@ def test_the_scrape_configuration_is_valid(promtool: str, tmp_path: Path) -> Non
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_number_of_queries_does_not_depend_on_the_number_of_runs(
+    http: httpx.Client, app: FastAPI, settings: Settings
+) -> None:
+    context = app.state.context.replacing(settings=settings.model_copy(update={"exporter_max_runs": 100}))
+    counts = []
+    for number in range(2):
+        for each in range(1 + 3 * number):
+            run = start_run(http, f"run-{number}-{each}")
+            run.put_shard(1, make_batch(2)).raise_for_status()
+        asked: list[str] = []
+
+        def note(*call: Any, asked: list[str] = asked) -> None:
+            asked.append(call[2])
+
+        with context.database.read() as session:
+            engine = session.get_bind()
+        event.listen(engine, "before_cursor_execute", note)
+        text = Collector(context, "0", None).collect().render(TEXT).decode()
+        event.remove(engine, "before_cursor_execute", note)
+        counts.append(len(asked))
+        assert text.count("\nforeshock_k3_kl_nats{") == 1 + 4 * number
+    assert counts[0] == counts[1] < 20
+
+
+def test_invented_accelerators_share_one_label_and_are_counted(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(2)).raise_for_status()
+    announce_checkpoint(run, 1)
+    for number in range(6):
+        ask_for_probe(run, 1, accelerator=f"invented-{number}").raise_for_status()
+        ask_for_lease(http, f"worker-{number}", accelerator=f"made-up-{number}")
+    ask_for_lease(http, "worker-h200", accelerator="nvidia-h200")
+    samples = scrape(http)
+    labels = {dict(each)["accelerator"] for _, each in samples if "accelerator" in dict(each)}
+    assert labels == {"other", "nvidia-h200"}
+    assert value(samples, "foreshock_probe_jobs", accelerator="other", state="queued") == 6
+    assert value(samples, "foreshock_workers", accelerator="other") == 6
+    assert value(samples, "foreshock_workers", accelerator="nvidia-h200") == 1
+    assert value(samples, "foreshock_exporter_other_accelerators") == 12
+
+
+@pytest.mark.parametrize("media_type", [TEXT, OPENMETRICS])
+def test_label_values_are_escaped(http: httpx.Client, media_type: str) -> None:
+    name = 'a "quoted" name with a \\ and ümlauts'
+    start_run(http, "escaped", name=name)
+    text = http.get("/metrics", headers={"Accept": media_type}).raise_for_status().text
+    parse = parse_text if media_type == TEXT else parse_openmetrics
+    names = [sample.labels["name"] for family in parse(text) for sample in family.samples if "name" in sample.labels]
+    assert names == [name]
+
+
+def test_a_late_shard_of_an_older_step_does_not_replace_the_newest_values(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in (1, 2):
+        run.put_shard(step, make_batch(4, seed=step)).raise_for_status()
+    before = scrape(http)
+    run.put_shard(0, make_batch(4, seed=7)).raise_for_status()
+    after = scrape(http)
+    for name in ("foreshock_k3_kl_nats", "foreshock_bucket_tokens", "foreshock_step"):
+        assert {key: each for key, each in before.items() if key[0] == name} == {
+            key: each for key, each in after.items() if key[0] == name
+        }
+    assert value(after, "foreshock_ingested_rollouts_total", run=run.run) == 12
