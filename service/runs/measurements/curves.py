@@ -29,6 +29,9 @@ class Curves:
     statistics: tuple[StatisticsStep, ...] = ()
     """Those of the steps of which shards were sent as statistics."""
 
+    json: Mapping[str, bytes] | None = None
+    """The JSON of the columns, if it is known."""
+
     def by_comparison(self) -> dict[str, ColumnTable]:
         """Return the rows of each comparison."""
         names = self.table.strings("comparison")

@@ -10,7 +10,7 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
-from service.platform.columnar.formats import FORMATS, Format, choose_format, render
+from service.platform.columnar.formats import FORMATS, JSON_MEDIA_TYPE, Format, choose_format, json_document, render
 from service.platform.columnar.responses import columnar_response
 from service.platform.context import Context
 from service.platform.pagination import Page
@@ -19,6 +19,7 @@ from service.platform.security import Reader
 from service.runs.attempts.service import resolve_step
 from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements import service
+from service.runs.measurements.curve_memory import CurveMemory
 from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
 from service.runs.measurements.tables import buckets_read, token_ids_read
 from service.runs.runs.addresses import RunIdentifier
@@ -54,8 +55,11 @@ def read_measurements(
     media_type = choose_format(request.headers.get("accept"), format_name)
     query = service.CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
     with context.database.read() as session:
-        curves = service.read_curves(session, context.settings, principal, run, query)
-    return columnar_response(request, render(curves.table, media_type, curves.beside()), media_type)
+        curves = service.read_curves(session, context.settings, principal, run, query, _curve_memory(request))
+    beside = curves.beside()
+    if media_type == JSON_MEDIA_TYPE and curves.json is not None:
+        return columnar_response(request, json_document(curves.json, beside), media_type)
+    return columnar_response(request, render(curves.table, media_type, beside), media_type)
 
 
 @router.get("/runs/{run}/steps/{step}/buckets")
@@ -81,3 +85,12 @@ def read_buckets(
             return with_shards(session, run, step, attempt, token_ids)
         buckets = buckets_read(CONDITIONS[by], statistics.condition_table(by), coverage)
         return with_shards(session, run, step, attempt, buckets)
+
+
+def _curve_memory(request: Request) -> CurveMemory:
+    """Return the application's memory of curves."""
+    state = request.app.state
+    if not hasattr(state, "curve_memory"):
+        state.curve_memory = CurveMemory()
+    memory: CurveMemory = state.curve_memory
+    return memory

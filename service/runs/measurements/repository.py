@@ -16,6 +16,7 @@ from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
+from service.runs.measurements.curve_memory import ComparisonRevision
 from service.runs.measurements.curves import KEYS, MeasuredStep
 from service.runs.step_key import StepKey
 
@@ -48,6 +49,15 @@ def _note_newest(dialect: str) -> Prepared:
     changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
     statement = statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)
     return Prepared(statement, [*MEASUREMENT_KEY, "buckets", *_FIRST_REVISION])
+
+
+def revisions_of(session: Session, run_id: str, comparisons: Sequence[str]) -> dict[str, ComparisonRevision]:
+    """Return the revision of each comparison that the run has, by its name in order; no comparisons: all."""
+    newest = NewestMeasurement
+    query = select(newest.comparison, newest.revision, newest.rewritten, newest.attempt).where(newest.run_id == run_id)
+    if comparisons:
+        query = query.where(newest.comparison.in_(comparisons))
+    return {row[0]: ComparisonRevision(*row[1:]) for row in sorted(session.execute(query).all())}
 
 
 def statistics_of(session: Session, key: StepKey, comparison: str) -> MeasurementStatistics | None:

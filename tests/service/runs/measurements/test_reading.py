@@ -128,3 +128,32 @@ def test_steps_are_listed_in_pages(sender: Sender) -> None:
         "step": 2, "attempt": 1, "shards": 1, "expected_shards": 1, "closed": True,
         "rollouts": 6, "tokens": make_batch(seed=2).num_tokens, "full_rollouts": 6, "coverage": "all tokens",
     }  # fmt: skip
+
+
+def test_curves_that_were_read_before_follow_every_change(http: httpx.Client) -> None:
+    sender = start_run(http)
+
+    def read() -> dict[str, list[object]]:
+        """Return the curves, which must equal those of a service that remembers nothing (any `max_points` reads anew)."""
+        remembered = sender.get("measurements", measure=["k3_kl", "num_tokens"]).json()["columns"]
+        fresh = sender.get("measurements", measure=["k3_kl", "num_tokens"], max_points=1000).json()["columns"]
+        assert remembered == fresh
+        columns: dict[str, list[object]] = remembered
+        return columns
+
+    assert read()["step"] == []
+    for step in (3, 4):
+        sender.put_shard(step, make_batch(seed=step)).raise_for_status()
+        read()
+    # An older step, a step in two shards whose second one comes late, and a resume that replaces steps.
+    sender.put_shard(1, make_batch(seed=1)).raise_for_status()
+    assert read()["step"] == [1, 3, 4] * 2
+    for shard in (0, 1):
+        sender.put_shard(5, make_batch(seed=10 + shard), shard=shard, shards=2).raise_for_status()
+        read()
+    resumed = sender.new_attempt("resumed", 4)
+    assert read()["step"] == [1, 3] * 2
+    resumed.put_shard(4, make_batch(seed=20)).raise_for_status()
+    columns = read()
+    assert columns["step"] == [1, 3, 4] * 2
+    assert columns["attempt"] == [1, 1, 2] * 2
