@@ -101,7 +101,7 @@ def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> N
     columns = [*families.OF_COMPARISONS, *families.OF_STEPS]
     first_of_steps = 3 + len(families.OF_COMPARISONS)
     for row in repository.newest_measurements(session, run_ids, columns):
-        run_id, comparison, buckets = row[:3]
+        run_id, comparison, buckets = row[0], row[1], row[2]
         if comparison == STEP_ROW:
             for family, value in zip(families.OF_STEPS.values(), row[first_of_steps:], strict=True):
                 scrape.add(family, (run_id,), value)

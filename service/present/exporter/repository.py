@@ -38,7 +38,7 @@ def active_runs(session: Session, project: str | None, limit: int) -> Sequence[R
     return session.scalars(query.limit(limit)).all()
 
 
-def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[Row[Any]]:
+def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, int, int, int]]:
     """Return (run_id, step, received_shards, expected_shards) of the newest closed step of each run."""
     newest = NewestMeasurement
     same = and_(Step.run_id == newest.run_id, Step.attempt == newest.attempt, Step.step == newest.step)

@@ -44,7 +44,9 @@ def _note_newest(dialect: str) -> Prepared:
     # A late shard of the newest step measures it again.
     is_newest = tuple_(new.attempt, new.step) >= tuple_(old.attempt, old.step)
     is_newer = tuple_(new.attempt, new.step) > tuple_(old.attempt, old.step)
-    changed = {name: case((is_newest, new[name]), else_=old[name]) for name in ("attempt", "step", "buckets")}
+    changed: dict[str, ColumnElement[Any]] = {
+        name: case((is_newest, new[name]), else_=old[name]) for name in ("attempt", "step", "buckets")
+    }
     changed["revision"] = old.revision + 1
     changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
     statement = statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)

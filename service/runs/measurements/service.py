@@ -168,8 +168,8 @@ def read_curves(
     if memory is not None and query.max_points is None:
         revisions = repository.revisions_of(session, run_id, query.comparisons)
     if memory is not None and revisions:
-        asked = (run_id, measures, query.attempt, query.from_step, query.to_step)
-        asked = (*asked, tuple((each.attempt, each.resume_step) for each in attempts))
+        active = tuple((each.attempt, each.resume_step) for each in attempts)
+        asked = (run_id, measures, query.attempt, query.from_step, query.to_step, active)
         parts = [
             memory.get((*asked, comparison), revision, partial(read, (comparison,)))
             for comparison, revision in revisions.items()

@@ -118,8 +118,14 @@ def test_upgrade_keeps_stored_values_and_new_measures_are_null(empty_database: s
     (old,), (new,) = before.pop("measurements"), after.pop("measurements")
     (old_run,), (new_run,) = before.pop("runs"), after.pop("runs")
     assert after == before
-    later = ("declared_model_kind", "derived_model_kind", "seen_at_us", "rows_removed_at_us", "retention")
-    assert new_run == {**old_run, **dict.fromkeys(later), "deletions": 0}
+    later = ("declared_model_kind", "derived_model_kind", "seen_at_us", "last_shard_at_us", "retention")
+    assert new_run == {
+        **old_run,
+        **dict.fromkeys([*later, "rows_removed_at_us"]),
+        "deletions": 0,
+        "rollouts": 0,
+        "tokens": 0,
+    }
     assert {name: new[name] for name in old} == old
     assert new["k3_kl"] == 1e-4
     added = set(new) - set(old)

@@ -134,7 +134,7 @@ def test_curves_that_were_read_before_follow_every_change(http: httpx.Client) ->
     sender = start_run(http)
 
     def read() -> dict[str, list[object]]:
-        """Return the curves, which must equal those of a service that remembers nothing (any `max_points` reads anew)."""
+        """Return the curves, which must equal those that are read anew, as with `max_points`."""
         remembered = sender.get("measurements", measure=["k3_kl", "num_tokens"]).json()["columns"]
         fresh = sender.get("measurements", measure=["k3_kl", "num_tokens"], max_points=1000).json()["columns"]
         assert remembered == fresh
