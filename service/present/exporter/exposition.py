@@ -1,6 +1,6 @@
 """The samples of one scrape, in the text formats of Prometheus and OpenMetrics.
 
-prometheus_client takes 1.4 s for the 60,000 samples of 1,000 runs; these few lines take a tenth of it.
+Written here because a scrape of 1,000 runs has 77,000 samples, and prometheus_client makes an object of each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, func, select, true
+from sqlalchemy import ColumnElement, and_, func, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW
@@ -48,7 +48,7 @@ def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[
     ).all()
 
 
-def newest_measurements(session: Session, run_ids: Collection[str], columns: Sequence[str]) -> Sequence[Row[Any]]:
+def newest_measurements(session: Session, run_ids: Collection[str], columns: Sequence[str]) -> Sequence[Any]:
     """Return (run_id, comparison, buckets, some columns of the wide table) of the newest step of each comparison.
 
     Long runs have thousands of steps, few of which were replayed: `newest_measurements` names the ones to read.
