@@ -16,7 +16,14 @@ from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
 from service.platform.database.session import Database
-from service.platform.database.tables import MeasurementStatistics, ShardLint, ShardStatistics, StepLint, measurements
+from service.platform.database.tables import (
+    MeasurementStatistics,
+    NewestMeasurement,
+    ShardLint,
+    ShardStatistics,
+    StepLint,
+    measurements,
+)
 from service.runs.step_key import StepKey
 from tests.service.sending import Sender, make_batch
 
@@ -59,6 +66,10 @@ def _make_old(session: Session, key: StepKey, numbers: Sequence[int]) -> None:
     table = measurements.c
     of_step = (table.run_id == key.run_id) & (table.attempt == key.attempt) & (table.step == key.step)
     session.execute(update(measurements).where(of_step).values(rms_d=None))
+    # Whatever stores measurements notes it here; a service that has read the curves reads them again.
+    again = NewestMeasurement.revision + 1
+    of_run = NewestMeasurement.run_id == key.run_id
+    session.execute(update(NewestMeasurement).where(of_run).values(revision=again, rewritten=again))
 
 
 def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
