@@ -69,7 +69,7 @@ def _make_old(session: Session, key: StepKey, numbers: Sequence[int]) -> None:
     # Whatever stores measurements notes it here; a service that has read the curves reads them again.
     again = NewestMeasurement.revision + 1
     of_run = NewestMeasurement.run_id == key.run_id
-    session.execute(update(NewestMeasurement).where(of_run).values(revision=again, rewritten=again))
+    session.execute(update(NewestMeasurement).where(of_run).values(revision=again, rewritten=again, buckets=None))
 
 
 def _columns(recorded: dict[str, Any]) -> dict[str, Any]:
