@@ -20,6 +20,7 @@ COLUMNAR = {"/v1/runs/{run}/measurements", "/v1/runs/{run}/scalars"}
 BOUNDED = {
     "/v1/measures": "the measures of the registry",
     "/v1/hardware": "the 500 workers seen last, and their accelerators",
+    "/v1/service": "the checks, jobs and figures of a fixed list",
     "/v1/probes/{probe}": "the scorers, pairs and jobs of one request, whose numbers its schema bounds",
     "/v1/runs/{run}/health": "a sentence and a measure for each entry of a fixed list",
     "/v1/runs/{run}/lint": "one entry for each check of the catalogue, with at most 10 places",
