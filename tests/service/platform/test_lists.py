@@ -22,6 +22,7 @@ BOUNDED = {
     "/v1/hardware": "the 500 workers seen last, and their accelerators",
     "/v1/service": "the checks, jobs and figures of a fixed list",
     "/v1/probes/{probe}": "the scorers, pairs and jobs of one request, whose numbers its schema bounds",
+    "/v1/runs/{run}/deletions": "the newest `limit` deletions",
     "/v1/runs/{run}/health": "a sentence and a measure for each entry of a fixed list",
     "/v1/runs/{run}/lint": "one entry for each check of the catalogue, with at most 10 places",
     "/v1/runs/{run}/steps/{step}/lint": "one entry for each check of the catalogue",
