@@ -230,7 +230,7 @@ def commit_shard(
         "rollout_set_digest": measured.rollout_set_digest,
         "received_at_us": now_us(),
     }
-    add_shard(session, key, row, measured)
+    add_shard(session, key, row, measured, is_whole_step=decoded.step is not None)
     if run.deletions:
         search_step_again(session, key)
     if address.shards > 1:

@@ -14,6 +14,7 @@ from foreshock.lint import LintEvidence, LintWarning, collect_evidence, run_chec
 from foreshock.lint.checks import sums_for_run
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
+from service.platform.database.packing import Packed
 from service.runs.lint.schemas import StepLintRead
 
 WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
@@ -57,7 +58,7 @@ class StepVerdict:
 def lint_shard(batch: RolloutBatch) -> LintPart:
     """Return the evidence of a batch."""
     evidence = collect_evidence(batch)
-    return LintPart(evidence.to_bytes(), evidence.examples_to_json())
+    return LintPart(Packed.of(evidence.to_bytes()), evidence.examples_to_json())
 
 
 def judge_step(

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, and_, case, delete, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.database.dialect import insert_rows
-from service.platform.database.tables import Shard, ShardStatistics
+from service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics
+from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.step_key import StepKey
+
+
+class StoredPart(NamedTuple):
+    """What a shard contributes to one comparison of its step."""
+
+    shard: int
+    comparison: str
+    statistics_version: int
+    statistics: bytes
+    summaries: bytes | None
 
 
 def find(session: Session, key: StepKey, shard: int) -> Shard | None:
@@ -45,10 +56,22 @@ def shards_of_step(session: Session, key: StepKey) -> Sequence[Shard]:
     return session.scalars(select(Shard).where(_of_step(Shard, key)).order_by(Shard.shard)).all()
 
 
-def statistics_of_step(session: Session, key: StepKey) -> Sequence[ShardStatistics]:
+def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
-    query = select(ShardStatistics).where(_of_step(ShardStatistics, key))
-    return session.scalars(query.order_by(ShardStatistics.comparison, ShardStatistics.shard)).all()
+    own, whole = ShardStatistics, MeasurementStatistics
+    # Those of a shard that is the whole step are held once, by the step.
+    query = (
+        select(
+            own.shard,
+            own.comparison,
+            own.statistics_version,
+            func.coalesce(own.statistics, whole.statistics, type_=own.statistics.type),
+            case((own.statistics.is_(None), whole.summaries), else_=own.summaries),
+        )
+        .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in MEASUREMENT_KEY)))
+        .where(_of_step(own, key))
+    )
+    return [StoredPart(*row) for row in session.execute(query.order_by(own.comparison, own.shard))]
 
 
 def versions_of_step(session: Session, key: StepKey) -> list[tuple[int, int]]:

@@ -8,10 +8,11 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.statistics_shards import ShardPart
-from service.platform.database.tables import Shard, ShardStatistics
+from service.platform.database.tables import Shard
 from service.platform.store.reading import TokensPurged
 from service.runs.lint.service import add_evidence, replace_evidence
 from service.runs.rollouts import repository
+from service.runs.rollouts.repository import StoredPart
 from service.runs.rollouts.shards import MeasuredShard
 from service.runs.step_key import StepKey
 
@@ -46,7 +47,7 @@ def removed_in_words(tokens_removed: str | None) -> str:
     return "tokens purged by retention" if tokens_removed == "retention" else "its rollouts were deleted"
 
 
-def statistics_of_step(session: Session, key: StepKey) -> Sequence[ShardStatistics]:
+def statistics_of_step(session: Session, key: StepKey) -> Sequence[StoredPart]:
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
     return repository.statistics_of_step(session, key)
 
@@ -61,10 +62,17 @@ def shard_versions(session: Session, key: StepKey) -> ShardVersions:
     return frozenset(repository.versions_of_step(session, key))
 
 
-def add_shard(session: Session, key: StepKey, row: dict[str, Any], measured: MeasuredShard) -> None:
-    """Add a shard: its catalogue row (the commit point of an upload), its statistics and its evidence."""
+def add_shard(
+    session: Session, key: StepKey, row: dict[str, Any], measured: MeasuredShard, *, is_whole_step: bool
+) -> None:
+    """Add a shard: its catalogue row (the commit point of an upload), its statistics and its evidence.
+
+    `is_whole_step`: the same transaction stores the step's measurements, which hold the same statistics.
+    """
     repository.add(session, row)
-    repository.add_statistics(session, _statistics_rows(key, row["shard"], measured.parts))
+    rows = _statistics_rows(key, row["shard"], measured.parts)
+    held = {"statistics": None, "summaries": None} if is_whole_step else {}
+    repository.add_statistics(session, [each | held for each in rows])
     add_evidence(session, key, row["shard"], measured.lint)
 
 

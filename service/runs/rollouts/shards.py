@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foreshock.comparisons import STEP_ROW
@@ -18,6 +18,7 @@ from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
+from service.platform.database.packing import Packed
 from service.platform.decoding.limits import stored_limits
 from service.platform.store.tokens import StoredFile
 from service.runs.changes.setups import StoredSetup, setup_of
@@ -124,9 +125,15 @@ def is_intact(stored: StoredFile) -> bool:
 
 def _shard(batch: RolloutBatch, measurement: StepMeasurement) -> MeasuredShard:
     digest = rollout_set_digest(batch.sample_ids)
-    parts = statistics_of_shard(measurement)
+    parts = tuple(_packed(part) for part in statistics_of_shard(measurement))
     setup = setup_of(batch.attributes)
     return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, lint_shard(batch), setup)
+
+
+def _packed(part: ShardPart) -> ShardPart:
+    """Pack here what the writer stores."""
+    summaries = None if part.summaries is None else Packed.of(part.summaries)
+    return replace(part, statistics=Packed.of(part.statistics), summaries=summaries)
 
 
 def fold_whole_step(key: StepKey, measurement: StepMeasurement, shard: MeasuredShard) -> FoldedStep:

@@ -8,6 +8,7 @@ from sqlalchemy import ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.database.tables.base import Base
+from service.platform.database.tables.packed_columns import PackedBytes
 
 
 class Alert(Base):
@@ -62,4 +63,4 @@ class DetectorSnapshot(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     configuration_digest: Mapped[str]
     milestone: Mapped[bool]
-    state: Mapped[bytes]
+    state: Mapped[bytes] = mapped_column(PackedBytes)

@@ -8,6 +8,7 @@ from sqlalchemy import ForeignKeyConstraint, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.database.tables.base import Base
+from service.platform.database.tables.packed_columns import PackedBytes, PackedJson
 
 
 class ShardLint(Base):
@@ -26,7 +27,7 @@ class ShardLint(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     statistics_version: Mapped[int]
-    evidence: Mapped[bytes]
+    evidence: Mapped[bytes] = mapped_column(PackedBytes)
     examples: Mapped[dict[str, Any]]
 
 
@@ -45,7 +46,7 @@ class StepLint(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     severity: Mapped[str | None]
     warnings: Mapped[dict[str, Any]]
-    report: Mapped[dict[str, Any]]
+    report: Mapped[dict[str, Any]] = mapped_column(PackedJson)
     surprisal_tokens: Mapped[int]
     surprisal: Mapped[float]
     entropy: Mapped[float]

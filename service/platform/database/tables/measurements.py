@@ -7,6 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.measures.registry import MEASURES
 from service.platform.database.tables.base import Base
+from service.platform.database.tables.packed_columns import PackedBytes
 
 MEASUREMENT_KEY = ("run_id", "attempt", "step", "comparison")
 
@@ -37,8 +38,8 @@ class MeasurementStatistics(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]
-    statistics: Mapped[bytes]
-    summaries: Mapped[bytes | None]
+    statistics: Mapped[bytes] = mapped_column(PackedBytes)
+    summaries: Mapped[bytes | None] = mapped_column(PackedBytes)
 
 
 class NewestMeasurement(Base):

@@ -6,6 +6,7 @@ from sqlalchemy import ForeignKeyConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.database.tables.base import Base
+from service.platform.database.tables.packed_columns import PackedBytes
 
 _UNFOLDED = text("folded_shards < received_shards")
 
@@ -78,7 +79,10 @@ class Shard(Base):
 
 
 class ShardStatistics(Base):
-    """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like)."""
+    """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like).
+
+    `statistics` NULL: the shard is the whole step, whose `measurement_statistics` holds the same bytes.
+    """
 
     __tablename__ = "shard_statistics"
     __table_args__ = (
@@ -94,5 +98,5 @@ class ShardStatistics(Base):
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]
-    statistics: Mapped[bytes]
-    summaries: Mapped[bytes | None]
+    statistics: Mapped[bytes | None] = mapped_column(PackedBytes)
+    summaries: Mapped[bytes | None] = mapped_column(PackedBytes)
