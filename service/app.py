@@ -106,7 +106,8 @@ from service.watch.alerts.delivery import (
 )
 from service.watch.alerts.endpoints import router as alerts
 from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
-from service.watch.detection.events import DetectorsReplayed
+from service.watch.detection.events import DetectorsReplayed, ReplayDue
+from service.watch.detection.late_replays import make_due_replays, replay_after_commit
 from service.watch.detection.replay_detectors import (
     observe_changed_step,
     replay_with_new_ranges,
@@ -207,6 +208,7 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     events.subscribe(RunBecameStale, alert_of_silence)
     events.subscribe(RanksSplit, alert_of_split)
     events.subscribe(ItemsLost, alert_of_losses)
+    events.subscribe(ReplayDue, partial(replay_after_commit, events))
     events.subscribe(DetectorsReplayed, reconcile_alerts)
     events.subscribe(DetectorsReplayed, decide_after_replay)
     events.subscribe(AdviceModeChanged, record_mode)
@@ -227,6 +229,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
         [
             Job("close_waiting_steps", lambda: close_waiting_steps(context)),
             Job("mark_stale_runs", lambda: mark_stale_runs(context, started)),
+            Job("make_due_replays", lambda: make_due_replays(context)),
             Job("expire_leases", lambda: sweep_leases(context)),
             Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
             # Each process removes what its own machine keeps.

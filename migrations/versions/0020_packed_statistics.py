@@ -81,11 +81,12 @@ def _convert(
     convert: Callable[[Any], Any],
 ) -> None:
     """Set `target` of each row to the converted `source`, some rows at a time."""
-    columns = [sa.column(name) for name in key]
-    table = sa.table(table_name, *columns, sa.column(source, source_type))
-    changed = sa.table(table_name, *columns, sa.column(target, target_type))
-    statement = sa.update(changed).where(*(column == sa.bindparam(f'key_{column.name}') for column in columns))
-    statement = statement.values({target: sa.bindparam('converted', type_=target_type)})
+    names = tuple(key)
+    table = sa.table(table_name, *map(sa.column, names), sa.column(source, source_type))
+    changed = sa.table(table_name, *map(sa.column, names), sa.column(target, target_type))
+    columns = [table.c[name] for name in names]
+    of_row = (changed.c[name] == sa.bindparam(f'key_{name}') for name in names)
+    statement = sa.update(changed).where(*of_row).values({target: sa.bindparam('converted', type_=target_type)})
     query = sa.select(*columns, table.c[source]).where(table.c[source].is_not(None)).order_by(*columns)
     connection, after = op.get_bind(), None
     while True:

@@ -29,7 +29,9 @@ class StepClosed(StepEvent):
 
 @dataclass(frozen=True, slots=True)
 class ScalarsChanged(StepEvent):
-    """Closed step that received scalars. Scalars that arrive before the step closes publish nothing."""
+    """Closed step that received scalars of these names. Scalars that arrive before the step closes publish nothing."""
+
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from foreshock.kill_points import passed
 from foreshock.retry import Backoff, retry
 from service.platform.database.dialect import is_retryable
 from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine
-from service.platform.database.hooks import run_after_commit
+from service.platform.database.hooks import run_after_commit, run_in_caller
 from service.platform.database.writer import GroupCommitWriter
 from service.platform.logs.tracing import span
 
@@ -63,12 +63,20 @@ class Database:
         `work` may run again if PostgreSQL aborts it for a deadlock, so it changes nothing but the session.
         Raises what `work` raises, after rolling back.
         """
+        used: list[Session] = []
+
+        def noted(session: Session) -> Result:
+            used[:] = [session]
+            return work(session)
+
         begin = time.perf_counter()
         try:
             with span("database.write"):
-                return self._write(work)
+                result = self._write(noted)
         finally:
             self.write_seconds.append(time.perf_counter() - begin)
+        run_in_caller(used[0], self)
+        return result
 
     def _write(self, work: Callable[[Session], Result]) -> Result:
         if self._writer is not None:

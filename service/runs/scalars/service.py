@@ -61,7 +61,7 @@ def put_scalars(
     repository.put(session, rows)
     key = StepKey(run.id, attempt, step)
     if is_closed(session, key):
-        events.publish(session, ScalarsChanged(*key))
+        events.publish(session, ScalarsChanged(*key, frozenset(body.values)))
 
 
 def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:

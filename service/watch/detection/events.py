@@ -1,4 +1,4 @@
-"""The event of a replay of the detectors. Published with the run locked."""
+"""Events of replays of the detectors. Published with the run locked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from foreshock.early_warning.detectors import WarningConfiguration, WarningState
 from foreshock.early_warning.events import Event
 from service.runs.attempts.active_attempts import AttemptStart
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDue:
+    """A step changed that more steps follow than are replayed in a transaction; the replay is noted as due."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,28 +16,33 @@ from service.runs.measurements.service import measures_of_active_steps
 from service.runs.scalars.service import scalars_of_active_steps
 from service.watch.detection import repository
 
-_SCALARS = "scalars"
+SCALARS = "scalars"
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
 
 
 def closed_steps_after(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, keys: Sequence[str]
+    session: Session,
+    run_id: str,
+    attempts: Sequence[AttemptStart],
+    after: int,
+    keys: Sequence[str],
+    limit: int = repository.ALL_STEPS,
 ) -> list[tuple[ClosedStep, int]]:
-    """Return the active closed steps beyond `after`, each with its values of `keys` and its attempt.
+    """Return the first `limit` active closed steps beyond `after`, each with its values of `keys` and its attempt.
 
     A key is `comparison:measure` or `scalars:name`; a value that a step does not have is absent.
     """
-    steps = repository.closed_steps(session, run_id, attempts, after)
+    steps = repository.closed_steps(session, run_id, attempts, after, limit)
     if not steps:
         return []
     bounds = (steps[0][0], steps[-1][0])
     pairs = [(comparison, name) for comparison, _, name in (key.partition(":") for key in keys)]
-    names = [name for source, name in pairs if source == _SCALARS]
+    names = [name for source, name in pairs if source == SCALARS]
     measured = [(comparison, column) for comparison, column in pairs if column in _COLUMNS]
     comparisons, columns = sorted({pair[0] for pair in measured}), sorted({pair[1] for pair in measured})
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for step, scalars in scalars_of_active_steps(session, run_id, attempts, names, bounds).items():
-        values[step] = {f"{_SCALARS}:{name}": value for name, value in scalars.items()}
+        values[step] = {f"{SCALARS}:{name}": value for name, value in scalars.items()}
     found = measures_of_active_steps(session, run_id, attempts, comparisons, columns, bounds)
     for step, measures in found.items():
         values[step] |= {f"{pair[0]}:{pair[1]}": measures[pair] for pair in measured if pair in measures}

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_rows, table_of
+from service.platform.database.dialect import insert_rows, table_of, upsert
 from service.platform.database.prepared import Prepared
-from service.platform.database.tables import DetectorSnapshot, Step
+from service.platform.database.tables import DetectorSnapshot, DueReplay, Step
 from service.runs.attempts.active_attempts import AttemptStart, active_ranges
+
+ALL_STEPS = 2**62
 
 
 class Snapshot(NamedTuple):
@@ -23,6 +25,7 @@ class Snapshot(NamedTuple):
     attempt: int
     step: int
     configuration_digest: str
+    milestone: bool
     state: bytes
 
 
@@ -40,6 +43,7 @@ _CLOSED_STEPS = Prepared(
         _steps.closed_at_us.is_not(None),
     )
     .order_by(_steps.step)
+    .limit(bindparam("at_most"))
 )
 _NEWEST_SNAPSHOT = Prepared(
     select(*(_snapshots[name] for name in Snapshot._fields))
@@ -56,6 +60,17 @@ _NEWEST_SNAPSHOT = Prepared(
 _NEWEST_SNAPSHOT_OF_RUN = Prepared(
     select(*(_snapshots[name] for name in Snapshot._fields)).where(_OF_RUN).order_by(_snapshots.step.desc()).limit(1)
 )
+_SNAPSHOTS_AFTER = Prepared(
+    select(*(_snapshots[name] for name in Snapshot._fields)).where(_OF_RUN, _snapshots.step > bindparam("after"))
+)
+_DROP_SNAPSHOT = Prepared(
+    delete(table_of(DetectorSnapshot)).where(
+        _OF_RUN, _snapshots.attempt == bindparam("attempt"), _snapshots.step == bindparam("at")
+    )
+)
+_due = table_of(DueReplay).c
+_DUE = Prepared(select(_due.from_step, _due.changes).where(_due.run_id == bindparam("run_id")))
+_DROP_DUE = Prepared(delete(table_of(DueReplay)).where(_due.run_id == bindparam("run_id")))
 _DROP_SNAPSHOTS = Prepared(delete(table_of(DetectorSnapshot)).where(_OF_RUN, _snapshots.step >= bindparam("from_step")))
 _OLDEST_KEPT = (
     select(_snapshots.step)
@@ -70,13 +85,16 @@ _DROP_PASSING_SNAPSHOTS = Prepared(
 )
 
 
-def closed_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int) -> list[tuple[int, int]]:
-    """Return (step, attempt) of the active closed steps beyond `after`, in order."""
-    return [
+def closed_steps(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, limit: int = ALL_STEPS
+) -> list[tuple[int, int]]:
+    """Return (step, attempt) of the first `limit` active closed steps beyond `after`, in order."""
+    found = [
         (step, attempt)
         for each in reversed(active_ranges(attempts, first=after + 1))
-        for step, attempt in _CLOSED_STEPS.rows(session, {"run_id": run_id, **each.parameters()})
+        for step, attempt in _CLOSED_STEPS.rows(session, {"run_id": run_id, "at_most": limit, **each.parameters()})
     ]
+    return found[:limit]
 
 
 def newest_snapshot(
@@ -102,6 +120,43 @@ def newest_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
     query = select(DetectorSnapshot.run_id, func.max(DetectorSnapshot.step))
     query = query.where(DetectorSnapshot.run_id.in_(run_ids)).group_by(DetectorSnapshot.run_id)
     return dict(session.execute(query).all())
+
+
+def snapshots_after(session: Session, run_id: str, step: int) -> dict[tuple[int, int], Snapshot]:
+    """Return the snapshots beyond a step by (attempt, step), those of superseded steps included."""
+    rows = _SNAPSHOTS_AFTER.rows(session, {"run_id": run_id, "after": step})
+    return {(row[0], row[1]): Snapshot(*row) for row in rows}
+
+
+def put_snapshots(
+    session: Session, run_id: str, rows: list[dict[str, Any]], obsolete: Collection[tuple[int, int]]
+) -> None:
+    """Insert or overwrite snapshots, and delete those that are obsolete, by (attempt, step)."""
+    upsert(session, DetectorSnapshot, rows, ("run_id", "attempt", "step"))
+    if obsolete:
+        keys = [{"run_id": run_id, "attempt": attempt, "at": step} for attempt, step in sorted(obsolete)]
+        _DROP_SNAPSHOT.run(session, *keys)
+
+
+def due_replay(session: Session, run_id: str) -> tuple[int, int] | None:
+    """Return (first step, number of changes) of the replay that is due; None if there is none."""
+    found = _DUE.first(session, {"run_id": run_id})
+    return None if found is None else (found[0], found[1])
+
+
+def runs_with_due_replay(session: Session, limit: int) -> list[str]:
+    """Return up to `limit` runs that have a replay due."""
+    return list(session.scalars(select(DueReplay.run_id).order_by(DueReplay.run_id).limit(limit)))
+
+
+def put_due_replay(session: Session, run_id: str, from_step: int, changes: int) -> None:
+    """Note that the detectors have to be replayed from a step on."""
+    upsert(session, DueReplay, [{"run_id": run_id, "from_step": from_step, "changes": changes}], ("run_id",))
+
+
+def drop_due_replay(session: Session, run_id: str) -> None:
+    """Note that no replay is due."""
+    _DROP_DUE.run(session, {"run_id": run_id})
 
 
 def drop_snapshots(session: Session, run_id: str, from_step: int) -> None:

@@ -12,6 +12,7 @@ from service.platform.database.tables.audit import AuditEntry
 from service.platform.database.tables.base import Base
 from service.platform.database.tables.changes import AnnouncedChange, RunSetup
 from service.platform.database.tables.checkpoints import Checkpoint
+from service.platform.database.tables.detection import DueReplay
 from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.jobs import BackgroundJob
 from service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
@@ -48,6 +49,7 @@ __all__ = [
     "Checkpoint",
     "Deletion",
     "DetectorSnapshot",
+    "DueReplay",
     "EndedSession",
     "ExactDivergence",
     "ExactShard",

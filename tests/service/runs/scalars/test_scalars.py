@@ -67,7 +67,8 @@ def test_scalars_before_step_closes_are_among_its_values(sender: Sender, seen: l
 def test_late_scalars_publish_event_and_join_step_values(sender: Sender, seen: list[Seen]) -> None:
     sender.put_shard(5, make_batch()).raise_for_status()
     sender.put_scalars(5, {"grad_norm": 0.5}).raise_for_status()
-    assert [each.event for each in seen] == [StepClosed(sender.run, 1, 5), ScalarsChanged(sender.run, 1, 5)]
+    changed = ScalarsChanged(sender.run, 1, 5, frozenset({"grad_norm"}))
+    assert [each.event for each in seen] == [StepClosed(sender.run, 1, 5), changed]
     assert "scalars:grad_norm" not in seen[0].values
     assert seen[1].values == {**seen[0].values, "scalars:grad_norm": 0.5}
 

@@ -1,0 +1,202 @@
+"""Late data of a long run is replayed outside the writer, with the result of a history that was never different."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, select
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from service.app import subscribe_handlers
+from service.platform.database.session import Database
+from service.platform.database.tables import DueReplay
+from service.platform.events import EventBus
+from service.watch.detection.events import ReplayDue
+from service.watch.detection.late_replays import make_due_replay
+from service.watch.detection.replay_detectors import MILESTONE_STEPS, RECENT_STATES, STEPS_IN_TRANSACTION
+from tests.service.watch.recorded import K3, LENGTH, RecordedRun
+
+STEPS = 3 * STEPS_IN_TRANSACTION
+
+
+def values_at(step: int) -> dict[str, float]:
+    """Return a history with a surge of the lengths, and a critical mismatch for a while."""
+    surge = 2.5 if step > STEPS // 2 else 1.0
+    return {LENGTH: surge * (100.0 + math.sin(step)), K3: 2e-2 if 60 < step < 90 else 1e-4 * (1 + step % 3)}
+
+
+def outcome(run: RecordedRun) -> object:
+    """Return what the detectors made of a run."""
+    alerts = [
+        (alert.rule, alert.step, alert.value, alert.evidence, alert.cleared_step, alert.state)
+        for alert in run.alerts()
+        if alert.state != "retracted"
+    ]
+    snapshots = [(each.step, each.attempt, each.milestone, each.state) for each in run.snapshots()]
+    return alerts, snapshots
+
+
+def due(database: Database) -> list[str]:
+    with database.read() as session:
+        return list(session.scalars(select(DueReplay.run_id)))
+
+
+def closed_run(
+    database: Database, key: str, changed: Mapping[int, Mapping[str, float]], steps: int = STEPS
+) -> RecordedRun:
+    """Return a run that closed every step, in which some first had other values."""
+    run = RecordedRun(database).begin(key)
+    for step in range(1, steps + 1):
+        run.close(step, changed.get(step) or values_at(step))
+    return run
+
+
+def test_late_data_gives_the_result_of_a_history_that_was_never_different(database: Database) -> None:
+    expected = outcome(closed_run(database, "in order", {}))
+    late = closed_run(database, "late", {2: {LENGTH: 900.0, K3: 3e-2}, 3: {LENGTH: 900.0, K3: 3e-2}})
+    assert outcome(late) != expected
+    for step in (3, 2):
+        late.close(step, values_at(step))
+    assert outcome(late) == expected
+    assert due(database) == []
+    late.close(STEPS + 1, values_at(STEPS + 1))
+    assert late.snapshots()[-1].step == STEPS + 1
+
+
+def test_replay_that_a_crash_prevented_is_made_later(database: Database) -> None:
+    expected = outcome(closed_run(database, "in order", {}))
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
+    handlers, late.events = late.events, EventBus()
+    subscribe_without(late.events, ReplayDue)
+    late.close(2, values_at(2))
+    assert due(database) == [late.run]
+    assert outcome(late) != expected
+    assert make_due_replay(handlers, late.run, database)
+    assert outcome(late) == expected
+    assert due(database) == []
+
+
+def test_change_during_a_replay_repeats_it(database: Database) -> None:
+    expected = outcome(closed_run(database, "in order", {}))
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}, 4: {LENGTH: 900.0}})
+    handlers, late.events = late.events, EventBus()
+    subscribe_without(late.events, ReplayDue)
+    late.close(2, values_at(2))
+    racing = Racing(database, lambda: late.close(4, values_at(4)))
+    assert make_due_replay(handlers, late.run, racing)  # type: ignore[arg-type]
+    assert racing.writes == 2
+    assert outcome(late) == expected
+
+
+def test_steps_that_close_during_a_replay_are_replayed_with_it(database: Database) -> None:
+    expected = outcome(closed_run(database, "in order", {}, STEPS + 2))
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
+    handlers, late.events = late.events, EventBus()
+    subscribe_without(late.events, ReplayDue)
+    late.close(2, values_at(2))
+    racing = Racing(database, lambda: [late.close(step, values_at(step)) for step in (STEPS + 1, STEPS + 2)])
+    assert make_due_replay(handlers, late.run, racing)  # type: ignore[arg-type]
+    assert racing.writes == 1
+    assert outcome(late) == expected
+
+
+def test_writer_does_no_more_for_late_data_of_a_longer_run(sqlite_template: Path, tmp_path: Path) -> None:
+    shutil.copy(sqlite_template, tmp_path / "foreshock.db")
+    database = Database(f"sqlite:///{tmp_path}/foreshock.db")
+    try:
+        counts = {}
+        for steps in (STEPS, 2 * STEPS):
+            run = closed_run(database, str(steps), {1: {LENGTH: 103.0}}, steps)
+            with writes() as seen:
+                run.close(1, values_at(1))
+            counts[steps] = seen
+        short, long = counts[STEPS], counts[2 * STEPS]
+        assert len(short) == len(long)
+        for (statement, rows), (of_long, rows_of_long) in zip(short, long, strict=True):
+            assert of_long == statement
+            # States are kept once in a block of steps.
+            assert rows_of_long - rows <= STEPS // MILESTONE_STEPS + RECENT_STATES, statement
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("attempts", [50])
+def test_closing_a_step_takes_no_more_statements_after_many_resumes(database: Database, attempts: int) -> None:
+    once = closed_run(database, "once", {}, 60)
+    often = RecordedRun(database).begin("often")
+    for number in range(1, attempts):
+        often.close(number, values_at(number))
+        often.resume(number + 1)
+    for step in range(attempts, 61):
+        often.close(step, values_at(step))
+    counts = []
+    for run in (once, often):
+        with statements() as seen:
+            run.database.write(lambda session, run=run: publish(run, session))  # type: ignore[misc]
+        counts.append(len(seen))
+    assert counts[0] == counts[1], counts
+
+
+def publish(run: RecordedRun, session: Session) -> None:
+    """Publish that the newest step changed."""
+    from service.runs.events import StepClosed
+
+    run.events.publish(session, StepClosed(run.run, run.attempt, 60))
+
+
+class Racing:
+    """A database in which something else is written before the first write."""
+
+    def __init__(self, database: Database, first: Callable[[], object]) -> None:
+        self.read = database.read
+        self.writes = 0
+        self._database, self._first = database, first
+
+    def write(self, work: Callable[[Session], Any]) -> Any:
+        """Run the work, after what comes first."""
+        self.writes += 1
+        if self.writes == 1:
+            self._first()
+        return self._database.write(work)
+
+
+def subscribe_without(events: EventBus, missing: type) -> None:
+    """Subscribe every handler but those of one event, as if the process died before them."""
+    subscribe_handlers(events)
+    events._handlers.pop(missing)
+
+
+@contextmanager
+def statements() -> Iterator[list[tuple[str, int]]]:
+    """Collect the SQL statements that any engine executes, each with its number of rows of parameters."""
+    seen: list[tuple[str, int]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        seen.append((statement, len(parameters) if many else 1))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+@contextmanager
+def writes() -> Iterator[list[tuple[str, int]]]:
+    """Collect the statements of transactions that write, on SQLite."""
+    found: list[tuple[str, int]] = []
+    with statements() as seen:
+        yield found
+    writing = False
+    for statement, rows in seen:
+        if statement.startswith("BEGIN"):
+            writing = statement == "BEGIN IMMEDIATE"
+        if writing:
+            found.append((statement, rows))
