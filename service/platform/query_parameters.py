@@ -10,6 +10,7 @@ from foreshock.suggestions import did_you_mean
 from service.platform.problem import InvalidRequest, ProblemItem
 
 _API = "/v1/"
+_KEPT = "foreshock_query_parameters"
 
 
 def check_step_range(from_step: int, to_step: int) -> None:
@@ -18,13 +19,22 @@ def check_step_range(from_step: int, to_step: int) -> None:
         raise InvalidRequest(f"query.from_step: {from_step} is beyond to_step {to_step}")
 
 
+def _declared(route: APIRoute) -> list[str]:
+    """Return the declared names, which the framework collects anew at each call; kept with the route."""
+    kept = vars(route)
+    if _KEPT not in kept:
+        kept[_KEPT] = sorted(parameter.alias for parameter in get_flat_dependant(route.dependant).query_params)
+    known: list[str] = kept[_KEPT]
+    return known
+
+
 async def refuse_unknown_parameters(request: Request) -> None:
     """Raise InvalidRequest naming each query parameter that the route of this request does not declare."""
     if not request.url.query or not request.url.path.startswith(_API):
         return
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
-    known = sorted(parameter.alias for parameter in get_flat_dependant(route.dependant).query_params)
+    known = _declared(route)
     listed = f"parameters: {', '.join(known)}" if known else "there are no parameters"
     items = [
         ProblemItem(
