@@ -1,6 +1,6 @@
 """Blobs and documents packed for the database: a small step would take 40 kB otherwise, most of it the same every time.
 
-Three packings, told by the first byte; the bytes that are read are those that were stored.
+Three packings, told by a mark and a byte; the bytes that are read are those that were stored.
 
 - DEFLATED: zlib with a preset dictionary, which holds what is in every step: the headers of statistics, the schema of
   rollout summaries, the lint's report of a clean step.
@@ -24,7 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PLAIN, _DEFLATED, _SPARSE, _MIRRORED = 0, 1, 2, 3
+# No text begins so, and no blob of an older release.
+_MARK = b"\xf5\xf7"
+_PLAIN, _DEFLATED, _SPARSE, _MIRRORED = (_MARK + bytes([kind]) for kind in range(4))
+_KIND_BYTES = len(_PLAIN)
 _STATISTICS = b"FSST"
 _HEADER_AT = 8
 _SIGN = np.uint64(1 << 63)
@@ -61,21 +64,21 @@ def pack(data: bytes) -> bytes:
     """Return the bytes in the smallest packing that applies."""
     smallest = _packed_statistics(data) if data.startswith(_STATISTICS) else None
     if smallest is None:
-        smallest = bytes([_DEFLATED]) + _deflate(data)
+        smallest = _DEFLATED + _deflate(data)
     if len(smallest) < len(data):
         return smallest
-    return bytes([_PLAIN]) + data if data[:1] <= bytes([_MIRRORED]) else data
+    return _PLAIN + data if data.startswith(_MARK) else data
 
 
 def unpack(data: bytes) -> bytes:
     """Return the bytes of `pack`. Raises zlib.error if they are damaged."""
-    kind = data[0] if data else -1
+    kind, rest = data[:_KIND_BYTES], data[_KIND_BYTES:]
     if kind == _PLAIN:
-        return data[1:]
+        return rest
     if kind == _DEFLATED:
-        return _inflate(data[1:])
+        return _inflate(rest)
     if kind in (_SPARSE, _MIRRORED):
-        return _unpacked_statistics(_inflate(data[1:]), mirrored=kind == _MIRRORED)
+        return _unpacked_statistics(_inflate(rest), mirrored=kind == _MIRRORED)
     return data
 
 
@@ -97,7 +100,7 @@ def _packed_statistics(data: bytes) -> bytes | None:
         if not left.any():
             words[other], kind = 0, _MIRRORED
     used = words != 0
-    return bytes([kind]) + _deflate(data[:end] + np.packbits(used).tobytes() + words[used].tobytes())
+    return kind + _deflate(data[:end] + np.packbits(used).tobytes() + words[used].tobytes())
 
 
 def _unpacked_statistics(data: bytes, *, mirrored: bool) -> bytes:

@@ -226,12 +226,12 @@ def test_downgrade_restores_the_severities_of_the_release_before(empty_database:
 
 
 def _parsed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Parse JSON: SQLite returns JSON columns as text, which Alembic may write with other spaces."""
+    """Parse JSON: SQLite returns JSON columns as text, which Alembic may write with other spaces, in another order."""
     columns = ("warnings", "report", "evidence")
     return [
         {
             name: json.loads(value) if name in columns and isinstance(value, str) else value
-            for name, value in row.items()
+            for name, value in sorted(row.items())
         }
         for row in rows
     ]
