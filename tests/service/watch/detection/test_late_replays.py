@@ -101,7 +101,12 @@ def test_steps_that_close_during_a_replay_are_replayed_with_it(database: Databas
     handlers, late.events = late.events, EventBus()
     subscribe_without(late.events, ReplayDue)
     late.close(2, values_at(2))
-    racing = Racing(database, lambda: [late.close(step, values_at(step)) for step in (STEPS + 1, STEPS + 2)])
+
+    def close_two() -> None:
+        for step in (STEPS + 1, STEPS + 2):
+            late.close(step, values_at(step))
+
+    racing = Racing(database, close_two)
     assert make_due_replay(handlers, late.run, racing)  # type: ignore[arg-type]
     assert racing.writes == 1
     assert outcome(late) == expected
