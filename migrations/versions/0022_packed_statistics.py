@@ -15,8 +15,8 @@ from sqlalchemy.dialects import postgresql
 
 from service.platform.database.packing import pack, unpack
 
-revision = '0021'
-down_revision = '0020'
+revision = '0022'
+down_revision = '0021'
 branch_labels = None
 depends_on = None
 
