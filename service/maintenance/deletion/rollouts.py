@@ -189,6 +189,8 @@ def _plan(
                 plan.shard_summaries[part.shard, part.comparison] = changed
     for whole in rows.measurements:
         if whole.summaries is not None:
+            # Those of a step that is one shard are held here alone.
+            deleted |= run(deleted_in_summaries, whole.summaries, ids)
             changed = run(anonymise_summaries, whole.summaries, ids, secret)
             if changed is not None:
                 plan.step_summaries[whole.comparison] = changed
