@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from service.platform.database.engine import make_engine
+from service.platform.database.packing import unpack
 from service.platform.database.schema import newest_revision, upgrade
 from service.platform.database.tables import Base
 from service.platform.settings import Settings
@@ -51,7 +53,15 @@ def columns_of(url: str) -> dict[str, set[str]]:
 
 
 def _shown(value: Any) -> str:
-    return bytes(value).hex() if isinstance(value, bytes | memoryview) else repr(value)
+    """Return a value as it is read: documents may be JSON or packed, and blobs packed or not."""
+    if isinstance(value, bytes | memoryview):
+        value = unpack(bytes(value))
+    text = bytes(value) if isinstance(value, bytes) else value
+    if isinstance(text, str | bytes) and text[:1] in ("{", b"{"):
+        value = json.loads(text)
+    if isinstance(value, dict):
+        return json.dumps(value, sort_keys=True)
+    return value.hex() if isinstance(value, bytes) else repr(value)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
