@@ -15,8 +15,8 @@ from sqlalchemy.dialects import postgresql
 
 from service.platform.database.packing import pack, unpack
 
-revision = '0022'
-down_revision = '0021'
+revision = '0023'
+down_revision = '0022'
 branch_labels = None
 depends_on = None
 
