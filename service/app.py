@@ -232,8 +232,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
             Job("make_due_replays", lambda: make_due_replays(context)),
             Job("expire_leases", lambda: sweep_leases(context)),
             Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
-            # Each process removes what its own machine keeps.
-            Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),
+            Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),  # its own
             Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
         ],
         context.settings.sweep_interval_seconds,
