@@ -1,4 +1,4 @@
-"""How soon do long-polling trainers get a change of the advice? `python -m benchmarks.queries.long_polls`.
+"""How soon do long-polling trainers get a change of the advice? `python -m benchmarks.queries long_polls`.
 
 1,000 connections poll the advice of one run with `wait=30` and poll again after each answer, as trainers do. A change
 is an operator's hold or release, sent to one service process; its latency is from the moment the POST is sent to the
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -29,6 +28,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from benchmarks.queries.bar import Bar
 from benchmarks.running_service import running_service
 from tests.service.postgres import PostgresCluster
 
@@ -204,7 +204,7 @@ def _services(folder: Path, cluster: PostgresCluster | None) -> Iterator[list[st
         yield addresses
 
 
-def measure(trainers: int = TRAINERS, changes: int = CHANGES) -> list[Figures]:
+def measure_set_ups(trainers: int = TRAINERS, changes: int = CHANGES) -> list[Figures]:
     """Return the figures of both set-ups."""
     measured = []
     with tempfile.TemporaryDirectory(prefix="fsk-polls-") as folder, _services(Path(folder), None) as addresses:
@@ -223,24 +223,21 @@ def measure(trainers: int = TRAINERS, changes: int = CHANGES) -> list[Figures]:
     return measured
 
 
-def main() -> bool:
-    """Measure, print a table and a line of key=value pairs; return whether the bars are reached."""
-    measured = measure()
-    print(f"{TRAINERS} trainers, {CHANGES} changes; seconds from the change to the answer, and of /livez meanwhile")
-    print(f"{'':26}{'p50':>8}{'p99':>8}{'max':>8}{'livez p99':>12}{'livez max':>12}")
+def measure() -> Bar:
+    """Measure both set-ups."""
+    measured = measure_set_ups()
+    lines = [
+        f"long polls: {TRAINERS} trainers, {CHANGES} changes; seconds from the change to the answer, and of /livez",
+        f"{'':26}{'p50':>8}{'p99':>8}{'max':>8}{'livez p99':>12}{'livez max':>12}",
+    ]
     for figures in measured:
         for number, values in enumerate(figures.change.values(), start=1):
             percentiles = "".join(f"{float(np.percentile(values, share)):8.3f}" for share in (50, 99, 100))
             livez = f"{figures.livez_p99:12.3f}{max(figures.livez):12.3f}"
-            print(f"{figures.name + f' ({number})':26}{percentiles}{livez}")
-    pairs = {
-        "sqlite_change_p99_s": measured[0].change_p99,
-        "postgresql_change_p99_s": measured[1].change_p99,
-        "livez_p99_s": max(figures.livez_p99 for figures in measured),
+            lines.append(f"{figures.name + f' ({number})':26}{percentiles}{livez}")
+    values = {
+        "long_polls_sqlite_change_p99_s": measured[0].change_p99,
+        "long_polls_postgresql_change_p99_s": measured[1].change_p99,
+        "long_polls_livez_p99_s": max(figures.livez_p99 for figures in measured),
     }
-    print(" ".join(f"{name}={value:.3f}" for name, value in pairs.items()))
-    return all(figures.holds for figures in measured)
-
-
-if __name__ == "__main__":
-    sys.exit(0 if main() else 1)
+    return Bar("long polls", lines, values, all(figures.holds for figures in measured))

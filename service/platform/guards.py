@@ -25,6 +25,7 @@ class HostNotAllowed(ProblemError):
     """A Host header that is not in the allow-list; the check prevents DNS rebinding."""
 
     status = 400
+    problem_type = "host-not-allowed"
 
 
 class RequestGuard:

@@ -24,6 +24,7 @@ class InvalidCursor(ProblemError):
     """A cursor that was not made by a list of this kind."""
 
     status = 422
+    problem_type = "invalid-cursor"
 
 
 class Page(BaseModel, Generic[Item]):

@@ -6,7 +6,6 @@ and the library's `InvalidRolloutsError` and `LimitExceededError` come out in th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from service.platform.logs.request_ids import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+PROBLEM_TYPE_PREFIX = "urn:foreshock:problem:"
 
 
 class ProblemItem(BaseModel):
@@ -44,9 +44,19 @@ class ProblemDocument(BaseModel):
 
 
 class ProblemError(Exception):
-    """Base of the service's errors. Subclasses set `status`; the class name gives the problem's type and title."""
+    """Base of the service's errors. Subclasses set `status` and `problem_type`.
+
+    A type is part of the API: it stays when the class is renamed, and no two classes have the same.
+    """
 
     status: ClassVar[int] = 500
+    problem_type: ClassVar[str]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Refuse a class without a type of its own."""
+        super().__init_subclass__(**keywords)
+        if "problem_type" not in cls.__dict__:
+            raise TypeError(f'{cls.__name__} needs a `problem_type` of its own, such as "run-not-found"')
 
     def __init__(
         self,
@@ -66,10 +76,9 @@ class ProblemError(Exception):
 
     def document(self) -> ProblemDocument:
         """Return the problem document that is sent."""
-        words = re.findall(r"[A-Z][a-z0-9]*", type(self).__name__.removesuffix("Error"))
         return ProblemDocument(
-            type="urn:foreshock:problem:" + "-".join(words).lower(),
-            title=" ".join(words).capitalize(),
+            type=PROBLEM_TYPE_PREFIX + self.problem_type,
+            title=self.problem_type.replace("-", " ").capitalize(),
             status=self.status,
             detail=self.detail,
             row=self.row,
@@ -83,42 +92,49 @@ class InvalidRequest(ProblemError):
     """A path, query or body that does not fit the contract."""
 
     status = 422
+    problem_type = "invalid-request"
 
 
 class InvalidRollouts(ProblemError):
     """An uploaded table that breaks the rollout schema; `row` and `column` locate the fault."""
 
     status = 422
+    problem_type = "invalid-rollouts"
 
 
 class LimitExceeded(ProblemError):
     """An upload beyond a configured cap; the detail names the cap."""
 
     status = 413
+    problem_type = "limit-exceeded"
 
 
 class RequestTimeout(ProblemError):
     """A request whose headers or body stopped coming, or come too slowly."""
 
     status = 408
+    problem_type = "request-timeout"
 
 
 class UnsupportedMediaType(ProblemError):
     """A body whose content type the endpoint does not accept."""
 
     status = 415
+    problem_type = "unsupported-media-type"
 
 
 class NotAcceptable(ProblemError):
     """An Accept header without an available media type."""
 
     status = 406
+    problem_type = "not-acceptable"
 
 
 class InternalError(ProblemError):
     """A fault of the service itself; its cause is in the service's log only."""
 
     status = 500
+    problem_type = "internal"
 
 
 def problem_response(error: ProblemError) -> JSONResponse:
@@ -159,7 +175,7 @@ def _framework_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     title = HTTPStatus(error.status_code).phrase
     document = ProblemDocument(
-        type="urn:foreshock:problem:" + title.lower().replace(" ", "-"),
+        type=PROBLEM_TYPE_PREFIX + title.lower().replace(" ", "-"),
         title=title,
         status=error.status_code,
         detail=str(error.detail),

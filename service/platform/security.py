@@ -35,6 +35,7 @@ class AuthenticationRequired(ProblemError):
     """No key, an unknown, revoked or expired key, or a session that has ended."""
 
     status = 401
+    problem_type = "authentication-required"
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
@@ -44,12 +45,14 @@ class ScopeMissing(ProblemError):
     """A valid key without the scope that the endpoint requires."""
 
     status = 403
+    problem_type = "scope-missing"
 
 
 class CrossSiteRefused(ProblemError):
     """A browser request that did not come from the service's own pages."""
 
     status = 403
+    problem_type = "cross-site-refused"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,18 +26,21 @@ class StorageFull(ProblemError):
     """Full: the token store or the database has no room."""
 
     status = 507
+    problem_type = "storage-full"
 
 
 class StorageUnavailable(ProblemError):
     """Storage that cannot be written or read now: its folder, its disk or a limit of the system."""
 
     status = 503
+    problem_type = "storage-unavailable"
 
 
 class DatabaseUnavailable(ProblemError):
     """A database that does not answer, or has no free connection."""
 
     status = 503
+    problem_type = "database-unavailable"
 
 
 def install_storage_handlers(app: FastAPI) -> None:

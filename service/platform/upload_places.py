@@ -25,6 +25,7 @@ class UploadsBusy(ProblemError):
     """Full: as many uploads as the service takes at a time are being received, decoded or stored."""
 
     status = 503
+    problem_type = "uploads-busy"
 
 
 class UploadPlaces:

@@ -33,6 +33,7 @@ class UploadIncomplete(ProblemError):
     """A connection that ended before the body did."""
 
     status = 400
+    problem_type = "upload-incomplete"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class AnswerTooLarge(ProblemError):
     """A columnar answer with more values than a setting allows; the detail says how to ask for less."""
 
     status = 422
+    problem_type = "answer-too-large"
 
 
 def read_columns(session: Session, query: Select[Any], kinds: Mapping[str, Kind], most_values: int) -> ColumnTable:

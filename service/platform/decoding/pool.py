@@ -38,12 +38,14 @@ class DecoderDied(ProblemError):
 
     # Of this body, not of the service: a client sends what is behind it first.
     status = 413
+    problem_type = "decoder-died"
 
 
 class DecodersBusy(ProblemError):
     """A full queue of bodies that wait for a decoder."""
 
     status = 503
+    problem_type = "decoders-busy"
 
 
 @dataclass(eq=False, slots=True)

@@ -22,6 +22,7 @@ class TooManyRequests(ProblemError):
     """A key beyond its limit of requests, bytes or uploads; the same request succeeds after Retry-After."""
 
     status = 429
+    problem_type = "too-many-requests"
 
 
 @dataclass(slots=True)

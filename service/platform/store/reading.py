@@ -13,18 +13,21 @@ class TokensGone(ProblemError):
     """Gone: a token file that the catalogue names is not in the store."""
 
     status = 410
+    problem_type = "tokens-gone"
 
 
 class TokensPurged(ProblemError):
     """Purged: retention or a deletion removed the tokens; measurements and rollout summaries stay."""
 
     status = 410
+    problem_type = "tokens-purged"
 
 
 class TokensDamaged(ProblemError):
     """Damaged: a token file does not hold what was written; its checksums or its layout are wrong."""
 
     status = 500
+    problem_type = "tokens-damaged"
 
 
 @contextmanager

@@ -66,18 +66,21 @@ class AttributionNotFound(ProblemError):
     """No replayed scores of this step are published: request a probe."""
 
     status = 404
+    problem_type = "attribution-not-found"
 
 
 class AttributionNotPossible(ProblemError):
     """The logged and published scores of this step are fewer than two of the chain."""
 
     status = 404
+    problem_type = "attribution-not-possible"
 
 
 class AttributionPending(ProblemError):
     """Scores are published and the step's first attribution is being computed: retry."""
 
     status = 503
+    problem_type = "attribution-pending"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,30 +41,35 @@ class ExactNotFound(ProblemError):
     """No exact divergences of this step are published: request a probe with `exact_pairs`."""
 
     status = 404
+    problem_type = "exact-not-found"
 
 
 class PairNotAsked(ProblemError):
     """The job does not request this exact pair."""
 
     status = 422
+    problem_type = "pair-not-asked"
 
 
 class ExactConflict(ProblemError):
     """Other bytes are already stored under this lease, pair and shard."""
 
     status = 409
+    problem_type = "exact-conflict"
 
 
 class ExactWrongFingerprint(ProblemError):
     """A fingerprint has other weights than the job, or differs from that of the pair's other shards."""
 
     status = 422
+    problem_type = "exact-wrong-fingerprint"
 
 
 class ExactIncomplete(ProblemError):
     """The job is not complete: divergences of some rollouts are missing."""
 
     status = 409
+    problem_type = "exact-incomplete"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,12 +36,14 @@ class LeaseNotFound(ProblemError):
     """No lease with this id is visible to this key."""
 
     status = 404
+    problem_type = "lease-not-found"
 
 
 class LeaseLost(ProblemError):
     """The lease no longer holds its job: another try has begun, or the job has ended. Its scores do not count."""
 
     status = 409
+    problem_type = "lease-lost"
 
 
 def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRead | None:

@@ -37,6 +37,7 @@ class ShardsBusy(ProblemError):
     """Other shards of the same result were committed whenever this one was checked."""
 
     status = 503
+    problem_type = "shards-busy"
 
 
 class ShardRow(Protocol):

@@ -48,24 +48,28 @@ class ProbeNotFound(ProblemError):
     """No probe with this id is visible to this key."""
 
     status = 404
+    problem_type = "probe-not-found"
 
 
 class UnknownScorer(ProblemError):
     """A scorer or variant that no worker of this release implements."""
 
     status = 422
+    problem_type = "unknown-scorer"
 
 
 class ProbeNotPossible(ProblemError):
     """The step has no rollouts, is not closed, or has no checkpoint to score it with."""
 
     status = 422
+    problem_type = "probe-not-possible"
 
 
 class ProbeStillRuns(ProblemError):
     """The probe has not ended; only an ended probe can be retried."""
 
     status = 409
+    problem_type = "probe-still-runs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,24 +39,28 @@ class ScorerNotAsked(ProblemError):
     """The job does not request scores of this scorer and variant."""
 
     status = 422
+    problem_type = "scorer-not-asked"
 
 
 class ScoresConflict(ProblemError):
     """Other bytes are already stored under this lease, scorer, variant and shard."""
 
     status = 409
+    problem_type = "scores-conflict"
 
 
 class WrongFingerprint(ProblemError):
     """The fingerprint has other weights than the job, or differs from that of the score's other shards."""
 
     status = 422
+    problem_type = "wrong-fingerprint"
 
 
 class ScoresIncomplete(ProblemError):
     """The job is not complete: scores of some rollouts are missing."""
 
     status = 409
+    problem_type = "scores-incomplete"
 
 
 def check_address(context: ServiceContext, principal: Principal, address: ScoreAddress) -> None:

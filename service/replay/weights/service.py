@@ -21,18 +21,21 @@ class WeightsSearchNotFound(ProblemError):
     """No weights search of this step is done: request one with a probe of the kind `weights`."""
 
     status = 404
+    problem_type = "weights-search-not-found"
 
 
 class WeightsSearchMissing(ProblemError):
     """The job is a weights search and its result was not sent."""
 
     status = 409
+    problem_type = "weights-search-missing"
 
 
 class NoWeightsSearch(ProblemError):
     """The job requests no weights search, or the result is of another step or scorer than the job."""
 
     status = 422
+    problem_type = "no-weights-search"
 
 
 def store_search(

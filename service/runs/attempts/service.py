@@ -30,12 +30,14 @@ class AttemptNotFound(ProblemError):
     """The run has no such attempt."""
 
     status = 404
+    problem_type = "attempt-not-found"
 
 
 class AttemptConflict(ProblemError):
     """Conflict: an attempt of that key exists and begins at another step."""
 
     status = 409
+    problem_type = "attempt-conflict"
 
 
 def get_or_create_attempt(

@@ -48,6 +48,7 @@ class ShardConflict(ProblemError):
     """Other bytes are already stored under this attempt, step and shard."""
 
     status = 409
+    problem_type = "shard-conflict"
 
 
 _ORDER = IngestOrder()

@@ -36,6 +36,7 @@ class LintNotFound(ProblemError):
     """Missing lint: the step has no shard, or only shards of a release without the lint."""
 
     status = 404
+    problem_type = "lint-not-found"
 
 
 def add_evidence(session: Session, key: StepKey, shard: int, part: LintPart) -> None:

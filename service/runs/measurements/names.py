@@ -15,12 +15,14 @@ class UnknownMeasure(ProblemError):
     """Unknown measure: the name is not registered."""
 
     status = 422
+    problem_type = "unknown-measure"
 
 
 class UnknownComparison(ProblemError):
     """Unknown comparison: not `target/behaviour` of two scorers."""
 
     status = 422
+    problem_type = "unknown-comparison"
 
 
 def columns_of(names: Sequence[str]) -> Sequence[str]:

@@ -46,12 +46,14 @@ class MeasurementNotFound(ProblemError):
     """Missing measurement: the step lacks the comparison, or has not closed yet."""
 
     status = 404
+    problem_type = "measurement-not-found"
 
 
 class StatisticsOutOfDate(ProblemError):
     """Outdated statistics: measured by another release, and unreadable by this one."""
 
     status = 409
+    problem_type = "statistics-out-of-date"
 
 
 @dataclass(frozen=True, slots=True)

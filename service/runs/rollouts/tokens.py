@@ -34,6 +34,7 @@ class RolloutNotFound(ProblemError):
     """Missing rollout: the step has none with that sample id."""
 
     status = 404
+    problem_type = "rollout-not-found"
 
 
 @dataclass(frozen=True, slots=True)

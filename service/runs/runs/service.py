@@ -50,18 +50,21 @@ class RunNotFound(ProblemError):
     """Missing run: none with this id or key is visible to this API key."""
 
     status = 404
+    problem_type = "run-not-found"
 
 
 class RunDeleted(ProblemError):
     """Deleted run: it accepts no data and returns none."""
 
     status = 410
+    problem_type = "run-deleted"
 
 
 class RunKeyAmbiguous(ProblemError):
     """A run key without its project that several visible projects have."""
 
     status = 409
+    problem_type = "run-key-ambiguous"
 
 
 def get_run(session: Session, principal: Principal, run_id: str) -> Run:

@@ -22,6 +22,7 @@ class ShardCountConflict(ProblemError):
     """Conflict: two uploads give different numbers of shards for the step."""
 
     status = 409
+    problem_type = "shard-count-conflict"
 
 
 def check_expected_shards(key: StepKey, expected: int, shards: int) -> None:

@@ -47,6 +47,7 @@ class AdviceConflict(ProblemError):
     """An operator's decision that changes nothing, or an acknowledgement of an unknown revision."""
 
     status = 409
+    problem_type = "advice-conflict"
 
 
 @dataclass(frozen=True, slots=True)

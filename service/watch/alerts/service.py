@@ -27,12 +27,14 @@ class AlertNotFound(ProblemError):
     """The run has no such alert."""
 
     status = 404
+    problem_type = "alert-not-found"
 
 
 class AlertConflict(ProblemError):
     """The alert's state does not allow the change."""
 
     status = 409
+    problem_type = "alert-conflict"
 
 
 class PageKey(NamedTuple):

@@ -45,6 +45,7 @@ class FigureNotFound(ProblemError):
     """There is no figure of this name."""
 
     status = 404
+    problem_type = "figure-not-found"
 
 
 RunFigure = Callable[[Viewing, Run], Figure | Missing]

@@ -18,6 +18,7 @@ class StepNotFound(ProblemError):
     """The run has no rollouts of this step."""
 
     status = 404
+    problem_type = "step-not-found"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,32 @@
+"""The page of problem types is current, and every type is unique, well formed and what an answer says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from scripts.problem_types_page import PAGE, page
+from service.platform.problem import PROBLEM_TYPE_PREFIX, ProblemError
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == page(), "run python -m scripts.problem_types_page"
+
+
+def test_types_are_unique_and_lower_case_words() -> None:
+    types = re.findall(r"^\| `(.*?)` \| \d{3} \| (.+) \|$", page(), re.MULTILINE)
+    names = [name for name, _ in types]
+    assert len(names) == len(set(names)) > 60
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) and meaning for name, meaning in types)
+
+
+def test_error_without_a_type_of_its_own_is_refused() -> None:
+    with pytest.raises(TypeError, match="Nameless needs a `problem_type`"):
+        type("Nameless", (ProblemError,), {"status": 404})
+
+
+def test_renaming_a_class_does_not_change_what_is_sent() -> None:
+    other = type("AnyName", (ProblemError,), {"status": 404, "problem_type": "run-not-found"})
+    document = other("no run").document()
+    assert (document.type, document.title) == (PROBLEM_TYPE_PREFIX + "run-not-found", "Run not found")
