@@ -104,6 +104,7 @@ from service.watch.alerts.delivery import (
     alert_of_split,
     retract_silence,
 )
+from service.watch.alerts.endpoints import of_runs as alerts_of_runs
 from service.watch.alerts.endpoints import router as alerts
 from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
 from service.watch.detection.events import DetectorsReplayed, ReplayDue
@@ -142,6 +143,7 @@ ROUTERS = (
     hardware,
     exporter,
     alerts,
+    alerts_of_runs,
     advice,
     corrections,
     theory,

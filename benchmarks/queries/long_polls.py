@@ -235,9 +235,9 @@ def measure() -> Bar:
             percentiles = "".join(f"{float(np.percentile(values, share)):8.3f}" for share in (50, 99, 100))
             livez = f"{figures.livez_p99:12.3f}{max(figures.livez):12.3f}"
             lines.append(f"{figures.name + f' ({number})':26}{percentiles}{livez}")
-    values = {
+    pairs = {
         "long_polls_sqlite_change_p99_s": measured[0].change_p99,
         "long_polls_postgresql_change_p99_s": measured[1].change_p99,
         "long_polls_livez_p99_s": max(figures.livez_p99 for figures in measured),
     }
-    return Bar("long polls", lines, values, all(figures.holds for figures in measured))
+    return Bar("long polls", lines, pairs, all(figures.holds for figures in measured))

@@ -77,6 +77,10 @@ class Principal:
         """Return True if this principal may see runs of the project."""
         return self.project is None or self.project == project
 
+    def projects(self, asked: str | None) -> tuple[str, ...]:
+        """Return the names that a run's project must equal, all of them, in a list of the project `asked`."""
+        return tuple(project for project in (self.project, asked) if project is not None)
+
 
 UNRESTRICTED = Principal(None, None, frozenset(Scope))
 

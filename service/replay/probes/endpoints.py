@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Response, status
 
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import LARGEST_STEP
+from service.platform.schemas import LARGEST_STEP, Name
 from service.platform.security import Ingester, Reader
 from service.replay.probes import service
 from service.replay.probes.schemas import ProbeCreate, ProbeRead
@@ -45,6 +45,20 @@ def list_probes(
     """Return a page of a run's probes, newest first."""
     with context.database.read() as session:
         return service.list_probes(session, principal, run, step, cursor, limit)
+
+
+@router.get("/probes")
+def list_probes_of_runs(
+    context: Context,
+    principal: Reader,
+    project: Annotated[Name | None, Query()] = None,
+    kind: Annotated[Name | None, Query(description="such as `exact` or `weights`; absent: all")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[ProbeRead]:
+    """Return a page of the probes of all runs that the key may see, newest first."""
+    with context.database.read() as session:
+        return service.list_probes_of_runs(session, principal.projects(project), kind, cursor, limit)
 
 
 @router.get("/probes/{probe}")

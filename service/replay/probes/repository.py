@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
@@ -31,6 +31,22 @@ def newest_of_run(
     query = select(Probe).where(Probe.run_id == run_id)
     if step is not None:
         query = query.where(Probe.step == step)
+    if after is not None:
+        query = query.where(tuple_(Probe.created_at_us, Probe.id) < after)
+    return session.scalars(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(limit)).all()
+
+
+def newest_of_runs(
+    session: Session, projects: Collection[str], kind: str | None, after: tuple[int, str] | None, limit: int
+) -> Sequence[Probe]:
+    """Return up to `limit` probes of runs that are not deleted, newest first, older than `after` (created_at_us, id).
+
+    `projects`: names that the run's project must equal, all of them.
+    """
+    query = select(Probe).join(Run, Run.id == Probe.run_id).where(Run.deleted_at_us.is_(None))
+    query = query.where(*(Run.project == project for project in projects))
+    if kind is not None:
+        query = query.where(Probe.kind == kind)
     if after is not None:
         query = query.where(tuple_(Probe.created_at_us, Probe.id) < after)
     return session.scalars(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(limit)).all()

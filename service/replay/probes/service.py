@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -37,7 +38,7 @@ from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest,
 from service.replay.workers.service import live_workers
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.rollouts.service import removed_in_words, shards_of_step, shards_with_tokens
-from service.runs.runs.service import get_run
+from service.runs.runs.service import find_run, get_run
 from service.runs.step_key import StepKey
 from service.runs.steps.service import find_step
 
@@ -117,7 +118,7 @@ def create_probe(
         plan = _plan(context, session, principal, run_id, body)
         known = repository.find_by_request(session, run_id, plan.request_digest())
         if known is not None:
-            return _read(session, plan.run, [known])[0], False
+            return _read(session, plan.run.project, [known])[0], False
     with present_file(f"a shard of step {body.step}"):
         count = context.decoders.run(count_rollouts, plan.rollouts)
     if body.kind == PROBE_KIND and not count.with_rollout_log_probs:
@@ -152,7 +153,7 @@ def rollouts_of_step(context: ServiceContext, session: Session, key: StepKey) ->
 def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
     """Return the probe with its jobs. Raises ProbeNotFound, RunDeleted."""
     probe, run = _get_probe(session, principal, probe_id)
-    return _read(session, run, [probe])[0]
+    return _read(session, run.project, [probe])[0]
 
 
 def list_probes(
@@ -162,7 +163,22 @@ def list_probes(
     run = get_run(session, principal, run_id)
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
     probes = repository.newest_of_run(session, run_id, step, after, limit + 1)
-    return page_of(_read(session, run, probes), limit, _key_of)
+    return page_of(_read(session, run.project, probes), limit, _key_of)
+
+
+def list_probes_of_runs(
+    session: Session, projects: Sequence[str], kind: str | None, cursor: str | None, limit: int
+) -> Page[ProbeRead]:
+    """Return one page of the probes of all runs whose project equals each of `projects`, newest first."""
+    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+    probes = repository.newest_of_runs(session, projects, kind, after, limit + 1)
+    of_project: defaultdict[str, list[Probe]] = defaultdict(list)
+    for probe in probes:
+        run = find_run(session, probe.run_id)
+        assert run is not None
+        of_project[run.project].append(probe)
+    reads = {each.id: each for project, found in of_project.items() for each in _read(session, project, found)}
+    return page_of([reads[probe.id] for probe in probes], limit, _key_of)
 
 
 def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
@@ -182,7 +198,7 @@ def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeR
         if job.state != JobState.DONE:
             requeue(job, now)
     session.flush()
-    return _read(session, run, [probe])[0]
+    return _read(session, run.project, [probe])[0]
 
 
 def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
@@ -330,13 +346,13 @@ def _insert(
         live = live_workers(session, plan.run.project, now)
         session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs))
         session.flush()
-    return _read(session, plan.run, [probe])[0], created
+    return _read(session, plan.run.project, [probe])[0], created
 
 
-def _read(session: Session, run: Run, probes: Sequence[Probe]) -> list[ProbeRead]:
+def _read(session: Session, project: str, probes: Sequence[Probe]) -> list[ProbeRead]:
     jobs = repository.jobs_of(session, [probe.id for probe in probes])
     queued = [job for of_probe in jobs.values() for job in of_probe if job.state == JobState.QUEUED]
-    live = live_workers(session, run.project, database_now_us(session)) if queued else ()
+    live = live_workers(session, project, database_now_us(session)) if queued else ()
     waiting = {job.id: waiting_reason(job, live) for job in queued}
     return [ProbeRead.of(probe, jobs[probe.id], waiting) for probe in probes]
 

@@ -6,13 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response, status
 
+from foreshock.model_kind import ModelKind
 from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
 from service.platform.schemas import Name
 from service.platform.security import Administrator, Ingester, Reader
 from service.runs.runs import service
 from service.runs.runs.addresses import RunIdentifier
-from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
+from service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate, ShownRunState
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -34,12 +35,17 @@ def list_runs(
     principal: Reader,
     project: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
     key: Annotated[Name | None, Query(description="only runs with this client key: one per project")] = None,
+    model: Annotated[Name | None, Query()] = None,
+    model_kind: Annotated[ModelKind | None, Query()] = None,
+    state: Annotated[list[ShownRunState] | None, Query(max_length=4, description="absent: all")] = None,
+    search: Annotated[Name | None, Query(description="a part of the name or key, in any case")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Page[RunRead]:
     """List runs, newest first."""
+    chosen = RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search)
     with context.database.read() as session:
-        return service.list_runs(session, principal, project, key, cursor, limit)
+        return service.list_runs(session, chosen, cursor, limit)
 
 
 @router.get("/{run}")

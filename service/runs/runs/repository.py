@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, bindparam, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from service.platform.database.dialect import table_of
 from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Run
+from service.runs.runs.schemas import RunFilter
 
 UPLOAD_COLUMNS = ("last_step", "rollouts", "tokens", "last_shard_at_us", "seen_at_us", "state")
 """The columns of a run that an upload changes."""
@@ -83,15 +84,19 @@ def find_all_by_key(session: Session, key: str, limit: int) -> Sequence[Run]:
     return session.scalars(select(Run).where(Run.key == key).order_by(Run.project).limit(limit)).all()
 
 
-def newest_first(
-    session: Session, project: str | None, key: str | None, after: tuple[int, str] | None, limit: int
-) -> Sequence[Run]:
+def newest_first(session: Session, chosen: RunFilter, after: tuple[int, str] | None, limit: int) -> Sequence[Run]:
     """Return up to `limit` runs that are not deleted, newest first, older than `after` (created_at_us, id)."""
-    query = select(Run).where(Run.deleted_at_us.is_(None))
-    if project is not None:
-        query = query.where(Run.project == project)
-    if key is not None:
-        query = query.where(Run.key == key)
+    query = select(Run).where(Run.deleted_at_us.is_(None), *(Run.project == project for project in chosen.projects))
+    for column, value in ((Run.key, chosen.key), (Run.model, chosen.model)):
+        if value is not None:
+            query = query.where(column == value)
+    if chosen.model_kind is not None:
+        query = query.where(func.coalesce(Run.declared_model_kind, Run.derived_model_kind) == chosen.model_kind)
+    if chosen.states:
+        query = query.where(Run.state.in_(chosen.states))
+    if chosen.search is not None:
+        found_in = (Run.name, Run.key)
+        query = query.where(or_(*(each.icontains(chosen.search, autoescape=True) for each in found_in)))
     if after is not None:
         query = query.where(tuple_(Run.created_at_us, Run.id) < after)
     return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit)).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -72,3 +72,17 @@ class RunRead(BaseModel):
     seen_at_us: int | None = Field(description="last sign of life of the clients; null: they send none")
     created_at_us: int
     updated_at_us: int
+
+
+class RunFilter(NamedTuple):
+    """Which runs; empty or None: no restriction. The project must equal all of `projects`.
+
+    `search` is a part of the name or key, in any case.
+    """
+
+    projects: tuple[str, ...] = ()
+    key: str | None = None
+    model: str | None = None
+    model_kind: ModelKind | None = None
+    states: tuple[ShownRunState, ...] = ()
+    search: str | None = None

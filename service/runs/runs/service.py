@@ -21,7 +21,7 @@ from service.platform.problem import ProblemError
 from service.platform.security import Principal, ScopeMissing
 from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale, RunRemoved
 from service.runs.runs import repository
-from service.runs.runs.schemas import RunCreate, RunRead, RunUpdate
+from service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate
 
 
 class FoundRun(Protocol):
@@ -161,16 +161,10 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
     return run, created
 
 
-def list_runs(
-    session: Session, principal: Principal, project: str | None, key: str | None, cursor: str | None, limit: int
-) -> Page[RunRead]:
-    """Return one page of the runs that the principal may see, newest first."""
-    if principal.project is not None:
-        if project is not None and project != principal.project:
-            return Page(items=[])
-        project = principal.project
+def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> Page[RunRead]:
+    """Return one page of the chosen runs, newest first."""
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    runs = repository.newest_first(session, project, key, after, limit + 1)
+    runs = repository.newest_first(session, chosen, after, limit + 1)
     return page_of([RunRead.model_validate(run) for run in runs], limit, _key_of)
 
 

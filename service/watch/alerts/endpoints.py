@@ -6,19 +6,24 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
+from foreshock.severity import Severity
 from service.platform.context import Context
 from service.platform.etag import names_version
 from service.platform.pagination import Cursor, Limit, Page
+from service.platform.schemas import Name
 from service.platform.security import Ingester, Reader
 from service.runs.runs.addresses import RunIdentifier
 from service.runs.runs.service import check_visible
 from service.watch.alerts import service
-from service.watch.alerts.schemas import AlertRead, AlertState
+from service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
 from service.watch.long_polls.answers import NOT_MODIFIED
 from service.watch.long_polls.turns import turn_of
 from service.watch.long_polls.waiters import LongPollsOfApp
 
 router = APIRouter(prefix="/v1/runs/{run}/alerts", tags=["alerts"])
+
+of_runs = APIRouter(prefix="/v1/alerts", tags=["alerts"])
+Several = Query(max_length=20, description="absent: all")
 
 AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
@@ -49,6 +54,23 @@ async def list_alerts(
                 check_visible(await polls.version(run), principal, run)
         answer = await polls.read(service.read_page, service.PageKey(run, tuple(state or ()), cursor, limit))
     return answer.response(if_none_match)
+
+
+@of_runs.get("")
+def list_alerts_of_runs(
+    context: Context,
+    principal: Reader,
+    project: Annotated[Name | None, Query()] = None,
+    state: Annotated[list[AlertState] | None, Several] = None,
+    severity: Annotated[list[Severity] | None, Several] = None,
+    rule: Annotated[list[Name] | None, Several] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[AlertOfRun]:
+    """Return the alerts of all runs that the key may see, the last changed first."""
+    chosen = AlertFilter(principal.projects(project), tuple(state or ()), tuple(severity or ()), tuple(rule or ()))
+    with context.database.read() as session:
+        return service.list_alerts_of_runs(session, chosen, cursor, limit)
 
 
 @router.post("/{alert}/acknowledge")

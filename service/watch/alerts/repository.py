@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import table_of
 from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Alert
+from service.platform.database.tables import Alert, Run
 from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
 from service.watch.alerts.delivery_rules import DELIVERY_RULES
+from service.watch.alerts.schemas import AlertFilter
 
 # Read whenever a step closes: each half is a range of an index, so that the run's other alerts are not looked at,
 # however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
@@ -50,6 +51,28 @@ def newest_first(
     if after is not None:
         query = query.where(tuple_(Alert.step, Alert.id) < after)
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc()).limit(limit)).all()
+
+
+def newest_of_runs(
+    session: Session, chosen: AlertFilter, after: tuple[int, str] | None, limit: int
+) -> Sequence[tuple[Alert, str, str]]:
+    """Return up to `limit` alerts of runs that are not deleted, each with its run's key and project.
+
+    They come by falling (changed_at_us, id), before `after`.
+    """
+    query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
+    query = query.where(*(Run.project == project for project in chosen.projects))
+    for column, values in (
+        (Alert.state, chosen.states),
+        (Alert.severity, chosen.severities),
+        (Alert.rule, chosen.rules),
+    ):
+        if values:
+            query = query.where(column.in_(values))
+    if after is not None:
+        query = query.where(tuple_(Alert.changed_at_us, Alert.id) < after)
+    found = session.execute(query.order_by(Alert.changed_at_us.desc(), Alert.id.desc()).limit(limit))
+    return [(alert, key, project) for alert, key, project in found]
 
 
 def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,3 +36,20 @@ class AlertRead(BaseModel):
     changed_by: Literal["detector", "operator", "rewind"]
     opened_at_us: int
     changed_at_us: int
+
+
+class AlertOfRun(AlertRead):
+    """An alert in a list over runs, with its run."""
+
+    run: str
+    run_key: str
+    project: str
+
+
+class AlertFilter(NamedTuple):
+    """Which alerts of all runs; empty: no restriction. A run's project must equal all of `projects`."""
+
+    projects: tuple[str, ...] = ()
+    states: tuple[AlertState, ...] = ()
+    severities: tuple[Severity, ...] = ()
+    rules: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.runs.service import get_run, lock_run
 from service.watch.alerts import repository
-from service.watch.alerts.schemas import AlertRead, AlertState
+from service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
 from service.watch.long_polls.answers import Answer
 
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
@@ -59,6 +59,17 @@ def list_alerts(
     """Return one page of a run's alerts, newest step first."""
     get_run(session, principal, run_id)
     return _page(session, PageKey(run_id, tuple(states), cursor, limit))
+
+
+def list_alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | None, limit: int) -> Page[AlertOfRun]:
+    """Return one page of the alerts of all chosen runs, the last changed first."""
+    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+    rows = repository.newest_of_runs(session, chosen, after, limit + 1)
+    found = [
+        AlertOfRun(**AlertRead.model_validate(alert).model_dump(), run=alert.run_id, run_key=key, project=of)
+        for alert, key, of in rows
+    ]
+    return page_of(found, limit, lambda alert: (alert.changed_at_us, alert.id))
 
 
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:

@@ -24,6 +24,7 @@ class Probe(Base):
         ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
         UniqueConstraint("run_id", "request_digest"),
         Index(None, "run_id", "created_at_us", "id"),
+        Index(None, "created_at_us", "id"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

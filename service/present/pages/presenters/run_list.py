@@ -13,7 +13,7 @@ from service.present.pages.presenters.health import pooled_in_words
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import RunRow, RunsPage
 from service.runs.health.service import pooled_mismatch
-from service.runs.runs.schemas import RunRead
+from service.runs.runs.schemas import RunFilter, RunRead
 from service.runs.runs.service import list_runs
 from service.watch.advice.service import states_of_runs
 from service.watch.alerts.service import open_counts
@@ -24,7 +24,7 @@ RUNS_ON_A_PAGE = 25
 
 def runs_page(viewing: Viewing, cursor: str | None) -> RunsPage:
     """Return one page of the runs that the visitor may see, newest first. Raises InvalidCursor."""
-    found = list_runs(viewing.session, viewing.principal, None, None, cursor, RUNS_ON_A_PAGE)
+    found = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), cursor, RUNS_ON_A_PAGE)
     run_ids = [run.id for run in found.items]
     mismatch = pooled_mismatch(viewing.session, run_ids)
     observed = observed_steps(viewing.session, run_ids)

@@ -246,3 +246,20 @@ def test_a_step_of_statistics_is_replayed_on_its_sample_and_says_so(http: httpx.
     probe = ask_for_probe(run, 1).raise_for_status().json()
     # The rollouts that were chosen for their large differences would bias every figure of the replay.
     assert (probe["rollouts"], probe["from_sample"]) == (16, True)
+
+
+def test_probes_of_all_runs_are_listed_newest_first_and_filtered(run: Sender, http: httpx.Client) -> None:
+    other = start_run(http, key="another", project="another")
+    other.put_shard(3, make_batch(4)).raise_for_status()
+    announce_checkpoint(other, 3)
+    made = [
+        ask_for_probe(sender, 3, [name]).json() for sender in (run, other) for name in ("vllm.prefill", "torch.trainer")
+    ]
+    found = http.get("/v1/probes").raise_for_status().json()["items"]
+    assert [probe["id"] for probe in found] == [probe["id"] for probe in reversed(made)]
+    first = http.get("/v1/probes", params={"limit": 3}).json()
+    rest = http.get("/v1/probes", params={"limit": 3, "cursor": first["next_cursor"]}).json()
+    assert first["items"] + rest["items"] == found
+    of_project = http.get("/v1/probes", params={"project": "another"}).json()["items"]
+    assert {probe["run"] for probe in of_project} == {other.run}
+    assert http.get("/v1/probes", params={"kind": "weights"}).json()["items"] == []

@@ -87,3 +87,24 @@ def test_invalid_run_is_refused(http: httpx.Client, body: dict[str, object]) -> 
     answer = http.post("/v1/runs", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert http.get("/v1/runs").json()["items"] == []
+
+
+def test_runs_are_filtered_by_model_kind_state_and_a_part_of_their_name(http: httpx.Client) -> None:
+    http.post("/v1/runs", json={"key": "one", "model": "Qwen3-4B", "name": "50%_off"}).raise_for_status()
+    body = {"key": "two", "model": "Qwen3-30B-A3B", "model_kind": "moe", "project": "team"}
+    second = http.post("/v1/runs", json=body).raise_for_status().json()
+    http.patch(f"/v1/runs/{second['id']}", json={"state": "finished"}).raise_for_status()
+
+    def keys(**query: object) -> list[str]:
+        found = http.get("/v1/runs", params=query).raise_for_status().json()["items"]  # type: ignore[arg-type]
+        return [run["key"] for run in found]
+
+    assert keys(model="Qwen3-4B") == ["one"]
+    assert keys(model_kind="moe") == ["two"]
+    assert keys(state="finished") == ["two"]
+    assert keys(state=["finished", "running"]) == ["two", "one"]
+    assert keys(search="TW") == ["two"]
+    assert keys(search="%_O") == ["one"]
+    assert keys(search="%") == ["one"]
+    assert keys(project="team", search="one") == []
+    assert http.get("/v1/runs", params={"state": "asleep"}).status_code == 422

@@ -79,3 +79,34 @@ def test_unknown_alert_is_404(http: httpx.Client, alarmed: RecordedRun) -> None:
     other = RecordedRun(alarmed.database).begin("another")
     alert = alarmed.alerts()[0].id
     assert http.post(f"/v1/runs/{other.run}/alerts/{alert}/resolve").status_code == 404
+
+
+def test_alerts_of_all_runs_are_listed_last_changed_first_and_filtered(
+    http: httpx.Client, alarmed: RecordedRun, app: FastAPI
+) -> None:
+    other = RecordedRun(app.state.context.database).begin("another-run", project="another")
+    other.close_all({K3: [2e-2] * 12}, range(1, 13))
+    found = http.get("/v1/alerts").raise_for_status().json()["items"]
+    changed = [(alert["changed_at_us"], alert["id"]) for alert in found]
+    assert changed == sorted(changed, reverse=True)
+    runs = {(alert["run"], alert["run_key"], alert["project"]) for alert in found}
+    assert runs == {(alarmed.run, "a-run", "default"), (other.run, "another-run", "another")}
+    pages, cursor = [], None
+    while True:
+        page = http.get("/v1/alerts", params={"limit": 2} | ({} if cursor is None else {"cursor": cursor})).json()
+        pages += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert pages == found
+    for query, count in (
+        ({"project": "another"}, 3),
+        ({"project": "nobody"}, 0),
+        ({"rule": "mismatch_critical"}, 2),
+        ({"severity": "warning", "project": "default"}, 1),
+        ({"state": ["resolved", "retracted"]}, 0),
+    ):
+        assert len(http.get("/v1/alerts", params=query).raise_for_status().json()["items"]) == count, query  # type: ignore[arg-type]
+    http.post(f"/v1/runs/{other.run}/alerts/{found[-1]['id']}/resolve")
+    http.delete(f"/v1/runs/{other.run}").raise_for_status()
+    assert {alert["run"] for alert in http.get("/v1/alerts").json()["items"]} == {alarmed.run}
