@@ -28,7 +28,7 @@ def make(
     real_service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Client]]:
     # The compiled pass is tested with the passes; compiling takes half a minute of a first run.
-    monkeypatch.setattr("foreshock.client.client.prepare_token_pass", lambda: True)
+    monkeypatch.setattr("foreshock.client.making.prepare_token_pass", lambda: True)
     made: list[Client] = []
 
     def make_client(run_key: str, **options: Any) -> Client:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
@@ -76,7 +78,10 @@ def test_a_store_that_fails_keeps_nothing_and_says_when_to_come_again(
 def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
     http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, body = start_run(http), encode_rollouts(make_batch())
+    # Another layout than the store's: a body that has it is stored as it came, and nothing is written.
+    rewritten = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(encode_rollouts(make_batch()))), rewritten, compression="snappy")
+    sender, body = start_run(http), rewritten.getvalue()
     new = TemporaryFiles.new
     given: list[Path] = []
 
