@@ -106,7 +106,7 @@ def test_alerts_of_all_runs_are_listed_last_changed_first_and_filtered(
         ({"severity": "warning", "project": "default"}, 1),
         ({"state": ["resolved", "retracted"]}, 0),
     ):
-        assert len(http.get("/v1/alerts", params=query).raise_for_status().json()["items"]) == count, query  # type: ignore[arg-type]
+        assert len(http.get("/v1/alerts", params=query).raise_for_status().json()["items"]) == count, query
     http.post(f"/v1/runs/{other.run}/alerts/{found[-1]['id']}/resolve")
     http.delete(f"/v1/runs/{other.run}").raise_for_status()
     assert {alert["run"] for alert in http.get("/v1/alerts").json()["items"]} == {alarmed.run}
