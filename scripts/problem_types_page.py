@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 import service.app  # noqa: F401  (imports every module that declares an error)
-from service.platform.problem import PROBLEM_TYPE_PREFIX, ProblemError
+from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from service.platform.problem import ProblemError
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "problem-types.md"
 _HEAD: Final = f"""# Types of problems

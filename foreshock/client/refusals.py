@@ -15,12 +15,13 @@ from __future__ import annotations
 from typing import Literal
 
 from foreshock.errors import ServiceError, ServiceUnavailable
+from foreshock.problem_types import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX
 
 __all__ = ["Scope", "scope_of"]
 
 Scope = Literal["service", "run", "item", "final"]
 
-_HOST_NOT_ALLOWED = "urn:foreshock:problem:host-not-allowed"
+_HOST_NOT_ALLOWED = PROBLEM_TYPE_PREFIX + HOST_NOT_ALLOWED
 _OF_EVERY_REQUEST = frozenset({401, 421, 502, 503, 504})
 _OF_THE_RUN = frozenset({403, 404})
 _FINAL = frozenset({409, 410})

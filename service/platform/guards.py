@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foreshock.problem_types import HOST_NOT_ALLOWED
 from service.platform.body_limits import CountedBody, body_limit, drain
 from service.platform.keys.limits import KeyLimits
 from service.platform.path_segments import keep_encoded_slashes
@@ -25,7 +26,7 @@ class HostNotAllowed(ProblemError):
     """A Host header that is not in the allow-list; the check prevents DNS rebinding."""
 
     status = 400
-    problem_type = "host-not-allowed"
+    problem_type = HOST_NOT_ALLOWED
 
 
 class RequestGuard:

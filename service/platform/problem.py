@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
+from foreshock.problem_types import PROBLEM_TYPE_PREFIX
 from service.platform.logs.request_ids import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
-PROBLEM_TYPE_PREFIX = "urn:foreshock:problem:"
 
 
 class ProblemItem(BaseModel):
@@ -33,7 +33,7 @@ class ProblemItem(BaseModel):
 class ProblemDocument(BaseModel):
     """The body of every error (RFC 9457, `application/problem+json`)."""
 
-    type: str = Field(description="`urn:foreshock:problem:<slug>`; stable, one for each kind of error")
+    type: str = Field(description="`urn:foreshock:problem:…`; stable, one for each kind of error")
     title: str
     status: int
     detail: str

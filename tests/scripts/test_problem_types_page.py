@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from foreshock.problem_types import PROBLEM_TYPE_PREFIX
 from scripts.problem_types_page import PAGE, page
-from service.platform.problem import PROBLEM_TYPE_PREFIX, ProblemError
+from service.platform.problem import ProblemError
 
 
 def test_the_page_is_current() -> None:

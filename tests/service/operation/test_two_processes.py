@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from service.platform.jobs.runner import LEASE_SECONDS
 from service.watch.long_polls.waiters import READ_AGAIN_SECONDS
 from tests.service.operation.processes import ServiceProcess, service_process
 from tests.service.postgres import PostgresCluster
+from tests.service.receiving import serving
 from tests.service.watch.recorded import K3, RecordedRun
 
 pytestmark = pytest.mark.slow
@@ -45,13 +45,8 @@ def webhook() -> Iterator[tuple[str, Counter[str]]]:
         def log_request(self, code: object = "-", size: object = "-") -> None:
             """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", received
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Receiver) as address:
+        yield f"{address}/hook", received
 
 
 def jobs_of(service: ServiceProcess) -> tuple[str, dict[str, Any]]:

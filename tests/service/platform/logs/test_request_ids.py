@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
@@ -15,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
+from tests.service.receiving import serving
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 
@@ -61,13 +61,8 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
         def log_request(self, code: object = "-", size: object = "-") -> None:
             """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/traces", received
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Receiver) as address:
+        yield f"{address}/v1/traces", received
 
 
 def test_traces_reach_a_collector(
