@@ -42,7 +42,8 @@ def test_similar_parameter_is_suggested(http: httpx.Client, path: str, suggested
 
 def test_known_parameters_are_listed(http: httpx.Client) -> None:
     detail = http.get("/v1/runs?zzz=1").json()["detail"]
-    assert detail == "query.zzz: unknown parameter 'zzz' (parameters: cursor, key, limit, project)"
+    known = "cursor, key, limit, model, model_kind, project, search, state"
+    assert detail == f"query.zzz: unknown parameter 'zzz' (parameters: {known})"
 
 
 def test_probes_and_pages_accept_other_parameters(http: httpx.Client) -> None:
