@@ -97,6 +97,7 @@ from service.runs.steps.endpoints import router as steps
 from service.runs.theory.endpoints import router as theory
 from service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
 from service.watch.advice.endpoints import router as advice
+from service.watch.advice.poll_route import PollRoute
 from service.watch.alerts.delivery import (
     alert_of_incomplete_step,
     alert_of_losses,
@@ -167,6 +168,8 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.long_polls = LongPolls(app.state.context.database, Listener(settings.database_url))
     install_problem_handlers(app)
     install_storage_handlers(app)
+    # First: it takes most polls.
+    app.router.routes.insert(0, PollRoute(app.state.context, app.state.long_polls))
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
     for router in PAGES:

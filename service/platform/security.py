@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
 
 from service.platform.context import Context, ServiceContext
 from service.platform.database.tables import ApiKey
@@ -95,11 +96,16 @@ def require(scope: Scope | str) -> Callable[..., Principal]:
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
     ) -> Principal:
         principal = authenticate(context, request, credentials.credentials if credentials else None)
-        if not principal.may(needed):
-            raise ScopeMissing(f"this key lacks the scope `{needed}`")
+        check_scope(principal, needed)
         return principal
 
     return principal_with_scope
+
+
+def check_scope(principal: Principal, needed: Scope) -> None:
+    """Raise ScopeMissing unless the principal has the scope."""
+    if not principal.may(needed):
+        raise ScopeMissing(f"this key lacks the scope `{needed}`")
 
 
 Reader = Annotated[Principal, Depends(require(Scope.READ))]
@@ -113,7 +119,14 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
 
     Counts the request against the key's limits. Raises AuthenticationRequired and TooManyRequests.
     """
-    principal = _principal_of(context, request, bearer)
+    return admit(context, request, _principal_of(context, request, bearer))
+
+
+def admit(context: ServiceContext, request: Request, principal: Principal) -> Principal:
+    """Count the request against the limits of its key; return the principal with the request's id.
+
+    Raises TooManyRequests.
+    """
     if principal.key_id is not None:
         context.key_uses.note(principal.key_id)
         context.key_limits.admit(principal.key_id)
@@ -132,17 +145,25 @@ def _principal_of(context: ServiceContext, request: Request, bearer: str | None)
             _refuse_foreign_form(request)
             return _principal_of_session(context, signed, cookie)
     with context.database.read() as session:
-        if keys_exist(session):
-            raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
-    return UNRESTRICTED
+        return principal_of_key(session, None)
 
 
 def principal_of_secret(context: ServiceContext, secret: str) -> Principal:
     """Return the principal of an API key; raises AuthenticationRequired unless it is known and valid."""
     with context.database.read() as session:
-        key = find_key_by_secret(session, secret)
-        if key is None and not keys_exist(session):
-            return UNRESTRICTED
+        return principal_of_key(session, secret)
+
+
+def principal_of_key(session: Session, secret: str | None) -> Principal:
+    """Return the principal of an API key, or of a request without one.
+
+    Raises AuthenticationRequired unless the key is known and valid, or there are no keys.
+    """
+    key = None if secret is None else find_key_by_secret(session, secret)
+    if key is None and not keys_exist(session):
+        return UNRESTRICTED
+    if secret is None:
+        raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
     if key is None or not is_valid(key):
         raise AuthenticationRequired("this API key is unknown, revoked or expired")
     return _principal(key)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response, status
-from starlette.concurrency import run_in_threadpool
 
-from service.platform.context import Context, ServiceContext
-from service.platform.etag import names_version
-from service.platform.keys.service import Scope
+from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
 from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Administrator, Ingester, Principal, Reader
+from service.platform.security import Administrator, Ingester, Reader
 from service.runs.runs.addresses import RunIdentifier
-from service.runs.runs.service import check_visible
 from service.watch.advice import service
+from service.watch.advice.polling import LONGEST_WAIT_SECONDS, Poll, answer_poll
 from service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, DecisionRead, OperatorDecisionCreate
 from service.watch.long_polls.answers import NOT_MODIFIED
 from service.watch.long_polls.turns import turn_of
@@ -33,7 +30,8 @@ async def read_advice(
     request: Request,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP, description="the step the trainer is about to do")] = None,
     wait: Annotated[
-        float, Query(ge=0, le=30, description="seconds to wait for a change of the advice or the alerts")
+        float,
+        Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait for a change of the advice or the alerts"),
     ] = 0.0,
     follow: Annotated[
         bool, Query(description="a trainer polls and applies the answer: later decisions do not change `step`")
@@ -45,19 +43,9 @@ async def read_advice(
     With `wait` and If-None-Match the answer comes when the advice or an alert has changed since that answer. A step
     that closes is no such change: it is in the answer after `wait` seconds.
     """
+    # `poll_route.py` takes most polls before this route, with the same answers.
     async with turn_of(request).given_away():
-        with polls.waiter(run) as waiter:
-            version = check_visible(await polls.version(run), principal, run)
-            if follow and step is not None and step > version.polled_step and principal.may(Scope.INGEST):
-                await run_in_threadpool(_note_poll, context, principal, run, step)
-            if wait > 0 and names_version(if_none_match, version.of_advice):
-                await waiter.until(
-                    lambda now: now is None or now.deleted_at_us is not None or now.of_advice != version.of_advice, wait
-                )
-        snapshot = await polls.read(service.read_snapshot, run)
-    check_visible(None if snapshot is None else snapshot.run, principal, run)
-    assert snapshot is not None
-    return snapshot.answer(step).response(if_none_match)
+        return await answer_poll(context, polls, principal, Poll(run, step, wait, follow, if_none_match))
 
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)
@@ -79,7 +67,3 @@ def list_decisions(
 def operate(run: RunIdentifier, body: OperatorDecisionCreate, context: Context, principal: Administrator) -> AdviceRead:
     """Hold, release, raise or halve as an operator; 409 if it changes nothing. The answer is the advice."""
     return context.database.write(lambda session: service.operate(session, principal, run, body))
-
-
-def _note_poll(context: ServiceContext, principal: Principal, run: str, step: int) -> None:
-    context.database.write(lambda session: service.note_poll(session, principal, run, step))
