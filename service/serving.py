@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import signal
+import socket
 from types import FrameType
 
 import uvicorn
@@ -41,11 +43,44 @@ def serve() -> None:
     prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
     check_store(settings)
     prepare_keys(settings)
-    print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
-    _run(settings)
+    with bound_socket(settings.host, settings.port) as bound:
+        print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
+        _run(settings, bound)
 
 
-def _run(settings: Settings) -> None:
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket for the address; it listens from when the application has started.
+
+    Raises ConfigurationError if another program has the port, or if this machine or user cannot have the address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _cannot_listen(host, port, error) from None
+    bound.set_inheritable(True)
+    return bound
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigurationError:
+    help_of = {
+        errno.EADDRINUSE: f"another program listens on port {port}, perhaps another service: stop it, or take another "
+        "port with --port or FORESHOCK_PORT",
+        errno.EACCES: "this user may not have this port: take one above 1023 with --port or FORESHOCK_PORT",
+    }
+    advice = help_of.get(error.errno or 0, f"{error.strerror}: FORESHOCK_HOST must be an address of this machine")
+    return ConfigurationError(f"cannot listen on {host}:{port}: {advice}")
+
+
+def _run(settings: Settings, bound: socket.socket) -> None:
     """Run uvicorn until a signal ends it, and end this process with status 0."""
     # uvicorn raises the signal again once it has stopped, for whoever handled it before.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,10 +98,10 @@ def _run(settings: Settings) -> None:
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
     if settings.processes > 1:
-        _Processes(config, sockets=[config.bind_socket()]).run()
+        _Processes(config, sockets=[bound]).run()
     else:
         server = uvicorn.Server(config)
-        server.run()
+        server.run(sockets=[bound])
         if not server.started:
             raise SystemExit(STARTUP_FAILURE)
 

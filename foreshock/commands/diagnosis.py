@@ -21,6 +21,7 @@ from foreshock.commands.records import (
 )
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import HealthVerdict
+from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind
 
@@ -97,13 +98,16 @@ class Diagnosis:
 def diagnose(
     queries: RunQueries, run: RunRecord, url: str, *, step: int | None, model_kind: ModelKind | None = None
 ) -> Diagnosis:
-    """Collect the diagnosis of `run`. Raises ServiceError.
+    """Collect the diagnosis of `run`. Raises ServiceError, and ConfigurationError if no rollouts of `step` are stored.
 
     `step` is the step of attribution and buckets; None: all probed steps, and the newest of them (else of all steps).
     `model_kind` None: that of the run.
     """
     model_kind = run.model_kind if model_kind is None else model_kind
     mismatch = queries.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
+    rollouts = queries.curve(STEP_ROW, STEP_MEASURES)
+    if step is not None and step not in rollouts.steps and step not in mismatch.steps:
+        raise ConfigurationError(_no_step(run, step, rollouts.steps or mismatch.steps))
     probed = queries.probed_steps()
     selected = (step,) if step is not None else evenly_spaced(probed, _MAX_ATTRIBUTIONS)
     attributions = tuple(found for each in selected if (found := queries.attribution(each)) is not None)
@@ -116,7 +120,7 @@ def diagnose(
         model_kind=model_kind,
         step=step,
         mismatch=mismatch,
-        rollouts=queries.curve(STEP_ROW, STEP_MEASURES),
+        rollouts=rollouts,
         health=queries.health(model_kind),
         attributions=attributions,
         probed_steps=probed,
@@ -126,6 +130,11 @@ def diagnose(
         advice=queries.advice(),
         buckets_missing=buckets if isinstance(buckets, str) else "",
     )
+
+
+def _no_step(run: RunRecord, step: int, steps: Sequence[int]) -> str:
+    stored = f"{len(steps)} steps from {min(steps)} to {max(steps)} are" if steps else "no step is"
+    return f"the run {run.title} has no rollouts of step {step}: {stored} stored"
 
 
 def evenly_spaced(steps: Sequence[int], most: int) -> tuple[int, ...]:

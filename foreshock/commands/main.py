@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import foreshock
 from foreshock.commands.argument_parser import SuggestingParser
 from foreshock.commands.command import Command
-from foreshock.errors import ForeshockError
+from foreshock.errors import ForeshockError, Rejected, Unauthorized
 
 __all__ = ["ENTRY_POINT_GROUP", "main"]
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"foreshock: {missing}", file=sys.stderr)
         return 2
     except ForeshockError as error:
-        print(f"foreshock: error: {error}", file=sys.stderr)
+        print(f"foreshock: error: {_message(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; keep Python from failing again when it closes stdout.
@@ -57,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+
+
+def _message(error: ForeshockError) -> str:
+    """Return the error's text; of a refusal by the service its reason, without the HTTP call that a command made."""
+    reason = error.problem.get("detail") if isinstance(error, (Rejected, Unauthorized)) else None
+    if not isinstance(reason, str):
+        return str(error)
+    return f"{reason}; check FORESHOCK_API_KEY or --api-key" if isinstance(error, Unauthorized) else reason
 
 
 def _run(words: list[str]) -> int:

@@ -6,12 +6,13 @@ import argparse
 import math
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.records import AlertRecord
-from foreshock.commands.text import STYLES, Paint, number, wrap
+from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import JUDGED_MEASURES, step_verdict
 from foreshock.errors import ServiceUnavailable
@@ -20,6 +21,8 @@ from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
 __all__ = ["command"]
 
 _MISMATCH = (*JUDGED_MEASURES, "k3_kl_bootstrap_high")
+_SHOWN_STEPS = 60
+"""Newest steps in the sparklines."""
 _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean")
 
 
@@ -32,6 +35,19 @@ class _Watch:
     model_kind: ModelKind | None
     next_step: int
     alerts: set[str] = field(default_factory=set)
+    shown: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_SHOWN_STEPS))
+    """k3, mean response length and mean reward of the newest steps."""
+
+    def read_earlier(self) -> None:
+        """Read the steps before the first that is printed, for the sparklines. Raises ServiceError."""
+        start, stop = max(0, self.next_step - _SHOWN_STEPS), self.next_step
+        rollouts = self.queries.curve(STEP_ROW, _ROLLOUTS, from_step=start)
+        mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=start)
+        k3_of = dict(zip(mismatch.steps, mismatch.of("k3_kl"), strict=True))
+        of_steps = zip(rollouts.steps, rollouts.of("response_length_mean"), rollouts.of("reward_mean"), strict=True)
+        self.shown.extend(
+            (k3_of.get(step, math.nan), length, reward) for step, length, reward in of_steps if step < stop
+        )
 
     def print_new(self) -> None:
         """Print new steps and alerts. Raises ServiceError."""
@@ -42,6 +58,7 @@ class _Watch:
             at = {name: mismatch.of(name)[mismatch_index[step]] for name in _MISMATCH if step in mismatch_index}
             k3, error = at.get("k3_kl", math.nan), at.get("token_mult_prob_error", math.nan)
             length, truncated, reward, entropy = (rollouts.of(name)[index] for name in _ROLLOUTS)
+            self.shown.append((k3, length, reward))
             verdict = step_verdict(at, self.model_kind)
             word = self.paint(f"{verdict:<14}", STYLES.get(verdict))
             print(
@@ -51,12 +68,21 @@ class _Watch:
                 flush=True,
             )
         if rollouts.steps:
+            print(self._sparklines(), flush=True)
             print("\n".join(wrap((*self.queries.health(self.model_kind).sentences, "")[0], "  ", "  ")), flush=True)
         self.next_step = max([self.next_step, *(step + 1 for step in rollouts.steps)])
         for alert in self.queries.alerts():
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
                 self.alerts.add(alert.id)
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
+
+    def _sparklines(self) -> str:
+        k3, lengths, rewards = zip(*self.shown, strict=True)
+        width = (WIDTH - 26) // 3
+        return (
+            f"  k3 {sparkline(k3, width, logarithmic=True)}  length {sparkline(lengths, width)}  "
+            f"reward {sparkline(rewards, width)}".rstrip()
+        )
 
 
 class WatchCommand:
@@ -85,6 +111,7 @@ class WatchCommand:
             model_kind = arguments.model_kind or run.model_kind
             watch = _Watch(RunQueries(connection, run.id), Paint(), model_kind, from_step)
             print(f"{run.title} ({run.id}), {run.state}")
+            watch.read_earlier()
             if model_kind is None:
                 print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))
             unavailable = False

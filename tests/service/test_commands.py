@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,10 +30,23 @@ def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the service did not become ready")
 
 
+def test_a_used_port_is_refused_before_the_service_says_that_it_listens(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused = foreshock(tmp_path, "serve", "--port", str(port))
+    assert refused.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: another program listens on port {port}" in refused.stderr
+    assert "listens on http" not in refused.stdout
+    assert "Traceback" not in refused.stderr
+
+
 def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: Path) -> None:
     refused = foreshock(tmp_path, "serve", "--host", "0.0.0.0")
     assert refused.returncode == 1
     assert "foreshock keys create" in refused.stderr
+    elsewhere = foreshock(tmp_path / "tokens", "keys", "list", FORESHOCK_DATABASE_URL="sqlite:///./foreshock.db")
+    assert elsewhere.returncode == 1
+    assert f"there is no database {tmp_path}/tokens/foreshock.db" in elsewhere.stderr
     made = foreshock(tmp_path, "keys", "create", "trainer", "--scope", "read", "--scope", "ingest")
     assert made.returncode == 0, made.stderr
     key_id, secret = made.stdout.partition(":")[0], made.stdout.splitlines()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
 from service.platform.audit.service import Actor, record
-from service.platform.database.opening import existing_database, prepare_database
+from service.platform.database.opening import existing_database, is_missing, prepare_database, shown
 from service.platform.database.session import Database
 from service.platform.database.tables import ApiKey
 from service.platform.keys.service import (
@@ -40,7 +41,7 @@ def create(name: str, project: str | None, scopes: Sequence[str], expires_days: 
         record(session, _author(), "key.create", key.id, project=key.project, after=describe(key))
         return key
 
-    with _database() as database:
+    with _database(make_missing=True) as database:
         key = database.write(make)
     print(f"{key.id}: {', '.join(key.scopes)}; {_project(key.project)}{_ends(key)}. Shown this once:\n{secret}")
 
@@ -96,10 +97,14 @@ def _unknown(key_id: str) -> ConfigurationError:
 
 
 @contextmanager
-def _database() -> Iterator[Database]:
-    # A key may be made before the service first starts; an older database is left to the service.
+def _database(*, make_missing: bool = False) -> Iterator[Database]:
+    """Give the database of the settings; `make_missing`: a key may be made before the service first starts."""
     url = load_settings().database_url
-    prepare_database(url, upgrade_older=False)
+    if make_missing:
+        made = is_missing(url)
+        prepare_database(url, upgrade_older=False)
+        if made:
+            print(f"made the database {shown(url)}: the service must use it (FORESHOCK_DATABASE_URL)", file=sys.stderr)
     with existing_database(url) as database:
         yield database
 

@@ -31,7 +31,7 @@ def prepare_database(database_url: str, *, upgrade_older: bool = True, revision:
     older one has and `upgrade_older` is False.
     """
     with _reported(database_url):
-        if not _is_missing(database_url):
+        if not is_missing(database_url):
             has = _check(database_url)
             if has is not None and has != newest_revision() and not upgrade_older:
                 raise _older(database_url, has)
@@ -42,14 +42,14 @@ def prepare_database(database_url: str, *, upgrade_older: bool = True, revision:
 def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS) -> Iterator[Database]:
     """Give the database of a service to a command; creates and migrates nothing. Raises ConfigurationError."""
     with _reported(database_url):
-        if _is_missing(database_url):
+        if is_missing(database_url):
             raise ConfigurationError(
-                f"there is no database {_shown(database_url)}: FORESHOCK_DATABASE_URL must be the service's"
+                f"there is no database {shown(database_url)}: FORESHOCK_DATABASE_URL must be the service's"
             )
         revision = _check(database_url)
         if revision is None:
             raise ConfigurationError(
-                f"the database {_shown(database_url)} has no tables: FORESHOCK_DATABASE_URL must be the service's; "
+                f"the database {shown(database_url)} has no tables: FORESHOCK_DATABASE_URL must be the service's; "
                 "`foreshock upgrade` makes the tables of a new one"
             )
         if revision != newest_revision():
@@ -72,7 +72,7 @@ def _check(database_url: str) -> str | None:
                 _check_empty(connection, database_url)
             elif revision not in known_revisions():
                 raise ConfigurationError(
-                    f"the database {_shown(database_url)} has revision {revision}, and this release knows revisions up "
+                    f"the database {shown(database_url)} has revision {revision}, and this release knows revisions up "
                     f"to {newest_revision()}: a newer release has migrated it. Install that release again; or, to go "
                     f"back, run `foreshock upgrade --to {newest_revision()}` with that release, or restore a backup of "
                     "before the upgrade"
@@ -97,19 +97,20 @@ def _check_empty(connection: Connection, database_url: str) -> None:
     found = sorted(set(inspect(connection).get_table_names()) & set(Base.metadata.tables))
     if found:
         raise ConfigurationError(
-            f"the database {_shown(database_url)} has tables of the same names as Foreshock's ({', '.join(found[:3])}) "
+            f"the database {shown(database_url)} has tables of the same names as Foreshock's ({', '.join(found[:3])}) "
             "and no revision: it belongs to another program; give Foreshock a database of its own"
         )
 
 
-def _is_missing(database_url: str) -> bool:
+def is_missing(database_url: str) -> bool:
+    """Return True if the URL names a SQLite file that does not exist."""
     url = parse_database_url(database_url)
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
 
 
 def _older(database_url: str, revision: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the database {_shown(database_url)} has revision {revision} and this release requires {newest_revision()}: "
+        f"the database {shown(database_url)} has revision {revision} and this release requires {newest_revision()}: "
         "stop the service of the older release, make a backup, then run `foreshock upgrade`"
     )
 
@@ -126,7 +127,7 @@ def _reported(database_url: str) -> Iterator[None]:
             raise ConfigurationError(_unusable(database_url, error)) from None
         if getattr(error.orig, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE:
             raise ConfigurationError(
-                f"the user of {_shown(database_url)} may not make tables ({_message(error)}): "
+                f"the user of {shown(database_url)} may not make tables ({_message(error)}): "
                 "make it the owner of its database (`ALTER DATABASE … OWNER TO …`)"
             ) from None
         raise
@@ -159,15 +160,18 @@ _HELP = (
 def _unusable(database_url: str, error: DBAPIError) -> str:
     said = _message(error)
     what_to_do = next(text for sign, text in _HELP if re.search(sign, said))
-    return f"the database {_shown(database_url)} cannot be used ({said}): {what_to_do}"
+    return f"the database {shown(database_url)} cannot be used ({said}): {what_to_do}"
 
 
 def _message(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split())
 
 
-def _shown(database_url: str) -> str:
+def shown(database_url: str) -> str:
+    """Return the URL for messages: without the password, a file of SQLite with its whole path."""
     url = parse_database_url(database_url)
+    if url.get_backend_name() == "sqlite":
+        return str(Path(str(url.database)).absolute())
     return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 

@@ -83,3 +83,9 @@ def earlier_checkpoints(session: Session, attempts: Sequence[AttemptStart], key:
 def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
     """Return the checkpoint that was announced for a step."""
     return session.get(Checkpoint, (run_id, attempt, step))
+
+
+def newest_checkpoints(session: Session, run_id: str, attempt: int, most: int) -> list[int]:
+    """Return the newest announced steps of an attempt, at most `most` of them, in order."""
+    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, Checkpoint.attempt == attempt)
+    return sorted(session.scalars(query.order_by(Checkpoint.step.desc()).limit(most)))

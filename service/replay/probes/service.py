@@ -42,6 +42,7 @@ from service.runs.runs.service import find_run, get_run
 from service.runs.step_key import StepKey
 from service.runs.steps.service import find_step
 
+_NAMED_CHECKPOINTS = 5
 _WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
 
@@ -253,8 +254,10 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         )
     checkpoint = repository.find_checkpoint(session, *key)
     if checkpoint is None:
+        newest = repository.newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
         raise ProbeNotPossible(
-            f"no checkpoint is announced for step {key.step} of attempt {key.attempt}: announce its weights with "
+            f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
+            "announces saved weights with log_checkpoint(step, root=…, path=…), other programs with "
             f"PUT /v1/runs/{run_id}/checkpoints/{key.step}?attempt={key.attempt}"
         )
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
@@ -274,6 +277,12 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         attempt_fingerprint=require_attempt(session, run_id, key.attempt).fingerprint,
         candidates=_candidates(session, key, body) if body.kind == PROBE_KIND else None,
     )
+
+
+def _announced(steps: Sequence[int]) -> str:
+    if not steps:
+        return ", nor for any other step of it"
+    return f" (the newest that are: {', '.join(map(str, steps))})"
 
 
 def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[str, Any]]:

@@ -97,7 +97,7 @@ def test_service_that_is_down_is_one_line(command: list[str], capsys: pytest.Cap
     ("fault", "words"),
     [
         (500, "500 injected 500"),
-        (403, "403 injected 403; check FORESHOCK_API_KEY"),
+        (403, "error: injected 403; check FORESHOCK_API_KEY or --api-key"),
         ("html", "is not a Foreshock service; check FORESHOCK_URL"),
     ],
 )

@@ -150,6 +150,10 @@ def test_watch_prints_steps_and_alerts(imported: RunningService, capsys: pytest.
     assert [int(line.split()[1]) for line in lines] == list(range(15, 31))
     assert all(len(line) <= WIDTH + 5 for line in lines)
     assert " critical " in lines[2]
+    (sparklines,) = (line for line in text.splitlines() if line.startswith("  k3 "))
+    assert len(sparklines) <= WIDTH
+    assert sparklines.split()[0::2] == ["k3", "length", "reward"]
+    assert "█" in sparklines.split()[1]
     assert "pooled over steps 21 to 30" in " ".join(text.split())
     # These rollouts lag behind the trainer: only relative rules can fire.
     assert "\nWARNING at step " in text
@@ -197,7 +201,18 @@ def test_probe_without_weights_shows_the_reason(imported: RunningService, capsys
     status = run(imported, "probe", "imported", "7", "--timeout", "1")
     shown = capsys.readouterr()
     assert status == 1
-    assert "checkpoint" in shown.out + shown.err
+    assert "no checkpoint is announced for step 7 of attempt 1 (the newest that are: 20)" in shown.err
+    assert "log_checkpoint(step, root=…, path=…)" in shown.err
+    assert "POST" not in shown.err
+
+
+def test_report_of_a_step_without_rollouts_is_an_error(
+    imported: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(imported, "report", "imported", "--step", "9999") == 1
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert f"has no rollouts of step 9999: {len(STEPS)} steps from {min(STEPS)} to {max(STEPS)} are stored" in shown.err
 
 
 def test_every_measure_that_commands_ask_for_is_registered() -> None:
