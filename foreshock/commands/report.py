@@ -1,14 +1,18 @@
-"""`foreshock report`: the diagnosis of a run, as text or JSON."""
+"""`foreshock report`: the diagnosis of a run, as text, JSON or one HTML page."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
-from foreshock.commands import diagnosis, report_text
+from foreshock.commands import diagnosis, report_page, report_text
 from foreshock.commands.command import add_run_argument, add_service_options, connect, run_url
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
+from foreshock.errors import ConfigurationError
 from foreshock.model_kind import MODEL_KINDS
 
 __all__ = ["command"]
@@ -27,10 +31,18 @@ class ReportCommand:
             "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="write to this file: a page to send (.html), JSON (.json) or text (.txt)",
+        )
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the report."""
+        """Print the report, or write it to a file. Raises ConfigurationError for a file of another kind."""
+        form = None if arguments.output is None else _form(arguments.output, as_json=arguments.json)
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run, arguments.project)
             queries = RunQueries(connection, run.id)
@@ -41,11 +53,48 @@ class ReportCommand:
                 step=arguments.step,
                 model_kind=arguments.model_kind,
             )
-        if arguments.json:
-            print(json.dumps(diagnosis.to_json(found), indent=2, ensure_ascii=False, allow_nan=False))
+        if form is None:
+            print(_json(found) if arguments.json else _text(found, Paint()))
         else:
-            print("\n".join(report_text.render(found, Paint())))
+            _write(arguments.output, _WRITERS[form](found))
+            print(f"{arguments.output}: the report of {run.title}", file=sys.stderr)
         return 0
+
+
+def _json(found: diagnosis.Diagnosis) -> str:
+    return json.dumps(diagnosis.to_json(found), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _text(found: diagnosis.Diagnosis, paint: Paint) -> str:
+    return "\n".join(report_text.render(found, paint))
+
+
+_WRITERS: dict[str, Callable[[diagnosis.Diagnosis], str]] = {
+    ".txt": lambda found: _text(found, Paint.off()),
+    ".json": _json,
+    ".html": report_page.render_page,
+}
+
+
+def _form(output: Path, *, as_json: bool) -> str:
+    form = output.suffix.lower()
+    if form not in _WRITERS or (as_json and form != ".json"):
+        known = (
+            "a name that ends with .json beside --json" if as_json else f"a name that ends with {', '.join(_WRITERS)}"
+        )
+        raise ConfigurationError(f"--output must be {known}, got {output}")
+    return form
+
+
+def _write(output: Path, text: str) -> None:
+    """Write the file in one piece: a failure leaves what was there."""
+    temporary = output.with_name(f".{output.name}.part")
+    try:
+        temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        temporary.replace(output)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigurationError(f"--output {output} cannot be written ({error.strerror})") from None
 
 
 command = ReportCommand()

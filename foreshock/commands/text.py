@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -51,6 +52,11 @@ class Paint:
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = sys.stdout if stream is None else stream
         self._on = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+    @classmethod
+    def off(cls) -> Paint:
+        """Return one without colours, whatever the stream is."""
+        return cls(io.StringIO())
 
     def __call__(self, text: str, style: Style | None) -> str:
         """Return `text`, coloured if colours are on."""

@@ -133,6 +133,21 @@ def test_report_is_readable_in_100_columns(imported: RunningService, capsys: pyt
     assert f"Pages: {imported.url}/runs/default/imported" in text
 
 
+def test_report_is_written_to_a_file_by_its_ending(
+    imported: RunningService, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(imported, "report", "imported", "-o", str(tmp_path / "report.html")) == 0
+    assert not capsys.readouterr().out
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert run(imported, "report", "imported", "-o", str(tmp_path / "report.json")) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["run"]["key"] == "imported"
+    assert run(imported, "report", "imported", "--output", str(tmp_path / "report.pdf")) == 1
+    assert "must be a name that ends with .txt, .json, .html" in capsys.readouterr().err
+    assert run(imported, "report", "imported", "-o", str(tmp_path / "missing" / "report.txt")) == 1
+    assert "cannot be written (No such file or directory)" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["report.html", "report.json"]
+
+
 def test_newest_run_is_the_default(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "report") == 0
     assert "Foreshock · imported" in capsys.readouterr().out

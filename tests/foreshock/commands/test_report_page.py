@@ -1,0 +1,81 @@
+"""Tests of the report as a page: complete in itself, and safe with any text of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from html.parser import HTMLParser
+
+from foreshock.commands.records import AlertRecord, Curve, HealthRecord
+from foreshock.commands.report_page import render_page
+from tests.foreshock.commands.test_report_text import diagnosis
+
+
+class _Elements(HTMLParser):
+    """Collects the elements and what they would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.loaded: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.loaded += [str(value) for name, value in attrs if name in ("src", "srcset", "data") or tag == "link"]
+        if tag not in ("meta", "line", "path"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+def elements_of(page: str) -> _Elements:
+    """Parse a page."""
+    elements = _Elements()
+    elements.feed(page)
+    return elements
+
+
+def test_page_loads_nothing_and_runs_nothing() -> None:
+    elements = elements_of(render_page(diagnosis()))
+    assert elements.loaded == []
+    assert "script" not in elements.names
+    assert "svg" in elements.names
+
+
+def alert(rule: str, state: str) -> AlertRecord:
+    """Return an alert of step 12."""
+    return AlertRecord(rule, rule, 12, "critical", state, 0.5, 0.1, "Why it fired.", "What to do: `foreshock probe`.")
+
+
+def test_page_has_verdict_curves_alerts_and_the_text() -> None:
+    health = HealthRecord("critical", ("The mismatch is critical.", "More of it."), 31, 40)
+    page = render_page(diagnosis(health=health, alerts=(alert("k3_range", "open"), alert("taken_back", "retracted"))))
+    assert '<div class="verdict critical">The mismatch is critical.</div><p>More of it.</p>' in page
+    assert "Mismatch: k3 per token" in page
+    assert "Response length" in page
+    assert "k3_range, step 12, open, value 0.500" in page
+    assert "<code>foreshock probe</code>" in page
+    assert 'class="mark critical"' in page
+    assert "taken_back" not in page
+    assert "Alerts ──" in page  # a title of the text
+
+
+def test_names_of_a_run_are_text_and_never_markup() -> None:
+    run = dataclasses.replace(diagnosis().run, name="<script>alert(1)</script>", model='"><img src=x>')
+    page = render_page(diagnosis(run=run, url='http://service/runs/"onmouseover=1'))
+    elements = elements_of(page)
+    assert "script" not in elements.names
+    assert "img" not in elements.names
+    assert 'href="http://service/runs/&quot;onmouseover=1"' in page
+
+
+def test_run_without_steps_says_so() -> None:
+    empty = Curve("trainer/rollout", (), {})
+    page = render_page(diagnosis(mismatch=empty, rollouts=empty, alerts=(), attributions=()))
+    assert "No step is complete yet." in page
+    assert "No alert has fired." in page
