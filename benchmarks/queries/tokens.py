@@ -1,4 +1,4 @@
-"""Bar: one rollout's tokens out of a step of 1,024 rollouts come in less than 30 ms."""
+"""Bar: one rollout's tokens out of a step of 1,024 rollouts come in less than 30 ms at p99."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import httpx
 import numpy as np
 
 from benchmarks.queries.bar import Bar
+from benchmarks.queries.scrape import serving_process
 from benchmarks.queries.uploads import PARQUET, encoded_batch
 from benchmarks.running_service import running_service
 
 BAR_SECONDS = 0.030
-ROLLOUTS, TOKENS, REPEATS = 1_024, 1_000, 60
+ROLLOUTS, TOKENS, REPEATS = 1_024, 1_000, 200
 
 
 def measure() -> Bar:
@@ -30,15 +31,20 @@ def measure() -> Bar:
             body = encoded_batch(ROLLOUTS, TOKENS)
             path = f"/v1/runs/{run}/steps/1/rollouts/0"
             http.put(path, content=body, headers={"Content-Type": PARQUET}).raise_for_status()
-            seconds = []
+            process, seconds = serving_process(url), []
+            before = process.cpu_times()
             for number in np.random.default_rng(0).integers(0, ROLLOUTS, REPEATS):
                 begin = time.perf_counter()
                 answer = http.get(f"/v1/runs/{run}/steps/1/tokens", params={"sample_id": f"sample-{number}"})
                 seconds.append(time.perf_counter() - begin)
                 assert len(answer.raise_for_status().json()["items"]) == TOKENS
+            after = process.cpu_times()
+    cpu = (after.user + after.system - before.user - before.system) / REPEATS
     middle, p99 = sorted(seconds)[REPEATS // 2], sorted(seconds)[int(0.99 * REPEATS)]
     lines = [
         f"one rollout of {TOKENS:,} tokens out of a step of {ROLLOUTS:,} rollouts",
-        f"  ms: median {1e3 * middle:.1f}, p99 {1e3 * p99:.1f}",
+        f"  ms: median {1e3 * middle:.1f}, p99 {1e3 * p99:.1f}, largest {1e3 * max(seconds):.1f}",
+        f"  CPU of the service for each: {1e3 * cpu:.1f} ms",
     ]
-    return Bar("tokens", lines, {"tokens_ms": 1e3 * middle, "tokens_p99_ms": 1e3 * p99}, reached=middle < BAR_SECONDS)
+    values = {"tokens_ms": 1e3 * middle, "tokens_p99_ms": 1e3 * p99, "tokens_cpu_ms": 1e3 * cpu}
+    return Bar("tokens", lines, values, reached=p99 < BAR_SECONDS)

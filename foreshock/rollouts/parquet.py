@@ -10,9 +10,7 @@ Decode bodies from outside with pyarrow > 23.0.0, as the service does: older rel
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -21,12 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError, RolloutsError
-from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.errors import LimitExceededError
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.exact import ExactBatch
 from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.parquet_batches import arrow_errors, to_batch, to_exact, to_scores
 from foreshock.rollouts.parquet_columns import ColumnReader
 from foreshock.rollouts.parquet_footer import open_checked
 from foreshock.rollouts.parquet_layout import ROLLOUTS_PER_ROW_GROUP
@@ -120,88 +117,31 @@ def read_rollouts(data: Body, limits: DecodeLimits) -> ReadRollouts:
 
 
 def _read_rollouts(data: Body, limits: DecodeLimits, check_values: bool) -> ReadRollouts:
-    with _arrow_errors():
+    with arrow_errors():
         reader, own_layout = _read(data, ROLLOUT_COLUMNS, limits)
-        batch = _to_batch(reader)
+        batch = to_batch(reader)
     validate_rollouts(batch, limits, check_values=check_values)
     # Attributes of a newer release are not kept.
     known = reader.metadata.get(ATTRIBUTES_KEY) == batch.attributes.to_json().encode()
     return ReadRollouts(batch, own_layout and known)
 
 
-def _to_batch(reader: ColumnReader) -> RolloutBatch:
-    attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
-    values: dict[str, Any] = {}
-    per_token = False
-    # The required columns come first: they give the offsets that the others must have.
-    for column in sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required):
-        if not reader.has(column):
-            continue
-        if column.is_string:
-            values[column.field] = reader.strings(column)
-        elif reader.is_list(column):
-            values[column.field], offsets = reader.ragged(column)
-            expected = values.setdefault(f"{column.side}_offsets", offsets)
-            reader.check_lengths(column, offsets, expected, f"{column.side}_token_ids")
-            per_token |= column.level == "rollout or response token"
-        else:
-            values[column.field] = reader.numbers(column, null_value=attributes.null_value(column))
-    return RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
-
-
 def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     """Return the validated scores in `data`; raises as `decode_rollouts`, and if the fingerprint is missing."""
     limits = limits or DecodeLimits()
-    with _arrow_errors():
-        scores = _to_scores(_read(data, SCORE_COLUMNS, limits)[0])
+    with arrow_errors():
+        scores = to_scores(_read(data, SCORE_COLUMNS, limits)[0])
     validate_scores(scores, limits)
     return scores
-
-
-def _to_scores(reader: ColumnReader) -> ScoreBatch:
-    fingerprint = _fingerprint(reader, FINGERPRINT_KEY)
-    names, log_probs = SCORE_COLUMNS
-    flat, offsets = reader.ragged(log_probs)
-    return ScoreBatch(_sample_ids(reader, names), log_probs=flat, offsets=offsets, fingerprint=fingerprint)
 
 
 def decode_exact(data: Body, limits: DecodeLimits | None = None) -> ExactBatch:
     """Return the validated divergences in `data`; raises as `decode_rollouts`, and if a fingerprint is missing."""
     limits = limits or DecodeLimits()
-    with _arrow_errors():
-        exact = _to_exact(_read(data, EXACT_COLUMNS, limits)[0])
+    with arrow_errors():
+        exact = to_exact(_read(data, EXACT_COLUMNS, limits)[0])
     validate_exact(exact, limits)
     return exact
-
-
-def _to_exact(reader: ColumnReader) -> ExactBatch:
-    names, first, *others = EXACT_COLUMNS
-    flat, offsets = reader.ragged(first)
-    values: dict[str, Any] = {
-        first.field: flat,
-        "target_fingerprint": _fingerprint(reader, TARGET_FINGERPRINT_KEY),
-        "behaviour_fingerprint": _fingerprint(reader, BEHAVIOUR_FINGERPRINT_KEY),
-    }
-    for column in others:
-        values[column.field], of_column = reader.ragged(column)
-        reader.check_lengths(column, of_column, offsets, first.name)
-    return ExactBatch(_sample_ids(reader, names), offsets, **values)
-
-
-def _fingerprint(reader: ColumnReader, key: bytes) -> Fingerprint:
-    text = reader.metadata.get(key)
-    if text is None:
-        raise InvalidRolloutsError(
-            f"the Parquet metadata lacks the key {key.decode()!r}: write the fingerprint of the scorer"
-        )
-    try:
-        return Fingerprint.from_json(text)
-    except ConfigurationError as error:
-        raise InvalidRolloutsError(str(error)) from error
-
-
-def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:
-    return [name if name is not None else "" for name in reader.strings(column)]
 
 
 def _to_arrow(column: ColumnSpec, value: Any, offsets: NDArray[np.int64] | None) -> pa.Array:
@@ -250,20 +190,6 @@ def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> 
     table = pa.Table.from_batches(batches, schema=file.schema_arrow)
     table.validate(full=True)
     return ColumnReader(table, dict(file.schema_arrow.metadata or {}), limits), checked.own_layout
-
-
-@contextlib.contextmanager
-def _arrow_errors() -> Iterator[None]:
-    """Convert whatever Arrow raises for a damaged or hostile file to an InvalidRolloutsError."""
-    try:
-        yield
-    except RolloutsError:
-        raise
-    except MemoryError as error:
-        raise LimitExceededError("it needs more memory than is available: send more, smaller shards") from error
-    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        raise InvalidRolloutsError(f"this is not a readable Parquet file: {reason}") from error
 
 
 def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:

@@ -18,6 +18,7 @@ from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.parquet_layout import has_own_layout
 from foreshock.rollouts.parquet_pages import (
     FILE_ROW_GROUPS,
+    GROUP_ROWS,
     NAME_CHARACTERS,
     ColumnChunk,
     check_pages,
@@ -29,14 +30,13 @@ from foreshock.rollouts.parquet_pages import (
 from foreshock.rollouts.schema import ColumnSpec
 from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
-__all__ = ["CheckedFile", "open_checked"]
+__all__ = ["CheckedFile", "bounds_of", "check_claims", "check_schema", "footer_bytes_of", "open_checked", "read_footer"]
 
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 
 # Field numbers of parquet.thrift, by struct.
 _FILE_ROWS, _FILE_KEY_VALUES = 3, 5
-_GROUP_ROWS = 3
 _KEY, _VALUE = 1, 2
 
 # A value as it is decoded: float32, int32, or the index into a dictionary of strings.
@@ -56,17 +56,17 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
 
     Raises InvalidRolloutsError or LimitExceededError; Arrow's own errors pass through to the caller.
     """
-    footer, footer_start = _read_footer(body, limits)
+    view = memoryview(body)
+    if view.nbytes < len(_MAGIC) or bytes(view[:4]) != _MAGIC:
+        raise _not_parquet()
+    footer, footer_start = read_footer(view, view.nbytes, limits)
     chunks = chunks_of(footer)
-    _check_claims(footer, chunks, limits)
+    check_claims(footer, chunks, limits)
     # A memoryview of an Arrow buffer has signed bytes.
     with_checksums = check_pages(memoryview(body).cast("B"), chunks)
-    bounds = {
-        "thrift_string_size_limit": limits.max_footer_bytes,
-        "thrift_container_size_limit": limits.max_footer_bytes,
-    }
+    bounds = bounds_of(limits)
     file = pq.ParquetFile(pa.BufferReader(body), **bounds)
-    _check_schema(file.schema_arrow, columns)
+    check_schema(file.schema_arrow, columns)
     own = with_checksums and has_own_layout(footer, chunks, file.schema_arrow, columns, footer_start)
     # Strings stay dictionaries, so that a long string repeated in every row takes its memory once.
     strings = {column.name for column in columns if column.is_string}
@@ -75,26 +75,46 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
     return CheckedFile(file, own)
 
 
-def _read_footer(body: pa.Buffer, limits: DecodeLimits) -> tuple[dict[int, Any], int]:
-    """Return the decoded footer, which stands before its size and the PAR1 at the end of the file, and its place."""
-    view = memoryview(body)
-    if view.nbytes < len(_MAGIC) + _TRAILER_BYTES or bytes(view[:4]) != _MAGIC or bytes(view[-4:]) != _MAGIC:
-        raise InvalidRolloutsError("this is not a Parquet file: send the bytes that `encode_rollouts` returns")
-    footer_bytes = int.from_bytes(view[-8:-4], "little")
+def bounds_of(limits: DecodeLimits) -> dict[str, int]:
+    """Return Arrow's bounds on the footer."""
+    return {
+        "thrift_string_size_limit": limits.max_footer_bytes,
+        "thrift_container_size_limit": limits.max_footer_bytes,
+    }
+
+
+def footer_bytes_of(end: memoryview | bytes, limits: DecodeLimits) -> int:
+    """Return the bytes of the footer with its trailer, the size and PAR1, from the end of a file."""
+    if len(end) < len(_MAGIC) + _TRAILER_BYTES or bytes(end[-4:]) != _MAGIC:
+        raise _not_parquet()
+    footer_bytes = int.from_bytes(end[-8:-4], "little")
     if footer_bytes > limits.max_footer_bytes:
         raise LimitExceededError(
             f"the footer has {footer_bytes:,} bytes, more than {limits.max_footer_bytes:,}: write larger row groups"
         )
-    if footer_bytes > view.nbytes - len(_MAGIC) - _TRAILER_BYTES:
+    return footer_bytes + _TRAILER_BYTES
+
+
+def read_footer(end: memoryview | bytes, file_bytes: int, limits: DecodeLimits) -> tuple[dict[int, Any], int]:
+    """Return the decoded footer and its place in a file of so many bytes; `end` are the last of them.
+
+    Raises InvalidRolloutsError or LimitExceededError.
+    """
+    footer_bytes = footer_bytes_of(end, limits)
+    if footer_bytes > file_bytes - len(_MAGIC) or footer_bytes > len(end):
         raise unreadable("its footer is cut off")
     try:
-        start = view.nbytes - _TRAILER_BYTES - footer_bytes
-        return read_struct(bytes(view[start : start + footer_bytes]))[0], start
+        footer = read_struct(bytes(end[-footer_bytes:-_TRAILER_BYTES]))[0]
     except ThriftError as error:
         raise unreadable(f"its footer is damaged ({error})") from error
+    return footer, file_bytes - footer_bytes
 
 
-def _check_claims(footer: dict[int, Any], chunks: list[ColumnChunk], limits: DecodeLimits) -> None:
+def _not_parquet() -> InvalidRolloutsError:
+    return InvalidRolloutsError("this is not a Parquet file: send the bytes that `encode_rollouts` returns")
+
+
+def check_claims(footer: dict[int, Any], chunks: list[ColumnChunk], limits: DecodeLimits) -> None:
     """Check the numbers of rows and row groups, the bytes of metadata, and the claims of the column chunks."""
     rows = number(footer, _FILE_ROWS)
     groups = structs(footer, FILE_ROW_GROUPS)
@@ -108,7 +128,7 @@ def _check_claims(footer: dict[int, Any], chunks: list[ColumnChunk], limits: Dec
         )
     if rows == 0:
         raise InvalidRolloutsError("there are no rows: send at least one rollout")
-    if sum(number(group, _GROUP_ROWS) for group in groups) != rows:
+    if sum(number(group, GROUP_ROWS) for group in groups) != rows:
         raise unreadable("its row groups do not add up to its rows")
     for item in structs(footer, _FILE_KEY_VALUES, required=False):
         key, value = item.get(_KEY, b""), item.get(_VALUE, b"")
@@ -139,7 +159,7 @@ def _check_chunks(chunks: list[ColumnChunk], rows: int, limits: DecodeLimits) ->
         )
 
 
-def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
+def check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
     """Check that the columns are those of the schema, each once, of a type that can hold its values."""
     specs = {column.name: column for column in columns}
     seen: set[str] = set()

@@ -13,6 +13,7 @@ import pyarrow as pa
 from foreshock.rollouts.parquet_pages import (
     FILE_ROW_GROUPS,
     GROUP_COLUMNS,
+    GROUP_ROWS,
     ColumnChunk,
     chunk_metadata,
     number,
@@ -26,7 +27,7 @@ ROLLOUTS_PER_ROW_GROUP = 64
 
 _MAGIC_BYTES = 4
 # Field numbers and values of parquet.thrift.
-_FILE_KEY_VALUES, _KEY, _GROUP_ROWS = 5, 1, 3
+_FILE_KEY_VALUES, _KEY = 5, 1
 _ENCODINGS, _CODEC, _STATISTICS = 2, 4, 12
 _ZSTD = 6
 _PLAIN, _RLE, _RLE_DICTIONARY, _BYTE_STREAM_SPLIT = 0, 3, 8, 9
@@ -68,7 +69,7 @@ def _levels(column: ColumnSpec) -> tuple[bool, ...]:
 
 
 def _has_own_row_groups(footer: dict[int, Any]) -> bool:
-    rows = [number(group, _GROUP_ROWS) for group in structs(footer, FILE_ROW_GROUPS)]
+    rows = [number(group, GROUP_ROWS) for group in structs(footer, FILE_ROW_GROUPS)]
     return all(each == ROLLOUTS_PER_ROW_GROUP for each in rows[:-1]) and (rows or [0])[-1] <= ROLLOUTS_PER_ROW_GROUP
 
 

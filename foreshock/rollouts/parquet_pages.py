@@ -6,20 +6,21 @@ which has been checked against the limits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
-__all__ = ["FILE_ROW_GROUPS", "GROUP_COLUMNS", "NAME_CHARACTERS", "ColumnChunk", "check_pages",
+__all__ = ["FILE_ROW_GROUPS", "GROUP_COLUMNS", "GROUP_ROWS", "NAME_CHARACTERS", "ColumnChunk", "check_pages",
            "chunk_metadata", "chunks_of", "number", "structs", "unreadable"]  # fmt: skip
 
 NAME_CHARACTERS = 80
 
 # Field numbers of parquet.thrift, by struct.
 FILE_ROW_GROUPS = 4
-GROUP_COLUMNS = 1
+GROUP_COLUMNS, GROUP_ROWS = 1, 3
 _CHUNK_FILE_PATH, _CHUNK_METADATA = 1, 3
 _COLUMN_PATH, _COLUMN_VALUES, _COLUMN_UNCOMPRESSED, _COLUMN_COMPRESSED = 3, 5, 6, 7
 _COLUMN_DATA_OFFSET, _COLUMN_DICTIONARY_OFFSET = 9, 11
@@ -76,22 +77,22 @@ def chunk_metadata(chunk: dict[int, Any]) -> dict[int, Any]:
     return metadata
 
 
-def check_pages(body: memoryview, chunks: list[ColumnChunk]) -> bool:
-    """Return whether every page has a checksum.
+def check_pages(body: memoryview, chunks: Sequence[ColumnChunk], body_start: int = 0) -> bool:
+    """Return whether every page has a checksum; `body` is the file from its byte `body_start` on.
 
     Raises InvalidRolloutsError if the pages of a chunk claim more than the chunk, or lie outside of the body.
     """
     with_checksums = True
     for chunk in chunks:
         try:
-            with_checksums &= _check_chunk(body, chunk)
+            with_checksums &= _check_chunk(body, chunk, chunk.start - body_start)
         except ThriftError as error:
             raise unreadable(f"a page of `{chunk.column}` is damaged ({error})") from error
     return with_checksums
 
 
-def _check_chunk(body: memoryview, chunk: ColumnChunk) -> bool:
-    position, end = chunk.start, chunk.start + chunk.compressed_bytes
+def _check_chunk(body: memoryview, chunk: ColumnChunk, position: int) -> bool:
+    end = position + chunk.compressed_bytes
     if end > body.nbytes:
         raise unreadable(f"the pages of `{chunk.column}` lie outside of it")
     values = uncompressed = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from fastapi import Query
+from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.columnar.table import Column, ColumnTable, Labels
@@ -25,6 +27,9 @@ FormatName = Literal["json", "csv", "parquet"]
 Format = Annotated[
     FormatName | None, Query(alias="format", description="format of the answer; absent: by the Accept header")
 ]
+# Arrow imports pandas, if it is installed, when it makes its first array: not during a request.
+pa.array([0])
+
 # For `responses` of an endpoint that answers in these formats; its response model is the JSON.
 FORMATS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -87,6 +92,16 @@ def json_document(columns: Mapping[str, bytes], beside: Mapping[str, Any]) -> by
         parts += [b",", orjson.dumps(beside)[1:-1]]
     parts.append(b"}")
     return b"".join(parts)
+
+
+def table_of_model(columns: BaseModel, **others: Sequence[float | None]) -> ColumnTable:
+    """Return a model of lists of numbers as a table, None as a missing value, after `others`."""
+    lists = {**others, **columns.model_dump()}
+    return ColumnTable({name: _numbers(values) for name, values in lists.items()})
+
+
+def _numbers(values: Sequence[float | None]) -> NDArray[Any]:
+    return np.array(values) if all(isinstance(each, int) for each in values) else np.array(values, dtype=np.float64)
 
 
 def _json_items(column: Column) -> bytes:

@@ -87,6 +87,6 @@ class ColumnTable:
         return list(zip(starts, [*starts[1:], self.num_rows], strict=True))
 
 
-def floats_or_none(values: NDArray[np.float64]) -> list[float | None]:
+def floats_or_none(values: NDArray[np.floating[Any]]) -> list[float | None]:
     """Return the values as Python floats, None for those that are not finite."""
     return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]

@@ -29,6 +29,8 @@ from service.platform.store.tokens import ListedFile, TokenStore
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20
 _LISTED_AT_ONCE = 1000
+# Reading so many bytes that nobody asked for takes less time than another request.
+_COALESCED_BYTES = 64 << 10
 # Retries of the client itself are short: an upload that fails is answered with 503, and the trainer's client sends it
 # again. They cover a connection that the server closed between two requests.
 _RETRIES, _RETRY_SECONDS = 2, 5.0
@@ -126,6 +128,23 @@ class ObjectFile:
         with _as_os_errors(self.name):
             size = obstore.head(_client(self.location), self.name)["size"]
         return cast(BinaryIO, io.BufferedReader(_Ranges(self, size), 1 << 16))
+
+    def read_end(self, most: int) -> tuple[bytes, int]:
+        """Return the last `most` bytes of the object and its size, by one request."""
+        with _as_os_errors(self.name):
+            found = obstore.get(_client(self.location), self.name, options={"range": {"suffix": most}})
+            return bytes(found.bytes()), found.meta["size"]
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range; ranges that are close together share a request, the others run at once."""
+        if not ranges:
+            return []
+        starts, ends = zip(*ranges, strict=True)
+        with _as_os_errors(self.name):
+            found = obstore.get_ranges(
+                _client(self.location), self.name, starts=starts, ends=ends, coalesce=_COALESCED_BYTES
+            )
+            return [bytes(each) for each in found]
 
     def exists(self) -> bool:
         """Return whether the object is there."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores
+from foreshock.rollouts.parquet_row_groups import find_scores
 from foreshock.scorers import score_name
 from service.platform.decoding.limits import stored_limits
 from service.platform.store.tokens import StoredFile
@@ -39,8 +40,13 @@ def read_scores(file: StoredFile) -> ScoreBatch:
 
 
 def read_aligned_scores(batch: RolloutBatch, files: Iterable[StoredFile]) -> NDArray[np.float32]:
-    """Return the log-probs in `files`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
-    return align_scores(batch, [read_scores(file) for file in files])
+    """Return the log-probs in `files`, [T] in the order of the batch's response tokens; NaN for unscored rollouts.
+
+    Only the row groups that hold rollouts of the batch are read.
+    """
+    sample_ids = frozenset(batch.sample_ids)
+    found = (find_scores(file, sample_ids, stored_limits()) for file in files)
+    return align_scores(batch, [scores for scores in found if scores is not None])
 
 
 def align_scores(batch: RolloutBatch, shards: Sequence[ScoreBatch]) -> NDArray[np.float32]:

@@ -10,7 +10,15 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
-from service.platform.columnar.formats import FORMATS, JSON_MEDIA_TYPE, Format, choose_format, json_document, render
+from service.platform.columnar.formats import (
+    FORMATS,
+    JSON_MEDIA_TYPE,
+    Format,
+    choose_format,
+    json_document,
+    render,
+    table_of_model,
+)
 from service.platform.columnar.responses import columnar_response
 from service.platform.context import Context
 from service.platform.pagination import Page
@@ -62,29 +70,37 @@ def read_measurements(
     return columnar_response(request, render(curves.table, media_type, beside), media_type)
 
 
-@router.get("/runs/{run}/steps/{step}/buckets")
+@router.get("/runs/{run}/steps/{step}/buckets", response_model=BucketsRead | TokenIdsRead, responses=FORMATS)
 def read_buckets(
     run: RunIdentifier,
     step: StepPath,
+    request: Request,
     context: Context,
     principal: Reader,
     comparison: Comparison = TRAINER_ROLLOUT,
     by: Annotated[By, Query(description="condition that defines the buckets")] = "probability",
     limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="maximum number of token ids")] = KEPT_TOKEN_IDS,
     attempt: ActiveOrAttempt = None,
-) -> BucketsRead | TokenIdsRead:
+    format_name: Format = None,
+) -> Response:
     """Return the mismatch in buckets of the token's probability under the behaviour score, or of another condition.
 
-    Buckets without tokens are included; if all are empty, the rollouts do not contain the condition.
+    Buckets without tokens are included; if all are empty, the rollouts do not contain the condition. CSV and Parquet
+    have a row for each bucket, low ≤ value < high (empty: unbounded), or for each token id.
     """
+    media_type = choose_format(request.headers.get("accept"), format_name)
     with context.database.read() as session:
         statistics = service.read_statistics(session, principal, run, step, attempt, comparison)
         coverage = coverage_of_step(session, resolve_step(session, run, step, attempt), statistics.rollouts)
         if by == "token_id":
-            token_ids = token_ids_read(statistics.token_id_table(limit), coverage)
-            return with_shards(session, run, step, attempt, token_ids)
-        buckets = buckets_read(CONDITIONS[by], statistics.condition_table(by), coverage)
-        return with_shards(session, run, step, attempt, buckets)
+            found: BucketsRead | TokenIdsRead = token_ids_read(statistics.token_id_table(limit), coverage)
+        else:
+            found = buckets_read(CONDITIONS[by], statistics.condition_table(by), coverage)
+        found = with_shards(session, run, step, attempt, found)
+    if media_type == JSON_MEDIA_TYPE:
+        return columnar_response(request, found.model_dump_json().encode(), media_type)
+    bounds = {"low": found.edges[:-1], "high": found.edges[1:]} if isinstance(found, BucketsRead) else {}
+    return columnar_response(request, render(table_of_model(found.columns, **bounds), media_type), media_type)
 
 
 def _curve_memory(request: Request) -> CurveMemory:

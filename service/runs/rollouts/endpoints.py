@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 
 from foreshock.comparisons import TRAINER_ROLLOUT
+from service.platform.columnar.formats import FORMATS, JSON_MEDIA_TYPE, Format, choose_format, render
+from service.platform.columnar.responses import columnar_response
 from service.platform.context import Context
 from service.platform.schemas import ActiveOrAttempt, StepPath
 from service.platform.security import Reader
 from service.runs.measurements.endpoints import Comparison
 from service.runs.rollouts import tokens
-from service.runs.rollouts.schemas import TokensRead
+from service.runs.rollouts.schemas import TokensRead, tokens_json
 from service.runs.runs.addresses import RunIdentifier
-from service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 
-@router.get("/tokens")
+@router.get("/tokens", response_model=TokensRead, responses=FORMATS)
 def read_tokens(
     run: RunIdentifier,
     step: StepPath,
+    request: Request,
     context: Context,
     principal: Reader,
     comparison: Comparison = TRAINER_ROLLOUT,
@@ -30,10 +32,19 @@ def read_tokens(
     sample_id: Annotated[
         str | None, Query(max_length=1024, description="return all tokens of this rollout instead")
     ] = None,
+    from_position: Annotated[int, Query(ge=0, le=tokens.LARGEST_POSITION, description="first, of a rollout")] = 0,
+    to_position: Annotated[
+        int, Query(ge=0, le=tokens.LARGEST_POSITION, description="last, of a rollout")
+    ] = tokens.LARGEST_POSITION,
     attempt: ActiveOrAttempt = None,
-) -> TokensRead:
-    """Return the worst tokens of a step, or one rollout token by token, with each scorer's log-prob."""
-    query = tokens.TokenQuery(run, step, attempt, comparison, worst, sample_id)
+    format_name: Format = None,
+) -> Response:
+    """Return the worst tokens of a step, or one rollout token by token, with each scorer's log-prob.
+
+    CSV and Parquet have a row for each token, and of each scorer a column `log_prob.` with its name.
+    """
+    media_type = choose_format(request.headers.get("accept"), format_name)
+    query = tokens.TokenQuery(run, step, attempt, comparison, worst, sample_id, from_position, to_position)
     found = tokens.read_tokens(context, principal, query)
-    with context.database.read() as session:
-        return with_shards(session, run, step, attempt, found)
+    body = tokens_json(found) if media_type == JSON_MEDIA_TYPE else render(found.table, media_type)
+    return columnar_response(request, body, media_type)

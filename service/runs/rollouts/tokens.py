@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import split_comparison
-from foreshock.json_values import finite_or_none
 from foreshock.rollouts import RolloutBatch, decode_rollouts
+from foreshock.rollouts.parquet_row_groups import find_rollouts
+from service.platform.columnar.reading import AnswerTooLarge
+from service.platform.columnar.table import Column, ColumnTable, Labels
 from service.platform.context import ScoredShard, ServiceContext
-from service.platform.database.tables import Shard
+from service.platform.database.tables import Shard, Step
 from service.platform.decoding.limits import stored_limits
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.reading import stored_file
+from service.platform.store.tokens import StoredFile
 from service.runs.attempts.service import resolve_step
+from service.runs.coverage.schemas import CoverageRead
 from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements.names import check_comparison
 from service.runs.measurements.service import MeasurementNotFound
-from service.runs.rollouts.schemas import TokenRow, TokensRead
 from service.runs.rollouts.service import shards_with_tokens
 from service.runs.runs.service import get_run
+from service.runs.shard_counts import IncompleteStep, incomplete_step
 
 Scores = Mapping[str, NDArray[np.float32]]
+LARGEST_POSITION = 2**31 - 1
+_LOG_PROB = "log_prob."
 
 
 class RolloutNotFound(ProblemError):
@@ -39,7 +45,10 @@ class RolloutNotFound(ProblemError):
 
 @dataclass(frozen=True, slots=True)
 class TokenQuery:
-    """Request for tokens: the `worst` of a step by |d|, or all of one rollout if `sample_id` is given."""
+    """Request for tokens: the `worst` of a step by |d|, or those of one rollout if `sample_id` is given.
+
+    Of a rollout, `from_position` ≤ position ≤ `to_position`.
+    """
 
     run_id: str
     step: int
@@ -47,12 +56,38 @@ class TokenQuery:
     comparison: str
     worst: int
     sample_id: str | None
+    from_position: int = 0
+    to_position: int = LARGEST_POSITION
 
 
-def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery) -> TokensRead:
+@dataclass(frozen=True, slots=True)
+class FoundTokens:
+    """The requested tokens, a row each: in order of position, or of decreasing |d|.
+
+    Columns: sample_id, shard, position in the response, token_id, generated, d, then one for each of `scorers`,
+    `log_prob.` and its name. `prompt` has the token ids of the requested rollout's prompt.
+    """
+
+    comparison: str
+    step: int
+    attempt: int
+    sample_id: str | None
+    prompt: list[int] | None
+    scorers: tuple[str, ...]
+    coverage: CoverageRead
+    incomplete: IncompleteStep | None
+    table: ColumnTable
+
+    def log_probs(self, scorer: str) -> NDArray[np.float32]:
+        """Return the log-prob of each token by a scorer, NaN if it is missing."""
+        return self.table.array(_LOG_PROB + scorer)
+
+
+def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery) -> FoundTokens:
     """Return the requested tokens.
 
-    Raises UnknownComparison, RolloutNotFound, TokensPurged, and MeasurementNotFound if one of the scores is missing.
+    Raises UnknownComparison, RolloutNotFound, TokensPurged, AnswerTooLarge, and MeasurementNotFound if one of the
+    scores is missing.
     """
     check_comparison(query.comparison)
     target, behaviour = split_comparison(query.comparison)
@@ -60,62 +95,74 @@ def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery
         get_run(session, principal, query.run_id)
         key = resolve_step(session, query.run_id, query.step, query.attempt)
         coverage = coverage_of_step(session, key)
-        parts = _read_shards(context, session, shards_with_tokens(session, key), query.sample_id)
-        found = _FoundTokens(target, behaviour)
-        for shard, batch, scores in parts:
-            found.add(shard, batch, scores, query)
-    if query.sample_id is not None and found.rollout is None:
+        incomplete = incomplete_step(session.get(Step, tuple(key)))
+        shards = shards_with_tokens(session, key)
+        chosen = _ChosenTokens(target, behaviour)
+        for shard, batch, scores in _read_shards(context, session, shards, query.sample_id):
+            chosen.add(shard, batch, scores, query)
+    if query.sample_id is not None and not chosen.parts:
         among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
         raise RolloutNotFound(f"step {query.step} of attempt {key.attempt} has no rollout {query.sample_id!r}{among}")
-    if not found.compared and query.sample_id is None:
+    if not chosen.compared and query.sample_id is None:
         raise MeasurementNotFound(f"step {query.step} of attempt {key.attempt} has no {query.comparison}")
-    return TokensRead(
-        comparison=query.comparison,
-        step=query.step,
-        attempt=key.attempt,
-        sample_id=query.sample_id,
-        prompt_token_ids=found.prompt,
-        scorers=sorted(found.scorers),
-        coverage=coverage,
-        items=found.rows(),
+    scorers = tuple(sorted(chosen.scorers))
+    found = chosen.table(scorers)
+    if query.sample_id is None:
+        # Stable: of equal values, the earlier shard and position come first.
+        found = found.rows(np.argsort(-np.abs(found.array("d")), kind="stable")[: query.worst])
+    if found.num_values > context.settings.max_answer_values:
+        raise AnswerTooLarge(
+            f"the answer has {found.num_values:,} values, more than the {context.settings.max_answer_values:,} of "
+            "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
+        )
+    prompt = chosen.prompt if query.sample_id is not None else None
+    return FoundTokens(
+        query.comparison, query.step, key.attempt, query.sample_id, prompt, scorers, coverage, incomplete, found
     )
 
 
-class _FoundTokens:
-    """Tokens found in the shards read so far."""
+class _ChosenTokens:
+    """Tokens chosen from the shards read so far."""
 
     def __init__(self, target: str, behaviour: str) -> None:
         self._target, self._behaviour = target, behaviour
-        self._worst: list[tuple[float, TokenRow]] = []
         self.scorers: set[str] = set()
         self.compared = False
-        self.rollout: list[TokenRow] | None = None
-        self.prompt: list[int] | None = None
+        self.parts: list[dict[str, Any]] = []
+        self.prompt: list[int] = []
 
     def add(self, shard: int, batch: RolloutBatch, scores: Scores, query: TokenQuery) -> None:
-        """Add the tokens of one shard."""
+        """Add the worst tokens of a shard, or those of the one rollout in `batch`."""
         self.scorers |= scores.keys()
         d = self._difference(scores, batch.num_tokens)
-        if query.sample_id is not None:
-            row = batch.sample_ids.index(query.sample_id)
-            start, end = (int(position) for position in batch.response_offsets[row : row + 2])
-            self.rollout = [_token(shard, batch, scores, d, row, position) for position in range(start, end)]
-            first, last = (int(position) for position in batch.prompt_offsets[row : row + 2])
-            self.prompt = batch.prompt_token_ids[first:last].tolist()
-            return
-        sizes = np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0)
-        for position in _largest(sizes, query.worst):
-            row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
-            token = _token(shard, batch, scores, d, row, position)
-            self._worst.append((float(sizes[position]), token))
-        # Stable sort: of equal values, the earlier shard and position come first.
-        self._worst = sorted(self._worst, key=lambda each: -each[0])[: query.worst]
+        if query.sample_id is None:
+            positions = _largest(np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0), query.worst)
+        else:
+            positions = np.arange(query.from_position, min(query.to_position + 1, batch.num_tokens))
+            self.prompt = batch.prompt_token_ids.tolist()
+        rows = np.searchsorted(batch.response_offsets, positions, side="right") - 1
+        self.parts.append(
+            {
+                "sample_id": [batch.sample_ids[row] for row in rows.tolist()],
+                "shard": np.full(positions.size, shard),
+                "position": positions - batch.response_offsets[rows],
+                "token_id": batch.response_token_ids[positions],
+                "generated": batch.generated[positions],
+                "d": d[positions],
+                **{_LOG_PROB + name: values[positions] for name, values in scores.items()},
+            }
+        )
 
-    def rows(self) -> list[TokenRow]:
-        """Return the tokens to show, in order of position or of decreasing |d|."""
-        if self.rollout is not None:
-            return self.rollout
-        return [token for _, token in self._worst]
+    def table(self, scorers: Sequence[str]) -> ColumnTable:
+        """Return the tokens of all parts, with a column for each of `scorers`."""
+        names = [name for part in self.parts for name in part["sample_id"]]
+        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        columns: dict[str, Column] = {
+            "sample_id": Labels(np.array([codes[name] for name in names], dtype=np.int32), tuple(codes))
+        }
+        for column in ("shard", "position", "token_id", "generated", "d", *(_LOG_PROB + name for name in scorers)):
+            columns[column] = np.concatenate([_values(part, column) for part in self.parts])
+        return ColumnTable(columns)
 
     def _difference(self, scores: Scores, tokens: int) -> NDArray[np.float64]:
         if self._target not in scores or self._behaviour not in scores:
@@ -125,19 +172,21 @@ class _FoundTokens:
             return scores[self._target].astype(np.float64) - scores[self._behaviour].astype(np.float64)
 
 
+def _values(part: dict[str, Any], column: str) -> NDArray[Any]:
+    missing: NDArray[Any] = np.full(len(part["sample_id"]), np.nan, dtype=np.float32)
+    values: NDArray[Any] = part.get(column, missing)
+    return values
+
+
 def _read_shards(
     context: ServiceContext, session: Session, shards: Sequence[Shard], sample_id: str | None
 ) -> Iterator[tuple[int, RolloutBatch, Scores]]:
-    """Yield the shards with all their scores; only the one that holds `sample_id`, if it is given."""
+    """Yield the shards with all their scores; if `sample_id` is given, this rollout only."""
     for shard in shards:
-        file = context.store.file(shard.file)
         with stored_file(f"shard {shard.shard} of step {shard.step}"):
-            if sample_id is not None:
-                with file.open() as opened:
-                    names = pq.read_table(opened, columns=["sample_id"]).column("sample_id").to_pylist()
-                if sample_id not in names:
-                    continue
-            batch = decode_rollouts(file.read_bytes(), stored_limits())
+            batch = read_stored_rollouts(context.store.file(shard.file), sample_id)
+        if batch is None:
+            continue
         key = ScoredShard(shard.run_id, shard.attempt, shard.step, batch)
         scores: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:
@@ -151,24 +200,18 @@ def _read_shards(
             return
 
 
-def _largest(sizes: NDArray[np.float64], most: int) -> list[int]:
+def read_stored_rollouts(file: StoredFile, sample_id: str | None) -> RolloutBatch | None:
+    """Return the rollouts of a stored file, or the one with this sample id; None if the file has none with it."""
+    if sample_id is None:
+        return decode_rollouts(file.read_bytes(), stored_limits())
+    found = find_rollouts(file, [sample_id], stored_limits())
+    return None if found is None else found.select([found.sample_ids.index(sample_id)])
+
+
+def _largest(sizes: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     """Return the indices of the `most` largest non-negative sizes, largest first; ties in order of index."""
     at_least = np.partition(sizes, -most)[-most] if most < sizes.size else 0.0
     # Several sizes may equal the smallest one kept; the stable sort keeps the first of them.
     candidates = np.flatnonzero(sizes >= max(at_least, 0.0))
     order = np.argsort(-sizes[candidates], kind="stable")[:most]
-    return [int(position) for position in candidates[order]]
-
-
-def _token(
-    shard: int, batch: RolloutBatch, scores: Scores, d: NDArray[np.float64], row: int, position: int
-) -> TokenRow:
-    return TokenRow(
-        sample_id=batch.sample_ids[row],
-        shard=shard,
-        position=position - int(batch.response_offsets[row]),
-        token_id=int(batch.response_token_ids[position]),
-        generated=batch.response_mask is None or bool(batch.response_mask[position]),
-        d=finite_or_none(float(d[position])),
-        log_probs={name: finite_or_none(float(values[position])) for name, values in sorted(scores.items())},
-    )
+    return candidates[order]

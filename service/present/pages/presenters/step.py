@@ -87,15 +87,17 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
         found = read_tokens(viewing.context, viewing.principal, query)
     except MeasurementNotFound as error:
         return TokensPart(TRAINER_ROLLOUT, (), (), f"{error.detail}.")
+    table = found.table
+    floats = [floats_or_none(values) for values in (table.array("d"), *map(found.log_probs, found.scorers))]
     rows = [
-        TokenRow(
-            item.sample_id,
-            item.position,
-            item.token_id,
-            number(item.d),
-            [number(item.log_probs.get(scorer)) for scorer in found.scorers],
+        TokenRow(sample_id, position, token_id, number(d), [number(each) for each in log_probs])
+        for sample_id, position, token_id, d, *log_probs in zip(
+            table.strings("sample_id"),
+            table.array("position").tolist(),
+            table.array("token_id").tolist(),
+            *floats,
+            strict=True,
         )
-        for item in found.items
     ]
     within = "" if found.coverage.rests_on == "all tokens" else f"Among {found.coverage.text} in full."
     return TokensPart(TRAINER_ROLLOUT, found.scorers, rows, "The step has no token with two finite log-probs.", within)

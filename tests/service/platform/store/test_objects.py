@@ -7,15 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import obstore
 import pyarrow.parquet as pq
 import pytest
 from pydantic import SecretStr
 
 from foreshock.errors import ConfigurationError
-from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
+from foreshock.rollouts.parquet_row_groups import find_rollouts
 from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings, load_settings
@@ -117,6 +120,36 @@ def test_one_row_group_is_read_without_the_rest(store: ObjectTokenStore, monkeyp
     assert group.num_rows == 64
     assert len(body) > 1_000_000
     assert 0 < sum(read) < len(body) / 3
+
+
+def test_one_rollout_is_found_without_the_rest(store: ObjectTokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.random.default_rng(1).integers(0, 32_768, 512 * 2000).astype(np.int32)
+    offsets = np.arange(513) * 2000
+    names = [f"sample-{row}" for row in range(512)]
+    body = encode_rollouts(RolloutBatch(names, tokens[:512], np.arange(513), tokens, offsets))
+    put(store, "run_1/0001/shard", body)
+    monkeypatch.setattr(ObjectFile, "read_bytes", lambda _: pytest.fail("the whole object was read"))
+    read: list[int] = []
+    plain = obstore.get_ranges
+
+    def counting(*args: Any, **options: Any) -> Any:
+        read.extend(end - start for start, end in zip(options["starts"], options["ends"], strict=True))
+        return plain(*args, **options)
+
+    monkeypatch.setattr(obstore, "get_ranges", counting)
+    file = store.file("run_1/0001/shard")
+    assert file.read_end(100) == (body[-100:], len(body))
+    assert file.read_end(10**9) == (body, len(body))
+    assert file.read_ranges([(5, 10), (100, 300_000)]) == [body[5:10], body[100:300_000]]
+    read.clear()
+    found = find_rollouts(file, ["sample-300"], DecodeLimits())
+    assert found is not None
+    assert np.array_equal(found.response_token_ids, tokens[256 * 2000 : 320 * 2000])
+    assert 0 < sum(read) < len(body) / 4
+    store.remove(file.name)
+    for reading in (lambda: file.read_end(100), lambda: file.read_ranges([(0, 4)])):
+        with pytest.raises(FileNotFoundError):
+            reading()
 
 
 def test_files_are_listed_with_size_and_age(store: ObjectTokenStore) -> None:

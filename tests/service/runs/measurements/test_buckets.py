@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -115,6 +118,19 @@ def test_token_ids_are_ordered_by_mismatch(sender: Sender, batch: RolloutBatch) 
     assert set(columns["k3_sum_missing"]) == {0}
     fewer = sender.get("steps/4/buckets", by="token_id", limit=3).json()["columns"]
     assert fewer["token_id"] == columns["token_id"][:3]
+
+
+@pytest.mark.parametrize("by", ["probability", "token_id"])
+def test_buckets_come_as_csv_and_parquet_too(sender: Sender, by: str) -> None:
+    answer = sender.get("steps/4/buckets", by=by).raise_for_status().json()
+    expected = answer["columns"]
+    if by == "probability":
+        expected = {"low": answer["edges"][:-1], "high": answer["edges"][1:], **expected}
+    parquet = pq.read_table(io.BytesIO(sender.get("steps/4/buckets", by=by, format="parquet").content))
+    assert parquet.to_pydict() == expected
+    csv = pyarrow.csv.read_csv(io.BytesIO(sender.get("steps/4/buckets", by=by, format="csv").content))
+    assert csv.column_names == list(expected)
+    assert csv.column("tokens").to_pylist() == expected["tokens"]
 
 
 def test_omitted_k3_sum_is_bounded(http: httpx.Client) -> None:

@@ -45,6 +45,10 @@ def test_a_lost_file_is_said_and_the_same_bytes_restore_it(
     assert (answer.status_code, answer.json()["type"]) == (status, f"urn:foreshock:problem:{kind}")
     assert "shard 0 of step 4" in answer.json()["detail"]
 
+    one = http.get(tokens, params={"sample_id": before["items"][0]["sample_id"]})
+    # A flipped bit is found by those who read its row group.
+    assert one.status_code == status or spoil is flip_a_bit
+
     again = sender.put_shard(4, body)
     assert (again.status_code, again.json()["status"]) == (200, "duplicate")
     assert http.get(tokens).raise_for_status().json() == before

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+
 import httpx
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
+from service.app import create_app
+from service.platform.decoding.pool import DecoderPool
+from service.platform.settings import Settings
 from tests.service.sending import make_batch, start_run
+from tests.service.server import RunningServer
 
 
 def difference_of(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -69,3 +77,47 @@ def test_one_rollout_is_shown_in_order_of_tokens(http: httpx.Client) -> None:
     assert sender.get("steps/2/tokens", comparison="no/such").status_code == 422
     assert sender.get("steps/2/tokens", comparison="nonsense").status_code == 422
     assert sender.get("steps/7/tokens").status_code == 404
+
+
+def test_a_part_of_a_rollout_is_shown(http: httpx.Client) -> None:
+    sender = start_run(http)
+    batch = make_batch(seed=2)
+    sender.put_shard(2, batch).raise_for_status()
+    sample_id = batch.sample_ids[4]
+    whole = sender.get("steps/2/tokens", sample_id=sample_id).json()["items"]
+    part = sender.get("steps/2/tokens", sample_id=sample_id, from_position=1, to_position=2).json()["items"]
+    assert len(whole) > 3
+    assert part == whole[1:3]
+    assert sender.get("steps/2/tokens", sample_id=sample_id, from_position=10_000).json()["items"] == []
+
+
+def test_tokens_come_as_csv_and_parquet_too(http: httpx.Client) -> None:
+    sender = start_run(http)
+    sender.put_shard(2, make_batch(200, seed=2)).raise_for_status()
+    plain = sender.get("steps/2/tokens", worst=9)
+    parquet = http.get(plain.url, headers={"Accept": "application/vnd.apache.parquet"}).raise_for_status()
+    csv = sender.get("steps/2/tokens", worst=9, format="csv").raise_for_status()
+    assert csv.headers["content-type"].startswith("text/csv")
+    items = plain.json()["items"]
+    for table in (pq.read_table(io.BytesIO(parquet.content)), pyarrow.csv.read_csv(io.BytesIO(csv.content))):
+        rows = table.to_pylist()
+        for name in ("sample_id", "position", "token_id", "generated", "d"):
+            assert [row[name] for row in rows] == [item[name] for item in items], name
+        for row, item in zip(rows, items, strict=True):
+            for scorer in ("rollout", "trainer"):
+                assert row[f"log_prob.{scorer}"] == pytest.approx(item["log_probs"][scorer], abs=1e-6)
+    again = http.get(plain.url, headers={"If-None-Match": plain.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_an_answer_beyond_the_cap_says_how_to_ask_for_less(settings: Settings, decoders: DecoderPool) -> None:
+    app = create_app(settings.model_copy(update={"max_answer_values": 24}), decoders)
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        sender, batch = start_run(http), make_batch(seed=2)
+        sender.put_shard(2, batch).raise_for_status()
+        assert batch.response_lengths[4] > 3
+        answer = sender.get("steps/2/tokens", sample_id=batch.sample_ids[4])
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:answer-too-large")
+        assert "from_position" in answer.json()["detail"]
+        part = sender.get("steps/2/tokens", sample_id=batch.sample_ids[4], to_position=2).raise_for_status()
+        assert len(part.json()["items"]) == 3

@@ -1,0 +1,108 @@
+"""Decoded Parquet columns as batches, and Arrow's errors as this package's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError, RolloutsError
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.exact import ExactBatch
+from foreshock.rollouts.parquet_columns import ColumnReader
+from foreshock.rollouts.schema import (
+    ATTRIBUTES_KEY,
+    BEHAVIOUR_FINGERPRINT_KEY,
+    EXACT_COLUMNS,
+    FINGERPRINT_KEY,
+    ROLLOUT_COLUMNS,
+    SCORE_COLUMNS,
+    TARGET_FINGERPRINT_KEY,
+    ColumnSpec,
+)
+from foreshock.rollouts.scores import ScoreBatch
+
+__all__ = ["arrow_errors", "to_batch", "to_exact", "to_scores"]
+
+
+def to_batch(reader: ColumnReader) -> RolloutBatch:
+    """Return the rollouts of a table, not yet validated."""
+    attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
+    values: dict[str, Any] = {}
+    per_token = False
+    # The required columns come first: they give the offsets that the others must have.
+    for column in sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required):
+        if not reader.has(column):
+            continue
+        if column.is_string:
+            values[column.field] = reader.strings(column)
+        elif reader.is_list(column):
+            values[column.field], offsets = reader.ragged(column)
+            expected = values.setdefault(f"{column.side}_offsets", offsets)
+            reader.check_lengths(column, offsets, expected, f"{column.side}_token_ids")
+            per_token |= column.level == "rollout or response token"
+        else:
+            values[column.field] = reader.numbers(column, null_value=attributes.null_value(column))
+    return RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
+
+
+def to_scores(reader: ColumnReader) -> ScoreBatch:
+    """Return the scores of a table, not yet validated. Raises InvalidRolloutsError if the fingerprint is missing."""
+    fingerprint = _fingerprint(reader, FINGERPRINT_KEY)
+    names, log_probs = SCORE_COLUMNS
+    flat, offsets = reader.ragged(log_probs)
+    return ScoreBatch(_sample_ids(reader, names), log_probs=flat, offsets=offsets, fingerprint=fingerprint)
+
+
+def to_exact(reader: ColumnReader) -> ExactBatch:
+    """Return the divergences of a table, not yet validated. Raises InvalidRolloutsError if a fingerprint is missing."""
+    names, first, *others = EXACT_COLUMNS
+    flat, offsets = reader.ragged(first)
+    values: dict[str, Any] = {
+        first.field: flat,
+        "target_fingerprint": _fingerprint(reader, TARGET_FINGERPRINT_KEY),
+        "behaviour_fingerprint": _fingerprint(reader, BEHAVIOUR_FINGERPRINT_KEY),
+    }
+    for column in others:
+        values[column.field], of_column = reader.ragged(column)
+        reader.check_lengths(column, of_column, offsets, first.name)
+    return ExactBatch(_sample_ids(reader, names), offsets, **values)
+
+
+def _fingerprint(reader: ColumnReader, key: bytes) -> Fingerprint:
+    text = reader.metadata.get(key)
+    if text is None:
+        raise InvalidRolloutsError(
+            f"the Parquet metadata lacks the key {key.decode()!r}: write the fingerprint of the scorer"
+        )
+    try:
+        return Fingerprint.from_json(text)
+    except ConfigurationError as error:
+        raise InvalidRolloutsError(str(error)) from error
+
+
+def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:
+    return [name if name is not None else "" for name in reader.strings(column)]
+
+
+@contextlib.contextmanager
+def arrow_errors() -> Iterator[None]:
+    """Convert whatever Arrow raises for a damaged or hostile file to an InvalidRolloutsError.
+
+    Errors of the system, which have an `errno`, pass: the file is missing or cannot be read.
+    """
+    try:
+        yield
+    except RolloutsError:
+        raise
+    except MemoryError as error:
+        raise LimitExceededError("it needs more memory than is available: send more, smaller shards") from error
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        raise InvalidRolloutsError(f"this is not a readable Parquet file: {reason}") from error
