@@ -13,15 +13,28 @@ if TYPE_CHECKING:
     from foreshock.client.client import Client
     from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
     from foreshock.learning_rate.feed import AdviceFeed
+    from foreshock.reading.async_reader import AsyncReader
+    from foreshock.reading.reader import Reader
     from foreshock.rollouts.batch import RolloutBatch
 
 __version__ = "0.1.0"
 
-__all__ = ["AdviceFeed", "Client", "RolloutBatch", "__version__", "applied_learning_rates", "apply_scale"]
+__all__ = [
+    "AdviceFeed",
+    "AsyncReader",
+    "Client",
+    "Reader",
+    "RolloutBatch",
+    "__version__",
+    "applied_learning_rates",
+    "apply_scale",
+]
 
 _MODULES = {
     "AdviceFeed": "foreshock.learning_rate.feed",
+    "AsyncReader": "foreshock.reading.async_reader",
     "Client": "foreshock.client.client",
+    "Reader": "foreshock.reading.reader",
     "RolloutBatch": "foreshock.rollouts.batch",
     "applied_learning_rates": "foreshock.learning_rate.apply",
     "apply_scale": "foreshock.learning_rate.apply",

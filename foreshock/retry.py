@@ -2,20 +2,22 @@
 
     retry(send, Backoff(first_seconds=0.5, longest_seconds=30), is_retryable=is_unavailable, wait=stopped.wait)
 
-`Backoff` alone gives the delays, for loops that schedule their next attempt themselves. The delay before retry n is
-uniform in [0, min(longest, first · 2ⁿ)] ("full jitter": clients that failed together do not come back together). A
-`Retry-After` of the service is a lower bound: the jittered delay is added to it.
+`retry_async` is the same for an event loop. `Backoff` alone gives the delays, for loops that schedule their next
+attempt themselves. The delay before retry n is uniform in [0, min(longest, first · 2ⁿ)] ("full jitter": clients that
+failed together do not come back together). A `Retry-After` of the service is a lower bound: the jittered delay is added
+to it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["LONGEST_RETRY_AFTER_SECONDS", "Backoff", "Wait", "retry", "sleep_until_stopped"]
+__all__ = ["LONGEST_RETRY_AFTER_SECONDS", "Backoff", "Wait", "retry", "retry_async", "sleep_until_stopped"]
 
 Result = TypeVar("Result")
 
@@ -74,22 +76,61 @@ def retry(
     `deadline_seconds` from now, or if `wait` was interrupted. `on_retry(error, delay)` is called before each wait. The
     delay is at least the error's `retry_after_seconds`, if it has one. `wait` is `time.sleep` by default.
     """
-    deadline = None if deadline_seconds is None else time.monotonic() + deadline_seconds
-    attempts = 0
+    attempts = _Attempts(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
     while True:
         try:
             return call()
         except Exception as error:
-            attempts += 1
-            if not is_retryable(error) or attempts == max_attempts:
+            if (wait or _sleep)(attempts.delay_after(error)):
                 raise
-            delay = backoff.next_delay(getattr(error, "retry_after_seconds", None))
-            if deadline is not None and time.monotonic() + delay > deadline:
-                raise
-            if on_retry is not None:
-                on_retry(error, delay)
-            if (wait or _sleep)(delay):
-                raise
+
+
+async def retry_async(
+    call: Callable[[], Awaitable[Result]],
+    backoff: Backoff,
+    *,
+    is_retryable: Callable[[Exception], bool],
+    max_attempts: int | None = None,
+    deadline_seconds: float | None = None,
+    on_retry: Callable[[Exception, float], None] | None = None,
+) -> Result:
+    """Return what `call` awaits to, as `retry` does; the waits are `asyncio.sleep`, which a cancellation ends."""
+    attempts = _Attempts(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
+    while True:
+        try:
+            return await call()
+        except Exception as error:
+            await asyncio.sleep(attempts.delay_after(error))
+
+
+class _Attempts:
+    """The attempts of one `retry`."""
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        is_retryable: Callable[[Exception], bool],
+        max_attempts: int | None,
+        deadline_seconds: float | None,
+        on_retry: Callable[[Exception, float], None] | None,
+    ) -> None:
+        self._backoff = backoff
+        self._is_retryable = is_retryable
+        self._left = max_attempts
+        self._deadline = None if deadline_seconds is None else time.monotonic() + deadline_seconds
+        self._on_retry = on_retry
+
+    def delay_after(self, error: Exception) -> float:
+        """Return the seconds to wait before the next attempt; raise the error if there is none."""
+        self._left = None if self._left is None else self._left - 1
+        if not self._is_retryable(error) or self._left == 0:
+            raise error
+        delay = self._backoff.next_delay(getattr(error, "retry_after_seconds", None))
+        if self._deadline is not None and time.monotonic() + delay > self._deadline:
+            raise error
+        if self._on_retry is not None:
+            self._on_retry(error, delay)
+        return delay
 
 
 def sleep_until_stopped(stopped: Callable[[], bool]) -> Wait:

@@ -22,10 +22,10 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from foreshock.changes import ChangeKind
 from foreshock.client import requests
@@ -34,6 +34,7 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.exports import Exports
+from foreshock.client.failures import Failures, never_raises
 from foreshock.client.launch import find_launch
 from foreshock.client.log_once import LogOnce
 from foreshock.client.making import checkpoint_maker, shard_maker
@@ -42,7 +43,7 @@ from foreshock.client.precision import with_precision
 from foreshock.client.queue import Work
 from foreshock.client.settings import ClientSettings
 from foreshock.client.status import DeliveryStatus
-from foreshock.errors import ConfigurationError, ForeshockError
+from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind
 from foreshock.page_addresses import run_page_path
@@ -52,25 +53,9 @@ from foreshock.rollouts.attributes import BatchAttributes
 if TYPE_CHECKING:
     from foreshock.exporters.exporter import ExportedRun
     from foreshock.exporters.names import Export
+    from foreshock.reading.reader import Reader
 
 __all__ = ["Client"]
-
-Arguments = ParamSpec("Arguments")
-
-
-def _never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Count every exception and log each kind once instead of raising it, unless the client is `strict`."""
-
-    @functools.wraps(method)
-    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> None:
-        client = arguments[0]
-        assert isinstance(client, Client)
-        try:
-            method(*arguments, **keywords)
-        except Exception as error:
-            client._note_failure(method.__name__, error)
-
-    return call
 
 
 class Client:
@@ -86,6 +71,9 @@ class Client:
 
     `export` writes what the service computes beside the reward: "wandb", "tensorboard", "mlflow", "trackio", "otlp", an
     `Exporter`, or several of these. Only shard 0 exports. None: `FORESHOCK_EXPORT`; an empty string: nothing.
+
+    In an event loop call the methods as they are, and `await asyncio.to_thread(client.flush)`. `reader()` reads what
+    the service has; `foreshock.AsyncReader` is its async twin.
 
     `counters` has the numbers of delivered, spooled, rejected and dropped items; see `Counters`.
     """
@@ -110,8 +98,8 @@ class Client:
         self.run_key = run_key or os.environ.get("FORESHOCK_RUN_KEY") or f"run-{uuid.uuid4().hex[:12]}"
         self.launch = find_launch(attempt_key)
         self.counters = Counters()
-        self._strict = strict
         self._log = LogOnce("foreshock.client")
+        self.failures = Failures(self.counters, self._log, strict=strict)
         self._registration: Registration | None = None
         self._attributes = BatchAttributes()
         self._shard: int | None = None
@@ -147,6 +135,12 @@ class Client:
         """Return another connection with this client's address and key, for another thread."""
         timeout_seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         return ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds)
+
+    def reader(self) -> Reader:
+        """Return a reader of what the service has, with this client's address, key and project."""
+        from foreshock.reading.reader import Reader
+
+        return Reader(self.settings.url, self.project, api_key=self.settings.api_key)
 
     def start_run(
         self,
@@ -205,7 +199,7 @@ class Client:
         self._start(description, resume_step, (shard, shards), fingerprint, attributes, precision)
         return self
 
-    @_never_raises
+    @never_raises
     def log_rollouts(
         self,
         step: int,
@@ -254,14 +248,14 @@ class Client:
         if shard == 0:
             self._exports.note_step(int(step))
 
-    @_never_raises
+    @never_raises
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:
         """Log numbers of a step by name (`grad_norm`, `entropy`, …); NaN and ±inf count as missing."""
         registration = self._started()
         if len(values):
             self._log_delivery(f"scalars of step {step}", requests.scalars(registration, step, source, values))
 
-    @_never_raises
+    @never_raises
     def log_checkpoint(
         self,
         step: int,
@@ -301,7 +295,7 @@ class Client:
         else:
             self._pipeline.put_later(what, make)
 
-    @_never_raises
+    @never_raises
     def log_change(
         self,
         step: int,
@@ -321,7 +315,7 @@ class Client:
         body = {"note": note, "before": before, "after": after}
         self._log_delivery(f"a change at step {step}", requests.change(registration, step, kind, body))
 
-    @_never_raises
+    @never_raises
     def acknowledge(
         self, revision: int, step: int, applied_learning_rate: float, applied_scale: float | None = None
     ) -> None:
@@ -330,7 +324,7 @@ class Client:
         delivery = requests.acknowledgement(self._started(), body)
         self._log_delivery("an acknowledgement", delivery)
 
-    @_never_raises
+    @never_raises
     def finish(self, *, failed: bool = False) -> None:
         """Mark the run as finished or failed."""
         delivery = requests.state(self._started(), "failed" if failed else "finished")
@@ -389,7 +383,7 @@ class Client:
                 self._attributes = replace(self._attributes, length_cap=cap)
             self._register(registration)
         except Exception as error:
-            self._note_failure("start_run", error)
+            self.failures.note("start_run", error)
 
     def _started(self) -> Registration:
         if self._registration is None:
@@ -426,13 +420,3 @@ class Client:
         size = len(delivery.body)
         if self._pipeline.reserve(what, size, needed=needed):
             self._pipeline.put(Work(what, size, lambda: delivery))
-
-    def _note_failure(self, name: str, error: Exception) -> None:
-        if self._strict:
-            raise error
-        if isinstance(error, ForeshockError | ValueError | TypeError):
-            self.counters.add(invalid=1)
-            self._log.warning(f"invalid {name}", f"{name} was called with invalid arguments, nothing is sent: {error}")
-        else:
-            self.counters.add(internal_errors=1)
-            self._log.exception(f"failed {name} {type(error).__name__}", f"{name} failed, nothing is sent", error)

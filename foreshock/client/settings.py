@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from foreshock.client.connection import DEFAULT_URL
+from foreshock.client.exchange import configured
 from foreshock.client.private_files import private_temporary_folder
 from foreshock.errors import ConfigurationError
 
@@ -78,11 +78,11 @@ class ClientSettings:
             if name not in settings and (value := os.environ.get(f"FORESHOCK_{name.upper()}")):
                 settings[name] = value
         _check(settings)
-        address = url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
+        address, key = configured(url, api_key)
         directory = spool_directory or os.environ.get("FORESHOCK_SPOOL_DIRECTORY") or _default_spool_directory(address)
         return cls(
             url=address,
-            api_key=api_key or os.environ.get("FORESHOCK_API_KEY") or None,
+            api_key=key,
             spool_directory=Path(directory).expanduser().absolute(),
             **settings,
         )

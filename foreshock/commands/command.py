@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Protocol
 
-from foreshock.client.connection import DEFAULT_URL, ServiceConnection
+from foreshock.client.connection import ServiceConnection
+from foreshock.client.exchange import DEFAULT_URL, configured
 from foreshock.page_addresses import run_page_path
 
 __all__ = ["Command", "add_run_argument", "add_service_options", "connect", "run_url"]
@@ -39,8 +39,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
 
 def connect(arguments: argparse.Namespace) -> ServiceConnection:
     """Open the connection of `add_service_options`. Raises ConfigurationError for an invalid address."""
-    url = arguments.url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
-    return ServiceConnection(url, arguments.api_key or os.environ.get("FORESHOCK_API_KEY") or None)
+    return ServiceConnection(*configured(arguments.url, arguments.api_key))
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:

@@ -10,20 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreshock.commands.queries import RunQueries
-from foreshock.commands.records import (
-    AdviceRecord,
-    AlertRecord,
-    AttributionRecord,
-    Bucket,
-    Curve,
-    HealthRecord,
-    RunRecord,
-)
+from foreshock.commands.records import Bucket, Curve
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import HealthVerdict
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind
+from foreshock.reading.attribution_records import AttributionRecord
+from foreshock.reading.run_records import HealthRecord, RunRecord
+from foreshock.reading.watch_records import AdviceRecord, AlertRecord
 
 __all__ = ["Diagnosis", "diagnose", "to_json"]
 

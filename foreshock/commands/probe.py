@@ -12,10 +12,10 @@ from typing import Any
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
-from foreshock.commands.records import AttributionRecord
 from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, table, wrap
 from foreshock.errors import ConfigurationError, ServiceUnavailable
+from foreshock.reading.attribution_records import AttributionRecord
 from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers, split_score_name
 from foreshock.weights_search import PROBE_KIND
 

@@ -4,49 +4,34 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import httpx
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.records import (
-    AdviceRecord,
-    AlertRecord,
-    AttributionRecord,
-    Bucket,
-    Curve,
-    HealthRecord,
-    RunRecord,
-    alert_record,
-    attribution_record,
-    health_record,
-    run_record,
-)
+from foreshock.commands.records import Bucket, Curve
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable
-from foreshock.json_values import number_or_nan
-from foreshock.learning_rate.advice import Advice
-from foreshock.learning_rate.applied import Applied
 from foreshock.model_kind import ModelKind
+from foreshock.reading import api
+from foreshock.reading.attribution_records import AttributionRecord
+from foreshock.reading.columns import Measurements
+from foreshock.reading.reader import answer_of, items_of
+from foreshock.reading.request import Request
+from foreshock.reading.run_records import HealthRecord, RunRecord
+from foreshock.reading.watch_records import AdviceRecord, AlertRecord, ProbeRecord
 from foreshock.suggestions import did_you_mean
+
+Answer = TypeVar("Answer")
 
 __all__ = ["RunQueries", "find_run", "list_runs"]
 
-_PAGE = 200
 _POLL_SECONDS = 0.2
 
 
 def list_runs(connection: ServiceConnection, project: str | None = None) -> Iterator[RunRecord]:
     """Yield all runs that the API key can read, newest first. Raises ServiceError."""
-    cursor: str | None = None
-    while True:
-        page = connection.get_json("/v1/runs", {"limit": _PAGE, "cursor": cursor, "project": project})
-        for item in page["items"]:
-            yield run_record(item)
-        cursor = page.get("next_cursor")
-        if cursor is None:
-            return
+    return items_of(connection, api.runs(), project)
 
 
 def find_run(connection: ServiceConnection, name: str | None, project: str | None = None) -> RunRecord:
@@ -56,7 +41,7 @@ def find_run(connection: ServiceConnection, name: str | None, project: str | Non
     """
     if name:
         try:
-            return run_record(connection.get_json(f"/v1/runs/{quote(name, safe='')}", {"project": project}))
+            return answer_of(connection, api.run(name), project)
         except Rejected as error:
             if error.status == httpx.codes.CONFLICT:
                 raise ConfigurationError(str(error.problem["detail"]).replace("?project=", "--project")) from error
@@ -77,7 +62,7 @@ class RunQueries:
 
     def __init__(self, connection: ServiceConnection, run: str) -> None:
         self._connection = connection
-        self._path = f"/v1/runs/{run}"
+        self._run = run
 
     def curve(self, comparison: str, measures: Sequence[str], *, from_step: int = 0) -> Curve:
         """Return measures of a comparison from a step on, without those that the service does not know."""
@@ -86,48 +71,44 @@ class RunQueries:
         except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
                 raise
-            known = {item["column"] for item in self._connection.get_json("/v1/measures")["items"]}
+            known = {measure.column for measure in items_of(self._connection, api.measures())}
             if known >= set(measures):
                 raise
             answer = self._measurements(comparison, [measure for measure in measures if measure in known], from_step)
-        columns = answer["columns"]
-        incomplete = {
-            int(step["step"]): (int(step["shards"]), int(step["expected_shards"]))
-            for step in answer.get("incomplete_steps") or ()
-        }
-        values = {name: tuple(map(number_or_nan, columns[name])) for name in measures if name in columns}
-        coverage = {int(step["step"]): str(step["text"]) for step in answer.get("statistics_steps") or ()}
-        return Curve(comparison, tuple(columns["step"]), values, incomplete, coverage)
+        columns = answer.columns
+        return Curve(
+            comparison,
+            tuple(columns["step"].tolist()),
+            {name: tuple(columns[name].tolist()) for name in measures if name in columns},
+            {step.step: (step.shards, step.expected_shards) for step in answer.incomplete_steps},
+            {step.step: step.text for step in answer.statistics_steps},
+        )
 
-    def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Any:
-        query: list[tuple[str, str | int | float | None]] = [("comparison", comparison), ("from_step", from_step)]
-        query += [("measure", measure) for measure in measures]
-        return self._connection.get_json(f"{self._path}/measurements", query)
+    def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Measurements:
+        request = api.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
+        return answer_of(self._connection, request)
 
     def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
         """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""
         try:
-            answer = self._optional(f"{self._path}/steps/{step}/buckets", {"comparison": comparison})
+            answer = self._optional(api.buckets(self._run, step, comparison=comparison))
         except Rejected as error:
             if error.status != httpx.codes.CONFLICT:
                 raise
             return f"{error}."
         if answer is None:
             return ()
-        edges, columns = answer["edges"], answer["columns"]
+        columns = answer.columns
         measures = Bucket.__slots__[3:]
         buckets = (
-            Bucket(
-                low, high, int(columns["tokens"][index]), *(number_or_nan(columns[name][index]) for name in measures)
-            )
-            for index, (low, high) in enumerate(itertools.pairwise(edges))
+            Bucket(low, high, int(columns["tokens"][index]), *(float(columns[name][index]) for name in measures))
+            for index, (low, high) in enumerate(itertools.pairwise(answer.edges.tolist()))
         )
         return tuple(bucket for bucket in buckets if bucket.tokens)
 
     def attribution(self, step: int) -> AttributionRecord | None:
         """Return the stored attribution of a step; None if it was not probed or the first one is being computed."""
-        answer, _ = self._stored_attribution(step)
-        return None if answer is None else attribution_record(step, answer)
+        return self._stored_attribution(step)[0]
 
     def wait_for_attribution(self, step: int, timeout_seconds: float = 60.0) -> bool:
         """Wait until the stored attribution is of all published scores of the step; return False after the timeout."""
@@ -138,75 +119,48 @@ class RunQueries:
                 return is_current
             time.sleep(_POLL_SECONDS)
 
-    def _stored_attribution(self, step: int) -> tuple[Any, bool]:
-        """Return the answer, None if there is none, and False if the service is computing another one."""
+    def _stored_attribution(self, step: int) -> tuple[AttributionRecord | None, bool]:
+        """Return the attribution, None if there is none, and False if the service is computing another one."""
         try:
-            answer = self._optional(f"{self._path}/steps/{step}/attribution", {})
+            answer = self._optional(api.attribution(self._run, step))
         except ServiceUnavailable as error:
             if not str(error.problem.get("type")).endswith(":attribution-pending"):
                 raise
             return None, False
-        return answer, answer is None or not answer.get("stale")
+        return answer, answer is None or not answer.stale
 
     def probed_steps(self) -> tuple[int, ...]:
         """Return the steps with at least one finished job of a probe."""
-        states = self._probes()
-        return tuple(sorted({int(probe["step"]) for probe in states if _any_done(probe)}))
+        return tuple(sorted({probe.step for probe in self._probes() if _any_done(probe)}))
 
     def unfinished_probes(self) -> tuple[tuple[int, str, str], ...]:
         """Return step, state and reason of each probe that is not done."""
-        return tuple(
-            (int(probe["step"]), str(probe["state"]), str(probe.get("reason") or ""))
-            for probe in self._probes()
-            if probe["state"] != "done"
-        )
+        return tuple((probe.step, probe.state, probe.reason or "") for probe in self._probes() if probe.state != "done")
 
     def health(self, model_kind: ModelKind | None = None) -> HealthRecord:
         """Return the verdict on the newest steps, judged as `model_kind` (None: the run's); unknown if not served."""
-        answer = self._optional(f"{self._path}/health", {} if model_kind is None else {"model_kind": model_kind})
-        return HealthRecord() if answer is None else health_record(answer)
+        return self._optional(api.health(self._run, model_kind=model_kind)) or HealthRecord()
 
     def alerts(self) -> tuple[AlertRecord, ...]:
         """Return all alerts, ordered by step."""
-        items = self._items(f"{self._path}/alerts")
-        return tuple(sorted((alert_record(item) for item in items), key=lambda alert: (alert.step, alert.rule)))
+        alerts = items_of(self._connection, api.alerts(self._run))
+        return tuple(sorted(alerts, key=lambda alert: (alert.step, alert.rule)))
 
     def advice(self) -> AdviceRecord | None:
         """Return the learning-rate advice."""
-        answer = self._optional(f"{self._path}/lr-advice", {})
-        if answer is None:
-            return None
-        advice = Advice.from_json(answer)
-        advised = answer.get("advised_scale", answer.get("scale"))
-        applied = answer.get("applied")
-        return AdviceRecord(
-            advice,
-            number_or_nan(advised),
-            answer.get("next_decay_step"),
-            None if applied is None else Applied.from_json(applied),
-        )
+        return self._optional(api.advice(self._run))
 
-    def _probes(self) -> list[dict[str, Any]]:
-        return self._items(f"{self._path}/probes")
+    def _probes(self) -> Iterator[ProbeRecord]:
+        return items_of(self._connection, api.probes(self._run))
 
-    def _items(self, path: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
-        cursor: str | None = None
-        while True:
-            page = self._connection.get_json(path, {"cursor": cursor})
-            items += page["items"]
-            cursor = page.get("next_cursor")
-            if cursor is None:
-                return items
-
-    def _optional(self, path: str, query: Mapping[str, str]) -> Any:
+    def _optional(self, request: Request[Answer]) -> Answer | None:
         try:
-            return self._connection.get_json(path, query)
+            return answer_of(self._connection, request)
         except Rejected as error:
             if error.status == httpx.codes.NOT_FOUND:
                 return None
             raise
 
 
-def _any_done(probe: Mapping[str, Any]) -> bool:
-    return probe["state"] == "done" or any(job.get("state") == "done" for job in probe.get("jobs") or ())
+def _any_done(probe: ProbeRecord) -> bool:
+    return probe.state == "done" or any(job.state == "done" for job in probe.jobs)

@@ -8,10 +8,10 @@ import re
 
 from foreshock.commands import report_text
 from foreshock.commands.diagnosis import Diagnosis
-from foreshock.commands.records import AlertRecord
 from foreshock.commands.svg_curve import Mark, Series, Threshold, svg_curve
 from foreshock.commands.text import Paint, moment, number
 from foreshock.ranges import range_of
+from foreshock.reading.watch_records import AlertRecord
 
 __all__ = ["render_page"]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
-from foreshock.commands.records import AlertRecord
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import JUDGED_MEASURES, step_verdict
 from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
+from foreshock.reading.watch_records import AlertRecord
 
 __all__ = ["command"]
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
+from foreshock.problem_types import RUN_NOT_FOUND
 from service.platform.audit.service import record
 from service.platform.changes.announcing import wake_after_commit
 from service.platform.context import ServiceContext
@@ -50,7 +51,7 @@ class RunNotFound(ProblemError):
     """Missing run: none with this id or key is visible to this API key."""
 
     status = 404
-    problem_type = "run-not-found"
+    problem_type = RUN_NOT_FOUND
 
 
 class RunDeleted(ProblemError):

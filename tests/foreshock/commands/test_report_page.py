@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from html.parser import HTMLParser
 
-from foreshock.commands.records import AlertRecord, Curve, HealthRecord
+from foreshock.commands.records import Curve
 from foreshock.commands.report_page import render_page
+from foreshock.reading.run_records import HealthRecord
+from foreshock.reading.watch_records import AlertRecord
 from tests.foreshock.commands.test_report_text import diagnosis
 
 

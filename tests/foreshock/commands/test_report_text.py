@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, evenly_spaced
-from foreshock.commands.records import (
-    AdviceRecord,
-    AlertRecord,
-    Bucket,
-    Curve,
-    HealthRecord,
-    NoiseFloorRecord,
-    PooledRecord,
-    RunRecord,
-    attribution_record,
-)
+from foreshock.commands.records import Bucket, Curve
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.conclusions.health import JUDGED_MEASURES, worst_health
@@ -28,6 +18,9 @@ from foreshock.learning_rate.applied import Applied
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import verdict_of
+from foreshock.reading.attribution_records import NoiseFloorRecord, attribution_record
+from foreshock.reading.run_records import HealthRecord, PooledRecord, RunRecord
+from foreshock.reading.watch_records import AdviceRecord, AlertRecord
 from tests.foreshock.learning_rate.test_advice import ANSWER
 
 STEPS = tuple(range(1, 41))

@@ -9,10 +9,10 @@ import math
 import pytest
 
 from foreshock.commands.probe import _request
-from foreshock.commands.records import WeightsReplayRecord, WeightsSearchRecord, attribution_record
 from foreshock.commands.report_weights import MOST_ROWS, weights_search_lines
 from foreshock.commands.text import Paint
 from foreshock.errors import ConfigurationError
+from foreshock.reading.attribution_records import WeightsReplayRecord, WeightsSearchRecord, attribution_record
 from foreshock.weights_search import PROBE_KIND
 
 PLAIN = Paint(io.StringIO())

@@ -1,0 +1,259 @@
+"""Columnar answers as numpy arrays. NaN means "not estimable", which is null in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from foreshock.reading.parsing import parse
+from foreshock.reading.run_records import IncompleteStep
+
+__all__ = [
+    "Buckets",
+    "Columns",
+    "Coverage",
+    "Measurements",
+    "Scalars",
+    "StatisticsStep",
+    "TokenIds",
+    "Tokens",
+    "buckets",
+    "measurements",
+    "scalars",
+    "token_ids",
+    "tokens",
+]
+
+_INTEGERS = frozenset({"step", "attempt", "tokens", "token_id", "shard", "position"})
+_BOOLEANS = frozenset({"from_sample", "generated"})
+_TEXTS = frozenset({"comparison", "source", "name", "sample_id"})
+
+
+class Columns(Mapping[str, NDArray[Any]]):
+    """Columns of equal length by name: int64, float64, bool, or objects for text.
+
+    `len(columns)` is the number of columns; `rows` is their length.
+    """
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        self._columns = dict(columns)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            raise KeyError(f"no column {name!r}; columns: {', '.join(self._columns)}")
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"Columns({self.rows} rows of {', '.join(self._columns)})"
+
+    @property
+    def rows(self) -> int:
+        """The length of the columns."""
+        return len(next(iter(self._columns.values()), ()))
+
+    def where(self, mask: NDArray[np.bool_]) -> Columns:
+        """Return the rows at which `mask` [rows] is true."""
+        return Columns({name: column[mask] for name, column in self._columns.items()})
+
+    def to_arrow(self) -> pa.Table:
+        """Return the columns as an Arrow table; a float that is not finite becomes null."""
+        return pa.table({name: _arrow(column) for name, column in self._columns.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What an answer rests on: "all tokens" of the step, or "some rollouts", in words too."""
+
+    rests_on: str
+    rollouts: int
+    used_rollouts: int
+    full_rollouts: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsStep:
+    """A step of which shards were sent as statistics: what its measures rest on."""
+
+    step: int
+    attempt: int
+    rollouts: int
+    full_rollouts: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Curves of a run, ordered by comparison and step.
+
+    `columns` has `step`, `attempt`, `comparison`, `from_sample` and one float64 column for each measure.
+    """
+
+    columns: Columns
+    incomplete_steps: tuple[IncompleteStep, ...] = ()
+    statistics_steps: tuple[StatisticsStep, ...] = ()
+
+    def curve(self, comparison: str, measure: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the steps and the values of one measure of one comparison; empty arrays if it was not measured.
+
+        `measure` is the name of its column (`foreshock.measures.registry`). Raises KeyError if it was not asked for.
+        """
+        chosen = self.columns["comparison"] == comparison
+        return self.columns["step"][chosen], self.columns[measure][chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """Scalars of a run, ordered by name, source and step: `step`, `attempt`, `source`, `name`, `value`."""
+
+    columns: Columns
+
+    def curve(self, name: str, source: str | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the steps and the values of a name, of one source or of all."""
+        chosen = self.columns["name"] == name
+        if source is not None:
+            chosen &= self.columns["source"] == source
+        return self.columns["step"][chosen], self.columns["value"][chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The mismatch of a step in buckets of a condition: bucket i holds edges[i] ≤ value < edges[i + 1].
+
+    `edges` [buckets + 1] are infinite where a bucket has no end. A bucket without tokens has NaN in its columns.
+    """
+
+    by: str
+    meaning: str
+    unit: str
+    edges: NDArray[np.float64]
+    columns: Columns
+    coverage: Coverage
+    incomplete: IncompleteStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """The mismatch of a step by token id, largest Σ k3 first; that of an id not listed is at most `k3_sum_unnamed`."""
+
+    columns: Columns
+    coverage: Coverage
+    k3_sum_unnamed: float
+    incomplete: IncompleteStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Response tokens of a step: the worst by |d|, or those of one rollout in order.
+
+    `columns` has `sample_id`, `shard`, `position` (in the response, from 0), `token_id`, `generated` (False: tool
+    output, excluded from all measures) and `d` = log target − log behaviour, in nats. `log_probs` has an array [tokens]
+    for each scorer. `prompt_token_ids` is the prompt of the rollout, None for the worst tokens.
+    """
+
+    comparison: str
+    step: int
+    attempt: int
+    columns: Columns
+    log_probs: Mapping[str, NDArray[np.float64]]
+    coverage: Coverage
+    sample_id: str | None = None
+    prompt_token_ids: NDArray[np.int64] | None = None
+    incomplete: IncompleteStep | None = None
+
+
+def measurements(value: Mapping[str, Any]) -> Measurements:
+    """Parse `GET …/measurements`."""
+    return Measurements(
+        _columns(value["columns"]),
+        tuple(parse(IncompleteStep, each) for each in value.get("incomplete_steps") or ()),
+        tuple(parse(StatisticsStep, each) for each in value.get("statistics_steps") or ()),
+    )
+
+
+def scalars(value: Mapping[str, Any]) -> Scalars:
+    """Parse `GET …/scalars`."""
+    return Scalars(_columns(value["columns"]))
+
+
+def buckets(value: Mapping[str, Any]) -> Buckets:
+    """Parse `GET …/buckets` by a condition."""
+    edges = _floats(value["edges"])
+    ends = np.isnan(edges)
+    edges[ends] = np.where(np.arange(len(edges))[ends] == 0, -np.inf, np.inf)
+    return Buckets(
+        value["by"],
+        value["meaning"],
+        value["unit"],
+        edges,
+        _columns(value["columns"]),
+        parse(Coverage, value["coverage"]),
+        _incomplete(value),
+    )
+
+
+def token_ids(value: Mapping[str, Any]) -> TokenIds:
+    """Parse `GET …/buckets?by=token_id`."""
+    unnamed = _floats([value.get("k3_sum_unnamed")])
+    return TokenIds(
+        _columns(value["columns"]), parse(Coverage, value["coverage"]), float(unnamed[0]), _incomplete(value)
+    )
+
+
+def tokens(value: Mapping[str, Any]) -> Tokens:
+    """Parse `GET …/tokens`."""
+    items: Sequence[Mapping[str, Any]] = value["items"]
+    names = ("sample_id", "shard", "position", "token_id", "generated", "d")
+    prompt = value.get("prompt_token_ids")
+    return Tokens(
+        value["comparison"],
+        value["step"],
+        value["attempt"],
+        _columns({name: [item[name] for item in items] for name in names}),
+        {scorer: _floats([item["log_probs"].get(scorer) for item in items]) for scorer in value["scorers"]},
+        parse(Coverage, value["coverage"]),
+        value.get("sample_id"),
+        None if prompt is None else np.array(prompt, dtype=np.int64),
+        _incomplete(value),
+    )
+
+
+def _columns(columns: Mapping[str, Sequence[Any]]) -> Columns:
+    return Columns({name: _column(name, values) for name, values in columns.items()})
+
+
+def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
+    if name in _INTEGERS:
+        return np.array(values, dtype=np.int64)
+    if name in _BOOLEANS:
+        return np.array(values, dtype=np.bool_)
+    if name in _TEXTS:
+        return np.array(values, dtype=object)
+    return _floats(values)
+
+
+def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:
+    # numpy reads None as NaN.
+    return np.array(values, dtype=np.float64)
+
+
+def _arrow(column: NDArray[Any]) -> pa.Array:
+    if column.dtype.kind == "f":
+        return pa.array(column, mask=~np.isfinite(column))
+    return pa.array(column, pa.string()) if column.dtype.kind == "O" else pa.array(column)
+
+
+def _incomplete(value: Mapping[str, Any]) -> IncompleteStep | None:
+    found = value.get("incomplete")
+    return None if found is None else parse(IncompleteStep, found)

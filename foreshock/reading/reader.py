@@ -1,0 +1,135 @@
+"""Reading what the service has, from a script or a notebook.
+
+    with foreshock.Reader() as reader:
+        for run in reader.runs(states=["running"]):
+            steps, k3 = reader.measurements(run.id, measures=["k3_kl"]).curve("trainer/rollout", "k3_kl")
+
+`foreshock/reading/api.py` has the parameters and the documentation of every method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from foreshock.client.connection import ServiceConnection
+from foreshock.reading import api
+from foreshock.reading.request import ItemPage, Listing, Request
+from foreshock.reading.shared import ReaderSettings, describe_method, is_retryable, read_answer
+from foreshock.retry import retry
+
+__all__ = ["Reader", "answer_of", "items_of"]
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+
+def answer_of(connection: ServiceConnection, request: Request[Answer], project: str | None = None) -> Answer:
+    """Return the answer to a request, asked for once. Raises ServiceError."""
+    response = connection.request("GET", request.path, query=request.parameters(project), headers=request.headers)
+    return read_answer(connection.url, request, response)
+
+
+def items_of(connection: ServiceConnection, listing: Listing[Item], project: str | None = None) -> Iterator[Item]:
+    """Yield the items of all pages, each asked for once. Raises ServiceError."""
+    return _items(lambda request: answer_of(connection, request, project), listing)
+
+
+def _items(get: Callable[[Request[ItemPage[Item]]], ItemPage[Item]], listing: Listing[Item]) -> Iterator[Item]:
+    page = get(listing.page(None))
+    yield from page.items
+    while page.next_cursor is not None:
+        page = get(listing.page(page.next_cursor))
+        yield from page.items
+
+
+def _one(request: Callable[Arguments, Request[Answer]]) -> Callable[Concatenate[Reader, Arguments], Answer]:
+    def method(reader: Reader, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        return reader.get(request(*arguments, **named))
+
+    describe_method(method, request)
+    return method
+
+
+def _list(request: Callable[Arguments, Listing[Item]]) -> Callable[Concatenate[Reader, Arguments], Iterator[Item]]:
+    def method(reader: Reader, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Iterator[Item]:
+        return reader.items(request(*arguments, **named))
+
+    describe_method(method, request)
+    return method
+
+
+class Reader:
+    """Reads runs, steps, curves, tokens, alerts, probes and advice. Use one reader per thread.
+
+    Arguments not given come from `FORESHOCK_URL` and `FORESHOCK_API_KEY`. `project=None`: runs of all projects that the
+    key may see. A request that fails because the service is away or busy is repeated for `retry_seconds`, each attempt
+    has `timeout_seconds`.
+
+    Lists are iterators that ask for the next page when they need it. Every failure is a ServiceError.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        project: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 30.0,
+        retry_seconds: float = 10.0,
+    ) -> None:
+        """Prepare the reader; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
+        self.settings = ReaderSettings(url, project, api_key, timeout_seconds, retry_seconds)
+        self._connection = ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds)
+
+    runs = _list(api.runs)
+    run = _one(api.run)
+    attempts = _list(api.attempts)
+    steps = _list(api.steps)
+    changes = _list(api.changes)
+    checkpoints = _list(api.checkpoints)
+    measures = _list(api.measures)
+    measurements = _one(api.measurements)
+    export_measurements = _one(api.export_measurements)
+    scalars = _one(api.scalars)
+    export_scalars = _one(api.export_scalars)
+    buckets = _one(api.buckets)
+    token_ids = _one(api.token_ids)
+    worst_tokens = _one(api.worst_tokens)
+    rollout_tokens = _one(api.rollout_tokens)
+    health = _one(api.health)
+    attribution = _one(api.attribution)
+    alerts = _list(api.alerts)
+    alerts_of_runs = _list(api.alerts_of_runs)
+    advice = _one(api.advice)
+    decisions = _list(api.decisions)
+    probes = _list(api.probes)
+    probes_of_runs = _list(api.probes_of_runs)
+    probe = _one(api.probe)
+
+    def get(self, request: Request[Answer]) -> Answer:
+        """Return the answer to a request. Raises ServiceError."""
+        return retry(
+            lambda: answer_of(self._connection, request, self.settings.project),
+            self.settings.backoff(),
+            is_retryable=is_retryable,
+            deadline_seconds=self.settings.retry_seconds,
+        )
+
+    def items(self, listing: Listing[Item]) -> Iterator[Item]:
+        """Yield the items of all pages. Raises ServiceError."""
+        return _items(self.get, listing)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

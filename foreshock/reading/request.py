@@ -1,0 +1,84 @@
+"""A request and how its answer is read, without sending: the readers of both kinds send what `api.py` describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from foreshock.client.exchange import QueryValue
+
+__all__ = ["ItemPage", "Listing", "Query", "Request", "json_request", "run_path"]
+
+Answer_co = TypeVar("Answer_co", covariant=True)
+Item_co = TypeVar("Item_co", covariant=True)
+
+Query = Sequence[tuple[str, QueryValue]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[Answer_co]):
+    """A GET. `read` makes the answer from the body; it raises KeyError, TypeError or ValueError if it cannot.
+
+    `in_project`: the reader's project is a parameter of the request.
+    """
+
+    path: str
+    query: Query
+    read: Callable[[bytes], Answer_co]
+    accept: str = "application/json"
+    in_project: bool = True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the request."""
+        return {"Accept": self.accept}
+
+    def parameters(self, project: str | None) -> list[tuple[str, QueryValue]]:
+        """Return the parameters of the request, with the reader's project if it is one of them."""
+        return [*self.query, ("project", project if self.in_project else None)]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage(Generic[Item_co]):
+    """One page: its items and the cursor of the next one."""
+
+    items: tuple[Item_co, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[Item_co]):
+    """A paged list; `read` makes an item."""
+
+    path: str
+    query: Query
+    read: Callable[[Mapping[str, Any]], Item_co]
+    in_project: bool = True
+    is_paged: bool = True
+
+    def page(self, cursor: str | None) -> Request[ItemPage[Item_co]]:
+        """Return the request of the page at `cursor`; None: the first."""
+        query = [*self.query, ("limit", _ITEMS_ON_A_PAGE), ("cursor", cursor)] if self.is_paged else self.query
+        return json_request(self.path, query, self._page, in_project=self.in_project)
+
+    def _page(self, value: Mapping[str, Any]) -> ItemPage[Item_co]:
+        return ItemPage(tuple(self.read(item) for item in value["items"]), value.get("next_cursor"))
+
+
+# The most that the service gives.
+_ITEMS_ON_A_PAGE = 500
+
+
+def json_request(
+    path: str, query: Query, read: Callable[[Mapping[str, Any]], Answer_co], *, in_project: bool = True
+) -> Request[Answer_co]:
+    """Return a request whose answer is a JSON object."""
+    return Request(path, query, lambda body: read(json.loads(body)), in_project=in_project)
+
+
+def run_path(run: str, *parts: str | int) -> str:
+    """Return the path of a run, by its id or key, and of what is below it."""
+    return "/".join(["/v1/runs", *(quote(str(part), safe="") for part in (run, *parts))])

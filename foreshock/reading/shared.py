@@ -1,0 +1,63 @@
+"""What the reader and its async twin share: the address, the key, the project, and how an answer is read."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+
+from foreshock.client.exchange import configured, wrong_service
+from foreshock.errors import ServiceUnavailable, WrongService
+from foreshock.reading.request import Request
+from foreshock.retry import Backoff
+
+__all__ = ["ReaderSettings", "describe_method", "is_retryable", "read_answer"]
+
+Answer = TypeVar("Answer")
+
+
+class ReaderSettings:
+    """The address, key and project of a reader, and how long it waits and retries."""
+
+    def __init__(
+        self, url: str | None, project: str | None, api_key: str | None, timeout_seconds: float, retry_seconds: float
+    ) -> None:
+        self.url, self.api_key = configured(url, api_key)
+        self.project = project
+        self.timeout_seconds = timeout_seconds
+        self.retry_seconds = retry_seconds
+
+    def backoff(self) -> Backoff:
+        """Return the delays between the attempts at one request."""
+        return Backoff(first_seconds=0.25, longest_seconds=5.0)
+
+
+def read_answer(url: str, request: Request[Answer], response: httpx.Response) -> Answer:
+    """Return what the response says. Raises WrongService if this release cannot read it."""
+    try:
+        return request.read(response.content)
+    except json.JSONDecodeError as error:
+        raise wrong_service(url) from error
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise WrongService(
+            f"this release cannot read the answer of {url} to {request.path} ({problem}); check FORESHOCK_URL, and "
+            "that client and service are at most one release apart"
+        ) from error
+
+
+def is_retryable(error: Exception) -> bool:
+    """Return True if the same request may succeed later; one to a wrong address will not."""
+    return isinstance(error, ServiceUnavailable) and not isinstance(error, WrongService)
+
+
+def describe_method(method: Callable[..., Any], request: Callable[..., Any]) -> None:
+    """Give a method the name, documentation and parameters of the function that makes its request."""
+    method.__name__, method.__doc__ = request.__name__, request.__doc__
+    signature = inspect.signature(request)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [own, *signature.parameters.values()]
+    vars(method)["__signature__"] = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)

@@ -1,0 +1,308 @@
+"""Both readers against the real service: the same tests for the reader and its async twin."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import foreshock
+from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable, WrongService
+from foreshock.measures.registry import MEASURES
+from foreshock.reading import api
+from foreshock.reading.async_reader import AsyncReader
+from foreshock.reading.reader import Reader
+from foreshock.reading.request import Listing
+from tests.foreshock.batches import random_batch
+from tests.foreshock.client.faulty_service import faulty_service
+from tests.foreshock.running_service import RunningService
+from tests.ports import free_port
+
+STEPS = list(range(1, 31))
+DIGEST = "sha256:" + "0" * 64
+
+
+class InLoop:
+    """An AsyncReader whose methods are called like those of a Reader: each answer is awaited in an event loop."""
+
+    def __init__(self, reader: AsyncReader, loop: asyncio.AbstractEventLoop) -> None:
+        self._reader = reader
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._reader, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            answer = method(*arguments, **named)
+            if isinstance(answer, AsyncIterator):
+                return iter(self._loop.run_until_complete(_all(answer)))
+            assert isinstance(answer, Coroutine)
+            return self._loop.run_until_complete(answer)
+
+        return call
+
+
+async def _all(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+@dataclass
+class Made:
+    """What the service has: a run with everything, and another project's run."""
+
+    url: str
+    run: str
+
+
+@pytest.fixture(scope="module")
+def made(real_service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    spool = tmp_path_factory.mktemp("spool")
+    client = foreshock.Client(real_service.url, run_key="first", spool_directory=spool, strict=True)
+    with client.start_run(model="M", model_kind="dense", initial_learning_rate=1e-6):
+        client.log_change(10, "length_cap", before=100, after=200, note="longer")
+        client.log_checkpoint(20, root="weights", path="run/step_20", digest=DIGEST)
+        for step in STEPS:
+            batch = random_batch(step, rollouts=8, largest=3.0 if 17 <= step < 23 else 0.1)
+            client.log_rollouts(step, batch)
+            client.log_scalars(step, {"grad_norm": step / 2, "odd": math.nan if step % 2 else step})
+        assert client.flush(120)
+        run = client.run_id
+    assert run is not None
+    with foreshock.Client(real_service.url, "elsewhere", "second", spool_directory=spool, strict=True) as other:
+        other.log_scalars(1, {"x": 1.0})
+        assert other.flush(60)
+    asked = {"step": 20, "scorers": [{"scorer": "vllm.prefill"}]}
+    httpx.post(f"{real_service.url}/v1/runs/{run}/probes", json=asked, timeout=60).raise_for_status()
+    return Made(real_service.url, run)
+
+
+@pytest.fixture(params=["reader", "async twin"])
+def open_reader(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """A function that opens a reader of one kind."""
+    if request.param == "reader":
+        opened: list[Reader] = []
+
+        def open_one(*arguments: Any, **named: Any) -> Any:
+            opened.append(Reader(*arguments, **named))
+            return opened[-1]
+
+        yield open_one
+        for each in opened:
+            each.close()
+        return
+    with asyncio.Runner() as runner:
+        twins: list[AsyncReader] = []
+
+        def open_twin(*arguments: Any, **named: Any) -> Any:
+            twins.append(AsyncReader(*arguments, **named))
+            return InLoop(twins[-1], runner.get_loop())
+
+        yield open_twin
+        for twin in twins:
+            runner.run(twin.close())
+
+
+@pytest.fixture
+def reader(made: Made, open_reader: Callable[..., Any]) -> Any:
+    """A reader of all projects."""
+    return open_reader(made.url)
+
+
+def requests_of_api() -> dict[str, Callable[..., Any]]:
+    return {
+        name: item
+        for name, item in inspect.getmembers(api, inspect.isfunction)
+        if item.__module__ == api.__name__ and not name.startswith("_")
+    }
+
+
+def test_both_readers_have_a_method_for_every_request_with_its_parameters_and_documentation() -> None:
+    for name, described in requests_of_api().items():
+        for kind in (Reader, AsyncReader):
+            method = getattr(kind, name)
+            assert list(inspect.signature(method).parameters) == ["self", *inspect.signature(described).parameters]
+            assert method.__doc__ == described.__doc__
+
+
+def test_runs_are_found_by_filter_key_and_id(made: Made, reader: Any) -> None:
+    assert [run.key for run in reader.runs()] == ["second", "first"]
+    assert [run.key for run in reader.runs(model="M", states=["finished"], search="IRS")] == ["first"]
+    found = reader.run("first")
+    assert (found.id, found.project, found.last_step, found.state) == (made.run, "default", 30, "finished")
+    assert reader.run(made.run) == found
+
+
+def test_project_of_the_reader_bounds_every_list_and_key(made: Made, open_reader: Callable[..., Any]) -> None:
+    elsewhere = open_reader(made.url, "elsewhere")
+    assert [run.key for run in elsewhere.runs()] == ["second"]
+    assert list(elsewhere.alerts_of_runs()) == []
+    assert elsewhere.run("second").project == "elsewhere"
+    with pytest.raises(RunNotFound):
+        elsewhere.run("first")
+
+
+def test_every_page_of_a_list_is_read(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock.reading.request._ITEMS_ON_A_PAGE", 7)
+    steps = list(reader.steps("first"))
+    assert [step.step for step in steps] == STEPS
+    assert all(step.closed and step.rollouts == 8 and step.shards == 1 for step in steps)
+    assert [attempt.attempt for attempt in reader.attempts("first")] == [1]
+
+
+def test_changes_and_checkpoints(reader: Any) -> None:
+    (change,) = (each for each in reader.changes("first") if each.kind == "length_cap")
+    assert (change.step, change.before, change.after, change.note, change.rebaseline) == (10, 100, 200, "longer", True)
+    (checkpoint,) = reader.checkpoints("first")
+    assert (checkpoint.step, checkpoint.root, checkpoint.path, checkpoint.digest) == (
+        20,
+        "weights",
+        "run/step_20",
+        DIGEST,
+    )
+
+
+def test_measurements_are_numpy_columns(reader: Any) -> None:
+    assert {measure.name for measure in reader.measures()} == {measure.name for measure in MEASURES}
+    measured = reader.measurements(
+        "first", measures=["k3_kl", "chi2_token"], comparisons=["trainer/rollout"], from_step=5, to_step=24
+    )
+    steps, k3 = measured.curve("trainer/rollout", "k3_kl")
+    assert steps.dtype == np.int64
+    assert steps.tolist() == list(range(5, 25))
+    assert k3.dtype == np.float64
+    assert k3[steps == 20] > 10 * k3[steps == 6]
+    assert measured.columns.rows == 20
+    assert measured.columns["from_sample"].dtype == np.bool_
+    assert measured.incomplete_steps == ()
+    with pytest.raises(KeyError, match="no column 'mean_d'; columns: step, "):
+        measured.curve("trainer/rollout", "mean_d")
+
+
+def test_down_sampling_keeps_the_extreme(reader: Any) -> None:
+    steps, k3 = reader.measurements("first", measures=["k3_kl"]).curve("trainer/rollout", "k3_kl")
+    few, values = reader.measurements("first", measures=["k3_kl"], max_points=6).curve("trainer/rollout", "k3_kl")
+    assert len(few) <= 6 < len(steps)
+    assert values.max() == k3.max()
+
+
+def test_scalars_have_nan_for_what_is_not_finite(reader: Any) -> None:
+    scalars = reader.scalars("first", names=["odd", "grad_norm"], sources=["trainer"])
+    steps, values = scalars.curve("odd", "trainer")
+    assert steps.tolist() == STEPS
+    assert np.isnan(values).tolist() == [step % 2 == 1 for step in STEPS]
+    assert scalars.curve("grad_norm")[1].tolist() == [step / 2 for step in STEPS]
+    assert scalars.columns.to_arrow().column("value").null_count == 15
+
+
+def test_exports_are_the_files_of_the_same_columns(reader: Any) -> None:
+    chosen = {"measures": ["k3_kl"], "comparisons": ["trainer/rollout"]}
+    measured = reader.measurements("first", **chosen).columns
+    parquet = pq.read_table(io.BytesIO(reader.export_measurements("first", "parquet", **chosen)))
+    assert parquet.column_names == list(measured)
+    assert parquet["k3_kl"].to_pylist() == measured["k3_kl"].tolist()
+    csv = pyarrow.csv.read_csv(io.BytesIO(reader.export_measurements("first", "csv", **chosen)))
+    assert csv["k3_kl"].to_pylist() == measured["k3_kl"].tolist()
+    scalars = pq.read_table(io.BytesIO(reader.export_scalars("first", "parquet", names=["grad_norm"])))
+    assert scalars["value"].to_pylist() == [step / 2 for step in STEPS]
+
+
+def test_buckets_and_token_ids(reader: Any) -> None:
+    buckets = reader.buckets("first", 20)
+    assert len(buckets.edges) == buckets.columns.rows + 1
+    assert np.all(np.diff(buckets.edges) > 0)
+    tokens = {step.step: step.tokens for step in reader.steps("first")}[20]
+    assert 0 < buckets.columns["tokens"].sum() <= tokens
+    assert np.isnan(buckets.columns["k3_kl"]).tolist() == (buckets.columns["tokens"] == 0).tolist()
+    assert reader.buckets("first", 20, by="position").by == "position"
+    by_id = reader.token_ids("first", 20, limit=5)
+    assert by_id.columns["token_id"].shape == (5,)
+    assert np.all(np.diff(by_id.columns["k3_sum"]) <= 0)
+
+
+def test_worst_tokens_and_one_rollout(reader: Any) -> None:
+    worst = reader.worst_tokens("first", 20, count=3)
+    assert worst.columns.rows == 3
+    assert np.all(np.diff(np.abs(worst.columns["d"])) <= 0)
+    assert worst.columns["d"] == pytest.approx(worst.log_probs["trainer"] - worst.log_probs["rollout"])
+    sample = worst.columns["sample_id"][0]
+    rollout = reader.rollout_tokens("first", 20, sample)
+    assert rollout.sample_id == sample
+    assert rollout.prompt_token_ids.dtype == np.int64
+    assert rollout.columns["position"].tolist() == list(range(rollout.columns.rows))
+    assert np.nanmax(np.abs(rollout.columns["d"])) == np.abs(worst.columns["d"])[0]
+
+
+def test_health_alerts_advice_and_probes(made: Made, reader: Any) -> None:
+    assert reader.health("first", steps=5).sentences
+    alerts = list(reader.alerts("first"))
+    assert alerts
+    assert all(alert.why and alert.run is None for alert in alerts)
+    (everywhere,) = [alert for alert in reader.alerts_of_runs(rules=[alerts[0].rule]) if alert.id == alerts[0].id]
+    assert (everywhere.run, everywhere.run_key, everywhere.project) == (made.run, "first", "default")
+    assert list(reader.alerts_of_runs(states=["retracted"], severities=["info"], rules=["no_such"])) == []
+    advice = reader.advice("first", step=31)
+    assert (advice.advice.mode, advice.advice.observed_step) == ("shadow", 30)
+    assert [decision.kind for decision in reader.decisions("first")][:1] in ([], ["surge"], ["rule_halving"], ["mode"])
+    (probe,) = reader.probes("first", step=20)
+    assert probe.jobs[0].scorers[0].scorer == "vllm.prefill"
+    assert reader.probe(probe.id) == probe
+    assert list(reader.probes_of_runs(kind="exact")) == [probe]
+    with pytest.raises(Rejected, match="probe"):
+        reader.attribution("first", 5)
+
+
+def test_invalid_names_are_refused_by_the_service_with_what_exists(reader: Any) -> None:
+    with pytest.raises(Rejected, match="did you mean 'k3_kl'") as raised:
+        reader.measurements("first", measures=["k3_k"])
+    assert raised.value.status == 422
+    with pytest.raises(TypeError, match=r"measure takes several names, such as \['k3_kl'\]"):
+        reader.measurements("first", measures="k3_kl")
+
+
+def test_run_key_with_a_slash_is_one_segment(reader: Any) -> None:
+    with pytest.raises(RunNotFound, match="a/b"):
+        reader.run("a/b")
+
+
+def test_client_has_a_reader_of_its_project(made: Made, tmp_path: Any) -> None:
+    client = foreshock.Client(made.url, "elsewhere", "second", spool_directory=tmp_path)
+    with client.reader() as reader:
+        assert reader.scalars(client.run_key).curve("x")[1].tolist() == [1.0]
+    client.close()
+
+
+def test_busy_service_is_asked_again(open_reader: Callable[..., Any]) -> None:
+    with faulty_service(faults=deque([503, 429, "reset"])) as service:
+        reader = open_reader(service.url, retry_seconds=30)
+        assert reader.export_scalars("first", "csv") == b'{"status": "stored"}'
+        assert service.requests == 4
+
+
+def test_absent_service_is_an_error_after_the_retries(open_reader: Callable[..., Any]) -> None:
+    reader = open_reader(f"http://127.0.0.1:{free_port()}", retry_seconds=0.2)
+    with pytest.raises(ServiceUnavailable, match="check that the service runs"):
+        list(reader.runs())
+
+
+def test_answer_of_another_kind_is_a_wrong_service_and_not_asked_again(open_reader: Callable[..., Any]) -> None:
+    with faulty_service(always="html") as service:
+        with pytest.raises(WrongService, match="is not a Foreshock service"):
+            list(open_reader(service.url).runs())
+        assert service.requests == 1
+
+
+def test_answer_without_a_needed_field_is_a_wrong_service() -> None:
+    listing: Listing[Any] = api.steps("first")
+    with pytest.raises(KeyError, match="StepRecord lacks attempt"):
+        listing.page(None).read(b'{"items": [{"step": 1}]}')
