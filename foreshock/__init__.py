@@ -6,8 +6,9 @@ nothing here imports torch, a web framework or a database.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from foreshock.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from foreshock.client.client import Client
@@ -41,13 +42,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import the public name `name` from its module on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'foreshock' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

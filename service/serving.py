@@ -16,7 +16,6 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from foreshock.errors import ConfigurationError
-from service.app import create_app
 from service.platform.audit.service import BY_SERVICE, record
 from service.platform.connections import PROTOCOL
 from service.platform.database.engine import parse_database_url
@@ -135,6 +134,9 @@ def _make_bootstrap_key(session: Session, secret: str) -> None:
 
 def application() -> FastAPI:
     """Return the application for the environment's settings; each uvicorn process makes one."""
+    # Not before: a refused start, and the process that supervises several, do without its second of imports.
+    from service.app import create_app
+
     made = create_app(load_settings())
     _spare_collections()
     return made

@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Step
 from service.runs.attempts.service import resolve_step
-
-
-class IncompleteStep(BaseModel):
-    """A step that closed without some of its shards: its measurements are of the rollouts that arrived."""
-
-    step: int
-    attempt: int
-    shards: int
-    expected_shards: int
-
-
-class AnswerOfStep(BaseModel):
-    """What every answer about one step says of its shards."""
-
-    incomplete: IncompleteStep | None = Field(
-        default=None, description="the step closed without some of its shards; null: it has all, or is still open"
-    )
-
+from service.runs.shard_schemas import AnswerOfStep, IncompleteStep
 
 Answer = TypeVar("Answer", bound=AnswerOfStep)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from foreshock.rollouts import DecodeLimits
-from service.platform.settings import Settings
+
+if TYPE_CHECKING:
+    from service.platform.settings import Settings
 
 
 def decode_limits(settings: Settings) -> DecodeLimits:

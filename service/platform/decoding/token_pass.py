@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.compiling import one_at_a_time, package_folder
-from service.platform.settings import Settings
-from service.platform.store.opening import local_folder
+
+if TYPE_CHECKING:
+    from service.platform.settings import Settings
 
 COMPILED = "compiled"
 _SLOWER = "numpy, several times slower"
@@ -31,6 +33,9 @@ class TokenPassChoice:
 
 def chosen_token_pass(settings: Settings) -> TokenPassChoice:
     """Return the choice of the settings; the default folder is beside the package, else beside the token store."""
+    # Only here: decoders do not need it, nor the settings.
+    from service.platform.store.opening import local_folder
+
     folder = None
     if settings.compiled_folder:
         folder = Path(settings.compiled_folder).absolute()

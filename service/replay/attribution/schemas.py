@@ -20,7 +20,7 @@ from service.replay.exact.schemas import ExactRead
 from service.replay.probes.declared_precision import declared_precision, precision_in_words
 from service.replay.scores.preferred import environment_of
 from service.replay.weights.schemas import WeightsSearchRead
-from service.runs.shard_counts import AnswerOfStep
+from service.runs.shard_schemas import AnswerOfStep
 from service.runs.step_key import StepKey
 
 CALLED = "a 95 % interval only if `interval` says so"

@@ -11,7 +11,7 @@ from foreshock.corrections import AffectedSequences, Evaluation, Population, Thr
 from foreshock.json_values import finite_or_none
 from service.runs.corrections.service import EvaluatedCorrections
 from service.runs.coverage.schemas import CoverageRead
-from service.runs.shard_counts import AnswerOfStep
+from service.runs.shard_schemas import AnswerOfStep
 
 TOO_LARGE = "a value too large for a float64 is null"
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from foreshock.lint import CheckResult, Example, LintReport, LintWarning
 from service.runs.coverage.schemas import CoverageRead
-from service.runs.shard_counts import AnswerOfStep
+from service.runs.shard_schemas import AnswerOfStep
 
 Severity = Literal["critical", "warning"]
 

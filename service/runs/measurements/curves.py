@@ -11,7 +11,7 @@ import numpy as np
 from service.platform.columnar.reading import Kind
 from service.platform.columnar.table import ColumnTable
 from service.runs.coverage.schemas import StatisticsStep
-from service.runs.shard_counts import IncompleteStep
+from service.runs.shard_schemas import IncompleteStep
 from service.runs.step_key import StepKey
 
 KEYS: Mapping[str, Kind] = {"step": "integer", "attempt": "integer", "comparison": "label", "from_sample": "boolean"}

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.runs.coverage.schemas import CoverageRead, StatisticsStep
-from service.runs.shard_counts import AnswerOfStep, IncompleteStep
+from service.runs.shard_schemas import AnswerOfStep, IncompleteStep
 
 
 class MeasureRead(BaseModel):

@@ -34,7 +34,8 @@ from service.runs.measurements.curves import KEYS, Curves, MeasuredStep
 from service.runs.measurements.folding import FoldedStatistics
 from service.runs.measurements.names import check_comparison, columns_of
 from service.runs.runs.service import get_run
-from service.runs.shard_counts import IncompleteStep, incomplete_step
+from service.runs.shard_counts import incomplete_step
+from service.runs.shard_schemas import IncompleteStep
 from service.runs.step_key import StepKey
 
 MOST_INCOMPLETE = 1000

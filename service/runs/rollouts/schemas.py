@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from service.runs.coverage.schemas import CoverageRead
 from service.runs.rollouts.tokens import FoundTokens
-from service.runs.shard_counts import AnswerOfStep
+from service.runs.shard_schemas import AnswerOfStep
 
 
 class TokenRow(BaseModel):

@@ -11,7 +11,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
 from service.runs.corrections.schemas import TOO_LARGE
 from service.runs.coverage.schemas import CoverageRead
-from service.runs.shard_counts import AnswerOfStep
+from service.runs.shard_schemas import AnswerOfStep
 from service.runs.theory.service import FoundTheory
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +77,17 @@ def test_an_error_keeps_its_fields(pool: DecoderPool) -> None:
     with pytest.raises(InvalidRolloutsError) as caught:
         pool.run(complain)
     assert (caught.value.row, caught.value.column) == (3, "reward")
+
+
+def test_decoders_import_no_web_framework_and_no_database() -> None:
+    """Each would take half a second at every start of a decoder, and memory in each."""
+    code = (
+        "import importlib, sys; from service.platform.decoding import worker;"
+        f"[importlib.import_module(name) for name in {PRELOAD}];"
+        "print(sorted({'fastapi', 'sqlalchemy', 'starlette', 'pydantic_settings'} & set(sys.modules)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert loaded.stdout == "[]\n"
 
 
 def test_killed_decoder_raises_a_problem_and_the_pool_recovers(pool: DecoderPool) -> None:
