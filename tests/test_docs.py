@@ -52,7 +52,7 @@ def test_the_readmes_python_connects_a_trainer(tmp_path: Path, monkeypatch: pyte
     assert len(code.strip().splitlines()) <= 14
     monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", str(tmp_path / "spool"))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-    with running_service(tmp_path) as address:
+    with running_service(tmp_path, FORESHOCK_TOKEN_PASS="numpy", FORESHOCK_DECODE_PROCESSES="1") as address:
         names: dict[str, Any] = {
             "batches": [batch(seed) for seed in range(5)],
             "optimizer": optimizer,

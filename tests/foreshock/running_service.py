@@ -34,6 +34,9 @@ class RunningService:
             "FORESHOCK_PORT": str(self.port),
             "FORESHOCK_DATABASE_URL": f"sqlite:///{data}/foreshock.db",
             "FORESHOCK_STORE_URL": f"{data}/tokens",
+            # The same numbers as those of the compiled pass, which takes seconds of CPU time to load.
+            "FORESHOCK_TOKEN_PASS": "numpy",
+            "FORESHOCK_DECODE_PROCESSES": "1",
         }
         with (self.folder / "service.log").open("ab") as log:
             self._process = subprocess.Popen(

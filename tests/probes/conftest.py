@@ -60,7 +60,8 @@ def recorder() -> Iterator[HeldProcess]:
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """`foreshock serve` on its embedded default, in a folder of its own."""
-    settings = {"FORESHOCK_LEASE_SECONDS": str(LEASE_SECONDS), "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5"}
+    settings = {"FORESHOCK_LEASE_SECONDS": str(LEASE_SECONDS), "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5",
+                "FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}  # fmt: skip
     # No connection is kept: the server closes idle ones, and tests sleep for as long as that takes.
     limits = httpx.Limits(max_keepalive_connections=0)
     with (

@@ -29,7 +29,8 @@ from service.runs.measurements.names import check_comparison
 from service.runs.measurements.service import MeasurementNotFound
 from service.runs.rollouts.service import shards_with_tokens
 from service.runs.runs.service import get_run
-from service.runs.shard_counts import IncompleteStep, incomplete_step
+from service.runs.shard_counts import incomplete_step
+from service.runs.shard_schemas import IncompleteStep
 
 Scores = Mapping[str, NDArray[np.float32]]
 LARGEST_POSITION = 2**31 - 1
