@@ -78,7 +78,7 @@ from service.runs.events import (
     ItemsLost,
     MeasurementsChanged,
     ModelKindChanged,
-    RanksSplit,
+    RanksCompared,
     RunBecameStale,
     RunRemoved,
     ScalarsChanged,
@@ -104,6 +104,7 @@ from service.watch.alerts.delivery import (
     alert_of_losses,
     alert_of_silence,
     alert_of_split,
+    forget_superseded,
     retract_silence,
 )
 from service.watch.alerts.endpoints import of_runs as alerts_of_runs
@@ -217,13 +218,14 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     for changed in (StepClosed, ScalarsChanged, MeasurementsChanged, ChangeAnnounced):
         events.subscribe(changed, partial(observe_changed_step, events))
     events.subscribe(AttemptStarted, resolve_superseded)
+    events.subscribe(AttemptStarted, forget_superseded)
     events.subscribe(AttemptStarted, rewind_log)
     # After the rewind: the replay appends decisions to the new attempt's log.
     events.subscribe(AttemptStarted, partial(restart_from_resume, events))
     events.subscribe(StepClosed, alert_of_incomplete_step)
     events.subscribe(StepClosed, retract_silence)
     events.subscribe(RunBecameStale, alert_of_silence)
-    events.subscribe(RanksSplit, alert_of_split)
+    events.subscribe(RanksCompared, alert_of_split)
     events.subscribe(ItemsLost, alert_of_losses)
     events.subscribe(ReplayDue, partial(replay_after_commit, events))
     events.subscribe(DetectorsReplayed, reconcile_alerts)

@@ -70,16 +70,8 @@ class AdviceModeChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksSplit(StepEvent):
-    """Shard of a step that another attempt, which began at the same time, does not hold: ranks of one launch.
-
-    `shards` are those of `attempt`, `other_shards` those of `other_attempt`.
-    """
-
-    shards: tuple[int, ...]
-    other_attempt: int
-    other_shards: tuple[int, ...]
-    expected_shards: int
+class RanksCompared(StepEvent):
+    """Step that got a shard, here or in an older attempt that began at the same time: they may be split ranks."""
 
 
 @dataclass(frozen=True, slots=True)

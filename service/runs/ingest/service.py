@@ -35,9 +35,9 @@ from service.runs.step_key import StepKey
 from service.runs.steps.closing import is_waiting, mark_closed, store_fold, try_to_close
 from service.runs.steps.service import (
     check_expected_shards,
+    compared_ranks,
     count_shard,
     expected_shards_of,
-    find_split,
     find_step,
     open_step,
     store_step,
@@ -235,9 +235,8 @@ def commit_shard(
     if run.deletions:
         search_step_again(session, key)
     if address.shards > 1:
-        split = find_split(session, key, address.shards)
-        if split is not None:
-            context.events.publish(session, split)
+        for compared in compared_ranks(session, key):
+            context.events.publish(session, compared)
     if decoded.step is not None:
         store_fold(session, key, decoded.step)
         context.events.publish(session, StepClosed(*key))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam, select
-from sqlalchemy.orm import Session, make_transient_to_detached
+from sqlalchemy import bindparam, exists, select
+from sqlalchemy.orm import Session, aliased, make_transient_to_detached
 from sqlalchemy.orm.util import identity_key
 
 from service.platform.database.dialect import insert_rows, table_of
@@ -55,6 +55,39 @@ def shards_of(session: Session, key: StepKey) -> frozenset[int]:
     table = Shard
     query = select(table.shard).where(table.run_id == key.run_id, table.attempt == key.attempt, table.step == key.step)
     return frozenset(session.scalars(query))
+
+
+def first_split(session: Session, key: StepKey, others: Sequence[int], last: int | None) -> tuple[int, int, int] | None:
+    """Return (step, other attempt, expected shards) of the first step from this one to `last` that is split; else None.
+
+    Split: this attempt and one of the others hold shards of the step, and none in common.
+    """
+    here, there = aliased(Step), aliased(Step)
+    mine, theirs = aliased(Shard), aliased(Shard)
+    shared = (
+        exists()
+        .where(mine.run_id == key.run_id, mine.attempt == key.attempt, mine.step == here.step)
+        .where(theirs.run_id == key.run_id, theirs.attempt == there.attempt, theirs.step == here.step)
+        .where(mine.shard == theirs.shard)
+    )
+    query = (
+        select(here.step, there.attempt, here.expected_shards)
+        .join(there, (there.run_id == here.run_id) & (there.step == here.step))
+        .where(here.run_id == key.run_id, here.attempt == key.attempt, here.step >= key.step)
+        .where(there.attempt.in_(others), here.expected_shards > 1, there.expected_shards > 1, ~shared)
+    )
+    if last is not None:
+        query = query.where(here.step <= last)
+    row = session.execute(query.order_by(here.step, there.attempt).limit(1)).first()
+    return None if row is None else (row[0], row[1], row[2])
+
+
+def missing_shards(session: Session, key: StepKey, attempts: Sequence[AttemptStart], limit: int) -> Sequence[Step]:
+    """Return the newest `limit` active steps of the attempt, from this one on, that closed without some shards."""
+    query = select(Step).where(Step.run_id == key.run_id, Step.attempt == key.attempt, Step.step >= key.step)
+    query = query.where(Step.closed_at_us.is_not(None), Step.received_shards < Step.expected_shards)
+    query = query.where(is_active(attempts, Step.attempt, Step.step, key.step))
+    return session.scalars(query.order_by(Step.step.desc()).limit(limit)).all()
 
 
 def waiting(session: Session, now_us: int, grace_us: int, limit: int) -> list[StepKey]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -11,7 +14,7 @@ from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.runs.attempts.service import attempts_begun_together, attempts_of_run, require_attempt
 from service.runs.coverage.service import coverage_in_words
-from service.runs.events import RanksSplit
+from service.runs.events import RanksCompared
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 from service.runs.steps import repository
@@ -23,6 +26,17 @@ class ShardCountConflict(ProblemError):
 
     status = 409
     problem_type = "shard-count-conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSplit:
+    """Step of which two attempts that began together hold different shards: they are ranks of one launch."""
+
+    step: int
+    shards: tuple[int, ...]
+    other_attempt: int
+    other_shards: tuple[int, ...]
+    expected_shards: int
 
 
 def check_expected_shards(key: StepKey, expected: int, shards: int) -> None:
@@ -98,16 +112,36 @@ def shards_in_words(shards: int, expected_shards: int) -> str:
     return f"{shards} of {expected_shards} shards"
 
 
-def find_split(session: Session, key: StepKey, expected_shards: int) -> RanksSplit | None:
-    """Return the split if another attempt that began at the same time holds only other shards of the step."""
-    for other in attempts_begun_together(session, key.run_id, key.attempt):
-        there = repository.shards_of(session, StepKey(key.run_id, other.attempt, key.step))
-        if not there:
-            continue
-        here = repository.shards_of(session, key)
-        if here.isdisjoint(there):
-            return RanksSplit(*key, tuple(sorted(here)), other.attempt, tuple(sorted(there)), expected_shards)
-    return None
+def compared_ranks(session: Session, key: StepKey) -> list[RanksCompared]:
+    """Return an event for the step's attempt, and for each later one, that began together with an older one.
+
+    Empty for most runs: no other attempt began within a minute of the step's.
+    """
+    together = [each.attempt for each in attempts_begun_together(session, key.run_id, key.attempt)]
+    later = [attempt for attempt in together if attempt > key.attempt]
+    return [
+        RanksCompared(key.run_id, attempt, key.step)
+        for attempt in ([key.attempt, *later] if len(later) < len(together) else later)
+    ]
+
+
+def first_split(session: Session, key: StepKey, *, last: int | None = None) -> RanksSplit | None:
+    """Return the first split at the step or after it, up to the step `last` (None: no bound); None if there is none.
+
+    A step is split between its attempt and an older one that began together with it if both hold shards of the step and
+    none in common.
+    """
+    together = attempts_begun_together(session, key.run_id, key.attempt)
+    older = [each.attempt for each in together if each.attempt < key.attempt]
+    found = repository.first_split(session, key, older, last) if older else None
+    if found is None:
+        return None
+    step, other, expected_shards = found
+    here, there = (
+        tuple(sorted(repository.shards_of(session, StepKey(key.run_id, attempt, step))))
+        for attempt in (key.attempt, other)
+    )
+    return RanksSplit(step, here, other, there, expected_shards)
 
 
 def list_steps(
@@ -140,3 +174,11 @@ def _read(step: Step) -> StepRead:
 
 def _key_of(step: StepRead) -> CursorKey:
     return (step.step,)
+
+
+def missing_shards(session: Session, key: StepKey, limit: int) -> Sequence[Step]:
+    """Return the newest `limit` steps of the attempt, from this one on, that closed without some of their shards.
+
+    Only active ones, the newest first.
+    """
+    return repository.missing_shards(session, key, attempts_of_run(session, key.run_id), limit)

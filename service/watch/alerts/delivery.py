@@ -1,8 +1,9 @@
 """Alerts on the delivery of rollouts, which no detector of the history can raise: split ranks, missing shards, losses,
 silence.
 
-Each has one open alert in an attempt, at the first step concerned. It stays open until a person resolves it, or until
-the shards have arrived.
+Each has one open alert in an attempt. It stays open until a person resolves it, or until the shards have arrived.
+Those of split ranks and missing shards are at the first step concerned and say what is stored, so that they are the
+same in any order of arrival.
 """
 
 from __future__ import annotations
@@ -17,36 +18,47 @@ from service.platform.database.tables import Alert
 from service.platform.identifiers import new_identifier
 from service.runs.attempts.active_attempts import active_attempt_of
 from service.runs.attempts.service import attempts_of_run
-from service.runs.events import ItemsLost, RanksSplit, RunBecameStale, StepClosed
-from service.runs.steps.service import find_step, shards_in_words
+from service.runs.events import AttemptStarted, ItemsLost, RanksCompared, RunBecameStale, StepClosed
+from service.runs.step_key import StepKey
+from service.runs.steps.service import find_step, first_split, missing_shards, shards_in_words
 from service.watch.alerts import repository
 from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
+_AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100
 """Steps that an alert names in its evidence."""
 
 
-def alert_of_split(session: Session, split: RanksSplit) -> None:
-    """Open the alert of ranks that log into two attempts. The run is locked."""
-    newest, older = max(split.attempt, split.other_attempt), min(split.attempt, split.other_attempt)
-    held = {split.attempt: split.shards, split.other_attempt: split.other_shards}
+def alert_of_split(session: Session, compared: RanksCompared) -> None:
+    """Keep the alert of ranks that log into two attempts at the first step that is split. The run is locked."""
+    key = compared.key
+    alert = repository.standing_of_rule(session, key.run_id, key.attempt, SPLIT_RANKS)
+    if alert is not None and alert.step < key.step:
+        # What comes later does not change which step is the first.
+        return
+    split = first_split(session, key, last=key.step if alert is None else None)
+    if split is None:
+        if alert is not None:
+            _change(session, alert, {"state": "retracted"})
+        return
+    held = {key.attempt: split.shards, split.other_attempt: split.other_shards}
     _open(
         session,
-        (split.run_id, newest, split.step, SPLIT_RANKS),
+        (key.run_id, key.attempt, split.step, SPLIT_RANKS),
         severity="critical",
-        value=float(len(held[newest])),
+        value=float(len(split.shards)),
         threshold=float(split.expected_shards),
-        why=f"Attempts {older} and {newest} began within a minute and hold different shards of step {split.step}: "
-        f"{_numbers(held[older])} and {_numbers(held[newest])} of {split.expected_shards}. They are ranks of one "
-        f"launch that log into attempts of their own; only those of attempt {newest} count.",
+        why=f"Attempts {split.other_attempt} and {key.attempt} began within a minute and hold different shards of step "
+        f"{split.step}: {_numbers(split.other_shards)} and {_numbers(split.shards)} of {split.expected_shards}. They "
+        f"are ranks of one launch that log into attempts of their own; only those of attempt {key.attempt} count.",
         what_to_do="Give all ranks of a launch the same attempt_key (argument of Client, or FORESHOCK_ATTEMPT_KEY) and "
         "the same resume_step, and start again.",
-        evidence={"attempts": [older, newest], "shards": {str(key): list(shards) for key, shards in held.items()}},
+        evidence={"attempts": sorted(held), "shards": {str(each): list(held[each]) for each in sorted(held)}},
     )
 
 
 def alert_of_incomplete_step(session: Session, closed: StepClosed) -> None:
-    """Open or extend the alert of steps that closed without some shards; retract it when they are complete."""
+    """Keep the alert of steps that closed without some shards; retract it when they are complete."""
     step = find_step(session, closed.key)
     if step is None:
         return
@@ -56,28 +68,46 @@ def alert_of_incomplete_step(session: Session, closed: StepClosed) -> None:
     if active_attempt_of(attempts_of_run(session, closed.run_id), closed.step) != closed.attempt:
         return
     alert = repository.standing_of_rule(session, closed.run_id, closed.attempt, INCOMPLETE_STEP)
-    missing: dict[str, list[int]] = dict(alert.evidence["steps"]) if alert is not None else {}
     if incomplete:
-        missing[str(step.step)] = [step.received_shards, step.expected_shards]
-    elif missing.pop(str(step.step), None) is None:
+        first = closed.step if alert is None else min(alert.step, closed.step)
+    elif alert is None or alert.step > closed.step:
         return
+    else:
+        first = alert.step
+    _alert_of_missing(session, StepKey(closed.run_id, closed.attempt, first), alert)
+
+
+def forget_superseded(session: Session, started: AttemptStarted) -> None:
+    """Take steps that the new attempt superseded out of the alerts of missing shards. The run is locked."""
+    for attempt in attempts_of_run(session, started.run_id):
+        alert = repository.standing_of_rule(session, started.run_id, attempt.attempt, INCOMPLETE_STEP)
+        if alert is not None and attempt.attempt < started.attempt:
+            _alert_of_missing(session, StepKey(alert.run_id, alert.attempt, alert.step), alert)
+
+
+def _alert_of_missing(session: Session, first: StepKey, alert: Alert | None) -> None:
+    """Open, change or retract the alert of the steps from `first` on that closed without some shards."""
+    # The changes of this transaction are not all written.
+    session.flush()
+    missing = missing_shards(session, first, _MOST_STEPS)
     if not missing:
         if alert is not None:
             _change(session, alert, {"state": "retracted"})
         return
-    newest = max(missing, key=int)
-    text = f"step {newest} has {shards_in_words(*missing[newest])}"
+    newest = missing[0]
+    text = f"step {newest.step} has {shards_in_words(newest.received_shards, newest.expected_shards)}"
     if len(missing) > 1:
         text += f", and {len(missing) - 1} earlier steps lack shards too"
     _open(
         session,
-        (closed.run_id, closed.attempt, closed.step, INCOMPLETE_STEP),
+        # Beyond so many steps, the step that it was opened at.
+        (*first[:2], missing[-1].step if len(missing) < _MOST_STEPS else first.step, INCOMPLETE_STEP),
         severity="warning",
-        value=float(missing[newest][0]),
-        threshold=float(missing[newest][1]),
+        value=float(newest.received_shards),
+        threshold=float(newest.expected_shards),
         why=f"Closed without all shards: {text}. Measures of these steps are of the rollouts that arrived.",
         what_to_do="Look whether a rank died, or logs fewer steps than the others; a late shard is still added.",
-        evidence={"steps": dict(sorted(missing.items(), key=lambda item: int(item[0]))[-_MOST_STEPS:])},
+        evidence={"steps": {str(each.step): [each.received_shards, each.expected_shards] for each in missing[::-1]}},
     )
 
 
@@ -124,15 +154,19 @@ def retract_silence(session: Session, closed: StepClosed) -> None:
 
 
 def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> None:
-    """Open the alert of a rule, or update the one that stands."""
+    """Open the alert of a rule at its step, or update the one that stands and move it there."""
     run_id, attempt, step, rule = key
     alert = repository.standing_of_rule(session, run_id, attempt, rule)
-    if alert is not None:
-        changed = {name: value for name, value in values.items() if getattr(alert, name) != value}
+    again = repository.at_step(session, run_id, attempt, rule, step)
+    if alert is not None and again is not None and again.id != alert.id:
+        # A rule has one alert at a step: that one stands again.
+        _change(session, alert, {"state": "retracted"})
+    elif alert is not None:
+        wanted = {"step": step if rule in _AT_FIRST_STEP else alert.step, **values}
+        changed = {name: value for name, value in wanted.items() if getattr(alert, name) != value}
         if changed:
             _change(session, alert, changed)
         return
-    again = repository.at_step(session, run_id, attempt, rule, step)
     if again is not None:
         # Resolved by a person, or retracted: a rule has one alert at a step.
         _change(session, again, {**values, "state": "open"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import httpx
@@ -42,11 +43,62 @@ def test_attempts_that_begin_together_with_disjoint_shards_raise_an_alert(http: 
     second.put_shard(4, make_batch(seed=3), shard=1, shards=2)
     (alert,) = alerts(http, sender.run, "split_ranks")
     assert (alert["severity"], alert["state"], alert["attempt"]) == ("critical", "open", 2)
-    assert "Attempts 1 and 2 began within a minute and hold different shards of step 4: 0 and 1 of 2" in alert["why"]
+    assert "Attempts 1 and 2 began within a minute and hold different shards of step 3: 0 and 1 of 2" in alert["why"]
     assert "attempt_key" in alert["what_to_do"]
     # The replay of the detectors leaves it as it is.
     second.put_shard(5, make_batch(seed=4))
     assert alerts(http, sender.run, "split_ranks")[0]["state"] == "open"
+
+
+def standing(http: httpx.Client, run: str) -> list[dict[str, Any]]:
+    """Return what the standing alerts on delivery say, without ids and times."""
+    names = ("attempt", "rule", "step", "severity", "value", "threshold", "why", "evidence", "state")
+    rules = ("split_ranks", "incomplete_step")
+    found = [
+        {name: each[name] for name in names}
+        for each in http.get(f"/v1/runs/{run}/alerts?state=open").json()["items"]
+        if each["rule"] in rules
+    ]
+    return sorted(found, key=lambda each: (each["attempt"], each["rule"]))
+
+
+def test_alerts_on_delivery_are_the_same_in_any_order_of_arrival(http: httpx.Client, app: FastAPI) -> None:
+    # (attempt, step, shard) of two shards a step. Steps 4 and 6 stay split, step 3 until the late shard has come; the
+    # first attempt keeps steps 4 and 5 without a shard, which the second one supersedes from step 5 on.
+    shards = [(1, 3, 0), (1, 3, 1), (1, 4, 0), (1, 5, 1), (1, 6, 0), (2, 5, 0), (2, 5, 1), (2, 6, 1), (2, 7, 0)]
+    batches = {key: make_batch(seed=number) for number, key in enumerate(shards)}
+    seen = []
+    for number in range(8):
+        sender = start_run(http, key=f"order {number}")
+        senders = {1: sender, 2: sender.new_attempt("other rank", 5)}
+        draw = random.Random(number)
+        order = shards if number == 0 else draw.sample(shards, len(shards))
+        for key in order:
+            attempt, step, shard = key
+            senders[attempt].put_shard(step, batches[key], shard=shard, shards=2).raise_for_status()
+            if draw.random() < 0.3:
+                close_overdue(app)
+        close_overdue(app)
+        seen.append(standing(http, sender.run))
+    assert all(each == seen[0] for each in seen)
+    assert [(each["attempt"], each["rule"], each["step"]) for each in seen[0]] == [
+        (1, "incomplete_step", 4),
+        (2, "incomplete_step", 6),
+        (2, "split_ranks", 6),
+    ]
+    assert seen[0][0]["evidence"] == {"steps": {"4": [1, 2]}}
+
+
+def test_rewind_takes_superseded_steps_out_of_the_alert(http: httpx.Client, app: FastAPI) -> None:
+    sender = start_run(http)
+    for step in (3, 4, 5):
+        sender.put_shard(step, make_batch(seed=step), shard=0, shards=2)
+    close_overdue(app)
+    (alert,) = alerts(http, sender.run, "incomplete_step")
+    assert list(alert["evidence"]["steps"]) == ["3", "4", "5"]
+    sender.new_attempt("resumed", 4)
+    (alert,) = alerts(http, sender.run, "incomplete_step")
+    assert (alert["state"], alert["step"], alert["evidence"]["steps"]) == ("open", 3, {"3": [1, 2]})
 
 
 def test_later_attempt_or_the_same_shards_are_no_split(http: httpx.Client, app: FastAPI) -> None:
