@@ -16,6 +16,7 @@ from foreshock.rollouts import RolloutBatch
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.events import EventBus
+from service.platform.health.ingest_rate import IngestRate
 from service.platform.keys.limits import KeyLimits
 from service.platform.keys.uses import KeyUses
 from service.platform.settings import Settings
@@ -53,6 +54,7 @@ class ServiceContext:
     # Checks that hang keep their thread; beyond these, later checks fail without one.
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
     stopping: Stopping = field(default_factory=Stopping)
+    ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
 

@@ -62,6 +62,8 @@ class DecoderPool:
         self._settings = settings
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(settings.decode_processes + settings.decode_queue)
+        self._most_bodies = settings.decode_processes + settings.decode_queue
+        self._bodies = 0
         self._choice = chosen_token_pass(settings)
         self._generation = self._new_generation()
         # The process of tasks that were in the pool when a decoder died; held by one at a time.
@@ -87,6 +89,16 @@ class DecoderPool:
     def token_pass(self) -> str:
         """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started."""
         return self._token_pass
+
+    @property
+    def bodies(self) -> int:
+        """Number of bodies that are decoded or wait for a decoder."""
+        return self._bodies
+
+    @property
+    def most_bodies(self) -> int:
+        """Number of bodies that may be decoded or wait at a time."""
+        return self._most_bodies
 
     def warm_up(self) -> None:
         """Start every process now, so that the first upload does not wait for it."""
@@ -130,6 +142,8 @@ class DecoderPool:
         """Return `function(*arguments)`, run in a decoder; raises its errors, DecodersBusy or DecoderDied."""
         if not self._places.acquire(blocking=False):
             raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
+        with self._lock:
+            self._bodies += 1
         try:
             task = partial(function, *arguments, **named)
             with span("decode"):
@@ -140,6 +154,8 @@ class DecoderPool:
                     self._replace(generation)
                 return self._run_alone(task)
         finally:
+            with self._lock:
+                self._bodies -= 1
             self._places.release()
 
     def close(self) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Annotated, cast
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, TypeVar, cast
 
+from anyio import fail_after, to_thread
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
 
-from service.platform.context import Context
-from service.platform.health.endpoints import Readiness, check_readiness
+from service.platform.context import Context, ServiceContext
+from service.platform.health.endpoints import CHECK_SECONDS, Readiness, check_readiness
 from service.platform.health.figures import ServiceFigures, percentile, resident_bytes
+from service.platform.health.storage import BacklogRead, StorageRead, read_backlog, read_storage
 from service.platform.jobs.leases import all_jobs
 from service.platform.jobs.runner import process_name
 from service.platform.security import Administrator
 
+Part = TypeVar("Part")
 router = APIRouter(tags=["health"])
 
 
@@ -35,6 +41,10 @@ class UploadsRead(BaseModel):
 
     in_progress: int
     places: int
+    decoding: int = Field(description="bodies that are decoded or wait for a decoder")
+    decoding_places: int
+    shards_per_second: float = Field(description="stored, over the last minute or since the start")
+    tokens_per_second: float
 
 
 class DatabaseRead(BaseModel):
@@ -63,6 +73,7 @@ class JobRead(BaseModel):
     runs: int
     started_at_us: int | None
     finished_at_us: int | None
+    leased_until_us: int | None = Field(description="by the database's clock; null: not leased")
     error: str | None = Field(description="kind of the error of its last run; null: it went well, or runs")
 
 
@@ -75,6 +86,8 @@ class ServiceRead(BaseModel):
     uploads: UploadsRead
     database: DatabaseRead
     long_polls: LongPollsRead
+    storage: StorageRead | None = Field(description="null: the database or the store does not answer")
+    backlog: BacklogRead | None = Field(description="null: the database does not answer")
     jobs: list[JobRead]
 
 
@@ -82,12 +95,25 @@ async def _figures_of(request: Request) -> ServiceFigures:
     return cast(ServiceFigures, request.app.state.figures)
 
 
+FiguresOfApp = Annotated[ServiceFigures, Depends(_figures_of)]
+
+
 @router.get("/v1/service")
-async def read_service(
-    context: Context, principal: Administrator, figures: Annotated[ServiceFigures, Depends(_figures_of)]
-) -> ServiceRead:
+async def read_service(context: Context, principal: Administrator, figures: FiguresOfApp) -> ServiceRead:
     """Return the state of the service: the process that answers, its queues, and the background jobs of all."""
+    return await service_state(context, figures)
+
+
+async def service_state(context: ServiceContext, figures: ServiceFigures) -> ServiceRead:
+    """Return the state of the service; parts that do not answer in time are None."""
     writes = figures.write_seconds
+    shards_per_second, tokens_per_second = context.ingest_rate.per_second()
+    readiness, storage, backlog, jobs = await asyncio.gather(
+        check_readiness(context),
+        _in_time(context, partial(read_storage, context)),
+        _in_time(context, partial(read_backlog, context)),
+        _in_time(context, partial(_jobs, figures)),
+    )
     return ServiceRead(
         version=figures.version,
         process=ProcessRead(
@@ -98,8 +124,15 @@ async def read_service(
             resident_bytes=resident_bytes(),
             event_loop_delay_max_seconds=max(figures.loop_delays.seconds, default=0.0),
         ),
-        readiness=await check_readiness(context),
-        uploads=UploadsRead(in_progress=context.uploads.taken, places=context.uploads.most),
+        readiness=readiness,
+        uploads=UploadsRead(
+            in_progress=context.uploads.taken,
+            places=context.uploads.most,
+            decoding=context.decoders.bodies,
+            decoding_places=context.decoders.most_bodies,
+            shards_per_second=shards_per_second,
+            tokens_per_second=tokens_per_second,
+        ),
         database=DatabaseRead(
             kind="sqlite" if context.database.is_sqlite else "postgresql",
             writes_waiting=context.database.writes_waiting,
@@ -111,8 +144,18 @@ async def read_service(
             hears_other_processes=figures.polls.hears_other_processes,
             reconnects=figures.polls.reconnects,
         ),
-        jobs=await run_in_threadpool(_jobs, figures),
+        storage=storage,
+        backlog=backlog,
+        jobs=jobs or [],
     )
+
+
+async def _in_time(context: ServiceContext, read: Callable[[], Part]) -> Part | None:
+    """Return what `read` returns; None if it fails or takes longer than a check of readiness may."""
+    with suppress(Exception):
+        with fail_after(CHECK_SECONDS):
+            return await to_thread.run_sync(read, abandon_on_cancel=True, limiter=context.check_threads)
+    return None
 
 
 def _jobs(figures: ServiceFigures) -> list[JobRead]:
@@ -128,6 +171,7 @@ def _jobs(figures: ServiceFigures) -> list[JobRead]:
                     runs=row.runs,
                     started_at_us=row.started_at_us or None,
                     finished_at_us=row.finished_at_us,
+                    leased_until_us=row.leased_until_us or None,
                     error=row.error,
                 )
     own = [
@@ -138,6 +182,7 @@ def _jobs(figures: ServiceFigures) -> list[JobRead]:
             runs=record.runs,
             started_at_us=record.started_at_us,
             finished_at_us=record.finished_at_us,
+            leased_until_us=None,
             error=record.error,
         )
         for name, record in figures.job_records.items()

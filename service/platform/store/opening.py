@@ -16,7 +16,7 @@ _S3 = "s3://"
 
 def open_store(settings: Settings) -> TokenStore:
     """Return the store of FORESHOCK_STORE_URL; raises ConfigurationError if that is neither a folder nor `s3://…`."""
-    if not settings.store_url.startswith(_S3):
+    if is_folder(settings):
         return LocalTokenStore(local_folder(settings))
     # Its client takes a tenth of a second to import.
     from service.platform.store.objects import ObjectLocation, ObjectTokenStore
@@ -35,10 +35,15 @@ def open_store(settings: Settings) -> TokenStore:
     return ObjectTokenStore(location, local_folder(settings))
 
 
+def is_folder(settings: Settings) -> bool:
+    """Return whether the tokens are in a folder, not in an S3-compatible store."""
+    return not settings.store_url.startswith(_S3)
+
+
 def local_folder(settings: Settings) -> Path:
     """Return the folder on this machine that the store uses; raises ConfigurationError for an unknown kind of URL."""
     url = settings.store_url
-    if url.startswith(_S3):
+    if not is_folder(settings):
         return Path(settings.store_temporary_folder).absolute()
     if "://" in url and not url.startswith("file://"):
         raise ConfigurationError(

@@ -10,14 +10,17 @@ from starlette.exceptions import HTTPException
 
 from foreshock.page_addresses import run_page_path
 from service.platform.context import Context, ServiceContext
+from service.platform.health.status import FiguresOfApp, service_state
+from service.platform.keys.service import Scope
 from service.platform.pagination import Cursor
 from service.platform.schemas import StepPath
-from service.platform.security import AuthenticationRequired, ScopeMissing
+from service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
 from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, digest_of, media_type_of
 from service.present.pages.presenters.corrections import corrections_part
 from service.present.pages.presenters.figures import run_plot, step_plot
 from service.present.pages.presenters.run import run_page
 from service.present.pages.presenters.run_list import runs_page
+from service.present.pages.presenters.service import service_page
 from service.present.pages.presenters.step import step_page, worst_tokens
 from service.present.pages.presenters.viewing import open_viewing
 from service.present.pages.rendering import PAGE_HEADERS, figure_response, page_response
@@ -83,6 +86,14 @@ def show_step_of_project(
 ) -> Response:
     """Return the page of a step, at the address that pages link to."""
     return _step(request, context, visitor, run, step)
+
+
+@pages.get("/service")
+async def show_service(request: Request, context: Context, visitor: ReaderSession, figures: FiguresOfApp) -> Response:
+    """Return the page of the service's own health; for those who may read `GET /v1/service`."""
+    check_scope(visitor.principal, Scope.ADMIN)
+    page = service_page(await service_state(context, figures))
+    return page_response(request, "service.html", page, visitor.view)
 
 
 def _run(request: Request, context: ServiceContext, visitor: PageSession, run: str) -> Response:

@@ -82,6 +82,49 @@ class RunsPage:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceFigure:
+    """A number of the service: what it means, and where it comes from. `tone` only if something is to be done."""
+
+    name: str
+    value: str
+    meaning: str
+    source: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceGroup:
+    """Figures of one part of the service."""
+
+    id: str
+    title: str
+    figures: Sequence[ServiceFigure]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A background job, and the process that does it."""
+
+    name: str
+    state: Label
+    holder: str
+    runs: str
+    started: Moment | None
+    finished: Moment | None
+    leased_until: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePage:
+    version: str
+    state: Label
+    process: str
+    started: Moment | None
+    groups: Sequence[ServiceGroup]
+    jobs: Sequence[JobRow]
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """An operator's decision that a form offers."""
 

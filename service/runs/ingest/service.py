@@ -181,6 +181,8 @@ def _store_shard(
     passed("ingest.after-commit")
     if committed.receipt.status == "duplicate":
         context.store.remove(name)
+    else:
+        context.ingest_rate.note(committed.receipt.tokens)
     return committed
 
 
