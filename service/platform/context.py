@@ -16,7 +16,7 @@ from foreshock.rollouts import RolloutBatch
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.events import EventBus
-from service.platform.health.ingest_rate import IngestRate
+from service.platform.ingest_rate import IngestRate
 from service.platform.keys.limits import KeyLimits
 from service.platform.keys.uses import KeyUses
 from service.platform.settings import Settings
