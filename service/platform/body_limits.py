@@ -5,12 +5,11 @@ The body is counted as it is received and never stored here.
 
 from __future__ import annotations
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from service.platform.problem import LimitExceeded, UnsupportedMediaType
+from service.platform.problem import BodyRefused, LimitExceeded
 from service.platform.settings import Settings
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
@@ -20,10 +19,8 @@ _TABLES = (PARQUET_MEDIA_TYPE, STATISTICS_MEDIA_TYPE)
 def body_limit(request: Request, settings: Settings) -> int:
     """Return the most bytes that the request's body may have.
 
-    Raises UnsupportedMediaType for a Content-Encoding and LimitExceeded if Content-Length is above the limit.
+    Raises LimitExceeded if Content-Length is above the limit.
     """
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise UnsupportedMediaType("send the body without Content-Encoding; Parquet is compressed inside")
     is_table = request.headers.get("content-type", "").partition(";")[0].strip() in _TABLES
     limit = settings.max_body_bytes if is_table else settings.max_json_bytes
     declared = request.headers.get("content-length", "0")
@@ -46,6 +43,12 @@ async def drain(receive: Receive, most_bytes: int) -> None:
         most_bytes -= len(message.get("body", b""))
 
 
+def too_large(limit: int, how: str = "") -> BodyRefused:
+    """Return the error for a body of more than `limit` bytes, counted `how`."""
+    more = f"more than the {limit:,} bytes allowed{f', {how}' if how else ''}"
+    return BodyRefused(LimitExceeded(f"the body has {more}: send more, smaller shards"))
+
+
 class CountedBody:
     """The body of a request while it is received; `received` is its bytes so far."""
 
@@ -55,12 +58,9 @@ class CountedBody:
         self.received = 0
 
     async def receive(self) -> Message:
-        """Receive as ASGI does; raises HTTPException (413) once the body has more than `limit` bytes."""
+        """Receive as ASGI does; raises BodyRefused (413) once the body has more than `limit` bytes."""
         message = await self._receive()
         self.received += len(message.get("body", b""))
         if self.received > self._limit:
-            # FastAPI passes an HTTPException through while it reads a body; any other exception becomes a 400.
-            raise HTTPException(
-                413, f"the body has more than the {self._limit:,} bytes allowed: send more, smaller shards"
-            )
+            raise too_large(self._limit)
         return message

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.platform.problem import RequestTimeout, problem_response
+from service.platform.problem import BodyRefused, RequestTimeout, problem_response
 from service.platform.settings import Settings
 
 _CLOSE = {"Connection": "close"}
 
 
-class BodyStalled(HTTPException):
-    """FastAPI passes an HTTPException through while it reads a body; any other exception becomes a 400."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(408, detail, headers=_CLOSE)
+def _stalled(detail: str) -> BodyRefused:
+    return BodyRefused(RequestTimeout(detail, headers=_CLOSE))
 
 
 class BodyTimeouts:
@@ -36,9 +32,9 @@ class BodyTimeouts:
             return
         try:
             await self._app(scope, self._timed(receive), send)
-        except BodyStalled as error:
+        except BodyRefused as error:
             # Raised before an answer began: nothing reads a body afterwards.
-            await problem_response(RequestTimeout(error.detail, headers=_CLOSE))(scope, receive, send)
+            await problem_response(error.problem)(scope, receive, send)
 
     def _timed(self, receive: Receive) -> Receive:
         begin = time.monotonic()
@@ -54,14 +50,14 @@ class BodyTimeouts:
                 async with asyncio.timeout(self._seconds):
                     message = await receive()
             except TimeoutError:
-                raise BodyStalled(
+                raise _stalled(
                     f"no byte of the body came for {self._seconds:g} s (FORESHOCK_BODY_STALL_SECONDS): send it again"
                 ) from None
             received += len(message.get("body", b""))
             is_complete = message["type"] != "http.request" or not message.get("more_body", False)
             seconds = time.monotonic() - begin
             if not is_complete and seconds > self._seconds and received < seconds * self._least:
-                raise BodyStalled(
+                raise _stalled(
                     f"{received:,} bytes of the body came in {seconds:.0f} s, fewer than {self._least:,} a second "
                     "(FORESHOCK_BODY_LEAST_BYTES_PER_SECOND): send it again"
                 )

@@ -1,4 +1,4 @@
-"""ASGI middleware around every request: Host and Origin checks, the body limit, and the answer to unexpected errors.
+"""ASGI middleware around every request: Host and Origin checks, the body, and the answer to unexpected errors.
 
 Plain ASGI middleware, because it counts the body without reading it.
 """
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.problem_types import HOST_NOT_ALLOWED
+from service.platform.body_encoding import DecompressedBody, body_encoding
 from service.platform.body_limits import CountedBody, body_limit, drain
 from service.platform.keys.limits import KeyLimits
 from service.platform.path_segments import keep_encoded_slashes
@@ -51,6 +52,7 @@ class RequestGuard:
         try:
             self._check_origin(request)
             limit = body_limit(request, self._settings)
+            encoding = body_encoding(request.headers.get("content-encoding"))
         except ProblemError as error:
             await drain(receive, self._settings.max_json_bytes)
             await problem_response(error)(scope, receive, send)
@@ -59,13 +61,14 @@ class RequestGuard:
             # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
             request = Request({**scope, "method": "GET"})
         body, state = CountedBody(receive, limit), request.state
+        content = body if encoding is None else DecompressedBody(body.receive, encoding, limit)
         try:
-            await self._serve(request, body.receive, send)
+            await self._serve(request, content.receive, send)
         finally:
             # Set by `authenticate`.
             key_id = getattr(state, "key_id", None)
             if key_id is not None:
-                self._limits.charge(key_id, body.received)
+                self._limits.charge(key_id, max(body.received, content.received))
 
     async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
         """Serve the request; answer an unexpected error with a problem, since the server would close the connection."""

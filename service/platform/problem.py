@@ -130,6 +130,14 @@ class NotAcceptable(ProblemError):
     problem_type = "not-acceptable"
 
 
+class BodyRefused(HTTPException):
+    """A problem that is found while a body is read: FastAPI passes an HTTPException through, others become a 400."""
+
+    def __init__(self, problem: ProblemError) -> None:
+        super().__init__(problem.status, problem.detail, headers=problem.headers or None)
+        self.problem = problem
+
+
 class InternalError(ProblemError):
     """A fault of the service itself; its cause is in the service's log only."""
 
@@ -173,6 +181,8 @@ def _request_invalid(_: Request, error: Exception) -> JSONResponse:
 
 def _framework_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if isinstance(error, BodyRefused):
+        return problem_response(error.problem)
     title = HTTPStatus(error.status_code).phrase
     document = ProblemDocument(
         type=PROBLEM_TYPE_PREFIX + title.lower().replace(" ", "-"),

@@ -41,11 +41,6 @@ def test_writes_from_the_services_own_pages_are_allowed(http: httpx.Client) -> N
     assert http.post("/v1/runs", json={"key": "mine"}, headers=headers).status_code == 201
 
 
-def test_a_compressed_body_is_refused(http: httpx.Client) -> None:
-    answer = http.post("/v1/runs", content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
-    assert answer.status_code == 415
-
-
 @pytest.mark.parametrize(
     "path", ["/", "/livez", "/metrics", "/v1/runs", "/static/page.js", "/v1/runs/run_none", "/v1/leases"]
 )
