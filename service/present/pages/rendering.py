@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from service.platform.etag import matches
 from service.present.pages.assets import PLOTLY, REVALIDATE, address_of
-from service.present.pages.figures import Figure, Missing
+from service.present.pages.figures import Figure, Missing, sparkline
 from service.present.pages.view_models import Visitor
 
 # Plotly sets style attributes on what it draws, and puts an empty <style> into the page, whose rules it adds by script:
@@ -55,6 +55,7 @@ def templates() -> Environment:
     )
     environment.filters["code"] = with_code
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
+    environment.globals.update(tile_width=sparkline.WIDTH, tile_height=sparkline.HEIGHT)
     return environment
 
 

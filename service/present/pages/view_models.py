@@ -134,9 +134,22 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """A number of the first screen: its newest value, what to compare it with, and the path of its curve."""
+
+    title: str
+    value: str
+    note: str
+    tone: Tone = ""
+    path: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AdvicePanel:
     scale: str
     mode: Label
+    shadow: bool
     headline: str
     reason: str
     phase: str
@@ -223,6 +236,7 @@ class RunPage:
     out_of_date: str | None
     verdict: Label
     health: Sequence[str]
+    tiles: Sequence[Tile]
     lint: LintPanel
     advice: AdvicePanel | None
     alerts: Sequence[AlertCard]

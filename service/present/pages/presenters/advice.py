@@ -72,6 +72,7 @@ def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
     return AdvicePanel(
         scale=number(advice.advised_scale),
         mode=MODES[advice.mode],
+        shadow=advice.mode == "shadow",
         headline=_headline(advice),
         reason=advice.reason,
         phase=PHASES[advice.phase],
@@ -80,7 +81,8 @@ def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
         observed_step=str(advice.observed_step),
         revision=str(advice.revision),
         applied=_effect(advice),
-        actions=_actions(advice),
+        # The rate of a run that has ended cannot be changed.
+        actions=_actions(advice) if run.state == "running" else (),
     )
 
 

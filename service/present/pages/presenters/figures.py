@@ -108,9 +108,9 @@ def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     measured = curves_of(viewing, run.id, ("reward_mean", "entropy_mean"), (STEP_ROW,)).get(STEP_ROW, {})
     reported = scalar_curves(viewing, run.id, (*GRADIENT_NORMS, *ENTROPIES, *REWARDS))
     panels = (
-        Panel("reward", measured.get("reward_mean") or _first(reported, REWARDS)),
-        Panel("entropy, nats per token", measured.get("entropy_mean") or _first(reported, ENTROPIES)),
-        Panel("gradient norm", _first(reported, GRADIENT_NORMS), logarithmic=True),
+        Panel("reward", measured.get("reward_mean") or first_of(reported, REWARDS)),
+        Panel("entropy, nats per token", measured.get("entropy_mean") or first_of(reported, ENTROPIES)),
+        Panel("gradient norm", first_of(reported, GRADIENT_NORMS), logarithmic=True),
     )
     missing = (
         "This run logs no reward, entropy or gradient norm. Client.log_scalars(step, {'grad_norm': …}) sends them."
@@ -266,5 +266,6 @@ def step_plot(name: str) -> StepPlot:
     return known[name]
 
 
-def _first(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
+def first_of(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
+    """Return the first curve of these names that has a point; an empty one if none has."""
     return next((curves[name] for name in names if curves.get(name)), Curve((), ()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from foreshock.model_kind import MODEL_KIND_NAMES
 from foreshock.page_addresses import run_page_path
 from service.platform.database.tables import Run
@@ -12,6 +14,7 @@ from service.present.pages.presenters.changes import changes_in_words
 from service.present.pages.presenters.figures import RUN_PLOTS
 from service.present.pages.presenters.health import health_of_run
 from service.present.pages.presenters.lint import lint_of_run
+from service.present.pages.presenters.tiles import tiles_of
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.view_models import Plot, ProbeRow, RunPage
 from service.replay.probes.job_transitions import JobState
@@ -21,6 +24,7 @@ from service.runs.attempts.service import attempts_of_run
 from service.runs.coverage.service import statistics_steps
 from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
 from service.runs.runs.service import get_run
+from service.runs.shard_schemas import IncompleteStep
 from service.runs.steps.service import shards_in_words
 
 MOST_PROBES = 20
@@ -32,6 +36,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
     run = get_run(viewing.session, viewing.principal, run_id)
     address = run_page_path(run.project, run.key)
     verdict, sentences = health_of_run(viewing, run_id)
+    advice, incomplete = advice_panel(viewing, run), incomplete_steps(viewing.session, run_id)
     probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
     return RunPage(
         id=run.id,
@@ -51,14 +56,15 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step=run.last_step,
         last_step_address=f"{address}/steps/{run.last_step}",
         started=moment(run.created_at_us),
-        incomplete=_incomplete(viewing, run_id),
+        incomplete=_incomplete(incomplete),
         coverage=_coverage(viewing, run_id),
         changes=changes_in_words(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
         verdict=verdict,
         health=sentences,
+        tiles=tiles_of(viewing, run, verdict, advice, len(incomplete)),
         lint=lint_of_run(viewing, run_id, run.last_step, address),
-        advice=advice_panel(viewing, run),
+        advice=advice,
         alerts=standing_alerts(viewing, run_id, address),
         figures=[
             Plot(name, plot.title, f"/pages/runs/{run.id}/figures/{name}.json", plot.wide)
@@ -76,9 +82,8 @@ def model_kind_in_words(run: Run) -> str:
     return f"{MODEL_KIND_NAMES[run.model_kind]} ({source})"
 
 
-def _incomplete(viewing: Viewing, run_id: str) -> str | None:
+def _incomplete(found: Sequence[IncompleteStep]) -> str | None:
     """Return what the steps that closed without some shards lack; None if there are none."""
-    found = incomplete_steps(viewing.session, run_id)
     if not found:
         return None
     newest = found[0]

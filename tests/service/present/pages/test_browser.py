@@ -230,7 +230,7 @@ def test_page_of_a_running_run_refreshes_itself(visit: Visit, site: Site) -> Non
     page = visit.open(site.url, run.address)
     page.evaluate("window.still = 'the same page'")
     send_run(site.http, "live", "a live run", steps=3)
-    page.wait_for_function("() => document.querySelector('[data-part=head]').innerText.includes('3')")
+    page.wait_for_function("() => document.querySelector('[data-part=tiles]').innerText.includes('newest step 3')")
     plot = '[data-figure$="/mismatch.json"]'
     page.wait_for_function(f"() => document.querySelector('{plot}').data[0].x.length === 3")
     assert page.evaluate("window.still") == "the same page"
