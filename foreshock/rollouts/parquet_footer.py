@@ -71,7 +71,9 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
     # Strings stay dictionaries, so that a long string repeated in every row takes its memory once.
     strings = {column.name for column in columns if column.is_string}
     kept = sorted(strings.intersection(file.schema_arrow.names))
-    file = pq.ParquetFile(pa.BufferReader(body), read_dictionary=kept, page_checksum_verification=True, **bounds)
+    file = pq.ParquetFile(
+        pa.BufferReader(body), metadata=file.metadata, read_dictionary=kept, page_checksum_verification=True, **bounds
+    )
     return CheckedFile(file, own)
 
 

@@ -94,7 +94,8 @@ class Settings(BaseSettings):
     decode_processes: int = Field(default=min(2, os.cpu_count() or 1), gt=0)
     decode_memory_bytes: int = Field(default=4096 * _MEBIBYTE, gt=0, description="address space above the idle size")
     decode_timeout_seconds: float = Field(default=300.0, gt=0)
-    decode_recycle_after: int = Field(default=500, gt=0, description="shards after which decoders are replaced")
+    # Two processes start in about 3 s of CPU: 0.3 ms for each of so many shards.
+    decode_recycle_after: int = Field(default=10_000, gt=0, description="shards after which decoders are replaced")
     decode_queue: int = Field(default=64, gt=0, description="shards that may wait before clients get a 503")
 
     token_pass: Literal["compiled", "numpy"] = Field(

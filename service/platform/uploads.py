@@ -1,11 +1,10 @@
-"""Upload streams: a body is counted, hashed and written to a temporary file, never held in memory as a whole."""
+"""Upload streams: a body is counted, hashed and written to a temporary file; only a small one is held in memory."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import ServiceContext
 from service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
+from service.platform.store.temporaries import write_private
 from service.platform.store.tokens import TokenStore
 
 _BLOCK_BYTES = 1 << 20
+SMALL_BODY_BYTES = 64 << 10
+"""Up to here a body is held in memory: a change of threads, which its file needs, costs more than its bytes."""
 
 # For `openapi_extra` of an endpoint that takes such a body.
 PARQUET_BODY: dict[str, Any] = {
@@ -36,13 +38,31 @@ class UploadIncomplete(ProblemError):
     problem_type = "upload-incomplete"
 
 
-@dataclass(frozen=True, slots=True)
 class Upload:
-    """A received body: its temporary file, its digest (`sha256:…`) and its size in bytes."""
+    """A received body: its digest (`sha256:…`), its size in bytes, and its temporary file.
 
-    path: Path
-    digest: str
-    size: int
+    The file of a small body is written when `path` is first read, in the thread that reads it.
+    """
+
+    def __init__(self, store: TokenStore, digest: str, size: int, body: bytes = b"", path: Path | None = None) -> None:
+        self.digest = digest
+        self.size = size
+        self._store = store
+        self._body = body
+        self._path = path
+
+    @property
+    def path(self) -> Path:
+        """Return the temporary file."""
+        if self._path is None:
+            self._path = self._store.temporary_name()
+            write_private(self._path, self._body)
+        return self._path
+
+    def remove(self) -> None:
+        """Delete the file, if there is one."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 STATISTICS_BODY: dict[str, Any] = {
@@ -51,6 +71,16 @@ STATISTICS_BODY: dict[str, Any] = {
         "content": {STATISTICS_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+
+
+def is_small(request: Request, expected: str) -> bool:
+    """Return whether the request declares a body of the expected type and of SMALL_BODY_BYTES at most."""
+    size = request.headers.get("content-length", "")
+    return size.isdecimal() and int(size) <= SMALL_BODY_BYTES and _media_type(request) == expected
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip()
 
 
 @asynccontextmanager
@@ -62,20 +92,22 @@ async def received_upload(
     The upload holds a place until then. Raises UnsupportedMediaType (415); before the body is read UploadsBusy (503)
     and TooManyRequests (429); LimitExceeded (413, before the rest is read) and UploadIncomplete.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    media_type = _media_type(request)
     if media_type != expected:
         raise UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
     async with context.uploads.place(getattr(request.state, "key_id", None)):
         receiver = _Receiver(context.store)
+        upload: Upload | None = None
         try:
-            await _receive(request, receiver, context)
-            yield receiver.upload()
+            rest = await _receive(request, receiver, context)
+            upload = await _received(receiver, rest, context)
+            yield upload
         finally:
-            receiver.remove()
+            (upload or receiver).remove()
 
 
 class _Receiver:
-    """Writes a body to a temporary file and hashes it. A small body takes one call: each call changes threads."""
+    """Writes a body to a temporary file and hashes it."""
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
@@ -95,7 +127,12 @@ class _Receiver:
     def upload(self) -> Upload:
         """Return what was received."""
         assert self._path is not None, "write comes first"
-        return Upload(self._path, "sha256:" + self._digest.hexdigest(), self._size)
+        return Upload(self._store, "sha256:" + self._digest.hexdigest(), self._size, path=self._path)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Return whether something was written."""
+        return self._path is not None
 
     def remove(self) -> None:
         """Delete the file, if there is one."""
@@ -103,7 +140,16 @@ class _Receiver:
             self._path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, receiver: _Receiver, context: ServiceContext) -> None:
+async def _received(receiver: _Receiver, rest: bytes, context: ServiceContext) -> Upload:
+    """Return the upload of what was written and the rest of the body."""
+    if not receiver.has_blocks and len(rest) <= SMALL_BODY_BYTES:
+        return Upload(context.store, "sha256:" + hashlib.sha256(rest).hexdigest(), len(rest), rest)
+    await context.uploads.run(receiver.write, rest)
+    return receiver.upload()
+
+
+async def _receive(request: Request, receiver: _Receiver, context: ServiceContext) -> bytes:
+    """Write the body in blocks; return the last one, which is not written."""
     size, block, limit = 0, bytearray(), context.settings.max_body_bytes
     try:
         async for chunk in request.stream():
@@ -116,4 +162,4 @@ async def _receive(request: Request, receiver: _Receiver, context: ServiceContex
                 block.clear()
     except ClientDisconnect as error:
         raise UploadIncomplete("the connection ended before the body did") from error
-    await context.uploads.run(receiver.write, bytes(block))
+    return bytes(block)

@@ -133,12 +133,18 @@ def _mirror(header: bytes, words: Words) -> tuple[slice, slice] | None:
 
 
 def _deflate(data: bytes) -> bytes:
-    compressor = zlib.compressobj(_LEVEL, zdict=_dictionary())
+    # A copy: to read the dictionary takes longer than to compress a small blob.
+    compressor = _compressor().copy()
     return compressor.compress(data) + compressor.flush()
 
 
 def _inflate(data: bytes) -> bytes:
     return zlib.decompressobj(zdict=_dictionary()).decompress(data)
+
+
+@cache
+def _compressor() -> zlib._Compress:
+    return zlib.compressobj(_LEVEL, zdict=_dictionary())
 
 
 @cache

@@ -7,11 +7,13 @@ converted by their column types; ORM objects of the session that are not flushed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Dialect
+from sqlalchemy import Connection, Dialect
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -79,8 +81,12 @@ class Prepared:
         """Return the rows of a SELECT."""
         connection = session.connection()
         compiled = self._of(connection.dialect)
-        result = connection.exec_driver_sql(compiled.text, compiled.parameters(parameters))
-        return compiled.converted(result.cursor)
+        given = compiled.parameters(parameters)
+        if _is_listened_to(connection):
+            return compiled.converted(connection.exec_driver_sql(compiled.text, given).cursor)
+        with _driver_cursor(connection, compiled.text, given) as cursor:
+            cursor.execute(compiled.text, given)
+            return compiled.converted(cursor)
 
     def first(self, session: Session, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Return the first row of a SELECT, None if there is none."""
@@ -92,7 +98,15 @@ class Prepared:
         connection = session.connection()
         compiled = self._of(connection.dialect)
         parameters = [compiled.parameters(row) for row in rows]
-        connection.exec_driver_sql(compiled.text, parameters[0] if len(parameters) == 1 else parameters)
+        given = parameters[0] if len(parameters) == 1 else parameters
+        if _is_listened_to(connection):
+            connection.exec_driver_sql(compiled.text, given)
+            return
+        with _driver_cursor(connection, compiled.text, given) as cursor:
+            if len(parameters) == 1:
+                cursor.execute(compiled.text, given)
+            else:
+                cursor.executemany(compiled.text, given)
 
     def _of(self, dialect: Dialect) -> _Compiled:
         found = self._compiled.get(dialect.name)
@@ -100,6 +114,34 @@ class Prepared:
             # Two threads may both compile it; the results are equal.
             found = self._compiled[dialect.name] = _compile(self._statement, dialect, self._columns)
         return found
+
+
+def _is_listened_to(connection: Connection) -> bool:
+    """Return whether something listens to statements, such as a test or a tracer; the driver tells it nothing."""
+    return bool(connection.dispatch.before_cursor_execute or connection.dispatch.after_cursor_execute)
+
+
+@contextmanager
+def _driver_cursor(connection: Connection, text: str, parameters: Any) -> Iterator[Any]:
+    """Give a cursor of the driver in the connection's transaction; raises the driver's errors as SQLAlchemy does.
+
+    `Connection.exec_driver_sql` makes a context and a result of each statement, which takes 0.05 to 0.1 ms.
+    """
+    driver, dialect = connection.connection, connection.dialect
+    errors = dialect.loaded_dbapi.Error
+    cursor = driver.cursor()
+    try:
+        yield cursor
+    except errors as error:
+        is_lost = dialect.is_disconnect(error, driver, cursor)
+        if is_lost:
+            connection.invalidate(error)
+        raise DBAPIError.instance(
+            text, parameters, error, errors, connection_invalidated=is_lost, dialect=dialect
+        ) from error
+    finally:
+        if not connection.invalidated:
+            cursor.close()
 
 
 def _compile(statement: ClauseElement, dialect: Dialect, columns: list[str] | None) -> _Compiled:

@@ -17,10 +17,12 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
+Made = TypeVar("Made")
 _LOCK, _MARK = ".lock", ".publishing"
 
 
@@ -36,16 +38,20 @@ class TemporaryFiles:
     def new(self) -> Path:
         """Give a new, empty file."""
         with self._changing:
-            descriptor, name = tempfile.mkstemp(dir=self._folder())
+            descriptor, name = self._in_folder(lambda folder: tempfile.mkstemp(dir=folder))
         os.close(descriptor)
         return Path(name)
+
+    def name(self) -> Path:
+        """Give the path of a file that does not exist yet; `write_private` makes it."""
+        with self._changing:
+            return self._folder() / secrets.token_hex(8)
 
     @contextmanager
     def marked(self, name: str) -> Iterator[None]:
         """Mark a name of the store for the length of a `with` block; every process sees the mark."""
         with self._changing:
-            mark = self._folder() / _mark_of(name)
-            mark.touch()
+            mark = self._in_folder(lambda folder: _touched(folder / _mark_of(name)))
         try:
             yield
         finally:
@@ -82,9 +88,18 @@ class TemporaryFiles:
     def _folder(self) -> Path:
         if self._own is None:
             self._lock, self._own = self._make_own()
-        # It may have been cleared by hand.
-        self._own.mkdir(parents=True, exist_ok=True)
+            self._own.mkdir(parents=True, exist_ok=True)
         return self._own
+
+    def _in_folder(self, make: Callable[[Path], Made]) -> Made:
+        """Make a file in the folder of this process."""
+        folder = self._folder()
+        try:
+            return make(folder)
+        except FileNotFoundError:
+            # It may have been cleared by hand.
+            folder.mkdir(parents=True, exist_ok=True)
+            return make(folder)
 
     def _make_own(self) -> tuple[int, Path]:
         self._shared.mkdir(parents=True, exist_ok=True)
@@ -95,6 +110,29 @@ class TemporaryFiles:
             # Another process may have removed the file between its creation and the lock.
             if descriptor is not None and lock.exists():
                 return descriptor, folder
+
+
+def write_private(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that only this user may read, as `TemporaryFiles.new` makes it; what was there is replaced.
+
+    A decoder that died may have begun it.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        # The folder of the process may have been cleared by hand.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    with open(descriptor, "wb", buffering=0) as file:
+        view = memoryview(data).cast("B")
+        while view.nbytes:
+            view = view[file.write(view) :]
+
+
+def _touched(path: Path) -> Path:
+    path.touch()
+    return path
 
 
 def _mark_of(name: str) -> str:

@@ -93,6 +93,10 @@ class TokenStore(ABC):
         """Give a new, empty file on this machine, to be published or deleted."""
         return self._temporaries.new()
 
+    def temporary_name(self) -> Path:
+        """Give the path of a new temporary file that does not exist yet, for `write_private`."""
+        return self._temporaries.name()
+
     def in_flight(self, name: str) -> AbstractContextManager[None]:
         """Mark a name from before it is published until its row is committed, so that no sweep takes the file."""
         return self._temporaries.marked(name)

@@ -12,7 +12,7 @@ from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import Context, ServiceContext
 from service.platform.schemas import LARGEST_STEP, AttemptQuery, StepPath
 from service.platform.security import Ingester, Principal
-from service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, received_upload
+from service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, is_small, received_upload
 from service.runs.ingest import service
 from service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from service.runs.runs.addresses import RunIdentifier
@@ -68,12 +68,17 @@ async def put_statistics(
 async def _ingest(
     request: Request, response: Response, context: ServiceContext, principal: Principal, address: ShardAddress
 ) -> ShardReceipt:
-    step_has_shards = await run_in_threadpool(service.check_address, context, principal, address)
     expected = STATISTICS_MEDIA_TYPE if address.as_statistics else PARQUET_MEDIA_TYPE
-    async with received_upload(request, context, expected) as upload:
-        receipt = await context.uploads.run(
-            service.ingest_shard, context, principal, address, upload, step_has_shards=step_has_shards
-        )
+    if is_small(request, expected):
+        # Nothing is saved by a refusal before the body, and a change of threads by none.
+        async with received_upload(request, context, expected) as upload:
+            receipt = await context.uploads.run(service.check_and_ingest, context, principal, address, upload)
+    else:
+        step_has_shards = await run_in_threadpool(service.check_address, context, principal, address)
+        async with received_upload(request, context, expected) as upload:
+            receipt = await context.uploads.run(
+                service.ingest_shard, context, principal, address, upload, step_has_shards=step_has_shards
+            )
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt

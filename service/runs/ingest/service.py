@@ -63,6 +63,14 @@ class _Committed:
     waits_for_fold: bool
 
 
+def check_and_ingest(
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload
+) -> ShardReceipt:
+    """Check the address of an upload whose body is received, then store it; raises as the two functions below."""
+    step_has_shards = check_address(context, principal, address)
+    return ingest_shard(context, principal, address, upload, step_has_shards=step_has_shards)
+
+
 def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> bool:
     """Check the address of an upload before its body is read; return whether the step has shards already.
 
@@ -137,7 +145,8 @@ def _decode_to(
     context: ServiceContext, address: ShardAddress, upload: Upload, name: str, whole_step: StepKey | None
 ) -> DecodedShard:
     """Decode and measure the upload, and publish its tokens in the store under `name`."""
-    temporary = context.store.temporary_file()
+    temporary = context.store.temporary_name()
+    written = True
     try:
         decoded = context.decoders.run(
             decode_statistics if address.as_statistics else decode_shard,
@@ -146,9 +155,11 @@ def _decode_to(
             decode_limits(context.settings),
             whole_step,
         )
-        context.store.publish(upload.path if decoded.keeps_body else temporary, name)
+        written = not decoded.keeps_body
+        context.store.publish(temporary if written else upload.path, name)
     finally:
-        temporary.unlink(missing_ok=True)
+        if written:
+            temporary.unlink(missing_ok=True)
     return decoded
 
 
@@ -201,7 +212,8 @@ def commit_shard(
     """
     check_attempt(session, address.run_id, address.attempt)
     key, measured = address.step_key, decoded.measured
-    step = find_step(session, key)
+    # Most steps are new: that is asked without making an object of the row.
+    step = find_step(session, key) if expected_shards_of(session, key) is not None else None
     if step is not None:
         stored = _stored_before(session, address, upload.digest, step)
         if stored is not None:

@@ -20,6 +20,7 @@ from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
 from service.platform.database.packing import Packed
 from service.platform.decoding.limits import stored_limits
+from service.platform.store.temporaries import write_private
 from service.platform.store.tokens import StoredFile
 from service.runs.changes.setups import StoredSetup, setup_of
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, lint_shard
@@ -104,7 +105,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
     passed("decoder.measured")
     if data is None:
         return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
-    stored.write_bytes(data)
+    write_private(stored, data)
     return DecodedShard(measured, len(data), step)
 
 

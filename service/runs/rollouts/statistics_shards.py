@@ -21,6 +21,7 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import StatisticsShard
+from service.platform.store.temporaries import write_private
 from service.runs.changes.setups import setup_of
 from service.runs.lint.judging import lint_shard
 from service.runs.rollouts.shards import DecodedShard, FullCount, MeasuredShard, fold_whole_step, memory_limit
@@ -64,7 +65,7 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
     data = encode_rollouts(batch)
     step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
     passed("decoder.measured")
-    stored.write_bytes(data)
+    write_private(stored, data)
     return DecodedShard(measured, len(data), step)
 
 

@@ -84,9 +84,9 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
 def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int) -> list[Alert]:
     """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
     ids = [alert_id for (alert_id,) in _TOUCHED.rows(session, {"run_id": run_id, "from_step": from_step})]
-    # Usually none.
-    of_detectors = Alert.rule.not_in(DELIVERY_RULES)
-    found = session.scalars(select(Alert).where(Alert.id.in_(ids), of_detectors)).all() if ids else []
+    if not ids:
+        return []
+    found = session.scalars(select(Alert).where(Alert.id.in_(ids), Alert.rule.not_in(DELIVERY_RULES))).all()
     active = [alert for alert in found if active_attempt_of(attempts, alert.step) == alert.attempt]
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 

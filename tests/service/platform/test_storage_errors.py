@@ -22,6 +22,7 @@ from service.platform.settings import Settings
 from service.platform.storage_errors import database_problem, storage_problem
 from service.platform.store.local import LocalTokenStore
 from service.platform.store.temporaries import TemporaryFiles
+from service.platform.uploads import SMALL_BODY_BYTES
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 
@@ -43,7 +44,9 @@ def assert_sent_again(sender: Sender, settings: Settings, body: bytes) -> None:
 
 @on_sqlite
 @pytest.mark.parametrize(
-    ("owner", "name"), [(TemporaryFiles, "new"), (LocalTokenStore, "publish")], ids=["receiving", "publishing"]
+    ("owner", "name", "rollouts"),
+    [(TemporaryFiles, "new", 4_000), (TemporaryFiles, "name", 3), (LocalTokenStore, "publish", 3)],
+    ids=["receiving", "receiving a small body", "publishing"],
 )
 @pytest.mark.parametrize(
     ("number", "status", "kind"),
@@ -59,11 +62,13 @@ def test_a_store_that_fails_keeps_nothing_and_says_when_to_come_again(
     monkeypatch: pytest.MonkeyPatch,
     owner: type,
     name: str,
+    rollouts: int,
     number: int,
     status: int,
     kind: str,
 ) -> None:
-    sender, body = start_run(http), encode_rollouts(make_batch())
+    sender, body = start_run(http), encode_rollouts(make_batch(rollouts))
+    assert (len(body) > SMALL_BODY_BYTES) == (name == "new")
     with monkeypatch.context() as broken:
         broken.setattr(owner, name, failing(number))
         answer = sender.put_shard(7, body)
@@ -82,20 +87,15 @@ def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
     rewritten = io.BytesIO()
     pq.write_table(pq.read_table(io.BytesIO(encode_rollouts(make_batch()))), rewritten, compression="snappy")
     sender, body = start_run(http), rewritten.getvalue()
-    new = TemporaryFiles.new
-    given: list[Path] = []
-
-    def second_is_full(files: TemporaryFiles) -> Path:
-        given.append(new(files))
-        # The first file takes the body, the second one the tokens: every write to /dev/full fails with ENOSPC.
-        return given[0] if len(given) == 1 else Path("/dev/full")
+    name = TemporaryFiles.name
+    # The first file takes the tokens, the second one the body: every write to /dev/full fails with ENOSPC.
+    given = [Path("/dev/full")]
 
     with monkeypatch.context() as broken:
-        broken.setattr(TemporaryFiles, "new", second_is_full)
+        broken.setattr(TemporaryFiles, "name", lambda files: given.pop() if given else name(files))
         broken.setattr(Path, "unlink", lambda path, **_: None if str(path) == "/dev/full" else os.unlink(path))
         answer = sender.put_shard(7, body)
     assert (answer.status_code, answer.json()["type"]) == (507, "urn:foreshock:problem:storage-full")
-    given[1].unlink()
     assert_sent_again(sender, settings, body)
 
 
