@@ -74,9 +74,10 @@ STATISTICS_BODY: dict[str, Any] = {
 
 
 def is_small(request: Request, expected: str) -> bool:
-    """Return whether the request declares a body of the expected type and of SMALL_BODY_BYTES at most."""
+    """Return whether the request declares a plain body of the expected type and of SMALL_BODY_BYTES at most."""
     size = request.headers.get("content-length", "")
-    return size.isdecimal() and int(size) <= SMALL_BODY_BYTES and _media_type(request) == expected
+    is_plain = request.headers.get("content-encoding", "identity") == "identity"
+    return is_plain and size.isdecimal() and int(size) <= SMALL_BODY_BYTES and _media_type(request) == expected
 
 
 def _media_type(request: Request) -> str:

@@ -8,12 +8,11 @@ import os
 import resource
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection, parent_process
 from typing import TypeVar
 
-from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass, token_pass
+from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass
 
 Result = TypeVar("Result")
 
@@ -46,12 +45,6 @@ def run_with_alarm(seconds: float, task: Callable[[], Result]) -> Result:
         return task()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def wait_a_moment() -> str:
-    """Hold one process until the next task starts another one; return the token pass that it uses."""
-    time.sleep(0.05)
-    return token_pass()
 
 
 def _address_space_bytes() -> int:
