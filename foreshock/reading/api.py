@@ -180,10 +180,18 @@ def worst_tokens(
 
 
 def rollout_tokens(
-    run: str, step: int, sample_id: str, *, comparison: str = TRAINER_ROLLOUT, attempt: int | None = None
+    run: str,
+    step: int,
+    sample_id: str,
+    *,
+    from_position: int = 0,
+    to_position: int | None = None,
+    comparison: str = TRAINER_ROLLOUT,
+    attempt: int | None = None,
 ) -> Request[Tokens]:
-    """Return one rollout token by token."""
-    query: Query = [("sample_id", sample_id), ("comparison", comparison), ("attempt", attempt)]
+    """Return one rollout token by token, from one position of the response to another (included)."""
+    part = [("from_position", from_position), ("to_position", to_position)]
+    query: Query = [("sample_id", sample_id), *part, ("comparison", comparison), ("attempt", attempt)]
     return json_request(run_path(run, "steps", step, "tokens"), query, columns.tokens)
 
 

@@ -29,9 +29,15 @@ __all__ = [
     "tokens",
 ]
 
-_INTEGERS = frozenset({"step", "attempt", "tokens", "token_id", "shard", "position"})
-_BOOLEANS = frozenset({"from_sample", "generated"})
-_TEXTS = frozenset({"comparison", "source", "name", "sample_id"})
+# Of the columns that are not float64; a measure may have any name, and may be missing at any step.
+_STEPS = {"step": np.int64, "attempt": np.int64}
+_MEASUREMENTS = {**_STEPS, "comparison": np.object_, "from_sample": np.bool_}
+_SCALARS = {**_STEPS, "source": np.object_, "name": np.object_}
+_BUCKETS = {"tokens": np.int64, "token_id": np.int64}
+_TOKENS = {
+    "sample_id": np.object_, "shard": np.int64, "position": np.int64, "token_id": np.int64, "generated": np.bool_,
+    "d": np.float64,
+}  # fmt: skip
 
 
 class Columns(Mapping[str, NDArray[Any]]):
@@ -176,7 +182,7 @@ class Tokens:
 def measurements(value: Mapping[str, Any]) -> Measurements:
     """Parse `GET …/measurements`."""
     return Measurements(
-        _columns(value["columns"]),
+        _columns(value["columns"], _MEASUREMENTS),
         tuple(parse(IncompleteStep, each) for each in value.get("incomplete_steps") or ()),
         tuple(parse(StatisticsStep, each) for each in value.get("statistics_steps") or ()),
     )
@@ -184,7 +190,7 @@ def measurements(value: Mapping[str, Any]) -> Measurements:
 
 def scalars(value: Mapping[str, Any]) -> Scalars:
     """Parse `GET …/scalars`."""
-    return Scalars(_columns(value["columns"]))
+    return Scalars(_columns(value["columns"], _SCALARS))
 
 
 def buckets(value: Mapping[str, Any]) -> Buckets:
@@ -197,7 +203,7 @@ def buckets(value: Mapping[str, Any]) -> Buckets:
         value["meaning"],
         value["unit"],
         edges,
-        _columns(value["columns"]),
+        _columns(value["columns"], _BUCKETS),
         parse(Coverage, value["coverage"]),
         _incomplete(value),
     )
@@ -207,20 +213,19 @@ def token_ids(value: Mapping[str, Any]) -> TokenIds:
     """Parse `GET …/buckets?by=token_id`."""
     unnamed = _floats([value.get("k3_sum_unnamed")])
     return TokenIds(
-        _columns(value["columns"]), parse(Coverage, value["coverage"]), float(unnamed[0]), _incomplete(value)
+        _columns(value["columns"], _BUCKETS), parse(Coverage, value["coverage"]), float(unnamed[0]), _incomplete(value)
     )
 
 
 def tokens(value: Mapping[str, Any]) -> Tokens:
     """Parse `GET …/tokens`."""
     items: Sequence[Mapping[str, Any]] = value["items"]
-    names = ("sample_id", "shard", "position", "token_id", "generated", "d")
     prompt = value.get("prompt_token_ids")
     return Tokens(
         value["comparison"],
         value["step"],
         value["attempt"],
-        _columns({name: [item[name] for item in items] for name in names}),
+        _columns({name: [item[name] for item in items] for name in _TOKENS}, _TOKENS),
         {scorer: _floats([item["log_probs"].get(scorer) for item in items]) for scorer in value["scorers"]},
         parse(Coverage, value["coverage"]),
         value.get("sample_id"),
@@ -229,18 +234,9 @@ def tokens(value: Mapping[str, Any]) -> Tokens:
     )
 
 
-def _columns(columns: Mapping[str, Sequence[Any]]) -> Columns:
-    return Columns({name: _column(name, values) for name, values in columns.items()})
-
-
-def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
-    if name in _INTEGERS:
-        return np.array(values, dtype=np.int64)
-    if name in _BOOLEANS:
-        return np.array(values, dtype=np.bool_)
-    if name in _TEXTS:
-        return np.array(values, dtype=object)
-    return _floats(values)
+def _columns(columns: Mapping[str, Sequence[Any]], types: Mapping[str, type]) -> Columns:
+    # numpy reads None as NaN in a column of floats.
+    return Columns({name: np.array(values, types.get(name, np.float64)) for name, values in columns.items()})
 
 
 def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:

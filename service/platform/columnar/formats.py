@@ -37,7 +37,8 @@ FORMATS: dict[int | str, dict[str, Any]] = {
             CSV_MEDIA_TYPE: {"schema": {"type": "string"}},
             PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
         }
-    }
+    },
+    304: {"description": "Unchanged since the answer whose ETag is in If-None-Match"},
 }
 
 

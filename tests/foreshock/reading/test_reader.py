@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import io
 import math
+import re
+import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -27,8 +29,11 @@ from foreshock.reading.request import Listing
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
 from tests.foreshock.running_service import RunningService
+from tests.paths import DOCS
 from tests.ports import free_port
 
+PAGE = DOCS / "api.md"
+ADDRESS = "http://127.0.0.1:8765"
 STEPS = list(range(1, 31))
 DIGEST = "sha256:" + "0" * 64
 
@@ -68,7 +73,7 @@ class Made:
 @pytest.fixture(scope="module")
 def made(real_service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Made:
     spool = tmp_path_factory.mktemp("spool")
-    client = foreshock.Client(real_service.url, run_key="first", spool_directory=spool, strict=True)
+    client = foreshock.Client(real_service.url, run_key="my-run", spool_directory=spool, strict=True)
     with client.start_run(model="M", model_kind="dense", initial_learning_rate=1e-6):
         client.log_change(10, "length_cap", before=100, after=200, note="longer")
         client.log_checkpoint(20, root="weights", path="run/step_20", digest=DIGEST)
@@ -136,9 +141,9 @@ def test_both_readers_have_a_method_for_every_request_with_its_parameters_and_do
 
 
 def test_runs_are_found_by_filter_key_and_id(made: Made, reader: Any) -> None:
-    assert [run.key for run in reader.runs()] == ["second", "first"]
-    assert [run.key for run in reader.runs(model="M", states=["finished"], search="IRS")] == ["first"]
-    found = reader.run("first")
+    assert [run.key for run in reader.runs()] == ["second", "my-run"]
+    assert [run.key for run in reader.runs(model="M", states=["finished"], search="Y-R")] == ["my-run"]
+    found = reader.run("my-run")
     assert (found.id, found.project, found.last_step, found.state) == (made.run, "default", 30, "finished")
     assert reader.run(made.run) == found
 
@@ -149,21 +154,21 @@ def test_project_of_the_reader_bounds_every_list_and_key(made: Made, open_reader
     assert list(elsewhere.alerts_of_runs()) == []
     assert elsewhere.run("second").project == "elsewhere"
     with pytest.raises(RunNotFound):
-        elsewhere.run("first")
+        elsewhere.run("my-run")
 
 
 def test_every_page_of_a_list_is_read(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreshock.reading.request._ITEMS_ON_A_PAGE", 7)
-    steps = list(reader.steps("first"))
+    steps = list(reader.steps("my-run"))
     assert [step.step for step in steps] == STEPS
     assert all(step.closed and step.rollouts == 8 and step.shards == 1 for step in steps)
-    assert [attempt.attempt for attempt in reader.attempts("first")] == [1]
+    assert [attempt.attempt for attempt in reader.attempts("my-run")] == [1]
 
 
 def test_changes_and_checkpoints(reader: Any) -> None:
-    (change,) = (each for each in reader.changes("first") if each.kind == "length_cap")
+    (change,) = (each for each in reader.changes("my-run") if each.kind == "length_cap")
     assert (change.step, change.before, change.after, change.note, change.rebaseline) == (10, 100, 200, "longer", True)
-    (checkpoint,) = reader.checkpoints("first")
+    (checkpoint,) = reader.checkpoints("my-run")
     assert (checkpoint.step, checkpoint.root, checkpoint.path, checkpoint.digest) == (
         20,
         "weights",
@@ -175,7 +180,7 @@ def test_changes_and_checkpoints(reader: Any) -> None:
 def test_measurements_are_numpy_columns(reader: Any) -> None:
     assert {measure.name for measure in reader.measures()} == {measure.name for measure in MEASURES}
     measured = reader.measurements(
-        "first", measures=["k3_kl", "chi2_token"], comparisons=["trainer/rollout"], from_step=5, to_step=24
+        "my-run", measures=["k3_kl", "chi2_token"], comparisons=["trainer/rollout"], from_step=5, to_step=24
     )
     steps, k3 = measured.curve("trainer/rollout", "k3_kl")
     assert steps.dtype == np.int64
@@ -185,19 +190,21 @@ def test_measurements_are_numpy_columns(reader: Any) -> None:
     assert measured.columns.rows == 20
     assert measured.columns["from_sample"].dtype == np.bool_
     assert measured.incomplete_steps == ()
+    everything = reader.measurements("my-run").columns
+    assert {everything[measure.column].dtype for measure in MEASURES} == {np.dtype(np.float64)}
     with pytest.raises(KeyError, match="no column 'mean_d'; columns: step, "):
         measured.curve("trainer/rollout", "mean_d")
 
 
 def test_down_sampling_keeps_the_extreme(reader: Any) -> None:
-    steps, k3 = reader.measurements("first", measures=["k3_kl"]).curve("trainer/rollout", "k3_kl")
-    few, values = reader.measurements("first", measures=["k3_kl"], max_points=6).curve("trainer/rollout", "k3_kl")
+    steps, k3 = reader.measurements("my-run", measures=["k3_kl"]).curve("trainer/rollout", "k3_kl")
+    few, values = reader.measurements("my-run", measures=["k3_kl"], max_points=6).curve("trainer/rollout", "k3_kl")
     assert len(few) <= 6 < len(steps)
     assert values.max() == k3.max()
 
 
 def test_scalars_have_nan_for_what_is_not_finite(reader: Any) -> None:
-    scalars = reader.scalars("first", names=["odd", "grad_norm"], sources=["trainer"])
+    scalars = reader.scalars("my-run", names=["odd", "grad_norm"], sources=["trainer"])
     steps, values = scalars.curve("odd", "trainer")
     assert steps.tolist() == STEPS
     assert np.isnan(values).tolist() == [step % 2 == 1 for step in STEPS]
@@ -207,72 +214,96 @@ def test_scalars_have_nan_for_what_is_not_finite(reader: Any) -> None:
 
 def test_exports_are_the_files_of_the_same_columns(reader: Any) -> None:
     chosen = {"measures": ["k3_kl"], "comparisons": ["trainer/rollout"]}
-    measured = reader.measurements("first", **chosen).columns
-    parquet = pq.read_table(io.BytesIO(reader.export_measurements("first", "parquet", **chosen)))
+    measured = reader.measurements("my-run", **chosen).columns
+    parquet = pq.read_table(io.BytesIO(reader.export_measurements("my-run", "parquet", **chosen)))
     assert parquet.column_names == list(measured)
     assert parquet["k3_kl"].to_pylist() == measured["k3_kl"].tolist()
-    csv = pyarrow.csv.read_csv(io.BytesIO(reader.export_measurements("first", "csv", **chosen)))
+    csv = pyarrow.csv.read_csv(io.BytesIO(reader.export_measurements("my-run", "csv", **chosen)))
     assert csv["k3_kl"].to_pylist() == measured["k3_kl"].tolist()
-    scalars = pq.read_table(io.BytesIO(reader.export_scalars("first", "parquet", names=["grad_norm"])))
+    scalars = pq.read_table(io.BytesIO(reader.export_scalars("my-run", "parquet", names=["grad_norm"])))
     assert scalars["value"].to_pylist() == [step / 2 for step in STEPS]
 
 
 def test_buckets_and_token_ids(reader: Any) -> None:
-    buckets = reader.buckets("first", 20)
+    buckets = reader.buckets("my-run", 20)
     assert len(buckets.edges) == buckets.columns.rows + 1
     assert np.all(np.diff(buckets.edges) > 0)
-    tokens = {step.step: step.tokens for step in reader.steps("first")}[20]
+    tokens = {step.step: step.tokens for step in reader.steps("my-run")}[20]
     assert 0 < buckets.columns["tokens"].sum() <= tokens
     assert np.isnan(buckets.columns["k3_kl"]).tolist() == (buckets.columns["tokens"] == 0).tolist()
-    assert reader.buckets("first", 20, by="position").by == "position"
-    by_id = reader.token_ids("first", 20, limit=5)
+    assert reader.buckets("my-run", 20, by="position").by == "position"
+    by_id = reader.token_ids("my-run", 20, limit=5)
     assert by_id.columns["token_id"].shape == (5,)
     assert np.all(np.diff(by_id.columns["k3_sum"]) <= 0)
 
 
 def test_worst_tokens_and_one_rollout(reader: Any) -> None:
-    worst = reader.worst_tokens("first", 20, count=3)
+    worst = reader.worst_tokens("my-run", 20, count=3)
     assert worst.columns.rows == 3
     assert np.all(np.diff(np.abs(worst.columns["d"])) <= 0)
     assert worst.columns["d"] == pytest.approx(worst.log_probs["trainer"] - worst.log_probs["rollout"])
     sample = worst.columns["sample_id"][0]
-    rollout = reader.rollout_tokens("first", 20, sample)
+    rollout = reader.rollout_tokens("my-run", 20, sample)
     assert rollout.sample_id == sample
     assert rollout.prompt_token_ids.dtype == np.int64
     assert rollout.columns["position"].tolist() == list(range(rollout.columns.rows))
+    part = reader.rollout_tokens("my-run", 20, sample, from_position=1, to_position=2)
+    assert part.columns["position"].tolist() == [1, 2][: rollout.columns.rows - 1]
     assert np.nanmax(np.abs(rollout.columns["d"])) == np.abs(worst.columns["d"])[0]
 
 
 def test_health_alerts_advice_and_probes(made: Made, reader: Any) -> None:
-    assert reader.health("first", steps=5).sentences
-    alerts = list(reader.alerts("first"))
+    assert reader.health("my-run", steps=5).sentences
+    alerts = list(reader.alerts("my-run"))
     assert alerts
     assert all(alert.why and alert.run is None for alert in alerts)
     (everywhere,) = [alert for alert in reader.alerts_of_runs(rules=[alerts[0].rule]) if alert.id == alerts[0].id]
-    assert (everywhere.run, everywhere.run_key, everywhere.project) == (made.run, "first", "default")
+    assert (everywhere.run, everywhere.run_key, everywhere.project) == (made.run, "my-run", "default")
     assert list(reader.alerts_of_runs(states=["retracted"], severities=["info"], rules=["no_such"])) == []
-    advice = reader.advice("first", step=31)
+    advice = reader.advice("my-run", step=31)
     assert (advice.advice.mode, advice.advice.observed_step) == ("shadow", 30)
-    assert [decision.kind for decision in reader.decisions("first")][:1] in ([], ["surge"], ["rule_halving"], ["mode"])
-    (probe,) = reader.probes("first", step=20)
+    assert [decision.kind for decision in reader.decisions("my-run")][:1] in ([], ["surge"], ["rule_halving"], ["mode"])
+    (probe,) = reader.probes("my-run", step=20)
     assert probe.jobs[0].scorers[0].scorer == "vllm.prefill"
     assert reader.probe(probe.id) == probe
     assert list(reader.probes_of_runs(kind="exact")) == [probe]
     with pytest.raises(Rejected, match="probe"):
-        reader.attribution("first", 5)
+        reader.attribution("my-run", 5)
 
 
 def test_invalid_names_are_refused_by_the_service_with_what_exists(reader: Any) -> None:
     with pytest.raises(Rejected, match="did you mean 'k3_kl'") as raised:
-        reader.measurements("first", measures=["k3_k"])
+        reader.measurements("my-run", measures=["k3_k"])
     assert raised.value.status == 422
     with pytest.raises(TypeError, match=r"measure takes several names, such as \['k3_kl'\]"):
-        reader.measurements("first", measures="k3_kl")
+        reader.measurements("my-run", measures="k3_kl")
 
 
 def test_run_key_with_a_slash_is_one_segment(reader: Any) -> None:
     with pytest.raises(RunNotFound, match="a/b"):
         reader.run("a/b")
+
+
+def blocks_of_page(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks_of_page("python"))
+def test_python_of_the_page_runs(made: Made, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(code.replace(ADDRESS, made.url), {})
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("commands", blocks_of_page("bash"))
+def test_commands_of_the_page_run(made: Made, commands: str) -> None:
+    strict = "set -euo pipefail\n" + commands.replace(ADDRESS, made.url)
+    subprocess.run(["bash", "-c", strict], check=True, capture_output=True, timeout=60)
+
+
+def test_page_names_every_method_of_the_readers() -> None:
+    methods = re.findall(r"^\| [^|]* \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE)
+    named = set(re.findall(r"`(\w+)`", " ".join(methods)))
+    assert named == set(requests_of_api())
 
 
 def test_client_has_a_reader_of_its_project(made: Made, tmp_path: Any) -> None:
@@ -285,7 +316,7 @@ def test_client_has_a_reader_of_its_project(made: Made, tmp_path: Any) -> None:
 def test_busy_service_is_asked_again(open_reader: Callable[..., Any]) -> None:
     with faulty_service(faults=deque([503, 429, "reset"])) as service:
         reader = open_reader(service.url, retry_seconds=30)
-        assert reader.export_scalars("first", "csv") == b'{"status": "stored"}'
+        assert reader.export_scalars("my-run", "csv") == b'{"status": "stored"}'
         assert service.requests == 4
 
 
@@ -303,6 +334,6 @@ def test_answer_of_another_kind_is_a_wrong_service_and_not_asked_again(open_read
 
 
 def test_answer_without_a_needed_field_is_a_wrong_service() -> None:
-    listing: Listing[Any] = api.steps("first")
+    listing: Listing[Any] = api.steps("my-run")
     with pytest.raises(KeyError, match="StepRecord lacks attempt"):
         listing.page(None).read(b'{"items": [{"step": 1}]}')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,11 +15,16 @@ import pytest
 from starlette.types import Message
 
 from foreshock.rollouts import encode_rollouts
-from service.platform.body_encoding import DecompressedBody, zstd
+from service.platform.body_encoding import DecompressedBody
 from service.platform.problem import BodyRefused
 from service.platform.settings import Settings
 from tests.service.sending import PARQUET, make_batch, start_run
 from tests.service.stored import count_rows, list_files
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {
@@ -169,7 +175,7 @@ def test_memory_of_a_bomb_is_that_of_some_pieces(encoding: str) -> None:
 
 
 def test_frame_with_a_huge_window_is_refused_before_it_is_allocated() -> None:
-    options = {zstd.CompressionParameter.window_log: 27}
+    options: dict[int, int] = {zstd.CompressionParameter.window_log: 27}
     compressor = zstd.ZstdCompressor(options=options)
     frame = compressor.compress(bytes(1000)) + compressor.flush()
     with pytest.raises(BodyRefused, match="memory") as refused:
