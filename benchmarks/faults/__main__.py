@@ -3,12 +3,15 @@
 1. The service is killed with SIGKILL at random moments and at each named point of `foreshock.kill_points`, on SQLite
    and on PostgreSQL, while ranks upload to it; it is started again each time (`kills.py`). Each run is then compared
    with the run that a service without kills makes of the same bytes (`verify.py`).
-2. A trainer whose client has a spool is killed and started again with that spool (`client_kills.py`).
-3. Other faults: full disk, read-only folder, PostgreSQL away and frozen, killed decoders, a shard that always kills its
-   decoder, a clock that is set back (`cases.py`).
+   Part `processes`: the same with two service processes on PostgreSQL, of which one or both are killed.
+2. Part `removals`: the service is killed while it deletes a run, deletes rollouts and purges tokens (`removals.py`).
+3. A trainer whose client has a spool is killed and started again with that spool (`client_kills.py`).
+4. Other faults: full disk, read-only folder, PostgreSQL away and frozen, an S3 server that is killed or refuses, killed
+   decoders, a shard that always kills its decoder, a clock that is set back (`cases.py`).
 
-Bar: nothing lost, doubled, missing or different, and no problem in any case. `--state FOLDER` keeps the totals there: a
-later call goes on where this one was stopped.
+After each part `foreshock fsck` checks the catalogue against the files. Bar: nothing lost, doubled, missing or
+different, and no problem in any case. `--state FOLDER` keeps the totals there, with the revisions at which the kills
+were done: a later call goes on where this one was stopped.
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from pathlib import Path
 
 from benchmarks.faults.cases import CASES, CaseResult, line_of, run_cases
 from benchmarks.faults.client_kills import run_client_kills
-from benchmarks.faults.kills import Campaign, Totals
+from benchmarks.faults.kills import Campaign
+from benchmarks.faults.removals import kill_removals
+from benchmarks.faults.state import Totals
 from tests.service.postgres import PostgresCluster
 
 # A new folder and new services after so many kills, so that no database grows without bound.
 _CHUNK = 64
-PARTS = ("kills", "client", "cases")
+PARTS = ("kills", "processes", "removals", "client", "cases")
+PROCESSES = 2
 
 
 @contextmanager
@@ -42,17 +48,31 @@ def postgresql() -> Iterator[PostgresCluster]:
         cluster.stop()
 
 
-def kill_service(database: str, kills: int, seed: int, state: Path) -> Totals:
+def kill_service(database: str, kills: int, seed: int, state: Path, processes: int = 1) -> Totals:
     """Kill the service on a database until there are so many kills in all."""
-    path = state / f"{database}.json"
+    name = database if processes == 1 else f"{database}-{processes}-processes"
+    path = state / f"{name}.json"
     totals = Totals.load(path)
     while totals.done < kills:
         goal = min(kills, totals.done + _CHUNK)
         if database == "sqlite":
-            Campaign(database, "", totals, most=goal, seed=seed).run(path)
+            Campaign(name, "", totals, most=goal, seed=seed).run(path)
         else:
             with postgresql() as cluster:
-                Campaign(database, cluster.new_database(), totals, most=goal, seed=seed).run(path)
+                url = cluster.new_database()
+                Campaign(name, url, totals, most=goal, seed=seed, processes=processes).run(path)
+    return totals
+
+
+def kill_while_removing(database: str, kills: int, seed: int, state: Path) -> Totals:
+    """Kill the service while it removes data until there are so many kills in all."""
+    path = state / f"removals-{database}.json"
+    totals = Totals.load(path)
+    if totals.done < kills and database == "sqlite":
+        kill_removals(totals, database_url="", most=kills, seed=seed, save=path)
+    elif totals.done < kills:
+        with postgresql() as cluster:
+            kill_removals(totals, database_url=cluster.new_database(), most=kills, seed=seed, save=path)
     return totals
 
 
@@ -70,6 +90,8 @@ def print_table(name: str, totals: Totals) -> None:
     print(f"\n{name}: {totals.done} kills, {totals.decoder_kills} more of a decoder alone")
     for point, count in sorted(totals.kills.items(), key=lambda each: -each[1]):
         print(f"  {point:28s} {count:5d}")
+    for revision, count in totals.revisions.items():
+        print(f"  at revision {revision:16s} {count:5d}")
     for what, count in sorted(totals.findings.counts.items()):
         print(f"  {what.replace('_', ' '):28s} {count:9,d}")
     for text in totals.findings.problems:
@@ -80,6 +102,8 @@ def main() -> int:
     """Run the chosen parts; return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=500, help="kills of the service on each database")
+    parser.add_argument("--process-kills", type=int, default=100, help="kills of one or both of two processes")
+    parser.add_argument("--removal-kills", type=int, default=60, help="kills while data is removed, on each database")
     parser.add_argument("--client-kills", type=int, default=100, help="kills of the trainer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
@@ -94,17 +118,24 @@ def main() -> int:
     state.mkdir(parents=True, exist_ok=True)
     os.nice(5)
     begun, totals, cases = time.monotonic(), dict[str, Totals](), list[CaseResult]()
+    databases = [name for name in ("sqlite", "postgresql") if arguments.database in (name, "both")]
     if "kills" in parts:
-        for name in ("sqlite", "postgresql"):
-            if arguments.database in (name, "both"):
-                totals[name] = kill_service(name, arguments.kills, arguments.seed, state)
+        for name in databases:
+            totals[name] = kill_service(name, arguments.kills, arguments.seed, state)
+    if "processes" in parts and "postgresql" in databases:
+        found = kill_service("postgresql", arguments.process_kills, arguments.seed, state, PROCESSES)
+        totals["postgresql_2_processes"] = found
+    if "removals" in parts:
+        for name in databases:
+            found = kill_while_removing(name, arguments.removal_kills, arguments.seed, state)
+            totals[f"removals_{name}"] = found
     if "client" in parts:
         totals["client"] = kill_client(arguments.client_kills, arguments.seed, state)
     if "cases" in parts:
         with postgresql() as cluster:
-            cases = run_cases(arguments.cases, lambda: cluster)
-    for name, found in totals.items():
-        print_table(name, found)
+            cases = run_cases(arguments.cases, lambda: cluster, state / "cases.json")
+    for name, each in totals.items():
+        print_table(name, each)
     if cases:
         print("\ncase, with the answers to uploads while the fault held")
     for case in cases:

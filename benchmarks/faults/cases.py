@@ -17,19 +17,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 from sqlalchemy import select
 
+from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS, check_catalogue
+from benchmarks.faults.gate import Gate
 from benchmarks.faults.launcher import Launcher, PlainLauncher
 from benchmarks.faults.served import Served
+from benchmarks.faults.state import note_case
 from benchmarks.faults.verify import Findings, check_files
 from benchmarks.faults.workload import make_batch
 from foreshock import Client
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from service.platform.database.session import Database
 from service.platform.database.tables import Shard, Step
+from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, RefusingServer
 from tests.service.postgres import PostgresCluster
 from tests.service.sending import PARQUET
 
@@ -137,9 +142,11 @@ class Case:
                 self.result.findings.problem("lost", f"{len(shards)} of {self._step} shards; missing {missing}")
             for step in steps:
                 self.expect(step.received_shards == 1 and step.closed_at_us is not None, f"step {step.step} is open")
-            check_files(self.result.findings, database, self.served.store)
+            if self.served.store.exists():
+                check_files(self.result.findings, database, self.served.store)
         finally:
             database.close()
+        check_catalogue(self.result.findings, self.served)
 
 
 def disk_full(case: Case) -> None:
@@ -271,7 +278,37 @@ def postgresql_frozen(case: Case, cluster: PostgresCluster) -> None:
         thread.join()
 
 
-def run_cases(names: list[str], cluster: Callable[[], PostgresCluster]) -> list[CaseResult]:
+def s3_killed(case: Case, s3: ObjectStoreServer, gate: Gate) -> None:
+    """The S3 server (SeaweedFS) is killed with SIGKILL, stays away for three seconds, and is started again; twice."""
+    run = case.other_run()
+    for number in range(2):
+        case.log(3)
+        s3.kill()
+        answer = case.upload(number, encode_rollouts(make_batch(5, 1, number, 0)), run)
+        case.expect(answer is not None and answer.status_code == 503, "a store that is away must be answered with 503")
+        live = httpx.get(f"{case.served.url}/livez", timeout=5)
+        case.expect(live.is_success, "/livez must not need the store")
+        case.log(3)
+        time.sleep(3.0)
+        s3.start()
+
+
+def s3_refuses(case: Case, s3: ObjectStoreServer, gate: Gate) -> None:
+    """The S3 server answers every request with 403 AccessDenied, then with 503 SlowDown."""
+    run = case.other_run()
+    for number, (status, code) in enumerate(((403, "AccessDenied"), (503, "SlowDown"))):
+        with RefusingServer(status, code) as refusing:
+            gate.forward_to(int(refusing.url.rpartition(":")[2]))
+            answer = case.upload(number, encode_rollouts(make_batch(5, 1, number, 0)), run)
+            case.expect(answer is not None and answer.status_code == 503, f"{code} must be answered with 503")
+            case.log(3)
+            time.sleep(3.0)
+            gate.forward_to(s3.port)
+        case.log(3)
+        case.flush()
+
+
+def run_cases(names: list[str], cluster: Callable[[], PostgresCluster], save: Path | None = None) -> list[CaseResult]:
     """Run the cases of these names, each with a service of its own."""
     results = []
     for name in names:
@@ -285,6 +322,8 @@ def run_cases(names: list[str], cluster: Callable[[], PostgresCluster]) -> list[
                 result.skipped = str(error)
         result.seconds = time.monotonic() - begun
         results.append(result)
+        if save is not None and not result.skipped:
+            note_case(save, name, result.answers, result.findings.problems)
         print(line_of(result), flush=True)
         for text in result.findings.problems:
             print(f"  {text}", flush=True)
@@ -306,7 +345,10 @@ CASES: dict[str, Callable[..., None]] = {
     "clock_jumps_back": clock_jumps_back,
     "postgresql_restarted": postgresql_restarted,
     "postgresql_frozen": postgresql_frozen,
+    "s3_killed": s3_killed,
+    "s3_refuses": s3_refuses,
 }
+_OF_S3 = frozenset({"s3_killed", "s3_refuses"})
 _OF_POSTGRESQL = frozenset({"postgresql_restarted", "postgresql_frozen"})
 
 
@@ -316,13 +358,21 @@ class _CannotRun(Exception):
 
 def _run(name: str, result: CaseResult, folder: Path, make_cluster: Callable[[], PostgresCluster]) -> None:
     settings, clock = {"FORESHOCK_STEP_GRACE_SECONDS": "3"}, folder / "clock"
-    arguments: list[PostgresCluster | Path] = []
+    settings |= {
+        "FORESHOCK_ORPHAN_GRACE_SECONDS": str(ORPHAN_GRACE_SECONDS), "FORESHOCK_ORPHAN_SWEEP_SECONDS": "2",
+    }  # fmt: skip
+    arguments: list[Any] = []
     launcher: Launcher = Launcher() if name != "clock_jumps_back" else PlainLauncher()
     url = ""
     if name in _OF_POSTGRESQL:
         cluster = make_cluster()
         url = cluster.new_database()
         arguments = [cluster]
+    if name in _OF_S3:
+        s3 = _object_store(folder)
+        gate = Gate(s3.port)
+        arguments = [s3, gate]
+        settings |= _s3_settings(gate.url, folder)
     if name == "poison_shard":
         settings["FORESHOCK_DECODE_TIMEOUT_SECONDS"] = "0.5"
     if name == "clock_jumps_back":
@@ -332,7 +382,8 @@ def _run(name: str, result: CaseResult, folder: Path, make_cluster: Callable[[],
     served = Served(launcher, folder / "service", url, **settings)
     try:
         with _small_disk(served.store) if name == "disk_full" else _nothing():
-            served.store.mkdir(exist_ok=True)
+            if name not in _OF_S3:
+                served.store.mkdir(exist_ok=True)
             served.start()
             served.wait_until("/readyz")
             case = Case(result, served, folder)
@@ -348,6 +399,32 @@ def _run(name: str, result: CaseResult, folder: Path, make_cluster: Callable[[],
                 served.kill()
     finally:
         launcher.close()
+        if name in _OF_S3:
+            gate.close()
+            s3.kill()
+
+
+def _object_store(folder: Path) -> ObjectStoreServer:
+    own = folder / "s3"
+    own.mkdir()
+    try:
+        return ObjectStoreServer(own)
+    except BaseException as error:
+        # The tests skip where the program is missing.
+        if type(error).__name__ in ("Skipped", "Failed"):
+            raise _CannotRun(f"skipped: {error}") from None
+        raise
+
+
+def _s3_settings(endpoint: str, folder: Path) -> dict[str, str]:
+    return {
+        "FORESHOCK_STORE_URL": "s3://tokens/faults",
+        "FORESHOCK_STORE_ENDPOINT": endpoint,
+        "FORESHOCK_STORE_ACCESS_KEY_ID": ACCESS_KEY,
+        "FORESHOCK_STORE_SECRET_ACCESS_KEY": SECRET_KEY,
+        "FORESHOCK_STORE_TIMEOUT_SECONDS": "3",
+        "FORESHOCK_STORE_TEMPORARY_FOLDER": str(folder / "temporary"),
+    }
 
 
 @contextmanager

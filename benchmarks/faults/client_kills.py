@@ -20,9 +20,9 @@ from pathlib import Path
 from sqlalchemy import select
 
 from benchmarks.faults.gate import Gate, Mode
-from benchmarks.faults.kills import Totals
 from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.served import Served
+from benchmarks.faults.state import Totals
 from benchmarks.faults.verify import check_files
 from foreshock.digests import digest_of_bytes
 from foreshock.kill_points import KILL_POINTS, VARIABLE
@@ -52,7 +52,7 @@ def run_client_kills(totals: Totals, *, most: int, seed: int, save: Path | None 
         try:
             number = totals.done
             while totals.done < most:
-                totals.kills[_one_launch(draw, gate, spool, number)] += 1
+                totals.count_kill(_one_launch(draw, gate, spool, number))
                 found = dict(_spooled(spool))
                 totals.findings.counts["spooled_at_kills"] += len(found)
                 expected |= found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import time
 from collections.abc import Mapping
@@ -100,13 +101,32 @@ class Served:
                 return True
         return False
 
+    def kill_process(self, draw: random.Random) -> bool:
+        """End one of several service processes with SIGKILL, not its decoders; False if there is none."""
+        processes = self._spawned(psutil.Process(self._pid)) if self._pid else []
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+            draw.choice(processes).kill()
+            return True
+        return False
+
     def decoders(self) -> list[psutil.Process]:
         """Return the decoder processes."""
-        try:
-            children = psutil.Process(self._pid).children(recursive=True)
-            return [each for each in children if "spawn_main" in " ".join(each.cmdline())]
-        except psutil.NoSuchProcess:
-            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            spawned = self._spawned(psutil.Process(self._pid))
+            if self.settings.get("FORESHOCK_PROCESSES", "1") == "1":
+                return spawned
+            return [each for process in spawned for each in self._spawned(process)]
+        return []
+
+    @staticmethod
+    def _spawned(process: psutil.Process) -> list[psutil.Process]:
+        """Return the processes that Python spawned for this one: those of the service, or decoders."""
+        found = []
+        for each in process.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "spawn_main" in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
 
     def stop(self) -> None:
         """Stop it as an operator does, and kill it after a minute."""

@@ -25,7 +25,8 @@ from service.platform.database.tables.probes import Attribution, ProbeJob, Score
 from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _SETTLE_SECONDS = 60.0
-# Whether they fire depends on when shards and messages arrive, not on the data.
+# Whether they fire depends on when messages arrive, not on the data:
+# that of split ranks on when attempts begin.
 _OF_ARRIVAL = frozenset({SPLIT_RANKS, STALE_RUN, CLIENT_LOSSES})
 _UNSTABLE = re.compile(r"(_us|_at|^id|_id|^job|^probe|^lease|^run|^worker|^version|duration|seconds)")
 # Exact for every run; the advice of a run is exact if nothing but its one sender's order decides it.
@@ -77,11 +78,14 @@ def verify_run(
     _check_scores(findings, where, database, store, sender)
     ours, theirs = comparable(database, sender.run_id), comparable(clean_database, clean.run_id)
     for table in _EXACT:
+        findings.counts[f"compared_rows_of_{table}"] += len(theirs[table])
         if ours[table] != theirs[table]:
             findings.problem("mismatches", f"{where}: {table}: {_first_difference(ours[table], theirs[table])}")
     _check_snapshots(findings, where, ours["detector_snapshots"], theirs["detector_snapshots"])
     mine, others = _alerts(ours["alerts"]), _alerts(theirs["alerts"])
     findings.counts["alerts"] += len(mine)
+    for row in others:
+        findings.counts[f"compared_alerts_of_{row['rule']}"] += 1
     if mine != others:
         findings.problem("mismatches", f"{where}: alerts: {_first_difference(mine, others)}")
     _check_advice(findings, where, sender, ours["advice_decisions"], theirs["advice_decisions"])
@@ -185,12 +189,8 @@ def _check_snapshots(findings: Findings, where: str, ours: list[dict[str, Any]],
 def _alerts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the alerts that stand. Those that were retracted tell of the order of arrival, not of the data."""
     kept = [row for row in rows if row["state"] != "retracted" and row["rule"] not in _OF_ARRIVAL]
-    # A step that closed without its shards, and was superseded before they came.
+    # Of steps that were superseded.
     kept = [row for row in kept if row["rule"] != INCOMPLETE_STEP or row["state"] != "resolved"]
-    for row in kept:
-        if row["rule"] == INCOMPLETE_STEP:
-            # It is opened at the first step that closes without its shards.
-            row.update(step=-1, value=0.0, threshold=0.0, why="")
     return sorted(kept, key=lambda row: (row["rule"], row["attempt"], row["step"]))
 
 
@@ -202,6 +202,7 @@ def _check_advice(
                     for rows in (ours, theirs))  # fmt: skip
     if sender.plan.serial:
         findings.counts["advice_compared"] += 1
+        findings.counts["compared_decisions"] += len(theirs)
         if ours != theirs:
             findings.problem("mismatches", f"{where}: advice: {_first_difference(ours, theirs)}")
     seen = _polled(sender.journal)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
 from benchmarks.faults.client_kills import run_client_kills
-from benchmarks.faults.kills import Campaign, Totals
+from benchmarks.faults.kills import Campaign
+from benchmarks.faults.removals import kill_removals
+from benchmarks.faults.state import Totals, note_case, revision
 
 
 @pytest.mark.slow
@@ -17,6 +22,8 @@ def test_killed_service_keeps_what_it_acknowledged_and_measures_it_as_one_that_w
     assert (totals.done, counts["missing_files"]) == (4, 0)
     assert counts["acknowledged_shards"] > 5
     assert counts["detector_states"] > 0
+    assert counts["compared_rows_of_measurements"] > 0
+    assert counts["fsck_files"] >= counts["acknowledged_shards"]
 
 
 @pytest.mark.slow
@@ -25,3 +32,26 @@ def test_killed_trainer_delivers_what_was_in_its_spool_once() -> None:
     run_client_kills(totals, most=3, seed=2)
     assert totals.findings.problems == []
     assert totals.findings.counts["spooled_items"] > 0
+
+
+@pytest.mark.slow
+def test_removals_that_are_killed_are_done_and_remove_nothing_else() -> None:
+    totals = Totals()
+    kill_removals(totals, database_url="", most=3, seed=4)
+    assert totals.findings.problems == []
+    assert (totals.done, totals.findings.counts["acknowledged_removals"]) == (3, 3)
+    assert totals.findings.counts["measurements_compared"] == 2
+
+
+def test_totals_add_up_over_calls(tmp_path: Path) -> None:
+    for _ in range(2):
+        totals = Totals.load(tmp_path / "sqlite.json")
+        totals.count_kill("random")
+        totals.findings.problem("lost", "a shard")
+        totals.save(tmp_path / "sqlite.json")
+        note_case(tmp_path / "cases.json", "disk_full", Counter({"507": 1}), ["unclear"])
+    totals = Totals.load(tmp_path / "sqlite.json")
+    assert (totals.done, totals.findings.counts["lost"]) == (2, 2)
+    assert totals.revisions == Counter({revision(): 2})
+    assert '"runs": 2' in (tmp_path / "cases.json").read_text()
+    assert '"507": 2' in (tmp_path / "cases.json").read_text()

@@ -1,0 +1,199 @@
+"""Kill the service while it deletes a run, deletes rollouts of another, and purges the tokens of a third.
+
+Each round uploads three small runs, asks for the three removals, and kills the service again and again until they are
+done. Then nothing that was to go may be left in a row or a file, what was to stay must read as it was, and every
+measurement of the runs that remain must be what it was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import func, select
+
+from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS, check_catalogue
+from benchmarks.faults.launcher import Launcher
+from benchmarks.faults.served import Served
+from benchmarks.faults.state import Totals
+from benchmarks.faults.verify import Findings
+from benchmarks.faults.workload import make_batch
+from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
+from service.platform.database.session import Database
+from service.platform.database.tables import FileRemoval, Shard
+from tests.service.sending import PARQUET
+
+_STEPS, _SHARDS, _KEPT_STEPS = 8, 2, 2
+_DONE_SECONDS = 60.0
+KILLS_A_ROUND = 12
+_SETTINGS = {
+    "FORESHOCK_REMOVAL_GRACE_SECONDS": "0",
+    "FORESHOCK_RETENTION_INTERVAL_SECONDS": "0.3",
+    "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.3",
+    "FORESHOCK_ORPHAN_GRACE_SECONDS": str(ORPHAN_GRACE_SECONDS),
+    "FORESHOCK_ORPHAN_SWEEP_SECONDS": "2",
+}
+
+
+def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int, save: Path | None = None) -> None:
+    """Kill the service `most` times in all while it removes data."""
+    with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
+        launcher = Launcher()
+        served = Served(launcher, Path(name) / "service", database_url, **_SETTINGS)
+        served.start()
+        served.wait_until("/readyz")
+        try:
+            while totals.done < most:
+                _Round(totals, served, f"{seed}-{totals.runs}", most).run()
+                totals.runs += 1
+                check_catalogue(totals.findings, served)
+                print(
+                    f"{time.strftime('%H:%M:%S')} removals    round {totals.runs:3d} (all {totals.done:4d}/{most}), "
+                    f"problems {len(totals.findings.problems)}",
+                    flush=True,
+                )
+                if save is not None:
+                    totals.save(save)
+        finally:
+            served.kill()
+            launcher.close()
+
+
+class _Round:
+    """Three runs, their removals, and the kills meanwhile."""
+
+    def __init__(self, totals: Totals, served: Served, name: str, most: int) -> None:
+        self._totals, self._served, self._name, self._most = totals, served, name, most
+        self._findings: Findings = totals.findings
+        self._draw = random.Random(name)
+        self._runs: dict[str, str] = {}
+        self._batches: dict[tuple[str, int, int], RolloutBatch] = {}
+        self._deleted: list[str] = []
+
+    def run(self) -> None:
+        """Upload, remove under kills, and verify."""
+        for what in ("deleted", "stripped", "purged"):
+            self._upload(what)
+        before = {what: self._measurements(what) for what in ("stripped", "purged")}
+        self._deleted = [
+            str(batch.sample_ids[3]) for (what, _, _), batch in self._batches.items() if what == "stripped"
+        ]
+        asked = threading.Thread(target=self._ask)
+        asked.start()
+        for number in range(min(KILLS_A_ROUND, self._most - self._totals.done)):
+            time.sleep(self._draw.uniform(0.0, 0.6))
+            self._served.kill()
+            self._totals.count_kill("while removing")
+            self._served.start()
+            # A few at once while it starts.
+            if number % 4:
+                self._served.wait_until()
+        asked.join()
+        self._served.wait_until("/readyz")
+        if not _wait_until(self._is_done, _DONE_SECONDS):
+            self._findings.problem("not_removed", f"{self._name}: removals are not done after {_DONE_SECONDS:.0f} s")
+            return
+        self._verify(before)
+
+    def _upload(self, what: str) -> None:
+        with httpx.Client(base_url=self._served.url, timeout=60) as http:
+            run = http.post("/v1/runs", json={"key": f"{what}-{self._name}"}).raise_for_status().json()["id"]
+            http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
+            self._runs[what] = run
+            for step in range(_STEPS):
+                for shard in range(_SHARDS):
+                    batch = make_batch(self._draw.randrange(2**31), 1, step, shard)
+                    self._batches[what, step, shard] = batch
+                    url = f"/v1/runs/{run}/steps/{step}/rollouts/{shard}"
+                    headers = {"Content-Type": PARQUET}
+                    body = encode_rollouts(batch)
+                    http.put(url, params={"shards": _SHARDS}, content=body, headers=headers).raise_for_status()
+
+    def _ask(self) -> None:
+        """Ask for the three removals until each is acknowledged."""
+        ids = {"sample_ids": self._deleted}
+        rules = {"last_steps": _KEPT_STEPS, "alert_steps": 0}
+        requests: list[Callable[[], httpx.Response]] = [
+            lambda: httpx.delete(self._url("deleted"), timeout=10),
+            lambda: httpx.post(f"{self._url('stripped')}/deletions", json=ids, timeout=10),
+            lambda: httpx.put(f"{self._url('purged')}/retention", json=rules, timeout=10),
+        ]
+        for request in requests:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    answer = request()
+                    # 410: deleted, and the answer to that was lost.
+                    if answer.is_success or answer.status_code == 410:
+                        self._findings.counts["acknowledged_removals"] += 1
+                        break
+                time.sleep(0.05)
+
+    def _is_done(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            deletions = httpx.get(f"{self._url('stripped')}/deletions", timeout=10).raise_for_status().json()
+            if not deletions or any(each["state"] != "done" for each in deletions):
+                return False
+            with _open(self._served) as database, database.read() as session:
+                waiting = session.scalar(select(func.count()).select_from(FileRemoval))
+                of_deleted = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["deleted"])
+                purged = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["purged"])
+                purged = purged.where(Shard.tokens_removed == "retention")
+                gone = (_STEPS - _KEPT_STEPS) * _SHARDS
+                return not waiting and not session.scalar(of_deleted) and session.scalar(purged) == gone
+        return False
+
+    def _verify(self, before: dict[str, Any]) -> None:
+        if httpx.get(self._url("deleted"), timeout=30).status_code != 410:
+            self._findings.problem("not_removed", f"{self._name}: the deleted run is not 410")
+        with _open(self._served) as database, database.read() as session:
+            rows = session.scalars(select(Shard).where(Shard.run_id.in_(self._runs.values()))).all()
+        of_run = {run: what for what, run in self._runs.items()}
+        for row in rows:
+            what, path = of_run[row.run_id], self._served.store / row.file
+            batch = self._batches[what, row.step, row.shard]
+            kept = [str(each) for each in batch.sample_ids if each not in self._deleted]
+            if what == "purged" and row.step < _STEPS - _KEPT_STEPS:
+                if path.exists():
+                    self._findings.problem("not_removed", f"{self._name}: the purged file {row.file} is still there")
+                continue
+            found = list(map(str, decode_rollouts(path.read_bytes()).sample_ids)) if path.exists() else []
+            self._findings.counts["files_read"] += 1
+            if found != kept:
+                self._findings.problem("removed_too_much", f"{self._name}: {what} {row.step}/{row.shard}: {found}")
+        self._findings.counts["rows_checked"] += len(rows)
+        for what, values in before.items():
+            self._findings.counts["measurements_compared"] += 1
+            if self._measurements(what) != values:
+                self._findings.problem("mismatches", f"{self._name}: measurements of the {what} run changed")
+
+    def _measurements(self, what: str) -> Any:
+        answer = httpx.get(f"{self._url(what)}/measurements", params={"comparison": "trainer/rollout"}, timeout=30)
+        return answer.raise_for_status().json()["columns"]
+
+    def _url(self, what: str) -> str:
+        return f"{self._served.url}/v1/runs/{self._runs[what]}"
+
+
+@contextlib.contextmanager
+def _open(served: Served) -> Iterator[Database]:
+    database = Database(served.database_url)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _wait_until(reached: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
