@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
@@ -85,5 +85,6 @@ def note_case(path: Path, name: str, answers: Counter[str], problems: list[str])
     case.revisions[revision()] += 1
     case.runs += 1
     case.problems += problems
-    cases[name] = asdict(case)
+    # Not `asdict`, which makes a Counter of pairs out of a Counter.
+    cases[name] = {each.name: getattr(case, each.name) for each in fields(case)}
     path.write_text(json.dumps(cases, indent=1))
