@@ -12,141 +12,25 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-from sqlalchemy import select
 
-from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS, check_catalogue
+from benchmarks.faults.case import STEPS, CannotRun, Case, CaseResult
+from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS
 from benchmarks.faults.gate import Gate
 from benchmarks.faults.launcher import Launcher, PlainLauncher
+from benchmarks.faults.s3_cases import object_store, s3_killed, s3_refuses, s3_settings
 from benchmarks.faults.served import Served
 from benchmarks.faults.state import note_case
-from benchmarks.faults.verify import Findings, check_files
 from benchmarks.faults.workload import make_batch
-from foreshock import Client
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from service.platform.database.session import Database
-from service.platform.database.tables import Shard, Step
-from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, RefusingServer
 from tests.service.postgres import PostgresCluster
 from tests.service.sending import PARQUET
-
-_PROBLEM = "application/problem+json"
-_STEPS = 6
-_FLUSH_SECONDS = 120.0
-
-
-@dataclass(slots=True)
-class CaseResult:
-    """What happened in one case. `answers` counts the answers to uploads while the fault held."""
-
-    name: str
-    cause: str
-    answers: Counter[str] = field(default_factory=Counter)
-    shards: int = 0
-    seconds: float = 0.0
-    findings: Findings = field(default_factory=Findings)
-    skipped: str = ""
-
-
-class Case:
-    """A service, and a trainer that logs to it through the client; the parts that every case uses."""
-
-    def __init__(self, result: CaseResult, served: Served, folder: Path) -> None:
-        self.result, self.served, self._folder = result, served, folder
-        self._step = 0
-        self.poison = 0
-        self.client = self.new_client()
-
-    def new_client(self) -> Client:
-        """Return a client with the case's spool."""
-        client = Client(
-            self.served.url, run_key="trained", spool_directory=self._folder / "spool", timeout_seconds=10.0,
-            exit_seconds=1.0, attempt_key="first",
-        )  # fmt: skip
-        client.start_run(model="a model")
-        return client
-
-    def log(self, steps: int = _STEPS, rollouts: int = 8) -> None:
-        """Log steps of one shard, with their scalars."""
-        for _ in range(steps):
-            self.client.log_rollouts(self._step, make_batch(7, 1, self._step, 0, rollouts))
-            self.client.log_scalars(self._step, {"grad_norm": 1.0})
-            self._step += 1
-            self.result.shards += 1
-
-    def log_poison(self, batch: RolloutBatch) -> None:
-        """Log a step of one shard without scalars."""
-        self.client.log_rollouts(self._step, batch)
-        self._step += 1
-        self.poison = 1
-
-    def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
-        """Wait until everything is delivered; note what is not."""
-        status = self.client.flush(seconds)
-        if not status.complete:
-            self.result.findings.problem("undelivered", str(status))
-
-    def upload(self, step: int, body: bytes, run: str, timeout: float = 30.0) -> httpx.Response | None:
-        """Upload a shard beside the client, count the answer, and check that an error tells when to come back."""
-        url = f"{self.served.url}/v1/runs/{run}/steps/{step}/rollouts/0"
-        try:
-            answer = httpx.put(url, content=body, headers={"Content-Type": PARQUET}, timeout=timeout)
-        except httpx.HTTPError as error:
-            self.result.answers[type(error).__name__] += 1
-            return None
-        self.result.answers[str(answer.status_code)] += 1
-        if answer.is_error:
-            self.result.answers[f"{answer.status_code} {answer.json().get('title', '?')}"] += 1
-            if answer.headers["Content-Type"] != _PROBLEM or "Retry-After" not in answer.headers:
-                self.result.findings.problem(
-                    "unclear", f"{answer.status_code} {dict(answer.headers)} {answer.text[:200]}"
-                )
-        return answer
-
-    def other_run(self, key: str = "beside") -> str:
-        """Register a run for uploads beside the client."""
-        run: str = (
-            httpx.post(f"{self.served.url}/v1/runs", json={"key": key}, timeout=30).raise_for_status().json()["id"]
-        )
-        body = {"key": "first"}
-        httpx.post(f"{self.served.url}/v1/runs/{run}/attempts", json=body, timeout=30).raise_for_status()
-        return run
-
-    def expect(self, condition: bool, text: str) -> None:
-        """Note a problem unless the condition holds."""
-        if not condition:
-            self.result.findings.problem("unexpected", text)
-
-    def verify(self) -> None:
-        """Check that the client's shards are stored once, that their steps are closed, and the files."""
-        self.client.close(1.0)
-        rejected = list((self._folder / "spool").rglob("rejected/*.body"))
-        self.expect(not rejected, f"{len(rejected)} items were rejected")
-        run = httpx.get(f"{self.served.url}/v1/runs", timeout=30).json()["items"]
-        trained = next(each["id"] for each in run if each["key"] == "trained")
-        database = Database(self.served.database_url)
-        try:
-            with database.read() as session:
-                shards = session.scalars(select(Shard).where(Shard.run_id == trained)).all()
-                steps = session.scalars(select(Step).where(Step.run_id == trained)).all()
-            if {row.step for row in shards} != set(range(self._step)) or len(shards) != self._step:
-                missing = sorted(set(range(self._step)) - {row.step for row in shards})
-                self.result.findings.problem("lost", f"{len(shards)} of {self._step} shards; missing {missing}")
-            for step in steps:
-                self.expect(step.received_shards == 1 and step.closed_at_us is not None, f"step {step.step} is open")
-            if self.served.store.exists():
-                check_files(self.result.findings, database, self.served.store)
-        finally:
-            database.close()
-        check_catalogue(self.result.findings, self.served)
 
 
 def disk_full(case: Case) -> None:
@@ -213,10 +97,8 @@ def poison_shard(case: Case) -> None:
     case.served.wait_until("/readyz")
     case.client = case.new_client()
     case.log()
-    _wait_until(lambda: case.client.counters.delivered >= 2 * _STEPS, 60)
-    case.expect(
-        case.client.counters.delivered >= 2 * _STEPS, "after a restart of both the poison blocks what is behind"
-    )
+    _wait_until(lambda: case.client.counters.delivered >= 2 * STEPS, 60)
+    case.expect(case.client.counters.delivered >= 2 * STEPS, "after a restart of both the poison blocks what is behind")
     # The limit is raised: the shard that was kept all the time arrives.
     case.client.close(0.5)
     case.served.kill()
@@ -278,36 +160,6 @@ def postgresql_frozen(case: Case, cluster: PostgresCluster) -> None:
         thread.join()
 
 
-def s3_killed(case: Case, s3: ObjectStoreServer, gate: Gate) -> None:
-    """The S3 server (SeaweedFS) is killed with SIGKILL, stays away for three seconds, and is started again; twice."""
-    run = case.other_run()
-    for number in range(2):
-        case.log(3)
-        s3.kill()
-        answer = case.upload(number, encode_rollouts(make_batch(5, 1, number, 0)), run)
-        case.expect(answer is not None and answer.status_code == 503, "a store that is away must be answered with 503")
-        live = httpx.get(f"{case.served.url}/livez", timeout=5)
-        case.expect(live.is_success, "/livez must not need the store")
-        case.log(3)
-        time.sleep(3.0)
-        s3.start()
-
-
-def s3_refuses(case: Case, s3: ObjectStoreServer, gate: Gate) -> None:
-    """The S3 server answers every request with 403 AccessDenied, then with 503 SlowDown."""
-    run = case.other_run()
-    for number, (status, code) in enumerate(((403, "AccessDenied"), (503, "SlowDown"))):
-        with RefusingServer(status, code) as refusing:
-            gate.forward_to(int(refusing.url.rpartition(":")[2]))
-            answer = case.upload(number, encode_rollouts(make_batch(5, 1, number, 0)), run)
-            case.expect(answer is not None and answer.status_code == 503, f"{code} must be answered with 503")
-            case.log(3)
-            time.sleep(3.0)
-            gate.forward_to(s3.port)
-        case.log(3)
-        case.flush()
-
-
 def run_cases(names: list[str], cluster: Callable[[], PostgresCluster], save: Path | None = None) -> list[CaseResult]:
     """Run the cases of these names, each with a service of its own."""
     results = []
@@ -318,7 +170,7 @@ def run_cases(names: list[str], cluster: Callable[[], PostgresCluster], save: Pa
         with tempfile.TemporaryDirectory(prefix="foreshock-fault-") as folder:
             try:
                 _run(name, result, Path(folder), cluster)
-            except _CannotRun as error:
+            except CannotRun as error:
                 result.skipped = str(error)
         result.seconds = time.monotonic() - begun
         results.append(result)
@@ -352,10 +204,6 @@ _OF_S3 = frozenset({"s3_killed", "s3_refuses"})
 _OF_POSTGRESQL = frozenset({"postgresql_restarted", "postgresql_frozen"})
 
 
-class _CannotRun(Exception):
-    """This machine cannot produce the fault."""
-
-
 def _run(name: str, result: CaseResult, folder: Path, make_cluster: Callable[[], PostgresCluster]) -> None:
     settings, clock = {"FORESHOCK_STEP_GRACE_SECONDS": "3"}, folder / "clock"
     settings |= {
@@ -369,10 +217,10 @@ def _run(name: str, result: CaseResult, folder: Path, make_cluster: Callable[[],
         url = cluster.new_database()
         arguments = [cluster]
     if name in _OF_S3:
-        s3 = _object_store(folder)
+        s3 = object_store(folder)
         gate = Gate(s3.port)
         arguments = [s3, gate]
-        settings |= _s3_settings(gate.url, folder)
+        settings |= s3_settings(gate.url, folder)
     if name == "poison_shard":
         settings["FORESHOCK_DECODE_TIMEOUT_SECONDS"] = "0.5"
     if name == "clock_jumps_back":
@@ -404,38 +252,15 @@ def _run(name: str, result: CaseResult, folder: Path, make_cluster: Callable[[],
             s3.kill()
 
 
-def _object_store(folder: Path) -> ObjectStoreServer:
-    own = folder / "s3"
-    own.mkdir()
-    try:
-        return ObjectStoreServer(own)
-    except BaseException as error:
-        # The tests skip where the program is missing.
-        if type(error).__name__ in ("Skipped", "Failed"):
-            raise _CannotRun(f"skipped: {error}") from None
-        raise
-
-
-def _s3_settings(endpoint: str, folder: Path) -> dict[str, str]:
-    return {
-        "FORESHOCK_STORE_URL": "s3://tokens/faults",
-        "FORESHOCK_STORE_ENDPOINT": endpoint,
-        "FORESHOCK_STORE_ACCESS_KEY_ID": ACCESS_KEY,
-        "FORESHOCK_STORE_SECRET_ACCESS_KEY": SECRET_KEY,
-        "FORESHOCK_STORE_TIMEOUT_SECONDS": "3",
-        "FORESHOCK_STORE_TEMPORARY_FOLDER": str(folder / "temporary"),
-    }
-
-
 @contextmanager
 def _small_disk(folder: Path) -> Iterator[None]:
     """Mount a file system of eight megabytes, in memory."""
     folder.mkdir(parents=True)
     if os.geteuid() != 0 or shutil.which("mount") is None:
-        raise _CannotRun("skipped: mounting a small file system needs root")
+        raise CannotRun("skipped: mounting a small file system needs root")
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True)
     if done.returncode != 0:
-        raise _CannotRun(f"skipped: {done.stderr.decode().strip()}")
+        raise CannotRun(f"skipped: {done.stderr.decode().strip()}")
     try:
         yield
     finally:
@@ -451,7 +276,7 @@ def _compiled_clock(folder: Path) -> Path:
     """Compile the library that moves a process's clock."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        raise _CannotRun("skipped: moving a process's clock needs a C compiler")
+        raise CannotRun("skipped: moving a process's clock needs a C compiler")
     library = folder / "clock_offset.so"
     source = Path(__file__).with_name("clock_offset.c")
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
