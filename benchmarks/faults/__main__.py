@@ -25,7 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.cases import CASES, CaseResult, line_of, run_cases
+from benchmarks.faults.case import CaseResult
+from benchmarks.faults.cases import CASES, line_of, run_cases
 from benchmarks.faults.client_kills import run_client_kills
 from benchmarks.faults.kills import Campaign
 from benchmarks.faults.removals import kill_removals
