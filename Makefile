@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 export VENV PYTHON
 
-BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
+BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
 	bench-called-intervals bench-held-processes bench-steps bench-disk bench-truth bench-connect bench-faults bench-ingest bench-queries \
 	bench-bad-input
 

@@ -38,6 +38,8 @@ LENGTH = "rollout:response_length_mean"
 COLUMNS = {
     "response_length_mean": LENGTH,
     "response_length": LENGTH,
+    "response_length_max": "rollout:response_length_max",
+    "reward": "rollout:reward_mean",
     "clip_ratio_len": "rollout:truncated_fraction",
     "entropy": "rollout:entropy_mean",
     "grad_norm": "scalars:grad_norm",

@@ -7,12 +7,12 @@ function serves a step that closes, late data that changes the past, and the fir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from foreshock.early_warning.advice_state import AdviceState, Author, Decision, DecisionKind, Mode, fold
 from foreshock.early_warning.detectors import OpenSignal
-from foreshock.early_warning.schedule import LengthDecaySchedule
+from foreshock.early_warning.schedule import LengthDecaySchedule, ScheduleSettings
 
 OperatorKind = Literal["halve", "raise", "hold", "release"]
 
@@ -35,6 +35,7 @@ class Observation:
     surge_step: int | None
     signals: tuple[OpenSignal, ...]
     at_us: int
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
 
     @property
     def first_open_step(self) -> int:
@@ -113,7 +114,7 @@ def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision |
     if observation.surge_step is None:
         reason = f"The surge at step {known} is retracted: no further halvings; past halvings stay."
         return _new(state, observation, "retract", reason)
-    schedule = LengthDecaySchedule.from_surge(observation.surge_step)
+    schedule = LengthDecaySchedule.from_surge(observation.surge_step, observation.schedule)
     first = observation.first_open_step
     if state.schedule is not None:
         # A slightly different period must not halve again right after the old boundary: it is the same boundary.

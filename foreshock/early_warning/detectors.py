@@ -7,24 +7,43 @@ data whose JSON form round-trips bit for bit, so a replay from a snapshot equals
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.digests import digest_of_json
 from foreshock.early_warning.default_rules import default_rules
 from foreshock.early_warning.events import Event
+from foreshock.early_warning.reward import RewardSettings, RewardState, advance_reward
 from foreshock.early_warning.rules import LAG_KEY, RulesState, ThresholdRule, advance_rules, forget_baselines
-from foreshock.early_warning.schedule import LengthDecaySchedule
-from foreshock.early_warning.surge import SurgeDetection, SurgeSettings, SurgeState, advance_surge, forget_lengths
+from foreshock.early_warning.schedule import ScheduleSettings
+from foreshock.early_warning.surge import advance_surge, forget_lengths, is_armed, watching
+from foreshock.early_warning.surge_events import event_of
+from foreshock.early_warning.surge_settings import SurgeSettings
+from foreshock.early_warning.surge_state import StepLengths, SurgeState, Watching
+from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
-from foreshock.severity import Severity
 
-DETECTOR_VERSION = 2
+DETECTOR_VERSION = 3
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
-LENGTH_KEY = "rollout:response_length_mean"
+LENGTH_KEY = f"{STEP_ROW}:response_length_mean"
+LONGEST_KEY = f"{STEP_ROW}:response_length_max"
+TRUNCATED_KEY = f"{STEP_ROW}:truncated_fraction"
+REWARD_KEY = f"{STEP_ROW}:reward_mean"
+LEARNING_RATE_KEY = "scalars:lr"
+
+WATCHING_REASONS: Mapping[Watching, str] = {
+    "warming": "There are too few steps for a baseline yet.",
+    "no_lengths": "No response lengths are reported, so no length surge can be seen. Log response_length/mean, "
+    "or upload rollouts.",
+    "at_cap": "The responses are as long as their cap, so their mean length cannot show a surge: that detector is "
+    "disarmed. The rules go on.",
+    "watching": "No length surge and no rule that lowers the learning rate so far.",
+    "growing_with_reward": "Watching: lengths grow with reward. The learning rate is not lowered.",
+    "surged": "The response lengths have surged.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +52,8 @@ class WarningConfiguration:
 
     surge: SurgeSettings = field(default_factory=SurgeSettings)
     rules: tuple[ThresholdRule, ...] = field(default_factory=default_rules)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
 
     @classmethod
     def for_model(cls, model_kind: ModelKind | None) -> WarningConfiguration:
@@ -46,7 +67,8 @@ class WarningConfiguration:
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the detectors read, as ``comparison:measure``."""
-        return tuple(sorted({LENGTH_KEY, LAG_KEY} | {rule.key.removesuffix("@baseline") for rule in self.rules}))
+        own = {LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, LAG_KEY}
+        return tuple(sorted(own | {rule.key.removesuffix("@baseline") for rule in self.rules}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +90,16 @@ class WarningState:
     step: int | None = None
     surge: SurgeState = field(default_factory=SurgeState)
     rules: RulesState = field(default_factory=RulesState.initial)
+    reward: RewardState = field(default_factory=RewardState)
+    learning_rate_sum: float | None = None
 
-    @property
-    def warming(self) -> bool:
-        """True until there is a baseline of the response length."""
-        return self.surge.warming
+    def watching(self, settings: SurgeSettings) -> Watching:
+        """Return what the detector of the length surge is doing."""
+        return watching(self.surge, settings)
+
+    def armed(self, settings: SurgeSettings) -> bool:
+        """Return whether a length surge could be detected at the next step."""
+        return is_armed(self.surge, settings)
 
     @property
     def surge_step(self) -> int | None:
@@ -80,11 +107,23 @@ class WarningState:
         return self.surge.effective_surge_step
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "surge": self.surge.to_json(), "rules": self.rules.to_json()}
+        return {
+            "step": self.step,
+            "surge": self.surge.to_json(),
+            "rules": self.rules.to_json(),
+            "reward": self.reward.to_json(),
+            "learning_rate_sum": self.learning_rate_sum,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WarningState:
-        return cls(value["step"], SurgeState.from_json(value["surge"]), RulesState.from_json(value["rules"]))
+        return cls(
+            value["step"],
+            SurgeState.from_json(value["surge"]),
+            RulesState.from_json(value["rules"]),
+            RewardState.from_json(value["reward"]),
+            value["learning_rate_sum"],
+        )
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON: equal states have equal bytes, and `from_bytes` gives an equal state."""
@@ -111,13 +150,35 @@ def advance(
     if state.step is not None and step <= state.step:
         raise ValueError(f"steps must ascend, got {step} after {state.step}; replay from a state before step {step}")
     if closed_step.rebaseline:
-        state = WarningState(state.step, forget_lengths(state.surge), forget_baselines(state.rules))
-    rules, events = advance_rules(state.rules, step, closed_step.values, configuration.rules)
-    corroborated = any(rule.corroborates_surge and rules.firing(rule) is not None for rule in configuration.rules)
-    surge, detections = advance_surge(
-        state.surge, step, closed_step.values.get(LENGTH_KEY), corroborated, configuration.surge
+        state = WarningState(
+            state.step,
+            forget_lengths(state.surge),
+            forget_baselines(state.rules),
+            RewardState(fired_step=state.reward.fired_step),
+            state.learning_rate_sum,
+        )
+    values = closed_step.values
+    rules, events = advance_rules(state.rules, step, values, configuration.rules)
+    reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward)
+    corroborated = reward.fired_step is not None or any(
+        rule.corroborates_surge and rules.firing(rule) is not None for rule in configuration.rules
     )
-    return WarningState(step, surge, rules), events + tuple(_event_of(each, configuration.surge) for each in detections)
+    lengths = StepLengths(
+        values.get(LENGTH_KEY), values.get(LONGEST_KEY), values.get(TRUNCATED_KEY), values.get(REWARD_KEY)
+    )
+    surge, detections = advance_surge(state.surge, step, lengths, corroborated, configuration.surge)
+    rate = finite_or_none(values.get(LEARNING_RATE_KEY))
+    total = _learning_rate_sum(state, step, rate)
+    found = tuple(event_of(each, configuration.surge, configuration.schedule, total, rate) for each in detections)
+    return WarningState(step, surge, rules, reward, total), events + falls + found
+
+
+def _learning_rate_sum(state: WarningState, step: int, rate: float | None) -> float | None:
+    """Return Σ η up to ``step``; the steps since the last one had the rate of this one. None before the first rate."""
+    if rate is None:
+        return state.learning_rate_sum
+    steps = 1 if state.step is None else step - state.step
+    return (state.learning_rate_sum or 0.0) + steps * rate
 
 
 def open_signals(state: WarningState, configuration: WarningConfiguration) -> tuple[OpenSignal, ...]:
@@ -128,49 +189,3 @@ def open_signals(state: WarningState, configuration: WarningConfiguration) -> tu
         if rule.moves_learning_rate and (fired := state.rules.firing(rule)) is not None
     ]
     return tuple(sorted(firing, key=lambda signal: (signal.fired_step, signal.rule)))
-
-
-_SEVERITY: dict[str, Severity] = {
-    "surge": "critical",
-    "early_surge": "warning",
-    "surge_again": "warning",
-    "ramp": "info",
-}
-_WHY = {
-    "surge": "The mean response length has doubled steeply: the length surge that precedes a collapse.",
-    "early_surge": "The mean response length has doubled steeply within the first steps. Many healthy runs do so, "
-    "and no mismatch or gradient rule is firing.",
-    "surge_again": "The mean response length has doubled steeply once more.",
-    "ramp": "The mean response length has doubled over many steps: a ramp, not a surge.",
-}
-_WHAT_TO_DO = {
-    "surge": "Follow the length-decay schedule, which counts from the first step of the surge.",
-    "early_surge": "Nothing yet: the schedule starts by itself if the mismatch or the gradient norm rises too.",
-    "surge_again": "The schedule does not change. Check the mismatch of the newest steps.",
-    "ramp": "Nothing: a slow ramp has no effect on the learning rate. Check that the reward rises with it.",
-}
-
-
-def _event_of(detection: SurgeDetection, settings: SurgeSettings) -> Event:
-    evidence: dict[str, float | int | str] = {
-        "surge_step": detection.surge_step,
-        "baseline_length": detection.baseline,
-        "growth": detection.length / detection.baseline,
-        "noise": detection.noise,
-        "window_steps": settings.window(detection.surge_step),
-    }
-    if detection.effective:
-        evidence["decay_period"] = LengthDecaySchedule.from_surge(detection.surge_step).decay_period
-    kind = "surge" if detection.effective else detection.kind
-    name = {"early_surge": "length_surge_early", "surge_again": "length_surge_again", "ramp": "length_ramp"}
-    return Event(
-        rule=name.get(kind, "length_surge"),
-        step=detection.step,
-        value=detection.length,
-        threshold=settings.growth * detection.baseline,
-        severity=_SEVERITY[kind],
-        why=_WHY[kind],
-        what_to_do=_WHAT_TO_DO[kind],
-        moves_learning_rate=detection.effective,
-        evidence={key: value for key, value in evidence.items() if isinstance(value, str) or math.isfinite(value)},
-    )

@@ -25,6 +25,33 @@ below that for every surge after step 20, and only earlier surges need the minim
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleSettings:
+    """The constants of the schedule: period / surge step, factor and floor of the scale, shortest period in steps."""
+
+    multiplier: float = DECAY_MULTIPLIER
+    factor: float = DECAY_FACTOR
+    floor: float = DECAY_FLOOR
+    minimum_period: int = MINIMUM_DECAY_PERIOD
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.multiplier) and self.multiplier > 0.0):
+            raise ValueError(f"multiplier must be above 0, got {self.multiplier}")
+        _check_factor_and_floor(self.factor, self.floor)
+
+    def period(self, surge_step: int) -> int:
+        """Return the period of a surge at ``surge_step``, rounded down: early is safer than late."""
+        # Float products can fall just below an integer; the epsilon keeps it.
+        return max(math.floor(self.multiplier * surge_step + 1e-9), self.minimum_period, 1)
+
+
+def _check_factor_and_floor(factor: float, floor: float) -> None:
+    if not 0.0 < factor < 1.0:
+        raise ValueError(f"factor must satisfy 0 < factor < 1, got {factor}")
+    if not 0.0 <= floor <= 1.0:
+        raise ValueError(f"floor must satisfy 0 <= floor <= 1, got {floor}")
+
+
+@dataclass(frozen=True, slots=True)
 class LengthDecaySchedule:
     """Halvings at the multiples of ``decay_period`` from ``effective_from_step`` on.
 
@@ -42,23 +69,15 @@ class LengthDecaySchedule:
     def __post_init__(self) -> None:
         if self.decay_period < 1:
             raise ValueError(f"decay_period must be at least 1 step, got {self.decay_period}")
-        if not 0.0 < self.factor < 1.0:
-            raise ValueError(f"factor must satisfy 0 < factor < 1, got {self.factor}")
-        if not 0.0 <= self.floor <= 1.0:
-            raise ValueError(f"floor must satisfy 0 <= floor <= 1, got {self.floor}")
+        _check_factor_and_floor(self.factor, self.floor)
 
     @classmethod
     def from_surge(
-        cls,
-        surge_step: int,
-        multiplier: float = DECAY_MULTIPLIER,
-        minimum_period: int = MINIMUM_DECAY_PERIOD,
-        effective_from_step: int = 0,
+        cls, surge_step: int, settings: ScheduleSettings | None = None, effective_from_step: int = 0
     ) -> LengthDecaySchedule:
-        """Return the schedule of a surge at ``surge_step``; the period is rounded down (early is safer than late)."""
-        # Float products can fall just below an integer; the epsilon keeps it.
-        period = math.floor(multiplier * surge_step + 1e-9)
-        return cls(surge_step, max(period, minimum_period, 1), effective_from_step=effective_from_step)
+        """Return the schedule of a surge at ``surge_step``."""
+        chosen = settings or ScheduleSettings()
+        return cls(surge_step, chosen.period(surge_step), chosen.factor, chosen.floor, effective_from_step)
 
     def halvings_until(self, step: int) -> int:
         """Return the number of boundaries up to ``step`` that count; step 0 is never one."""

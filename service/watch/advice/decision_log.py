@@ -29,6 +29,7 @@ def decide_after_replay(session: Session, replayed: DetectorsReplayed) -> None:
         surge_step=state.surge_step,
         signals=open_signals(state, replayed.configuration),
         at_us=now_us(),
+        schedule=replayed.configuration.schedule,
     )
     decisions = decide(repository.log_of(session, run_id), observation)
     for decision in decisions:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock.early_warning.advice_state import AdviceState, Mode, fold
 from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
-from foreshock.early_warning.detectors import WarningState
+from foreshock.early_warning.detectors import WATCHING_REASONS, WarningState
 from service.platform.audit.service import record
 from service.platform.changes.announcing import wake_after_commit
 from service.platform.database.tables import Alert, Run
@@ -31,6 +31,7 @@ from service.watch.advice.schemas import (
     ScheduleRead,
 )
 from service.watch.alerts import service as alerts
+from service.watch.detection.replay_detectors import configuration_of
 from service.watch.detection.service import newest_state
 from service.watch.long_polls.answers import Answer
 from service.watch.long_polls.versions import read_versions
@@ -201,6 +202,7 @@ def _advice(
     asked = step if step is not None else 0 if observed is None else observed + 1
     mode: Mode = "apply" if run.advice_mode == "apply" else "shadow"
     advised = state.scale(asked)
+    doing = detectors.watching(configuration_of(run.model_kind)[0].surge)
     return AdviceRead(
         attempt=state.attempt,
         revision=state.revision,
@@ -208,23 +210,17 @@ def _advice(
         advised_scale=advised,
         schedule=ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
         rule_halvings=list(state.halvings),
-        phase=state.phase(asked, detectors.warming),
+        phase=state.phase(asked, doing == "warming"),
         mode=mode,
         next_decay_step=state.next_decay_step(asked),
         step=step,
         observed_step=observed,
         stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
-        reason=state.reason or _reason(detectors),
+        reason=state.reason or WATCHING_REASONS[doing],
         alerts=[AdviceAlertRead.model_validate(alert) for alert in opened],
         want_weights_at_step=_wanted(run, asked, opened),
         applied=applied,
     )
-
-
-def _reason(detectors: WarningState) -> str:
-    if detectors.warming:
-        return "There are too few steps for a baseline yet."
-    return "No length surge and no rule that lowers the learning rate so far."
 
 
 def _wanted(run: Run, step: int, opened: list[Alert]) -> int | None:

@@ -70,10 +70,10 @@ def test_lengths_after_a_rebaseline_are_compared_with_each_other_only() -> None:
     lengths = np.r_[np.full(60, 500.0), np.full(60, 1500.0), np.full(60, 5000.0)]
     steps = closed_steps({LENGTH: noisy(lengths, 0.05)})
     _, events = watch(steps)
-    assert [step for rule, step in fired(events) if rule == "length_surge"] == [65]
+    assert [step for rule, step in fired(events) if rule == "length_surge"] == [64]
     announced = [replace(closed, rebaseline=closed.step == 61) for closed in steps]
     state, events = watch(announced)
-    assert [step for rule, step in fired(events) if rule == "length_surge"] == [125]
+    assert [step for rule, step in fired(events) if rule == "length_surge"] == [124]
     assert state.surge_step == 121
 
 

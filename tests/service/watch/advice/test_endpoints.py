@@ -63,7 +63,7 @@ def test_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) -> N
         "decay_period": 199,
         "factor": 0.5,
         "floor": 0.1,
-        "effective_from_step": 116,
+        "effective_from_step": 115,
         "paused_from_step": None,
     }
     assert (advice["phase"], advice["mode"], advice["next_decay_step"]) == ("decaying", "apply", 199)

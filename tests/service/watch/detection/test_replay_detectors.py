@@ -18,7 +18,7 @@ STEPS = range(31, 49)
 def test_surge_opens_an_alert_and_sets_the_schedule(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     (alert,) = recorded.alerts()
-    assert (alert.rule, alert.step, alert.state, alert.severity) == ("length_surge", 45, "open", "critical")
+    assert (alert.rule, alert.step, alert.state, alert.severity) == ("length_surge", 44, "open", "critical")
     assert (alert.value, alert.threshold, alert.moves_learning_rate) == (260.0, 200.0, True)
     assert alert.evidence["surge_step"] == 41
     assert alert.why
@@ -26,7 +26,7 @@ def test_surge_opens_an_alert_and_sets_the_schedule(recorded: RecordedRun) -> No
     state = recorded.advice()
     assert recorded.decisions() == ["surge"]
     assert state.schedule is not None
-    assert (state.schedule.surge_step, state.schedule.effective_from_step) == (41, 46)
+    assert (state.schedule.surge_step, state.schedule.effective_from_step) == (41, 45)
 
 
 def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: RecordedRun) -> None:
@@ -63,7 +63,7 @@ def test_change_of_a_superseded_step_and_of_a_step_to_come_change_nothing_now(re
     recorded.resume(41)
     recorded.close_all({LENGTH: SURGE[10:]}, STEPS[10:])
     recorded.announce(1_000, "curriculum")
-    assert recorded.states() == {("length_surge", 45): "open"}
+    assert recorded.states() == {("length_surge", 44): "open"}
 
 
 def test_baselines_begin_at_the_first_closed_step_after_the_change(recorded: RecordedRun) -> None:
@@ -79,14 +79,14 @@ def test_late_data_retracts_an_alert_and_ends_the_schedule(recorded: RecordedRun
     for step in range(42, 46):
         # The rest of each step's rollouts was short.
         recorded.close(step, {LENGTH: 120.0})
-    assert recorded.states()[("length_surge", 45)] == "retracted"
+    assert recorded.states()[("length_surge", 44)] == "retracted"
     assert set(recorded.states().values()) == {"retracted"}
     assert recorded.advice().schedule is None
     assert recorded.decisions()[-1] == "retract"
     # And back: the same alert opens again.
     for step in range(42, 46):
         recorded.close(step, {LENGTH: 260.0})
-    assert recorded.states()[("length_surge", 45)] == "open"
+    assert recorded.states()[("length_surge", 44)] == "open"
     assert recorded.advice().schedule is not None
 
 
@@ -142,7 +142,7 @@ def test_resume_supersedes_alerts_and_decisions(
 ) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     recorded.resume(40)
-    assert recorded.states() == {("length_surge", 45): "resolved"}
+    assert recorded.states() == {("length_surge", 44): "resolved"}
     assert recorded.alerts()[0].changed_by == "rewind"
     state = recorded.advice()
     assert (state.attempt, state.schedule, state.revision) == (2, None, 2)
@@ -151,8 +151,8 @@ def test_resume_supersedes_alerts_and_decisions(
     assert recorded.snapshots()[-1].step == 39
     recorded.close_all({LENGTH: [100.0] * 4 + [300.0] * 8}, range(40, 52))
     assert [(alert.attempt, alert.step, alert.state) for alert in recorded.alerts()] == [
-        (1, 45, "resolved"),
-        (2, 48, "open"),
+        (1, 44, "resolved"),
+        (2, 47, "open"),
     ]
     state = recorded.advice()
     assert state.schedule is not None
@@ -162,7 +162,7 @@ def test_resume_supersedes_alerts_and_decisions(
 def test_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun) -> None:
     recorded.close_all({LENGTH: SURGE}, STEPS)
     recorded.resume(47)
-    assert recorded.states() == {("length_surge", 45): "open"}
+    assert recorded.states() == {("length_surge", 44): "open"}
     state = recorded.advice()
     assert state.attempt == 2
     assert state.schedule is not None

@@ -1,0 +1,1 @@
+"""Benchmark of the length-surge detector: `make bench-detector`."""

@@ -1,0 +1,126 @@
+"""Generated curves of lengths: healthy ones of many kinds, and the two published surges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.early_warning.detectors import (
+    LENGTH_KEY,
+    LONGEST_KEY,
+    TRUNCATED_KEY,
+    ClosedStep,
+    WarningConfiguration,
+    WarningState,
+    advance,
+)
+from foreshock.early_warning.events import Event
+
+DEVIATIONS = (0.05, 0.10, 0.15, 0.20, 0.25)
+AUTOCORRELATIONS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95)
+HEALTHY_KINDS = ("flat", "drift up", "drift down", "capped", "gaps")
+HEALTHY_STEPS = 400
+HEALTHY_SEEDS = 12
+SEEDS_PER_CELL = 4
+"""Deviations × autocorrelations × kinds × seeds: 5 × 6 × 5 × 4 = 600 curves."""
+
+PUBLISHED_SURGES = {"Qwen3-4B-Base": 110, "Qwen3-8B-Base": 90}
+"""Run → step at which the published text puts the surge, by eye."""
+
+PUBLISHED_NOISE = ((0.07, 0.0), (0.10, 0.2), (0.20, 0.4))
+"""(standard deviation, autocorrelation) of log lengths: quartiles of the residuals of twelve recorded runs, in blocks
+of 30 values without their trend (0.070, 0.10 and 0.19). Their autocorrelations are −0.06 to 0.17; two have 0.31 and
+0.57."""
+
+PUBLISHED_SEEDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class HealthyCurve:
+    """A run without a surge, and what it is."""
+
+    kind: str
+    deviation: float
+    autocorrelation: float
+    steps: list[ClosedStep]
+
+
+def healthy_curves(seeds: int = HEALTHY_SEEDS) -> Iterator[HealthyCurve]:
+    """Yield the 600 healthy curves, each with a seed of its own."""
+    seed = 0
+    for kind in HEALTHY_KINDS:
+        for deviation in DEVIATIONS:
+            for autocorrelation in AUTOCORRELATIONS:
+                for _ in range(SEEDS_PER_CELL):
+                    steps = _healthy(kind, deviation, autocorrelation, np.random.default_rng([seeds, seed]))
+                    yield HealthyCurve(kind, deviation, autocorrelation, steps)
+                    seed += 1
+
+
+def published_curve(surge: int, deviation: float, autocorrelation: float, seed: int) -> list[ClosedStep]:
+    """Return the published rise, 1000 → 3000-4000 tokens around ``surge``, with noise.
+
+    Only the levels and the step are published: the rise is logistic and takes 13 to 66 steps (10 to 90 %), by seed.
+    """
+    random = np.random.default_rng([surge, seed])
+    high, width = random.uniform(3000.0, 4000.0), random.uniform(3.0, 15.0)
+    step = np.arange(1, 301)
+    lengths = 1000.0 + (high - 1000.0) / (1.0 + np.exp(-(step - surge) / width))
+    noisy = lengths * np.exp(noise_of(deviation, autocorrelation, len(step), random))
+    return [ClosedStep(int(number), {LENGTH_KEY: float(length)}) for number, length in zip(step, noisy, strict=True)]
+
+
+def noise_of(deviation: float, autocorrelation: float, count: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return stationary AR(1) noise of the standard deviation ``deviation``."""
+    innovations = deviation * np.sqrt(1.0 - autocorrelation**2) * random.normal(size=count)
+    values = np.empty(count)
+    values[0] = deviation * random.normal()
+    for i in range(1, count):
+        values[i] = autocorrelation * values[i - 1] + innovations[i]
+    return values
+
+
+def watch(
+    steps: list[ClosedStep], configuration: WarningConfiguration | None = None
+) -> tuple[WarningState, list[Event], int]:
+    """Return the state after the steps, the events that fired, and the steps at which the detector was armed."""
+    chosen = configuration or WarningConfiguration()
+    state, fired, armed = WarningState(), list[Event](), 0
+    for step in steps:
+        armed += state.armed(chosen.surge)
+        state, events = advance(state, step, chosen)
+        fired.extend(event for event in events if event.change == "fired")
+    return state, fired, armed
+
+
+def _healthy(kind: str, deviation: float, autocorrelation: float, random: np.random.Generator) -> list[ClosedStep]:
+    level = float(np.exp(random.uniform(np.log(100.0), np.log(8000.0))))
+    step = np.arange(1, HEALTHY_STEPS + 1)
+    logs = np.log(level) + noise_of(deviation, autocorrelation, HEALTHY_STEPS, random)
+    if kind == "drift up":
+        logs += np.log(random.uniform(1.2, 3.0)) * step / HEALTHY_STEPS
+    if kind == "drift down":
+        logs -= np.log(random.uniform(1.2, 3.0)) * step / HEALTHY_STEPS
+    lengths = np.exp(logs)
+    if kind == "capped":
+        return [
+            _capped(int(number), float(length), level, random) for number, length in zip(step, lengths, strict=True)
+        ]
+    kept = random.random(HEALTHY_STEPS) > (0.3 if kind == "gaps" else 0.0)
+    return [
+        ClosedStep(int(number), {LENGTH_KEY: float(length)})
+        for number, length, keep in zip(step, lengths, kept, strict=True)
+        if keep
+    ]
+
+
+def _capped(step: int, length: float, level: float, random: np.random.Generator) -> ClosedStep:
+    """Return the measures of 64 responses around ``length`` that are cut at 1.3 times the level of the run."""
+    cap = 1.3 * level
+    responses = length * np.exp(0.5 * random.normal(size=64) - 0.125)
+    cut = np.minimum(responses, cap)
+    values = {LENGTH_KEY: cut.mean(), LONGEST_KEY: cut.max(), TRUNCATED_KEY: (responses > cap).mean()}
+    return ClosedStep(step, {key: float(value) for key, value in values.items()})
