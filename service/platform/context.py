@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
+from service.platform.columnar.curve_memory import CurveMemory
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
 from service.platform.events import EventBus
@@ -57,6 +58,7 @@ class ServiceContext:
     ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
+    curves: CurveMemory = field(default_factory=CurveMemory)
 
     def replacing(self, **parts: Any) -> ServiceContext:
         """Return a copy of the context with some of its parts replaced."""

@@ -68,7 +68,7 @@ def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None
     `beside` has what JSON has beside `columns`; CSV and Parquet have the columns only.
     """
     if media_type == JSON_MEDIA_TYPE:
-        return json_document(json_columns(table), beside or {})
+        return json_document({name: [items] for name, items in json_columns(table).items()}, beside or {})
     arrow = pa.table({name: _arrow(column) for name, column in table.columns.items()})
     sink = io.BytesIO()
     if media_type == CSV_MEDIA_TYPE:
@@ -83,11 +83,14 @@ def json_columns(table: ColumnTable) -> dict[str, bytes]:
     return {name: _json_items(column) for name, column in table.columns.items()}
 
 
-def json_document(columns: Mapping[str, bytes], beside: Mapping[str, Any]) -> bytes:
-    """Return the JSON document of columns that are JSON already."""
+def json_document(columns: Mapping[str, Sequence[bytes]], beside: Mapping[str, Any]) -> bytes:
+    """Return the JSON document of columns that are JSON already, each in one or more pieces."""
     parts = [b'{"columns":{']
-    for number, (name, items) in enumerate(columns.items()):
-        parts += [b"," if number else b"", orjson.dumps(name), b":[", items, b"]"]
+    for number, (name, pieces) in enumerate(columns.items()):
+        parts += [b"," if number else b"", orjson.dumps(name), b":["]
+        for place, piece in enumerate(pieces):
+            parts += [b",", piece] if place else [piece]
+        parts.append(b"]")
     parts.append(b"}")
     if beside:
         parts += [b",", orjson.dumps(beside)[1:-1]]

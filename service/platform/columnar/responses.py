@@ -16,7 +16,7 @@ def columnar_response(request: Request, body: bytes, media_type: str, etag: str 
     """Return the body with its entity tag (that of its content unless it is given), or 304 if the client has it."""
     etag = etag or content_etag(body)
     headers = {"ETag": etag, "Vary": VARY, "Cache-Control": "private, no-cache"}
-    if matches(request.headers.get("if-none-match"), etag):
+    if is_known(request, etag):
         return Response(status_code=304, headers=headers)
     body, encoding = compress(body, request.headers.get("accept-encoding"))
     if encoding is not None:
@@ -27,3 +27,13 @@ def columnar_response(request: Request, body: bytes, media_type: str, etag: str 
 def content_etag(body: bytes) -> str:
     """Return the entity tag of a body; weak, since its compressed forms share it."""
     return f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+
+
+def is_known(request: Request, etag: str) -> bool:
+    """Return whether the client has the answer with this entity tag."""
+    return matches(request.headers.get("if-none-match"), etag)
+
+
+def etag_of_version(version: str, media_type: str) -> str:
+    """Return the entity tag of an answer that is known by a version before it is made."""
+    return f'W/"{version}.{media_type.rpartition("/")[2].rpartition(".")[2]}"'

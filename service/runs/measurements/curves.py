@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ class Curves:
     statistics: tuple[StatisticsStep, ...] = ()
     """Those of the steps of which shards were sent as statistics."""
 
-    json: Mapping[str, bytes] | None = None
-    """The JSON of the columns, if it is known."""
+    json: Mapping[str, Sequence[bytes]] | None = None
+    """The JSON of the columns, in pieces, if it is known."""
 
     def by_comparison(self) -> dict[str, ColumnTable]:
         """Return the rows of each comparison."""

@@ -15,11 +15,10 @@ from service.platform.columnar.formats import (
     JSON_MEDIA_TYPE,
     Format,
     choose_format,
-    json_document,
     render,
     table_of_model,
 )
-from service.platform.columnar.responses import columnar_response
+from service.platform.columnar.responses import columnar_response, etag_of_version, is_known
 from service.platform.context import Context
 from service.platform.pagination import Page
 from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, FromStep, MaxPoints, Name, StepPath, ToStep
@@ -27,7 +26,7 @@ from service.platform.security import Reader
 from service.runs.attempts.service import resolve_step
 from service.runs.coverage.service import coverage_of_step
 from service.runs.measurements import service
-from service.runs.measurements.curve_memory import CurveMemory
+from service.runs.measurements.curve_reading import AskedCurves, CurveQuery
 from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
 from service.runs.measurements.tables import buckets_read, token_ids_read
 from service.runs.runs.addresses import RunIdentifier
@@ -61,13 +60,14 @@ def read_measurements(
 ) -> Response:
     """Return curves over steps, by column: JSON, CSV or Parquet. A curve of `max_points` is one comparison."""
     media_type = choose_format(request.headers.get("accept"), format_name)
-    query = service.CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
+    query = CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
     with context.database.read() as session:
-        curves = service.read_curves(session, context.settings, principal, run, query, _curve_memory(request))
-    beside = curves.beside()
-    if media_type == JSON_MEDIA_TYPE and curves.json is not None:
-        return columnar_response(request, json_document(curves.json, beside), media_type)
-    return columnar_response(request, render(curves.table, media_type, beside), media_type)
+        asked = AskedCurves(session, context, principal, run, query)
+        etag = None if asked.version is None else etag_of_version(asked.version, media_type)
+        if etag is not None and is_known(request, etag):
+            return columnar_response(request, b"", media_type, etag)
+        body = asked.body(media_type)
+    return columnar_response(request, body, media_type, etag)
 
 
 @router.get("/runs/{run}/steps/{step}/buckets", response_model=BucketsRead | TokenIdsRead, responses=FORMATS)
@@ -101,12 +101,3 @@ def read_buckets(
         return columnar_response(request, found.model_dump_json().encode(), media_type)
     bounds = {"low": found.edges[:-1], "high": found.edges[1:]} if isinstance(found, BucketsRead) else {}
     return columnar_response(request, render(table_of_model(found.columns, **bounds), media_type), media_type)
-
-
-def _curve_memory(request: Request) -> CurveMemory:
-    """Return the application's memory of curves."""
-    state = request.app.state
-    if not hasattr(state, "curve_memory"):
-        state.curve_memory = CurveMemory()
-    memory: CurveMemory = state.curve_memory
-    return memory

@@ -11,12 +11,12 @@ from sqlalchemy import ColumnElement, Select, bindparam, case, func, select, tup
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from service.platform.columnar.curve_memory import ComparisonRevision
 from service.platform.database.dialect import insert_for, table_of, upsert
 from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
-from service.runs.measurements.curve_memory import ComparisonRevision
 from service.runs.measurements.curves import KEYS, MeasuredStep
 from service.runs.step_key import StepKey
 

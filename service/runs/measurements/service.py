@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Sequence
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.columnar.downsampling import keep_extremes
-from service.platform.columnar.reading import Kind, check_answer, read_columns
-from service.platform.columnar.table import ColumnTable
 from service.platform.database.tables import MeasurementStatistics
-from service.platform.database.tables import measurements as table
 from service.platform.problem import ProblemError
-from service.platform.query_parameters import check_step_range
 from service.platform.security import Principal
-from service.platform.settings import Settings
-from service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
-from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from service.runs.coverage.schemas import StatisticsStep
-from service.runs.coverage.service import statistics_steps
+from service.runs.attempts.active_attempts import AttemptStart, active_ranges
+from service.runs.attempts.service import attempts_of_run, resolve_step
 from service.runs.measurements import repository
-from service.runs.measurements.curve_memory import ComparisonRevision, CurveMemory, joined_json, joined_tables
-from service.runs.measurements.curves import KEYS, Curves, MeasuredStep
+from service.runs.measurements.curves import MeasuredStep
 from service.runs.measurements.folding import FoldedStatistics
-from service.runs.measurements.names import check_comparison, columns_of
+from service.runs.measurements.names import check_comparison
 from service.runs.runs.service import get_run
 from service.runs.shard_counts import incomplete_step
 from service.runs.shard_schemas import IncompleteStep
@@ -55,18 +43,6 @@ class StatisticsOutOfDate(ProblemError):
 
     status = 409
     problem_type = "statistics-out-of-date"
-
-
-@dataclass(frozen=True, slots=True)
-class CurveQuery:
-    """Request for curves; no comparisons or measures: all; `attempt` None: the active steps."""
-
-    comparisons: Sequence[str] = ()
-    measures: Sequence[str] = ()
-    attempt: int | None = None
-    from_step: int = 0
-    to_step: int = 2**31 - 1
-    max_points: int | None = None
 
 
 def store_measurements(session: Session, step: StepKey, measurements: Sequence[FoldedStatistics]) -> None:
@@ -133,63 +109,6 @@ def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
     """Return the active steps that closed without some of their shards, newest first, at most MOST_INCOMPLETE."""
     found = repository.incomplete_steps(session, run_id, attempts_of_run(session, run_id), MOST_INCOMPLETE)
     return [each for step in found if (each := incomplete_step(step)) is not None]
-
-
-def read_curves(
-    session: Session,
-    settings: Settings,
-    principal: Principal,
-    run_id: str,
-    query: CurveQuery,
-    memory: CurveMemory | None = None,
-) -> Curves:
-    """Return the curves of a run; with `memory`, rows that were read before are not read again.
-
-    Raises UnknownMeasure and UnknownComparison, naming what is not known, and AnswerTooLarge beyond the settings' caps.
-    """
-    get_run(session, principal, run_id)
-    measures = tuple(columns_of(query.measures))
-    for comparison in query.comparisons:
-        if comparison != STEP_ROW:
-            check_comparison(comparison)
-    check_step_range(query.from_step, query.to_step)
-    attempts = attempts_of_run(session, run_id)
-    if query.attempt is not None:
-        chosen = table.c.attempt == require_attempt(session, run_id, query.attempt).attempt
-    else:
-        chosen = is_active(attempts, table.c.attempt, table.c.step, query.from_step, query.to_step)
-    kinds: dict[str, Kind] = {**KEYS, **dict.fromkeys(measures, "float")}
-    most = settings.max_answer_values if query.max_points is None else settings.max_read_values
-
-    def read(comparisons: Sequence[str], after: int = -1) -> ColumnTable:
-        steps = (max(query.from_step, after + 1), query.to_step)
-        statement = repository.curves_query(run_id, chosen, comparisons, measures, steps)
-        return read_columns(session, statement, kinds, most).sorted_by("comparison", "step", "attempt")
-
-    revisions: Mapping[str, ComparisonRevision] = {}
-    json = None
-    if memory is not None and query.max_points is None:
-        revisions = repository.revisions_of(session, run_id, query.comparisons)
-    if memory is not None and revisions:
-        active = tuple((each.attempt, each.resume_step) for each in attempts)
-        asked = (run_id, measures, query.attempt, query.from_step, query.to_step, active)
-        parts = [
-            memory.get((*asked, comparison), revision, partial(read, (comparison,)))
-            for comparison, revision in revisions.items()
-        ]
-        curves, json = joined_tables([each.table for each in parts]), joined_json([each.json for each in parts])
-    else:
-        curves = read(query.comparisons)
-    incomplete: Sequence[IncompleteStep] = incomplete_steps(session, run_id)
-    sent: Sequence[StatisticsStep] = statistics_steps(session, run_id, attempts)
-    if incomplete or sent:
-        shown = set(zip(curves.array("step").tolist(), curves.array("attempt").tolist(), strict=True))
-        incomplete = [step for step in incomplete if (step.step, step.attempt) in shown]
-        sent = [step for step in sent if (step.step, step.attempt) in shown]
-    if query.max_points is not None:
-        curves = keep_extremes(curves, ("comparison",), measures, query.max_points)
-    check_answer(curves, settings.max_answer_values)
-    return Curves(curves, measures, tuple(incomplete), tuple(sent), json)
 
 
 def read_statistics(

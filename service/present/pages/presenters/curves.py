@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from service.platform.columnar.table import floats_or_none
 from service.present.pages.figures import Curve
 from service.present.pages.presenters.viewing import Viewing
+from service.runs.measurements.curve_reading import CurveQuery, read_curves
 from service.runs.measurements.curves import Curves
-from service.runs.measurements.service import CurveQuery, read_curves
 from service.runs.scalars.service import FIRST_SOURCE, ScalarQuery, read_scalars
 
 # A plot has fewer pixels. Down-sampling keeps extremes.
@@ -24,7 +24,7 @@ def curves_of(
 ) -> dict[str, dict[str, Curve]]:
     """Return comparison → measure column → curve, over the active steps; no comparisons: all."""
     query = CurveQuery(comparisons=comparisons, measures=measures, from_step=from_step, max_points=MOST_POINTS)
-    return by_comparison(read_curves(viewing.session, viewing.context.settings, viewing.principal, run_id, query))
+    return by_comparison(read_curves(viewing.session, viewing.context, viewing.principal, run_id, query))
 
 
 def by_comparison(curves: Curves) -> dict[str, dict[str, Curve]]:

@@ -19,8 +19,9 @@ from service.present.pages.presenters.step_list import neighbourhood
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.presenters.weights_search import weights_panel
 from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, StepPage, TokenRow, TokensPart
+from service.runs.measurements.curve_reading import CurveQuery, read_curves
 from service.runs.measurements.curves import Curves
-from service.runs.measurements.service import CurveQuery, MeasurementNotFound, is_out_of_date, read_curves
+from service.runs.measurements.service import MeasurementNotFound, is_out_of_date
 from service.runs.rollouts.tokens import TokenQuery, read_tokens
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
@@ -37,7 +38,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     around = neighbourhood(viewing, run_id, number_of_step)
     step = around.step
     query = CurveQuery(from_step=step.step, to_step=step.step)
-    curves = read_curves(viewing.session, viewing.context.settings, viewing.principal, run_id, query)
+    curves = read_curves(viewing.session, viewing.context, viewing.principal, run_id, query)
     values = _values(curves)
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
