@@ -9,6 +9,8 @@ from service.platform.database.tables.base import Base
 from service.platform.database.tables.packed_columns import PackedBytes
 
 _UNFOLDED = text("folded_shards < received_shards")
+_INCOMPLETE = text("closed_at_us IS NOT NULL AND received_shards < expected_shards")
+_SENT_AS_STATISTICS = text("full_rollouts IS NOT NULL")
 
 
 class Step(Base):
@@ -22,6 +24,18 @@ class Step(Base):
     __table_args__ = (
         ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
         Index("ix_steps_unfolded", "last_shard_at_us", sqlite_where=_UNFOLDED, postgresql_where=_UNFOLDED),
+        # Few steps are in these; each answer with curves says which.
+        Index(
+            "ix_steps_incomplete", "run_id", "attempt", "step", sqlite_where=_INCOMPLETE, postgresql_where=_INCOMPLETE
+        ),
+        Index(
+            "ix_steps_sent_as_statistics",
+            "run_id",
+            "attempt",
+            "step",
+            sqlite_where=_SENT_AS_STATISTICS,
+            postgresql_where=_SENT_AS_STATISTICS,
+        ),
     )
 
     run_id: Mapped[str] = mapped_column(primary_key=True)

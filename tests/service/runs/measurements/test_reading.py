@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+from typing import Any
 
 import httpx
 import pyarrow.parquet as pq
@@ -132,12 +134,14 @@ def test_steps_are_listed_in_pages(sender: Sender) -> None:
 
 def test_curves_that_were_read_before_follow_every_change(http: httpx.Client) -> None:
     sender = start_run(http)
+    ends = itertools.count(1000)
 
     def read() -> dict[str, list[object]]:
-        """Return the curves, which must equal those that are read anew, as with `max_points`."""
+        """Return the curves, which must equal those that are read anew, as with a range never asked for before."""
         remembered = sender.get("measurements", measure=["k3_kl", "num_tokens"]).json()["columns"]
-        fresh = sender.get("measurements", measure=["k3_kl", "num_tokens"], max_points=1000).json()["columns"]
-        assert remembered == fresh
+        fresh = sender.get("measurements", measure=["k3_kl", "num_tokens"], to_step=next(ends)).json()["columns"]
+        sampled = sender.get("measurements", measure=["k3_kl", "num_tokens"], max_points=1000).json()["columns"]
+        assert remembered == fresh == sampled
         columns: dict[str, list[object]] = remembered
         return columns
 
@@ -157,3 +161,31 @@ def test_curves_that_were_read_before_follow_every_change(http: httpx.Client) ->
     columns = read()
     assert columns["step"] == [1, 3, 4] * 2
     assert columns["attempt"] == [1, 1, 2] * 2
+
+
+def test_the_entity_tag_of_curves_changes_with_what_they_show_only(http: httpx.Client) -> None:
+    sender = start_run(http)
+    sender.put_shard(3, make_batch(seed=3)).raise_for_status()
+    asked: list[dict[str, Any]] = [{}, {"max_points": 50}, {"format": "csv"}, {"measure": ["k3_kl"]}, {"to_step": 9}]
+    tags = [sender.get("measurements", **each).headers["etag"] for each in asked]
+    assert len(set(tags)) == len(asked)
+
+    def known() -> list[int]:
+        """Return the statuses of the same requests with their tags."""
+        answers = [
+            http.get(sender.get("measurements", **each).url, headers={"If-None-Match": tag})
+            for each, tag in zip(asked, tags, strict=True)
+        ]
+        assert all(answer.content == b"" for answer in answers if answer.status_code == 304)
+        return [answer.status_code for answer in answers]
+
+    assert known() == [304] * len(asked)
+    # Of a step in two shards: the first changes nothing that is shown, the second closes it.
+    sender.put_shard(5, make_batch(seed=5), shard=0, shards=2).raise_for_status()
+    assert known() == [304] * len(asked)
+    sender.put_shard(5, make_batch(seed=6), shard=1, shards=2).raise_for_status()
+    assert known() == [200] * len(asked)
+    # A resume that hides steps changes them too.
+    tags = [sender.get("measurements", **each).headers["etag"] for each in asked]
+    sender.new_attempt("resumed", 5)
+    assert known() == [200] * len(asked)
