@@ -41,7 +41,7 @@ from service.platform.openapi import document_problems
 from service.platform.problem import install_problem_handlers
 from service.platform.query_parameters import refuse_unknown_parameters
 from service.platform.settings import Settings
-from service.platform.stopping import end_soon_at_second_signal
+from service.platform.stopping import handle_signals
 from service.platform.storage_errors import install_storage_handlers
 from service.platform.store.opening import open_store
 from service.platform.store.orphans import OrphanSweep
@@ -283,7 +283,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
     app.state.figures = figures
     watching = asyncio.create_task(figures.loop_delays.watch())
     context.stopping.on_begin(polls.release)
-    end_soon_at_second_signal()
+    handle_signals(partial(asyncio.get_running_loop().call_soon_threadsafe, context.stopping.begin))
     try:
         # What connections need (service/platform/connections.py).
         yield {"stopping": context.stopping, "header_seconds": context.settings.header_seconds}

@@ -39,10 +39,12 @@ class Stopping:
                 callback()
 
 
-def end_soon_at_second_signal() -> None:
-    """Make a second SIGTERM or SIGINT end the process within seconds; the first one keeps its handler's meaning.
+def handle_signals(begin: Callable[[], object]) -> None:
+    """Call `begin` at the first SIGTERM or SIGINT, and make a second one end the process within seconds.
 
-    Does nothing outside of the main thread, which alone may handle signals.
+    The first one keeps its handler's meaning: uvicorn's tells open connections that the service stops, and so not the
+    polls of clients that have gone. `begin` is called inside the signal handler. Does nothing outside of the main
+    thread, which alone may handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -51,6 +53,7 @@ def end_soon_at_second_signal() -> None:
     def wrap(handler: Any) -> Callable[[int, FrameType | None], None]:
         def handle(number: int, frame: FrameType | None) -> None:
             first_at.append(time.monotonic())
+            begin()
             if callable(handler):
                 handler(number, frame)
             if first_at[-1] - first_at[0] >= _SAME_WISH_SECONDS:

@@ -6,9 +6,6 @@ What of slime is real and what is written after its documented schema is told in
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +19,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations.slime import apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of
 from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 from tests.ports import free_port
 
@@ -64,8 +62,17 @@ def http(real_service: RunningService) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
+def megatron() -> Iterator[Preloaded]:
+    """A process that has imported Megatron."""
+    with preloaded(
+        "megatron.core", "megatron.core.optimizer.optimizer", "megatron.core.optimizer_param_scheduler"
+    ) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
 def train(
-    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, megatron: Preloaded
 ) -> Callable[..., Run]:
     """Train with `ranks` processes: `train(scenario, ranks)`."""
 
@@ -73,26 +80,21 @@ def train(
         key = f"slime-{scenario}-{ranks}"
         folder = tmp_path_factory.mktemp("slime")
         settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key, "FORESHOCK_WEIGHTS_ROOT": "weights",
-                    "FORESHOCK_SPOOL_DIRECTORY": str(folder), "MASTER_ADDR": "127.0.0.1",
+                    "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool"), "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), **settings}  # fmt: skip
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.foreshock.integrations.slime_runs", scenario, str(STEPS)],
-                env={**os.environ, **settings, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        ended = [process.communicate(timeout=300) for process in processes]
-        for process, (_, errors) in zip(processes, ended, strict=True):
-            assert process.returncode == 0, errors[-4000:]
-        logs = [json.loads(next(line for line in output.splitlines() if line.startswith("LOG "))[4:])
-                for output, _ in ended]  # fmt: skip
+        ended = megatron.run(
+            folder,
+            "tests.foreshock.integrations.slime_runs",
+            [scenario, str(STEPS)],
+            [settings | {"RANK": str(rank)} for rank in range(ranks)],
+        )
+        for each in ended:
+            assert each.returncode == 0, each.stderr[-4000:]
+        logs = [json.loads(next(line for line in each.stdout.splitlines() if line.startswith("LOG "))[4:])
+                for each in ended]  # fmt: skip
         runs = http.get("/v1/runs").raise_for_status().json()["items"]
         found = next(each["id"] for each in runs if each["key"] == key)
-        output = "".join(errors for _, errors in ended)
+        output = "".join(each.stderr for each in ended)
         return Run(logs[0]["figures"], [log["rates"] for log in logs], logs[0]["critic_rates"], output, http, found)
 
     return run

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -52,8 +50,17 @@ def http(real_service: RunningService) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
+def libraries() -> Iterator[Preloaded]:
+    """A process that has imported TRL and vLLM, which takes 10 s of CPU time."""
+    with preloaded(
+        "examples.trl.train", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer", "vllm.entrypoints.llm"
+    ) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
 def train(
-    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, libraries: Preloaded
 ) -> Callable[..., Run]:
     """Train in a process of its own: `train(algorithm, engine, scenario)`."""
 
@@ -62,11 +69,8 @@ def train(
         key = f"{algorithm}-{engine}-{scenario}"
         settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
                     "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool")}  # fmt: skip
-        finished = subprocess.run(
-            [sys.executable, "-m", "tests.foreshock.integrations.trl_runs", str(folder), algorithm, engine, scenario,
-             str(STEPS), str(HALVED_AT)],
-            env={**os.environ, **settings}, capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
+        arguments = [str(folder), algorithm, engine, scenario, str(STEPS), str(HALVED_AT)]
+        (finished,) = libraries.run(folder, "tests.foreshock.integrations.trl_runs", arguments, [settings])
         assert finished.returncode == 0, finished.stderr[-4000:]
         lines = [line for line in finished.stdout.splitlines() if line.startswith("LOG ")]
         log = [entry for entry in json.loads(lines[0][4:]) if "reward" in entry]

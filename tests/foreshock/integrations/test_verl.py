@@ -19,6 +19,7 @@ from foreshock.integrations import verl
 from foreshock.integrations.verl_columns import precision_of
 from foreshock.rollouts import decode_rollouts
 from tests.foreshock.integrations.logged_attributes import logged_attributes
+from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
 
 pytestmark = pytest.mark.slow
@@ -53,8 +54,15 @@ def http(real_service: RunningService) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
+def libraries() -> Iterator[Preloaded]:
+    """A process that has imported what verl imports; verl itself finds its plugin when a run imports it."""
+    with preloaded("torch.distributed", "transformers", "tensordict", "ray", "omegaconf", "datasets") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
 def train(
-    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory
+    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, libraries: Preloaded
 ) -> Callable[..., Run]:
     """Train in a process of its own; nothing but environment variables connects it."""
 
@@ -62,10 +70,10 @@ def train(
         key = "-".join([module, scenario, *settings.values()])
         settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
                     "FORESHOCK_SPOOL_DIRECTORY": str(tmp_path_factory.mktemp("spool")), **settings}  # fmt: skip
-        finished = subprocess.run(
-            [sys.executable, "-m", f"tests.foreshock.integrations.{module}", scenario, str(STEPS)],
-            env={**os.environ, **settings}, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        folder = tmp_path_factory.mktemp("verl")
+        (finished,) = libraries.run(
+            folder, f"tests.foreshock.integrations.{module}", [scenario, str(STEPS)], [settings]
+        )
         assert finished.returncode == 0, finished.stderr[-4000:]
         (line,) = [line for line in finished.stdout.splitlines() if line.startswith("LOG ")]
         log = json.loads(line[4:])

@@ -9,10 +9,12 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+from trl.generation import vllm_generation
 
 from examples.trl.train import new_trainer, reward_of_ones
 
@@ -32,6 +34,8 @@ def halving_reward(completions: list[str], trainer_state: Any = None, **_: Any) 
 def main() -> None:
     """Run one scenario and print TRL's log history."""
     folder, algorithm, engine, scenario = Path(sys.argv[1]), *sys.argv[2:5]
+    # TRL has no argument for it; compiling the model takes most of the time of a run of four steps.
+    vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
     from foreshock.integrations.trl import ForeshockCallback
 
     arguments: dict[str, Any] = {"steps": int(sys.argv[5]), "algorithm": algorithm, "use_vllm": engine == "vllm"}

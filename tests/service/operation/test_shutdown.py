@@ -91,6 +91,19 @@ def test_upload_that_stalls_is_given_up_after_the_setting_and_a_second_signal_en
         assert second is not None or code == 0
 
 
+def test_poll_of_a_client_that_left_does_not_delay_the_stop(tmp_path: Path) -> None:
+    with service_process(tmp_path) as service:
+        with httpx.Client(base_url=service.url, timeout=60) as http:
+            path = f"/v1/runs/{start_run(http).run}/lr-advice?"
+            etag = http.get(path).headers["ETag"]
+        poll(service, path, etag).close()
+        time.sleep(0.5)
+        begin = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(timeout=60) == 0
+        assert time.monotonic() - begin < 20
+
+
 def test_several_processes_end_with_status_0(tmp_path: Path, migrated_postgres: str) -> None:
     settings = {"FORESHOCK_PROCESSES": "2", "FORESHOCK_DATABASE_URL": migrated_postgres}
     with service_process(tmp_path, **settings) as service:
