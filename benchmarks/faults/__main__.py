@@ -17,12 +17,14 @@ were done: a later call goes on where this one was stopped.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.case import CaseResult
@@ -49,40 +51,51 @@ def postgresql() -> Iterator[PostgresCluster]:
         cluster.stop()
 
 
-def kill_service(database: str, kills: int, seed: int, state: Path, processes: int = 1) -> Totals:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all parts share. `deadline`: by the monotonic clock, after which nothing is killed."""
+
+    seed: int
+    state: Path
+    deadline: float
+
+
+def kill_service(database: str, kills: int, plan: Plan, processes: int = 1) -> Totals:
     """Kill the service on a database until there are so many kills in all."""
     name = database if processes == 1 else f"{database}-{processes}-processes"
-    path = state / f"{name}.json"
+    path = plan.state / f"{name}.json"
     totals = Totals.load(path)
-    while totals.done < kills:
+    while totals.done < kills and time.monotonic() < plan.deadline:
         goal = min(kills, totals.done + _CHUNK)
         if database == "sqlite":
-            Campaign(name, "", totals, most=goal, seed=seed).run(path)
+            Campaign(name, "", totals, most=goal, seed=plan.seed, deadline=plan.deadline).run(path)
         else:
             with postgresql() as cluster:
                 url = cluster.new_database()
-                Campaign(name, url, totals, most=goal, seed=seed, processes=processes).run(path)
+                Campaign(name, url, totals, most=goal, seed=plan.seed, processes=processes, deadline=plan.deadline).run(
+                    path
+                )
     return totals
 
 
-def kill_while_removing(database: str, kills: int, seed: int, state: Path) -> Totals:
+def kill_while_removing(database: str, kills: int, plan: Plan) -> Totals:
     """Kill the service while it removes data until there are so many kills in all."""
-    path = state / f"removals-{database}.json"
+    path = plan.state / f"removals-{database}.json"
     totals = Totals.load(path)
-    if totals.done < kills and database == "sqlite":
-        kill_removals(totals, database_url="", most=kills, seed=seed, save=path)
-    elif totals.done < kills:
-        with postgresql() as cluster:
-            kill_removals(totals, database_url=cluster.new_database(), most=kills, seed=seed, save=path)
+    if totals.done >= kills or time.monotonic() >= plan.deadline:
+        return totals
+    with postgresql() if database == "postgresql" else nullcontext() as cluster:
+        url = "" if cluster is None else cluster.new_database()
+        kill_removals(totals, database_url=url, most=kills, seed=plan.seed, save=path, deadline=plan.deadline)
     return totals
 
 
-def kill_client(kills: int, seed: int, state: Path) -> Totals:
+def kill_client(kills: int, plan: Plan) -> Totals:
     """Kill the trainer until there are so many kills in all."""
-    path = state / "client.json"
+    path = plan.state / "client.json"
     totals = Totals.load(path)
-    if totals.done < kills:
-        run_client_kills(totals, most=kills, seed=seed, save=path)
+    if totals.done < kills and time.monotonic() < plan.deadline:
+        run_client_kills(totals, most=kills, seed=plan.seed, save=path, deadline=plan.deadline)
     return totals
 
 
@@ -108,6 +121,7 @@ def main() -> int:
     parser.add_argument("--client-kills", type=int, default=100, help="kills of the trainer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="kill no longer; then verify what was done")
     parser.add_argument("--state", type=Path, help="folder that keeps the totals between calls")
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("parts", nargs="*", default=[], help=f"default: {' '.join(PARTS)}")
@@ -119,19 +133,20 @@ def main() -> int:
     state.mkdir(parents=True, exist_ok=True)
     os.nice(5)
     begun, totals, cases = time.monotonic(), dict[str, Totals](), list[CaseResult]()
+    plan = Plan(arguments.seed, state, time.monotonic() + 60.0 * arguments.minutes)
     databases = [name for name in ("sqlite", "postgresql") if arguments.database in (name, "both")]
     if "kills" in parts:
         for name in databases:
-            totals[name] = kill_service(name, arguments.kills, arguments.seed, state)
+            totals[name] = kill_service(name, arguments.kills, plan)
     if "processes" in parts and "postgresql" in databases:
-        found = kill_service("postgresql", arguments.process_kills, arguments.seed, state, PROCESSES)
+        found = kill_service("postgresql", arguments.process_kills, plan, PROCESSES)
         totals["postgresql_2_processes"] = found
     if "removals" in parts:
         for name in databases:
-            found = kill_while_removing(name, arguments.removal_kills, arguments.seed, state)
+            found = kill_while_removing(name, arguments.removal_kills, plan)
             totals[f"removals_{name}"] = found
     if "client" in parts:
-        totals["client"] = kill_client(arguments.client_kills, arguments.seed, state)
+        totals["client"] = kill_client(arguments.client_kills, plan)
     if "cases" in parts:
         with postgresql() as cluster:
             cases = run_cases(arguments.cases, lambda: cluster, state / "cases.json")

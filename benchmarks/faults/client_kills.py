@@ -7,6 +7,7 @@ kill is listed from outside and must be in the service at the end.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -39,8 +40,10 @@ Spooled = tuple[str, str, int]
 """Key of the attempt, kind, step."""
 
 
-def run_client_kills(totals: Totals, *, most: int, seed: int, save: Path | None = None) -> None:
-    """Kill the trainer `most` times; the last one delivers the rest."""
+def run_client_kills(
+    totals: Totals, *, most: int, seed: int, save: Path | None = None, deadline: float = math.inf
+) -> None:
+    """Kill the trainer `most` times in all, or until `deadline`; the last one delivers the rest."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
         folder, launcher = Path(name), Launcher()
@@ -51,7 +54,7 @@ def run_client_kills(totals: Totals, *, most: int, seed: int, save: Path | None 
         expected: dict[Spooled, str] = {}
         try:
             number = totals.done
-            while totals.done < most:
+            while totals.done < most and time.monotonic() < deadline:
                 totals.count_kill(_one_launch(draw, gate, spool, number))
                 found = dict(_spooled(spool))
                 totals.findings.counts["spooled_at_kills"] += len(found)
@@ -61,8 +64,8 @@ def run_client_kills(totals: Totals, *, most: int, seed: int, save: Path | None 
                     print(f"{time.strftime('%H:%M:%S')} client      kills {totals.done}/{most}, {len(expected)} items "
                           "were in the spool at a kill", flush=True)  # fmt: skip
             gate.set("open")
-            deadline = time.monotonic() + _DRAIN_SECONDS
-            while next(_spooled(spool), None) is not None and time.monotonic() < deadline:
+            drained_by = time.monotonic() + _DRAIN_SECONDS
+            while next(_spooled(spool), None) is not None and time.monotonic() < drained_by:
                 subprocess.run(_command(gate.url, spool, number, number * _STEPS, 0), check=True, env=_environment(""))
             _verify(totals, served, spool, expected)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 import threading
@@ -36,10 +37,12 @@ class Campaign:
 
     def __init__(
         self, name: str, database_url: str, totals: Totals, *, most: int, seed: int, kills_a_run: int = 30,
-        phases: int = 5, processes: int = 1,
+        phases: int = 5, processes: int = 1, deadline: float = math.inf,
     ) -> None:  # fmt: skip
         self.name, self.totals = name, totals
         self._processes = processes
+        # By the monotonic clock: then nothing is killed any more, and what was done is verified.
+        self._deadline = deadline
         self._url, self._most, self._seed = database_url, most, seed
         self._kills_a_run, self._phases = kills_a_run, phases
         self._pending: tuple[RunPlan, RunSender] | None = None
@@ -58,7 +61,7 @@ class Campaign:
             clean.start()
             clean.wait_until("/readyz")
             try:
-                while self.totals.done < self._most:
+                while self._goes_on:
                     self._one_run(served, clean)
                     if save is not None:
                         self.totals.save(save)
@@ -77,6 +80,11 @@ class Campaign:
                 clean.kill()
                 launcher.close()
 
+    @property
+    def _goes_on(self) -> bool:
+        """Return whether there are kills left to do, and time."""
+        return self.totals.done < self._most and time.monotonic() < self._deadline
+
     def _one_run(self, served: Served, clean: Served) -> None:
         number = self.totals.runs
         draw = random.Random(f"{self._seed}-{self.name}-{number}")
@@ -91,7 +99,7 @@ class Campaign:
         begun, killed, running = time.monotonic(), 0, False
         try:
             while thread.is_alive():
-                if killed < self._kills_a_run and self.totals.done < self._most:
+                if killed < self._kills_a_run and self._goes_on:
                     self._kill_once(draw, served, sender, thread)
                     killed += 1
                     continue

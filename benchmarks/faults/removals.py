@@ -8,6 +8,7 @@ measurement of the runs that remain must be what it was before.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import tempfile
 import threading
@@ -42,15 +43,17 @@ _SETTINGS = {
 }
 
 
-def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int, save: Path | None = None) -> None:
-    """Kill the service `most` times in all while it removes data."""
+def kill_removals(
+    totals: Totals, *, database_url: str, most: int, seed: int, save: Path | None = None, deadline: float = math.inf
+) -> None:
+    """Kill the service `most` times in all, or until `deadline`, while it removes data."""
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
         launcher = Launcher()
         served = Served(launcher, Path(name) / "service", database_url, **_SETTINGS)
         served.start()
         served.wait_until("/readyz")
         try:
-            while totals.done < most:
+            while totals.done < most and time.monotonic() < deadline:
                 _Round(totals, served, f"{seed}-{totals.runs}", most).run()
                 totals.runs += 1
                 check_catalogue(totals.findings, served)
