@@ -25,6 +25,7 @@ from service.maintenance.retention.service import RetentionTask
 from service.platform.audit.endpoints import router as audit
 from service.platform.body_timeouts import BodyTimeouts
 from service.platform.changes.listening import Listener
+from service.platform.content_tags import ContentTags
 from service.platform.context import ServiceContext
 from service.platform.database.session import Database
 from service.platform.decoding.pool import DecoderPool
@@ -189,6 +190,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.router.routes.extend(_routes())
     # The last one that is added comes first.
     add_tracing(app, settings)
+    app.add_middleware(ContentTags)
     app.add_middleware(PollTurns)
     app.add_middleware(RequestGuard, settings=settings, limits=app.state.context.key_limits)
     app.add_middleware(BodyTimeouts, settings=settings)

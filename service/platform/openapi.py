@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from service.platform.problem import PROBLEM_MEDIA_TYPE, ProblemDocument
 
 _REFERENCE = {"$ref": "#/components/schemas/ProblemDocument"}
+_UNCHANGED = {"description": "Unchanged since the answer whose ETag is in If-None-Match"}
 _METHODS = ("get", "put", "post", "patch", "delete")
 
 
@@ -32,11 +33,13 @@ def _with_problems(document: dict[str, Any]) -> dict[str, Any]:
     schemas.update(problem.pop("$defs", {}))
     schemas["ProblemDocument"] = problem
     response = {"description": "Problem", "content": {PROBLEM_MEDIA_TYPE: {"schema": _REFERENCE}}}
-    for path in document["paths"].values():
+    for address, path in document["paths"].items():
         for method in _METHODS:
             if method in path:
                 responses = path[method]["responses"]
                 if "422" in responses:
                     responses["422"] = response | {"description": "The request does not fit the contract"}
                 responses["default"] = response
+                if method == "get" and address.startswith("/v1/"):
+                    responses.setdefault("304", _UNCHANGED)
     return document

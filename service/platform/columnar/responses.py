@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from fastapi import Request, Response
 
+from service.platform.content_tags import content_etag
 from service.platform.etag import matches
 from service.platform.response_encoding import compress
 
@@ -22,11 +21,6 @@ def columnar_response(request: Request, body: bytes, media_type: str, etag: str 
     if encoding is not None:
         headers["Content-Encoding"] = encoding
     return Response(body, media_type=media_type, headers=headers)
-
-
-def content_etag(body: bytes) -> str:
-    """Return the entity tag of a body; weak, since its compressed forms share it."""
-    return f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
 
 
 def is_known(request: Request, etag: str) -> bool:
