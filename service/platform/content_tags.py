@@ -61,7 +61,7 @@ def _with_tag(start: Message, body: Message, known: str | None) -> tuple[Message
     headers["ETag"] = etag
     headers.setdefault("Cache-Control", "private, no-cache")
     if not matches(known, etag):
-        return start | {"headers": headers.raw}, body
+        return {**start, "headers": headers.raw}, body
     for name in ("content-length", "content-type"):
         del headers[name]
-    return start | {"status": 304, "headers": headers.raw}, body | {"body": b""}
+    return {**start, "status": 304, "headers": headers.raw}, {**body, "body": b""}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, status
 
 from service.platform.context import Context
-from service.platform.pagination import Limit
+from service.platform.pagination import Cursor, Limit, Page
 from service.platform.security import Administrator
 from service.runs.deletions import service
 from service.runs.deletions.schemas import DeletionCreate, DeletionRead
@@ -25,8 +25,8 @@ def request_deletion(
 
 @router.get("")
 def list_deletions(
-    run: RunIdentifier, context: Context, principal: Administrator, limit: Limit = 50
-) -> list[DeletionRead]:
-    """List the newest deletions of the run and how far they are."""
+    run: RunIdentifier, context: Context, principal: Administrator, cursor: Cursor = None, limit: Limit = 50
+) -> Page[DeletionRead]:
+    """List the deletions of the run, newest first, and how far they are."""
     with context.database.read() as session:
-        return [DeletionRead.of(row) for row in service.deletions_of_run(session, principal, run, limit)]
+        return service.deletions_of_run(session, principal, run, cursor, limit)

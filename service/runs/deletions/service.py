@@ -5,19 +5,18 @@ A deletion stays in force: a shard that arrives later makes it search that shard
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sqlalchemy import ColumnElement, case, or_, select, update
+from sqlalchemy import ColumnElement, case, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from service.platform.audit.service import record
 from service.platform.database.tables import Deletion
 from service.platform.identifiers import new_identifier
+from service.platform.pagination import Page, decode_cursor, page_of
 from service.platform.problem import InvalidRequest
 from service.platform.security import Principal
 from service.runs.deletions.deleted_ids import DeletedIds
-from service.runs.deletions.schemas import DeletionCreate
+from service.runs.deletions.schemas import DeletionCreate, DeletionRead
 from service.runs.runs.service import get_run, lock_run
 from service.runs.step_key import StepKey
 
@@ -41,11 +40,17 @@ def request_deletion(session: Session, principal: Principal, run_id: str, body: 
     return deletion
 
 
-def deletions_of_run(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[Deletion]:
-    """Return the newest deletions of a run. Raises RunNotFound, RunDeleted."""
+def deletions_of_run(
+    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
+) -> Page[DeletionRead]:
+    """Return one page of a run's deletions, newest first. Raises RunNotFound, RunDeleted, InvalidCursor."""
     get_run(session, principal, run_id)
-    query = select(Deletion).where(Deletion.run_id == run_id).order_by(Deletion.requested_at_us.desc(), Deletion.id)
-    return session.scalars(query.limit(limit)).all()
+    keys = (Deletion.requested_at_us, Deletion.id)
+    query = select(Deletion).where(Deletion.run_id == run_id).order_by(*(key.desc() for key in keys))
+    if cursor is not None:
+        query = query.where(tuple_(*keys) < tuple_(*decode_cursor(cursor, (int, str))))
+    found = [DeletionRead.of(row) for row in session.scalars(query.limit(limit + 1))]
+    return page_of(found, limit, lambda each: (each.requested_at_us, each.id))
 
 
 def search_step_again(session: Session, key: StepKey) -> None:

@@ -22,7 +22,6 @@ BOUNDED = {
     "/v1/hardware": "the 500 workers seen last, and their accelerators",
     "/v1/service": "the checks, jobs and figures of a fixed list",
     "/v1/probes/{probe}": "the scorers, pairs and jobs of one request, whose numbers its schema bounds",
-    "/v1/runs/{run}/deletions": "the newest `limit` deletions",
     "/v1/runs/{run}/health": "a sentence and a measure for each entry of a fixed list",
     "/v1/runs/{run}/lint": "one entry for each check of the catalogue, with at most 10 places",
     "/v1/runs/{run}/steps/{step}/lint": "one entry for each check of the catalogue",
@@ -91,6 +90,17 @@ def test_attempts_and_decisions_come_in_pages(http: httpx.Client) -> None:
     revisions = [each["revision"] for each in pages(sender, "lr-advice/decisions", 3)]
     assert len(revisions) >= 4
     assert revisions == sorted(set(revisions))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_deletions_come_in_pages(http: httpx.Client) -> None:
+    sender = start_run(http)
+    made = []
+    for number in range(5):
+        body = {"sample_ids": [f"sample-{number}"]}
+        made.append(http.post(f"/v1/runs/{sender.run}/deletions", json=body).raise_for_status().json()["id"])
+    assert [each["id"] for each in pages(sender, "deletions", 2)] == made[::-1]
+    assert sender.get("deletions", cursor="elsewhere").status_code == 422
 
 
 def pages(sender: Sender, path: str, limit: int) -> list[dict[str, Any]]:

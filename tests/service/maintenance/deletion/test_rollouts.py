@@ -36,7 +36,7 @@ def delete(sender: Sender, context: ServiceContext, **ids: list[str]) -> dict[st
     assert made.status_code == 202, made.text
     assert not carry_out_deletions(context, round_seconds=60)
     remove_due_files(context.database, context.store)
-    done: dict[str, Any] = sender.get("deletions").json()[0]
+    done: dict[str, Any] = sender.get("deletions").json()["items"][0]
     assert (done["id"], done["state"]) == (made.json()["id"], "done")
     return done
 
