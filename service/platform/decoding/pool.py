@@ -14,8 +14,9 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
+from service.platform.decoding.compiling import Compiler
 from service.platform.decoding.processes import DecoderProcesses, ProcessDied
-from service.platform.decoding.token_pass import COMPILED, chosen_token_pass
+from service.platform.decoding.token_pass import COMPILED, chosen_token_pass, first_choice
 from service.platform.logs.tracing import span
 from service.platform.problem import ProblemError
 from service.platform.settings import Settings
@@ -51,14 +52,15 @@ class DecoderPool:
         self._most_bodies = settings.decode_processes + settings.decode_queue
         self._bodies = 0
         self._choice = chosen_token_pass(settings)
-        self._processes = DecoderProcesses(settings.decode_processes, settings, self._choice, preload)
+        first = first_choice(self._choice)
+        self._must_compile = first.for_now
+        self._compiler = Compiler()
+        self._processes = DecoderProcesses(settings.decode_processes, settings, first, preload)
         self._lock = threading.Lock()
         # The process of tasks whose decoder died, started with the first one; held by one at a time.
         self._suspects = threading.Lock()
-        self._alone = DecoderProcesses(1, settings, self._choice, preload)
+        self._alone = DecoderProcesses(1, settings, first, preload)
         self._state = "starting"
-        if self._choice.compile:
-            self._state += ": the first start of a release compiles the pass over tokens, which takes about a minute"
         self._token_pass = ""
         self._closing = threading.Event()
 
@@ -74,7 +76,10 @@ class DecoderPool:
 
     @property
     def token_pass(self) -> str:
-        """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started."""
+        """Token pass of the decoders: `compiled`, or numpy and the reason; empty until they have started.
+
+        At the first start of a release it is numpy's until the pass is compiled.
+        """
         return self._token_pass
 
     @property
@@ -96,10 +101,14 @@ class DecoderPool:
             raise
         self._state = "ok"
         if self._choice.compile and self._token_pass != COMPILED:
-            _logger.warning("tokens are measured by %s", self._token_pass)
+            log = _logger.info if self._must_compile else _logger.warning
+            log("tokens are measured by %s", self._token_pass)
 
     def warm_up_in_background(self) -> None:
-        """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait. It is repeated if it fails."""
+        """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait. It is repeated if it fails.
+
+        Then the pass over tokens is compiled, if it must be, and the decoders are replaced by some that use it.
+        """
 
         def start_again(error: Exception, delay: float) -> None:
             _logger.error("the decoders do not start; the next try is in %.0f s", delay, exc_info=error)
@@ -114,8 +123,25 @@ class DecoderPool:
                     wait=self._closing.wait,
                     on_retry=start_again,
                 )
+                if self._must_compile:
+                    self._compile()
 
         threading.Thread(target=warm_up, name="foreshock-warm-up", daemon=True).start()
+
+    def _compile(self) -> None:
+        try:
+            found = self._compiler.compile(self._choice)
+        except (EOFError, OSError):
+            if not self._closing.is_set():
+                self._token_pass = "numpy, several times slower: the process that compiles died"
+                _logger.exception("tokens are measured by %s", self._token_pass)
+            return
+        if found == COMPILED:
+            self._processes.renew(self._choice)
+            self._alone.renew(self._choice)
+        else:
+            _logger.warning("tokens are measured by %s", found)
+        self._token_pass = found
 
     def run(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
@@ -140,6 +166,7 @@ class DecoderPool:
     def close(self) -> None:
         """End the processes after their current tasks; those that are still starting are ended at once."""
         self._closing.set()
+        self._compiler.stop()
         if not self.is_warm:
             self._processes.kill_starting()
         self._processes.close()

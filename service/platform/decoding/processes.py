@@ -5,6 +5,7 @@ A pool of `concurrent.futures` hands each task and each result through two threa
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import queue
@@ -35,7 +36,10 @@ class _Decoder:
     """A process, once it is started; used by one thread at a time."""
 
     def __init__(self, settings: Settings, choice: TokenPassChoice, preload: Sequence[str]) -> None:
-        self._arguments = (settings.decode_timeout_seconds, settings.decode_memory_bytes, choice, tuple(preload))
+        self.choice = choice
+        self._limits = (settings.decode_timeout_seconds, settings.decode_memory_bytes)
+        self._preload = tuple(preload)
+        self._started_with = choice
         self._most_tasks = settings.decode_recycle_after
         self._tasks = 0
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -48,7 +52,8 @@ class _Decoder:
             return
         context = multiprocessing.get_context("spawn")
         own, other = context.Pipe()
-        process = context.Process(target=_serve, args=(other, *self._arguments), daemon=True)
+        choice = self.choice
+        process = context.Process(target=_serve, args=(other, *self._limits, choice, self._preload), daemon=True)
         try:
             process.start()
         except BaseException:
@@ -58,6 +63,13 @@ class _Decoder:
             # The end of the process is then the end of the pipe.
             other.close()
         self._process, self._connection, self._token_pass, self._tasks = process, own, None, 0
+        self._started_with = choice
+
+    def renew(self) -> None:
+        """Start the process again with the choice that now holds, if it runs."""
+        if self._process is not None and self._started_with != self.choice:
+            self.stop()
+            self.ready()
 
     def ready(self) -> str:
         """Wait until the process has imported what it needs; return its token pass."""
@@ -68,7 +80,7 @@ class _Decoder:
 
     def run(self, task: Callable[[], Result]) -> Result:
         """Return the result of the task, or raise its error; raises ProcessDied."""
-        if self._tasks >= self._most_tasks:
+        if self._tasks >= self._most_tasks or self._started_with != self.choice:
             # Memory that native libraries leaked is freed with the process.
             self.stop()
         self.ready()
@@ -132,6 +144,17 @@ class DecoderProcesses:
             for decoder in taken:
                 self._idle.put(decoder)
 
+    def renew(self, choice: TokenPassChoice) -> None:
+        """Replace the processes: an idle one now, one at a time, and a busy one before its next task."""
+        for decoder in self._decoders:
+            decoder.choice = choice
+        for decoder in self._decoders:
+            if self._take_if_idle(decoder):
+                try:
+                    decoder.renew()
+                finally:
+                    self._idle.put(decoder)
+
     def run(self, task: Callable[[], Result]) -> Result:
         """Return the result of the task, or raise its error, once a decoder is idle; raises ProcessDied."""
         decoder = self._take()
@@ -152,6 +175,17 @@ class DecoderProcesses:
         for decoder in [self._take() for _ in self._decoders]:
             decoder.stop()
         self._idle.put(None)
+
+    def _take_if_idle(self, wanted: _Decoder) -> bool:
+        """Take this decoder if it has no task."""
+        taken: list[_Decoder | None] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(self._idle.get_nowait())
+        for decoder in reversed(taken):
+            if decoder is not wanted:
+                self._idle.put(decoder)
+        return wanted in taken
 
     def _take(self) -> _Decoder:
         decoder = self._idle.get()

@@ -21,7 +21,7 @@ def prepare_process(memory_bytes: int, choice: TokenPassChoice, preload: Sequenc
     """Import the modules in `preload`, then allow `memory_bytes` of address space on top, and no core dump."""
     # First, because the rest may take a minute.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     import pyarrow as pa
 
     # Imported before the limit is set, so that it bounds the data alone.
@@ -55,7 +55,8 @@ def _address_space_bytes() -> int:
         return 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when its parent ends; runs in a thread."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

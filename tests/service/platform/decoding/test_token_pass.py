@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,16 @@ from foreshock.measures.passes import compiled
 from foreshock.rollouts import encode_rollouts
 from service.app import create_app
 from service.platform.decoding import token_pass
+from service.platform.decoding.compiling import Compiler
 from service.platform.decoding.pool import DecoderPool
-from service.platform.decoding.token_pass import COMPILED, TokenPassChoice, chosen_token_pass, prepare_token_pass
+from service.platform.decoding.processes import DecoderProcesses
+from service.platform.decoding.token_pass import (
+    COMPILED,
+    TokenPassChoice,
+    chosen_token_pass,
+    first_choice,
+    prepare_token_pass,
+)
 from service.platform.settings import Settings
 from service.platform.store.local import LocalFile
 from service.runs.rollouts.shards import PRELOAD, measure_stored
@@ -82,7 +92,7 @@ def test_readyz_reports_starting_decoders_until_they_are_ready(settings: Setting
         # Without the application's lifespan, the decoders have not been started yet.
         waiting = TestClient(create_app(settings, slow), base_url="http://127.0.0.1").get("/readyz")
         assert waiting.status_code == 503
-        assert "compiles the pass over tokens" in waiting.json()["checks"]["decoders"]
+        assert waiting.json()["checks"]["decoders"] == "starting"
         client = TestClient(create_app(settings, pool), base_url="http://127.0.0.1")
         assert client.get("/readyz").json()["checks"]["decoders"] == "starting"
         pool.warm_up()
@@ -95,6 +105,13 @@ def test_readyz_reports_starting_decoders_until_they_are_ready(settings: Setting
         slow.close()
 
 
+def wait_until_compiled(pool: DecoderPool) -> None:
+    deadline = time.monotonic() + 300
+    while pool.token_pass != COMPILED:
+        assert time.monotonic() < deadline, pool.token_pass
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
 def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -103,8 +120,8 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
     monkeypatch.setattr(compiled, "_prepared", False)
     pool = DecoderPool(Settings(decode_processes=1, decode_memory_bytes=512 << 20), PRELOAD)
     try:
-        pool.warm_up()
-        assert pool.token_pass == COMPILED
+        pool.warm_up_in_background()
+        wait_until_compiled(pool)
         batch = make_batch(200, seed=3)
         assert batch.trainer_log_probs is not None
         assert batch.rollout_log_probs is not None
@@ -118,6 +135,63 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
         np.testing.assert_allclose(found.sums.value, wanted.sums.value, rtol=1e-9, atol=1e-12)
     finally:
         pool.close()
+
+
+def test_first_start_uses_numpy_and_later_ones_load_what_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = TokenPassChoice(True, tmp_path)
+    assert first_choice(choice) == TokenPassChoice(True, tmp_path, for_now=True)
+    prepare_token_pass(first_choice(choice))
+    assert token_pass.token_pass().startswith("numpy for now: the first start of a release compiles")
+    monkeypatch.setattr(compiled, "prepare", lambda threads: None)
+    prepare_token_pass(choice)
+    assert first_choice(choice) == choice
+    # Other libraries have other machine code.
+    monkeypatch.setattr(token_pass, "version", lambda name: "9.9")
+    assert first_choice(choice).for_now
+
+
+def test_decoders_take_tasks_while_the_pass_is_compiled_and_use_it_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, done = threading.Event(), threading.Event()
+
+    def compile_when_told(self: Compiler, choice: TokenPassChoice) -> str:
+        compiling.set()
+        done.wait(60)
+        return "compiled"
+
+    monkeypatch.setattr(Compiler, "compile", compile_when_told)
+    monkeypatch.setattr(DecoderProcesses, "renew", lambda self, choice: renewed.append(choice))
+    renewed: list[TokenPassChoice] = []
+    pool = DecoderPool(Settings(decode_processes=1, compiled_folder=str(tmp_path)), PRELOAD)
+    try:
+        pool.warm_up_in_background()
+        assert compiling.wait(120)
+        assert pool.is_warm
+        assert pool.run(token_pass.token_pass) == pool.token_pass == token_pass.FOR_NOW
+        done.set()
+        wait_until_compiled(pool)
+        assert renewed == [TokenPassChoice(True, tmp_path)] * 2
+    finally:
+        done.set()
+        pool.close()
+
+
+def test_renewed_decoders_run_with_the_new_choice_and_busy_ones_finish_first() -> None:
+    processes = DecoderProcesses(2, Settings(), TokenPassChoice(True, None, for_now=True), ())
+    try:
+        assert processes.warm_up() == [token_pass.FOR_NOW] * 2
+        busy = threading.Thread(target=processes.run, args=(partial(time.sleep, 1.5),))
+        busy.start()
+        time.sleep(0.3)
+        processes.renew(TokenPassChoice(False, None))
+        assert processes.run(token_pass.token_pass) == "numpy, as set by FORESHOCK_TOKEN_PASS"
+        busy.join()
+        assert {processes.run(token_pass.token_pass) for _ in range(2)} == {"numpy, as set by FORESHOCK_TOKEN_PASS"}
+    finally:
+        processes.close()
 
 
 @pytest.mark.parametrize("started", [False, True])
