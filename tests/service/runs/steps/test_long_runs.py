@@ -1,0 +1,66 @@
+"""A step of a long run costs the database as much work as one of a short run: counted, not timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import event
+
+from benchmarks.step_rows import copy_run
+from foreshock.rollouts import encode_rollouts
+from service.platform.database.session import Database
+from tests.service.sending import Sender, make_batch, start_run
+
+PERIOD = 25
+LONG, SHORT = 400, 50
+MARGIN = 100
+"""Instructions by which steps differ, such as those at which a snapshot is kept for good."""
+
+
+class Instructions:
+    """The instructions that SQLite executes for the service while it is entered."""
+
+    def __init__(self, database: Database) -> None:
+        self._engines = (database._write_engine, database._read_engine)
+        self.count = 0
+
+    def __enter__(self) -> Instructions:
+        for engine in self._engines:
+            event.listen(engine, "begin", self._arm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for engine in self._engines:
+            event.remove(engine, "begin", self._arm)
+
+    def _arm(self, connection: Any) -> None:
+        connection.connection.dbapi_connection.set_progress_handler(self._add, 1)
+
+    def _add(self) -> int:
+        self.count += 1
+        return 0
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_step_of_a_long_run_takes_no_more_instructions(app: FastAPI, http: httpx.Client, database: Database) -> None:
+    template = start_run(http, "template")
+    for step in range(PERIOD):
+        assert template.put_shard(step, encode_rollouts(make_batch(seed=step))).json()["step_closed"]
+    most = {steps: most_instructions(app, http, database, template.run, steps) for steps in (SHORT, LONG)}
+    assert most[SHORT] > MARGIN
+    assert most[LONG] <= most[SHORT] + MARGIN
+
+
+def most_instructions(app: FastAPI, http: httpx.Client, database: Database, template: str, steps: int) -> int:
+    """Return the most instructions of one of the steps that follow so many."""
+    run: Sender = start_run(http, f"run of {steps} steps")
+    copy_run(database, template, PERIOD, run.run, steps)
+    counts = []
+    for step in range(steps, steps + PERIOD):
+        with Instructions(app.state.context.database) as executed:
+            assert run.put_shard(step, encode_rollouts(make_batch(seed=step % PERIOD))).json()["step_closed"]
+        counts.append(executed.count)
+    return max(counts)
