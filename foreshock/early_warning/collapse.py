@@ -46,6 +46,13 @@ def collapse_step(steps: Sequence[int], rewards: Sequence[float], floor: float) 
     return None
 
 
+def floor_of(lowest: float) -> float:
+    """Return the floor of rewards whose lowest is ``lowest`` if none is documented: 0, −1, or the lowest one."""
+    if lowest >= 0.0:
+        return 0.0
+    return -1.0 if lowest >= -1.0 else lowest
+
+
 def hit_window(collapse: int) -> HitWindow:
     """Return the steps at which an alarm is a hit of a collapse at step ``collapse``."""
     return HitWindow(collapse - min(LONGEST_LEAD, collapse / 2), collapse - SHORTEST_LEAD)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from foreshock.early_warning.collapse import floor_of
 from foreshock.early_warning.events import Event
 from foreshock.early_warning.noise import autocorrelated_noise
 from foreshock.early_warning.robust import median
@@ -82,7 +83,7 @@ def advance_reward(
         state = replace(state, best=best)
     if best is None:
         return state, ()
-    reach = best - _floor(lowest, settings)
+    reach = best - (floor_of(lowest) if settings.floor is None else settings.floor)
     fallen = best - level
     if state.fired_step is not None:
         back = state.back + 1 if fallen <= settings.clearing_fall * reach else 0
@@ -100,14 +101,6 @@ def advance_reward(
     if fallen < settings.z * error:
         return state, ()
     return replace(state, back=0, fired_step=step), (_event(step, level, best, reach, settings),)
-
-
-def _floor(lowest: float, settings: RewardSettings) -> float:
-    if settings.floor is not None:
-        return settings.floor
-    if lowest >= 0.0:
-        return 0.0
-    return -1.0 if lowest >= -1.0 else lowest
 
 
 def _event(step: int, level: float, best: float, reach: float, settings: RewardSettings) -> Event:

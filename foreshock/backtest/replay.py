@@ -1,0 +1,85 @@
+"""A recorded run through the detectors, row by row as if live: the episodes of each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreshock.early_warning.collapse import BASELINE_OBSERVATIONS, collapse_step, floor_of
+from foreshock.early_warning.detectors import REWARD_KEY, ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.severity import Severity
+
+SURGE_STEPS = 50
+"""A surge has no end of its own: its episode lasts so many steps, as long as no other one is detected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A rule in alarm from step ``start`` to step ``end``, both included; ``end`` is None if it had not cleared."""
+
+    rule: str
+    severity: Severity
+    start: int
+    end: int | None
+
+    def holds(self, step: int) -> bool:
+        return self.start <= step and (self.end is None or step <= self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A replayed run: its steps, whether a surge could be detected at each, its episodes and its collapse.
+
+    ``usable`` is false if the collapse leaves no baseline before it.
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    armed: tuple[bool, ...]
+    episodes: tuple[Episode, ...]
+    collapse: int | None
+    usable: bool
+
+
+def replay_episodes(
+    steps: Sequence[ClosedStep], configuration: WarningConfiguration
+) -> tuple[tuple[Episode, ...], tuple[bool, ...]]:
+    """Return the episodes, by start and rule, and whether the length detector was armed at each step.
+
+    Episodes of a prefix of the steps are those of all steps that start in it, with the end None if it is beyond.
+    """
+    state, armed = WarningState(), list[bool]()
+    open_at: dict[tuple[str, int], int] = {}
+    episodes: list[Episode] = []
+    for closed in steps:
+        armed.append(state.armed(configuration.surge))
+        state, events = advance(state, closed, configuration)
+        for event in events:
+            if event.change == "fired":
+                open_at[event.rule, event.fired_step] = len(episodes)
+                ends = event.rule.startswith("length_") and event.rule != "length_fall"
+                end = event.step + SURGE_STEPS if ends else None
+                episodes.append(Episode(event.rule, event.severity, event.step, end))
+            else:
+                place = open_at.pop((event.rule, event.fired_step), None)
+                if place is not None:
+                    fired = episodes[place]
+                    episodes[place] = Episode(fired.rule, fired.severity, fired.start, event.step)
+    return tuple(episodes), tuple(armed)
+
+
+def replay_run(
+    name: str, steps: Sequence[ClosedStep], configuration: WarningConfiguration, floor: float | None = None
+) -> RecordedRun:
+    """Replay a run. ``floor`` is the reward of a policy that learned nothing; None: 0 if no reward is negative, −1 if
+    none is below −1, else the lowest one."""
+    episodes, armed = replay_episodes(steps, configuration)
+    rewards = [(step.step, step.values[REWARD_KEY]) for step in steps if REWARD_KEY in step.values]
+    collapse = None
+    if rewards:
+        lowest = min(reward for _, reward in rewards)
+        known = floor_of(lowest) if floor is None else floor
+        collapse = collapse_step([step for step, _ in rewards], [reward for _, reward in rewards], known)
+    before = sum(1 for step, _ in rewards if collapse is not None and step < collapse)
+    usable = collapse is not None and before >= BASELINE_OBSERVATIONS
+    return RecordedRun(name, tuple(step.step for step in steps), armed, episodes, collapse, usable)

@@ -1,0 +1,155 @@
+"""Tests of the backtest: every format gives the same steps, definitions hold, and a prefix has the prefix's alarms."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.backtest.readers import UnreadableRun, read_run
+from foreshock.backtest.replay import Episode, RecordedRun, replay_episodes
+from foreshock.backtest.scoring import score
+from foreshock.commands.backtest import command
+from foreshock.early_warning.collapse import collapse_step, hit_window
+from foreshock.early_warning.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep, WarningConfiguration
+from foreshock.early_warning.exact_intervals import poisson_interval, proportion_interval
+
+ROWS = [(1, 100.0, 0.5), (2, 110.0, 0.25), (3, 120.0, -0.125)]
+
+
+def written(folder: Path, kind: str) -> Path:
+    names = {
+        "csv": ("run.csv", "step,response_length_mean,reward\n" + "".join(f"{s},{n},{r}\n" for s, n, r in ROWS)),
+        "jsonl": (
+            "run.jsonl",
+            "".join(
+                json.dumps({"step": s, "response_length/mean": n, "critic/rewards/mean": r}) + "\n" for s, n, r in ROWS
+            )
+            + '{"step": 4, "resp',
+        ),
+        "verl": (
+            "verl.log",
+            "starting\n"
+            + "".join(
+                f"(TaskRunner pid=7) step:{s} - response_length/mean:{n} - critic/score/mean:np.float64({r})\n"
+                for s, n, r in ROWS
+            ),
+        ),
+        "trl": (
+            "trainer_state.json",
+            json.dumps(
+                {"log_history": [{"step": s, "completions/mean_length": n, "reward": r} for s, n, r in ROWS]}, indent=2
+            ),
+        ),
+        "wandb": (
+            "wandb.csv",
+            '"Step","a run - response_length/mean","a run - response_length/mean__MIN","a run - reward"\n'
+            + "".join(f'"{s}","{n}","1","{r}"\n' for s, n, r in ROWS),
+        ),
+    }
+    path = folder / names[kind][0]
+    path.write_text(names[kind][1])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "verl", "trl", "wandb"])
+def test_every_format_gives_the_same_steps(tmp_path: Path, kind: str) -> None:
+    assert read_run(written(tmp_path, kind)) == [
+        ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}) for step, length, reward in ROWS
+    ]
+
+
+def test_export_of_tensorboard_is_one_quantity_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run_a-tag-response_length_mean.csv"
+    path.write_text("Wall time,Step,Value\n1.5,1,100.0\n2.5,2,110.0\n")
+    assert read_run(path) == [ClosedStep(1, {LENGTH_KEY: 100.0}), ClosedStep(2, {LENGTH_KEY: 110.0})]
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", '{"loss": 1.0}\n', "step,loss\n1,2\n"])
+def test_file_without_known_quantities_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text(text)
+    with pytest.raises(UnreadableRun, match="no step with a known quantity"):
+        read_run(path)
+    with pytest.raises(UnreadableRun, match="cannot read"):
+        read_run(tmp_path / "absent.csv")
+
+
+def test_collapse_is_halfway_to_the_floor_for_ten_observations() -> None:
+    steps = list(range(1, 41))
+    assert collapse_step(steps, [0.8] * 20 + [0.3] * 20, 0.0) == 23
+    assert collapse_step(steps, [0.8] * 20 + [0.3] * 10 + [0.8] * 10, 0.0) == 23
+    assert collapse_step(steps, [0.8] * 20 + [0.3] * 9 + [0.8] * 11, 0.0) is None
+    assert collapse_step(steps, [0.8] * 20 + [0.5] * 20, 0.0) is None
+    assert collapse_step(steps, [-0.5] * 20 + [-0.8] * 20, -1.0) == 23
+    assert (hit_window(31).first, hit_window(31).last) == (15.5, 28)
+    assert hit_window(900).first == 700
+
+
+def test_score_counts_hits_late_and_false_alarms_apart() -> None:
+    steps = tuple(range(1, 101))
+    armed = tuple(step > 5 for step in steps)
+    starts = (10, 60, 97, 120)
+    episodes = tuple(Episode("r", "warning", start, start + 4) for start in starts)
+    collapsed = RecordedRun("a", steps, armed, episodes, 99, usable=True)
+    healthy = RecordedRun("b", steps, armed, (), None, usable=False)
+    result = score("r", [collapsed, healthy], [episodes, ()])
+    assert (result.hits, result.misses, result.leads, result.false_alarms) == (1, 0, (39,), 1)
+    # Healthy time of the first run is steps 1-49: the hit window starts at 49.5.
+    assert (result.healthy_observations, result.armed_observations) == (149, 139)
+    assert result.healthy_share_in_alarm == 5 / 149
+
+
+def test_intervals_are_the_exact_ones() -> None:
+    assert poisson_interval(0) == pytest.approx((0.0, 3.6889), abs=1e-3)
+    assert poisson_interval(2) == pytest.approx((0.2422, 7.2247), abs=1e-3)
+    assert proportion_interval(4, 600) == pytest.approx((0.00182, 0.01699), abs=1e-4)
+    assert proportion_interval(0, 0) == (0.0, 1.0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 120))
+def test_alarms_of_a_prefix_are_those_of_the_run_truncated(seed: int, cut: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = 500.0 * np.exp(np.cumsum(random.normal(0.0, 0.15, 120)))
+    rewards = np.clip(np.cumsum(random.normal(0.0, 0.08, 120)) + 0.5, 0.0, 1.0)
+    steps = [
+        ClosedStep(number, {LENGTH_KEY: float(length), REWARD_KEY: float(reward)})
+        for number, (length, reward) in enumerate(zip(lengths, rewards, strict=True), start=1)
+    ]
+    whole, _ = replay_episodes(steps, WarningConfiguration())
+    part, armed = replay_episodes(steps[:cut], WarningConfiguration())
+    assert len(armed) == cut
+    truncated = [each for each in whole if each.start <= cut]
+    assert [(each.rule, each.start) for each in part] == [(each.rule, each.start) for each in truncated]
+    assert all(mine.end in (each.end, None) for mine, each in zip(part, truncated, strict=True))
+
+
+def collapsing(path: Path) -> Path:
+    random = np.random.default_rng(0)
+    lengths = np.r_[np.full(80, 500.0), np.full(80, 1800.0)] * np.exp(0.05 * random.normal(size=160))
+    rewards = np.r_[np.full(120, 0.8), np.full(40, 0.1)] + 0.02 * random.normal(size=160)
+    rows = zip(range(1, 161), lengths, rewards, strict=True)
+    path.write_text("step,response_length_mean,reward\n" + "".join(f"{s},{n},{r}\n" for s, n, r in rows))
+    return path
+
+
+def test_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    file = str(collapsing(tmp_path / "run.csv"))
+    assert command.run(parser.parse_args([file])) == 0
+    text = capsys.readouterr().out
+    assert "length_surge@84" in text
+    assert "clock, every" in text
+    assert command.run(parser.parse_args([file, "--json"])) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["runs"][0]["collapse"] == 123
+    surge = next(each for each in answer["rules"] if each["rule"] == "length_surge")
+    assert (surge["hits"], surge["misses"], surge["leads"], surge["false_alarms"]) == (1, 0, [39], 0)
+    assert len(answer["roc"]) == 9
