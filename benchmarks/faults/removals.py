@@ -140,7 +140,8 @@ class _Round:
 
     def _is_done(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            deletions = httpx.get(f"{self._url('stripped')}/deletions", timeout=10).raise_for_status().json()
+            listed = httpx.get(f"{self._url('stripped')}/deletions", timeout=10).raise_for_status().json()
+            deletions = listed["items"]
             if not deletions or any(each["state"] != "done" for each in deletions):
                 return False
             with _open(self._served) as database, database.read() as session:

@@ -6,7 +6,6 @@ of these row groups. A file with one large row group is read as a whole.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +30,7 @@ from foreshock.rollouts.parquet_pages import (
 )
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
 from foreshock.rollouts.scores import ScoreBatch
+from foreshock.rollouts.sized_file import SizedFile
 from foreshock.rollouts.validation import validate_rollouts, validate_scores
 
 __all__ = ["RangedFile", "find_rollouts", "find_scores"]
@@ -167,33 +167,19 @@ class _RowGroups:
             self._ranges.add(start, data)
 
 
-class _Ranges(io.RawIOBase):
+class _Ranges(SizedFile):
     """Those parts of a file that were read, as a seekable file with zeros elsewhere.
 
     Arrow reads what lies between two small chunks with them, and drops it.
     """
 
     def __init__(self, size: int) -> None:
-        self._size, self._position = size, 0
+        super().__init__(size)
         self._parts: list[tuple[int, memoryview]] = []
 
     def add(self, start: int, data: bytes) -> None:
         """Add the bytes that begin at `start`; parts may overlap."""
         self._parts.append((start, memoryview(data)))
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
 
     def read(self, size: int = -1) -> Any:
         """Return `size` bytes, fewer at the end of the file."""

@@ -23,6 +23,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from foreshock.errors import ConfigurationError
+from foreshock.rollouts.sized_file import SizedFile
 from service.platform.store.temporaries import TemporaryFiles
 from service.platform.store.tokens import ListedFile, TokenStore
 
@@ -161,25 +162,12 @@ class ObjectFile:
             return bytes(obstore.get_range(_client(self.location), self.name, start=start, end=end))
 
 
-class _Ranges(io.RawIOBase):
+class _Ranges(SizedFile):
     """An object as a seekable file; each read is one request."""
 
     def __init__(self, file: ObjectFile, size: int) -> None:
-        self._file, self._size, self._position = file, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
+        super().__init__(size)
+        self._file = file
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
