@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from foreshock.commands.text import number
+from foreshock.pixel_columns import drawn_points
 from foreshock.ranges import threshold_number
 
 __all__ = ["Mark", "Series", "Threshold", "svg_curve"]
@@ -169,18 +170,9 @@ def _ticks(scale: _Scale) -> list[float]:
 
 
 def _line(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
-    """Return the path of a line: in each column of pixels its first, least, largest and last value."""
-    columns: list[tuple[int, list[tuple[int, float]]]] = []
-    for step, value in zip(steps, values, strict=True):
-        if scale.drawable(value):
-            column = int(scale.x(step))
-            if not columns or columns[-1][0] != column:
-                columns.append((column, []))
-            columns[-1][1].append((step, value))
-    points: list[tuple[int, float]] = []
-    for _, inside in columns:
-        least, largest = min(inside, key=lambda each: each[1]), max(inside, key=lambda each: each[1])
-        points += sorted({inside[0], least, largest, inside[-1]})
+    """Return the path of a line."""
+    drawable = ((step, value) for step, value in zip(steps, values, strict=True) if scale.drawable(value))
+    points = drawn_points(drawable, lambda step: int(scale.x(step)))
     moves = [f"{scale.x(step):.1f} {scale.y(value):.1f}" for step, value in points]
     if len(moves) == 1:
         return f"M{moves[0]}h0.01"  # a lone step is a dot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from foreshock.pixel_columns import drawn_points
 from service.present.pages.figures.specification import Curve
 
 WIDTH, HEIGHT = 160, 36
@@ -19,17 +20,14 @@ def sparkline(curve: Curve, *, logarithmic: bool = False) -> str:
     points = [(step, value) for step, value in curve.points() if value > 0 or not logarithmic]
     if len(points) < 2:
         return ""
-    heights = [math.log10(value) if logarithmic else value for _, value in points]
     first, span = points[0][0], points[-1][0] - points[0][0]
-    low, height = min(heights), max(heights) - min(heights)
-    columns: dict[int, list[float]] = {}
-    for (step, _), value in zip(points, heights, strict=True):
-        columns.setdefault(round((step - first) / span * WIDTH), []).append(value)
-    joined = [
-        (x, value)
-        for x, inside in columns.items()
-        for value in dict.fromkeys((inside[0], min(inside), max(inside), inside[-1]))
-    ]
+
+    def column(step: int) -> int:
+        return round((step - first) / span * WIDTH)
+
+    heights = [(step, math.log10(value) if logarithmic else value) for step, value in points]
+    drawn = drawn_points(heights, column)
+    low, high = min(height for _, height in drawn), max(height for _, height in drawn)
     # A constant is a line in the middle.
-    share = [(x, (value - low) / height if height else 0.5) for x, value in joined]
-    return "M" + "L".join(f"{x} {_MARGIN + (1 - y) * (HEIGHT - 2 * _MARGIN):.1f}" for x, y in share)
+    shares = [(column(step), (height - low) / (high - low) if high > low else 0.5) for step, height in drawn]
+    return "M" + "L".join(f"{x} {_MARGIN + (1 - y) * (HEIGHT - 2 * _MARGIN):.1f}" for x, y in shares)

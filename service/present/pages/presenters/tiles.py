@@ -12,7 +12,7 @@ from service.platform.database.tables import Run
 from service.present.pages.figures import Curve
 from service.present.pages.figures.sparkline import sparkline
 from service.present.pages.formatting import number
-from service.present.pages.presenters.curves import curves_of, scalar_curves
+from service.present.pages.presenters.curves import MOST_POINTS, curves_of, scalar_curves
 from service.present.pages.presenters.figures import ENTROPIES, REWARDS, first_of
 from service.present.pages.presenters.health import pooled_in_words
 from service.present.pages.presenters.viewing import Viewing
@@ -27,10 +27,13 @@ _OF_ROLLOUTS = ("reward_mean", "response_length_mean", "entropy_mean")
 
 def tiles_of(viewing: Viewing, run: Run, verdict: Label, advice: AdvicePanel | None, incomplete: int) -> list[Tile]:
     """Return the tiles: mismatch, reward, length, entropy, learning rate, completeness of the data."""
-    tail_from = max(0, (run.last_step or 0) - _TAIL_STEPS)
     whole = curves_of(viewing, run.id, ("k3_kl", *_OF_ROLLOUTS), (TRAINER_ROLLOUT, STEP_ROW))
     rollouts = whole.get(STEP_ROW, {})
-    newest = curves_of(viewing, run.id, _OF_ROLLOUTS, (STEP_ROW,), tail_from).get(STEP_ROW, {}) if rollouts else {}
+    newest = rollouts
+    if run.last_step is not None and run.last_step >= MOST_POINTS:
+        # The curves may be down-sampled: then not all of the newest steps are in them.
+        tail_from = run.last_step - _TAIL_STEPS
+        newest = curves_of(viewing, run.id, _OF_ROLLOUTS, (STEP_ROW,), tail_from).get(STEP_ROW, {})
     reported = (
         {}
         if all(rollouts.get(name) for name in _OF_ROLLOUTS)
