@@ -2,8 +2,9 @@
 
 The service offers these scorers, workers implement them, and attribution, commands, pages and dashboards read their
 names, order, texts and colours here. To add a scorer, write its function in a file of `probes/scorers/` and add its
-row to `SCORERS`; a scorer of a new engine also adds the engine to `ENGINES`. `EXACT_PAIRS` lists the pairs of scorers
-whose distributions workers compare over the whole vocabulary.
+row to `SCORERS`; a scorer of a new engine also adds the engine to `ENGINES`. Other packages add theirs by an entry
+point (`foreshock.third_party_scorers`). `EXACT_PAIRS` lists the pairs of scorers whose distributions workers compare
+over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
+from foreshock.third_party_scorers import found_in_packages
 
 __all__ = [
     "CHAIN",
@@ -23,6 +25,7 @@ __all__ = [
     "NOISE_FLOOR_VARIANT",
     "PLACES",
     "REFERENCE",
+    "REFUSED_SCORERS",
     "SCORERS",
     "TRAINER_REPLAY",
     "VARIANTS",
@@ -38,6 +41,7 @@ __all__ = [
     "middle_of_chain",
     "noise_floor_scorers",
     "score_name",
+    "scorers_by_layer",
     "split_score_name",
 ]
 
@@ -52,13 +56,14 @@ VARIANTS = ("", NOISE_FLOOR_VARIANT)
 class Engine:
     """An engine that a worker runs scorers in, a process of its own. `packages` must be installed there.
 
-    `process_per_weights`: new weights need a new process, because the engine can only reload weights in place and a
-    reload may leave some of the old ones behind.
+    `forks`: its process imports the engine once and forks a child for each model, which may load other weights of the
+    same model in place. `remote`: the model is in a running server that the worker's configuration names.
     """
 
     name: str
     packages: tuple[str, ...]
-    process_per_weights: bool
+    forks: bool
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,10 @@ class Scorer:
         colour: number of its colour in the pages' palette, from 1; lines and bars of the link that ends here have it.
         place: its place in the chain; None: the scorer is compared with `REFERENCE` only, or is the reference.
         engine: the engine that a worker runs it in; None: the run logs the score.
-        implementation: `module:function` of the worker's code; None: logged, or not implemented in this release.
+        implementation: `module:function` of the worker's code; None: logged.
+        hidden_states: `module:function` of the worker's code that gives its hidden states by layer; None: it does not.
+        routes: `module:function` of the worker's code that records the experts of each token; None: it cannot.
+        by_default: scored by probes that name no scorer. One that costs as much as sampling did is not.
     """
 
     name: str
@@ -93,6 +101,9 @@ class Scorer:
     place: Place | None = None
     engine: str | None = None
     implementation: str | None = None
+    hidden_states: str | None = None
+    routes: str | None = None
+    by_default: bool = True
 
     @property
     def side(self) -> Side | None:
@@ -125,8 +136,9 @@ class ExactPair:
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("vllm", packages=("vllm",), process_per_weights=True),
-        Engine("torch", packages=("torch", "transformers"), process_per_weights=False),
+        Engine("vllm", packages=("vllm",), forks=True),
+        Engine("torch", packages=("torch", "transformers"), forks=False),
+        Engine("http", packages=("httpx",), forks=False, remote=True),
     )
 }
 
@@ -174,6 +186,8 @@ SCORERS: dict[str, Scorer] = {
             colour=6,
             place=_DECODE,
             engine="vllm",
+            implementation="probes.scorers.vllm_decode:score",
+            by_default=False,
         ),
         Scorer(
             name="vllm.prefill",
@@ -182,6 +196,26 @@ SCORERS: dict[str, Scorer] = {
             place=_PREFILL,
             engine="vllm",
             implementation="probes.scorers.vllm_prefill:score",
+            routes="probes.routing.vllm_routes:record",
+            hidden_states="probes.layer_divergence.vllm_states:prefill_states",
+        ),
+        Scorer(
+            name="vllm.http",
+            title="a running vLLM server, prompt and response in one prefill",
+            colour=2,
+            place=_PREFILL,
+            engine="http",
+            implementation="probes.scorers.vllm_http:score",
+            by_default=False,
+        ),
+        Scorer(
+            name="sglang.http",
+            title="a running SGLang server, prompt and response in one prefill",
+            colour=2,
+            place=_PREFILL,
+            engine="http",
+            implementation="probes.scorers.sglang_http:score",
+            by_default=False,
         ),
         Scorer(
             name="torch.trainer",
@@ -190,6 +224,8 @@ SCORERS: dict[str, Scorer] = {
             place=_FORWARD,
             engine="torch",
             implementation="probes.scorers.torch_forward:score_as_trainer",
+            hidden_states="probes.layer_divergence.torch_states:trainer_states",
+            routes="probes.routing.torch_routes:record_as_trainer",
         ),
         Scorer(
             name="trainer",
@@ -203,6 +239,16 @@ SCORERS: dict[str, Scorer] = {
             colour=6,
             engine="torch",
             implementation="probes.scorers.torch_forward:score_in_bfloat16",
+            hidden_states="probes.layer_divergence.torch_states:bfloat16_states",
+            routes="probes.routing.torch_routes:record_in_bfloat16",
+        ),
+        Scorer(
+            name="torch.decode",
+            title="torch, token by token with a KV cache",
+            colour=6,
+            engine="torch",
+            implementation="probes.scorers.torch_decode:score",
+            by_default=False,
         ),
         Scorer(
             name="torch.float32",
@@ -210,9 +256,16 @@ SCORERS: dict[str, Scorer] = {
             colour=5,
             engine="torch",
             implementation="probes.scorers.torch_forward:score_in_float32",
+            hidden_states="probes.layer_divergence.torch_states:float32_states",
+            routes="probes.routing.torch_routes:record_in_float32",
         ),
     )
 }
+
+# Rows of other packages come last, so that of two scorers at one place the built-in one is preferred.
+SCORERS |= (_FOUND := found_in_packages(Scorer, frozenset(SCORERS), frozenset(ENGINES))).rows
+REFUSED_SCORERS: tuple[str, ...] = _FOUND.refused
+"""Why scorers of other packages are not in the table, a sentence each; a worker does not start with one."""
 
 EXACT_PAIRS: dict[str, ExactPair] = {
     pair.key: pair for pair in (ExactPair(target="torch.trainer", behaviour="vllm.prefill"),)
@@ -227,6 +280,11 @@ def available_scorers() -> tuple[str, ...]:
     return tuple(name for name, scorer in SCORERS.items() if scorer.implementation is not None)
 
 
+def scorers_by_layer() -> tuple[str, ...]:
+    """Return the names of the scorers whose hidden states can be compared layer by layer."""
+    return tuple(name for name, scorer in SCORERS.items() if scorer.hidden_states is not None)
+
+
 def chain_of(names: Collection[str]) -> tuple[str, ...]:
     """Return one scorer for each place of the chain: the first of `names` there, else the first of the table."""
     at_places = [[scorer.name for scorer in SCORERS.values() if scorer.place == place] for place in PLACES]
@@ -234,18 +292,18 @@ def chain_of(names: Collection[str]) -> tuple[str, ...]:
 
 
 def default_scorers() -> tuple[str, ...]:
-    """Return the scorers of a probe that names none: the first available one at each place, and the reference."""
-    available = available_scorers()
+    """Return the scorers of a probe that names none: the first one by default at each place, and the reference."""
+    available = tuple(name for name in available_scorers() if SCORERS[name].by_default)
     return (*(name for name in chain_of(available) if name in available), REFERENCE)
 
 
 def main_comparisons() -> tuple[str, ...]:
     """Return the comparisons that pages and dashboards show, in the order of reading.
 
-    They are the whole, the links between neighbours that this release can score, and the reference with the replay
+    They are the whole, the links between neighbours that a probe scores by default, and the reference with the replay
     of the engine and with that of the trainer.
     """
-    scored = [name for name in CHAIN if SCORERS[name].engine is None or SCORERS[name].implementation is not None]
+    scored = [name for name in CHAIN if SCORERS[name].engine is None or SCORERS[name].by_default]
     links = (comparison_name(later, earlier) for earlier, later in itertools.pairwise(scored))
     branch = (comparison_name(REFERENCE, name) for name in middle_of_chain(scored) if name is not None)
     return (TRAINER_ROLLOUT, *links, *branch)

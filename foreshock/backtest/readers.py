@@ -1,5 +1,7 @@
 """Files of recorded runs: CSV, JSON lines, trainer_state.json of TRL, verl's console log, W&B, TensorBoard.
 
+TensorBoard's are event files, a folder of them, or CSV exports.
+
 The format is found by the content. Rows of one step are merged, later ones first; steps are sorted.
 """
 
@@ -12,11 +14,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from foreshock.backtest.signals import STEP_NAMES, quantities_of
+from foreshock.backtest.event_files import event_files, scalars_of
 from foreshock.early_warning.detectors import ClosedStep
+from foreshock.early_warning.quantities import STEP_NAMES, quantities_of
 from foreshock.errors import ForeshockError
 
 _VERL_STEP = re.compile(r"\bstep:(\d+) - (.+)")
@@ -30,13 +34,20 @@ class UnreadableRun(ForeshockError):
 
 def read_run(path: Path) -> list[ClosedStep]:
     """Return the steps of a recorded run. Raises UnreadableRun."""
+    merged: defaultdict[int, dict[str, float]] = defaultdict(dict)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        events = event_files(path)
+        if path.is_dir() and not events:
+            raise UnreadableRun(f"{path} is a folder without TensorBoard event files; expected a file or such a folder")
+        found = (
+            chain.from_iterable(scalars_of(each) for each in events)
+            if events
+            else _rows(path, path.read_text(encoding="utf-8", errors="replace"))
+        )
+        for step, scalars in found:
+            merged[step] |= {name: value for name, value in scalars.items() if math.isfinite(value)}
     except OSError as error:
         raise UnreadableRun(f"cannot read {path}: {error.strerror}") from error
-    merged: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for step, scalars in _rows(path, text):
-        merged[step] |= scalars
     steps = [ClosedStep(step, quantities_of(scalars)) for step, scalars in sorted(merged.items())]
     if not any(step.values for step in steps):
         raise UnreadableRun(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreshock.early_warning.collapse import BASELINE_OBSERVATIONS, collapse_step, floor_of
 from foreshock.early_warning.detectors import REWARD_KEY, ClosedStep, WarningConfiguration, WarningState, advance
@@ -15,12 +15,18 @@ SURGE_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A rule in alarm from step ``start`` to step ``end``, both included; ``end`` is None if it had not cleared."""
+    """A rule in alarm from step ``start`` to step ``end``, both included; ``end`` is None if it had not cleared.
+
+    Rules of one ``cause`` are one episode when all warnings are counted together; the rule's name stands for its cause
+    if it has none. ``lowers_rate``: the advice may lower the learning rate for it.
+    """
 
     rule: str
     severity: Severity
     start: int
     end: int | None
+    cause: str = ""
+    lowers_rate: bool = False
 
     def holds(self, step: int) -> bool:
         return self.start <= step and (self.end is None or step <= self.end)
@@ -59,12 +65,14 @@ def replay_episodes(
                 open_at[event.rule, event.fired_step] = len(episodes)
                 ends = event.rule.startswith("length_") and event.rule != "length_fall"
                 end = event.step + SURGE_STEPS if ends else None
-                episodes.append(Episode(event.rule, event.severity, event.step, end))
+                cause = str(event.evidence.get("cause", event.rule))
+                lowers = event.moves_learning_rate
+                episodes.append(Episode(event.rule, event.severity, event.step, end, cause, lowers))
             else:
                 place = open_at.pop((event.rule, event.fired_step), None)
                 if place is not None:
                     fired = episodes[place]
-                    episodes[place] = Episode(fired.rule, fired.severity, fired.start, event.step)
+                    episodes[place] = replace(fired, end=event.step)
     return tuple(episodes), tuple(armed)
 
 

@@ -6,14 +6,25 @@ hit nor false: it is late. Runs whose collapse leaves no baseline count for noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from operator import and_
 from typing import Any
+
+import numpy as np
 
 from foreshock.backtest.replay import Episode, RecordedRun
 from foreshock.early_warning.collapse import HitWindow, hit_window
 from foreshock.early_warning.exact_intervals import poisson_interval, proportion_interval
 from foreshock.early_warning.robust import median
+
+RESAMPLES = 2_000
+
+ALL_WARNINGS = "any warning or critical"
+"""Episodes of rules with one cause that overlap count once."""
+
+LOWERS_RATE = "any that lowers the learning rate"
+"""What a trainer that follows the advice acts on, counted as `ALL_WARNINGS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,7 @@ class Score:
     false_alarms_per_1000_interval: tuple[float, float]
     healthy_observations: int
     healthy_share_in_alarm: float
+    healthy_share_in_alarm_interval: tuple[float, float]
 
     @property
     def median_lead(self) -> float | None:
@@ -43,8 +55,9 @@ class Score:
 
 def score(rule: str, runs: Sequence[RecordedRun], episodes: Sequence[Sequence[Episode]]) -> Score:
     """Return the score of one rule's ``episodes``, a sequence for each run."""
-    hits, misses, false, armed, healthy, alarmed = 0, 0, 0, 0, 0, 0
+    hits, misses, false, armed = 0, 0, 0, 0
     leads: list[int] = []
+    times: list[tuple[int, int]] = []
     for run, mine in zip(runs, episodes, strict=True):
         window = hit_window(run.collapse) if run.collapse is not None else None
         if window is not None and run.usable:
@@ -52,11 +65,11 @@ def score(rule: str, runs: Sequence[RecordedRun], episodes: Sequence[Sequence[Ep
             hits, misses = hits + bool(starts), misses + (not starts)
             leads.extend([run.collapse - min(starts)] if starts and run.collapse is not None else [])
         false += sum(_is_healthy(episode.start, window) for episode in mine)
-        for step, is_armed in zip(run.steps, run.armed, strict=True):
-            if _is_healthy(step, window):
-                armed += is_armed
-                healthy += 1
-                alarmed += any(episode.holds(step) for episode in mine)
+        well = [_is_healthy(step, window) for step in run.steps]
+        armed += sum(map(and_, well, run.armed))
+        healthy_steps = [step for step, is_well in zip(run.steps, well, strict=True) if is_well]
+        times.append((sum(any(each.holds(step) for each in mine) for step in healthy_steps), len(healthy_steps)))
+    alarmed, healthy = sum(each[0] for each in times), sum(each[1] for each in times)
     low, high = poisson_interval(false)
     scale = 1000.0 / armed if armed else 0.0
     return Score(
@@ -71,21 +84,62 @@ def score(rule: str, runs: Sequence[RecordedRun], episodes: Sequence[Sequence[Ep
         false_alarms_per_1000_interval=(low * scale, high * scale),
         healthy_observations=healthy,
         healthy_share_in_alarm=alarmed / healthy if healthy else 0.0,
+        healthy_share_in_alarm_interval=_share_interval(times),
     )
 
 
-def scores_of(runs: Sequence[RecordedRun]) -> list[Score]:
-    """Return the score of every rule that fired, and of all warning-level rules together."""
-    rules = sorted({episode.rule for run in runs for episode in run.episodes})
+def scores_of(runs: Sequence[RecordedRun], rules: Sequence[str] | None = None) -> list[Score]:
+    """Return the scores of all warning-level rules together, of those among them that lower the learning rate, and of
+    each rule; None: of every rule that fired."""
+    if rules is None:
+        rules = sorted({episode.rule for run in runs for episode in run.episodes})
     scores = [
         score(rule, runs, [[each for each in run.episodes if each.rule == rule] for run in runs]) for rule in rules
     ]
-    return [score("any warning or critical", runs, [warnings_of(run) for run in runs]), *scores]
+    together = [
+        score(ALL_WARNINGS, runs, [warnings_of(run) for run in runs]),
+        score(LOWERS_RATE, runs, [lowering_of(run) for run in runs]),
+    ]
+    return [*together, *scores]
+
+
+def _share_interval(times: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval, over runs, of the share of (steps in alarm, steps); (0, 1) for one run."""
+    if len(times) < 2:
+        return 0.0, 1.0
+    counts = np.asarray(times, dtype=np.float64)
+    drawn = np.random.default_rng(len(times)).integers(len(times), size=(RESAMPLES, len(times)))
+    sums = counts[drawn].sum(axis=1)
+    shares = sums[:, 0] / np.maximum(sums[:, 1], 1.0)
+    low, high = np.quantile(shares, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def warnings_of(run: RecordedRun) -> list[Episode]:
-    """Return the warning-level episodes of a run."""
-    return [episode for episode in run.episodes if episode.severity in ("warning", "critical")]
+    """Return the warning-level episodes of a run; those of one cause that overlap are one."""
+    return _merged(episode for episode in run.episodes if episode.severity in ("warning", "critical"))
+
+
+def lowering_of(run: RecordedRun) -> list[Episode]:
+    """Return the episodes for which the advice may lower the learning rate, merged as those of `warnings_of`."""
+    return _merged(episode for episode in run.episodes if episode.lowers_rate)
+
+
+def _merged(episodes: Iterable[Episode]) -> list[Episode]:
+    """Return the episodes in the order of their starts, one for each stretch of steps in which a cause is in alarm."""
+    last: dict[str, int] = {}
+    found: list[Episode] = []
+    for episode in sorted(episodes, key=lambda each: each.start):
+        cause = episode.cause or episode.rule
+        place = last.get(cause)
+        if place is not None and found[place].holds(episode.start):
+            end = found[place].end
+            longest = None if end is None or episode.end is None else max(end, episode.end)
+            found[place] = replace(found[place], end=longest)
+            continue
+        last[cause] = len(found)
+        found.append(episode)
+    return found
 
 
 def _is_healthy(step: int, window: HitWindow | None) -> bool:

@@ -26,10 +26,22 @@ class AsyncServiceConnection:
             follow_redirects=False,
         )
 
-    async def get(self, path: str, *, query: Query = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    async def get(
+        self,
+        path: str,
+        *,
+        query: Query = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> httpx.Response:
         """Send a GET and return the answer (2xx or 304). Raises ServiceError for any other, and for none."""
         try:
-            response = await self._http.get(path, params=exchange.parameters_of(query), headers=headers)
+            response = await self._http.get(
+                path,
+                params=exchange.parameters_of(query),
+                headers=headers,
+                timeout=httpx.USE_CLIENT_DEFAULT if timeout_seconds is None else exchange.timeout_of(timeout_seconds),
+            )
         except exchange.FAILURES as error:
             raise exchange.no_answer(self.url, error) from error
         refusal = exchange.error_of(self.url, response)

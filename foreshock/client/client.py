@@ -157,6 +157,7 @@ class Client:
         autocast: str | None = None,
         head_dtype: str | None = None,
         advice_mode: Literal["shadow", "apply"] = "shadow",
+        scalar_names: Mapping[str, str] | None = None,
         resume_step: int = 0,
         shard: int | None = None,
         shards: int | None = None,
@@ -171,7 +172,8 @@ class Client:
 
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: derived
-        from a logged checkpoint.
+        from a logged checkpoint. `scalar_names` names logged scalars that are watched and have names of their own:
+        `{"reward": "my/score"}` (`foreshock.early_warning.quantities` has the names that are known).
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
         trainer's precision, with which probes replay it: the dtype of the weights that its forward pass reads, that of
@@ -194,6 +196,7 @@ class Client:
             "length_cap": length_cap,
             "model_kind": model_kind,
             "advice_mode": advice_mode,
+            "scalar_names": None if scalar_names is None else dict(scalar_names),
         }
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         self._start(description, resume_step, (shard, shards), fingerprint, attributes, precision)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
 from foreshock.client.deliveries import PARQUET, STATISTICS, Delivery, Registration
+from foreshock.early_warning.quantities import check_declared
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
@@ -48,6 +49,11 @@ def registration(
     model_kind = description.get("model_kind")
     if model_kind is not None and known_model_kind(model_kind) is None:
         raise ConfigurationError(f"model_kind must be one of {', '.join(MODEL_KINDS)} or None, got {model_kind!r}")
+    if description.get("scalar_names") is not None:
+        try:
+            check_declared(description["scalar_names"])
+        except ValueError as error:
+            raise ConfigurationError(f"scalar_names: {error}") from error
     run = {"project": project, "key": run_key}
     run |= {name: value for name, value in description.items() if value is not None}
     fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})

@@ -10,8 +10,8 @@ from foreshock.measures.passes.compiling import compile_elsewhere
 __all__ = ["NUMPY_PASS", "prepare_token_pass"]
 
 NUMPY_PASS = (
-    "numba is not installed, so that numpy measures the tokens, which takes several times the CPU: "
-    "pip install 'foreshock[fast]'"
+    "numba is not installed, so that numpy measures the tokens, which takes several times the CPU; "
+    "it comes with the extra `fast` of Foreshock"
 )
 
 _lock = threading.Lock()

@@ -16,6 +16,7 @@ import foreshock
 from foreshock.commands.argument_parser import SuggestingParser
 from foreshock.commands.command import Command
 from foreshock.errors import ForeshockError, Rejected, Unauthorized
+from foreshock.installing import install_command
 
 __all__ = ["ENTRY_POINT_GROUP", "main"]
 
@@ -35,7 +36,7 @@ class MissingExtra(Exception):
     def __str__(self) -> str:
         return (
             f"`{self.command}` needs the extra `{self.extra}` ({self.module} is not installed): "
-            f"pip install 'foreshock[{self.extra}]'"
+            f"{install_command(self.extra)}"
         )
 
 
@@ -86,7 +87,8 @@ def _run(words: list[str]) -> int:
         try:
             command = _load(entry_points[name])
         except MissingExtra as missing:
-            commands.add_parser(name, help=f"(needs: pip install 'foreshock[{missing.extra}]')")
+            how = install_command(missing.extra).replace("%", "%%")  # argparse fills in what follows a %
+            commands.add_parser(name, help=f"(needs: {how})")
         else:
             _parser_of(commands, name, command)
     parser.parse_args(words)

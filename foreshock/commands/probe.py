@@ -1,4 +1,7 @@
-"""`foreshock probe`: request the replay of a step, and wait for its result."""
+"""`foreshock probe`: request the replay of a step, and wait for its result.
+
+`foreshock probe cancel ID` cancels a probe; `foreshock probe matrix RUN --step S` replays a grid of configurations.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,33 @@ from typing import Any
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
+from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
 from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.report_layers import layers_lines
+from foreshock.commands.report_routing import routing_lines
 from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, table, wrap
+from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
+from foreshock.layer_divergence import LAYERS_KIND, LAYERS_ROLLOUTS
 from foreshock.reading.attribution_records import AttributionRecord
-from foreshock.scorers import EXACT_PAIRS, default_scorers, noise_floor_scorers, split_score_name
+from foreshock.routing import DEFAULT_PAIR, RECORDING_SCORERS, ROUTING_KIND, ROUTING_ROLLOUTS, RoutingComparison
+from foreshock.scorers import (
+    EXACT_PAIRS,
+    REFERENCE,
+    default_scorers,
+    noise_floor_scorers,
+    score_name,
+    scorers_by_layer,
+    split_score_name,
+)
 from foreshock.weights_search import PROBE_KIND
 
 __all__ = ["command"]
 
 # The scorer that computes what the trainer logged.
 _TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
+_CANCEL, _MATRIX, _PROBE_IDS = "cancel", "matrix", "probe_"
 _FINAL = frozenset({"done", "failed", "skipped"})
 
 
@@ -34,7 +52,13 @@ class ProbeCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         add_run_argument(parser, required=True)
-        parser.add_argument("step", type=int, help="a step with an announced checkpoint")
+        parser.add_argument(
+            "step",
+            type=_step_or_probe,
+            metavar="STEP",
+            help=f"a step with an announced checkpoint; `foreshock probe {_CANCEL} ID` cancels the probe with this id, "
+            f"`foreshock probe {_MATRIX} RUN --step S` replays the step in a grid of configurations",
+        )
         parser.add_argument(
             "--scorer",
             action="append",
@@ -55,6 +79,11 @@ class ProbeCommand:
             help="score in this environment only: a name that workers offer, such as avx2; run: the run's own; any: as "
             "the worker is (default: the run's own if a live worker offers it, else any)",
         )
+        parser.add_argument(
+            "--priority",
+            choices=("low", "normal", "high", "urgent"),
+            help="which probe workers take first (default: urgent near an open alert, else normal)",
+        )
         parser.add_argument("--max-rollouts", type=int, metavar="N", help="score a sample of N rollouts")
         parser.add_argument(
             "--trainer-autocast", choices=("bfloat16", "none"), help=f"how {_TRAINER_REPLAY} runs its forward pass"
@@ -64,14 +93,8 @@ class ProbeCommand:
             choices=("float32", "bfloat16"),
             help="dtype of the trainer's weights in the forward pass",
         )
-        parser.add_argument(
-            "--weights-search",
-            action="store_true",
-            help="find which weights the engine held: replay with those of earlier steps, whole and by part",
-        )
-        parser.add_argument(
-            "--max-candidates", type=int, metavar="N", help="earlier steps that a weights search tries (default: 8)"
-        )
+        _add_other_kinds(parser)
+        add_matrix_arguments(parser)
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
             "--timeout", type=float, default=600.0, metavar="SECONDS", help="longest wait for the result (default: 600)"
@@ -81,26 +104,98 @@ class ProbeCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Request, wait, print. Exit status 1 if the probe failed, was skipped or took too long."""
+        if arguments.run == _MATRIX:
+            return run_matrix(arguments)
+        if isinstance(arguments.step, str):
+            return _cancel(arguments)
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run, arguments.project)
             body = _request(arguments)
             probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
             if not arguments.no_wait:
                 probe = _wait(connection, probe, arguments.timeout)
-            queries, attribution = RunQueries(connection, run.id), None
-            if probe["state"] == "done":
+            queries, attribution, compared = RunQueries(connection, run.id), None, list[str]()
+            if probe["state"] == "done" and arguments.layers:
+                compared = layers_lines(_layers(connection, run.id, probe))
+            elif probe["state"] == "done" and arguments.routing:
+                compared = routing_lines(_routing(connection, run.id, probe))
+            elif probe["state"] == "done":
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
                 queries.wait_for_attribution(arguments.step)
                 if arguments.weights_search or arguments.exact:
                     attribution = queries.attribution(arguments.step)
         print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
+        if compared and not arguments.json:
+            print("\n".join(compared))
         if attribution is not None and not arguments.json:
             print("\n".join(_found(attribution)))
         if arguments.no_wait:
             return 0
-        if probe["state"] == "done" and not arguments.json:
+        if probe["state"] == "done" and not arguments.json and not compared:
             print(f"\nforeshock report {run.id} --step {arguments.step}   shows the result")
         return 0 if probe["state"] == "done" else 1
+
+
+def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the probes that score no chain."""
+    parser.add_argument(
+        "--weights-search",
+        action="store_true",
+        help="find which weights the engine held: replay with those of earlier steps, whole and by part",
+    )
+    parser.add_argument(
+        "--max-candidates", type=int, metavar="N", help="earlier steps that a weights search tries (default: 8)"
+    )
+    parser.add_argument(
+        "--layers",
+        action="store_true",
+        help="compare the hidden states of two scorers layer by layer, the second --scorer being the reference "
+        f"(default: {_TRAINER_REPLAY}, {REFERENCE}; scorers that have layers: {', '.join(scorers_by_layer())}), "
+        f"of {LAYERS_ROLLOUTS} rollouts unless --max-rollouts says otherwise",
+    )
+    parser.add_argument(
+        "--routing",
+        action="store_true",
+        help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the "
+        f"second μ (default: {', '.join(DEFAULT_PAIR)}; scorers that can: {', '.join(RECORDING_SCORERS)}), of "
+        f"{ROUTING_ROLLOUTS} rollouts unless --max-rollouts says otherwise",
+    )
+
+
+def _step_or_probe(text: str) -> int | str:
+    """Return a step; other text is the id of a probe, or a run after `matrix`."""
+    return int(text) if text.isdecimal() else text
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    """Cancel the probe with the given id and print it."""
+    if arguments.run != _CANCEL:
+        hint = f"; to cancel that probe: foreshock probe {_CANCEL} {arguments.step}"
+        raise ConfigurationError(
+            f"STEP must be a whole number, got {arguments.step}{hint if arguments.step.startswith(_PROBE_IDS) else ''}"
+        )
+    with connect(arguments) as connection:
+        probe = connection.decoded(connection.request("DELETE", f"/v1/probes/{arguments.step}"))
+    print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
+    return 0
+
+
+def _layers(connection: ServiceConnection, run: str, probe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the comparison by layer of the probe's pair of scorers."""
+    pair = comparison_name(*(scorer["scorer"] for scorer in probe["scorers"]))
+    query = {"attempt": probe["attempt"], "pair": pair}
+    found = connection.get_json(f"/v1/runs/{run}/steps/{probe['step']}/layers", query=query)
+    comparison: dict[str, Any] = found["items"][0]
+    return comparison
+
+
+def _routing(connection: ServiceConnection, run: str, probe: Mapping[str, Any]) -> RoutingComparison:
+    """Return the comparison of routed experts by the probe's two scorers."""
+    names = [score_name(each["scorer"], each["variant"]) for each in probe["scorers"]]
+    query = {"attempt": probe["attempt"]}
+    found = connection.get_json(f"/v1/runs/{run}/steps/{probe['step']}/routing", query=query)
+    item = next(each for each in found["items"] if [each["target"], each["behaviour"]] == names)
+    return RoutingComparison.from_dict(item)
 
 
 def _found(attribution: AttributionRecord) -> list[str]:
@@ -115,12 +210,14 @@ def _found(attribution: AttributionRecord) -> list[str]:
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.max_candidates is not None and not arguments.weights_search:
         raise ConfigurationError("--max-candidates is an option of --weights-search")
-    if arguments.weights_search and arguments.exact:
-        raise ConfigurationError("--exact and --weights-search are two probes: request one after the other")
+    asked = [name for name in ("exact", "weights_search", "layers", "routing") if getattr(arguments, name)]
+    if len(asked) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise ConfigurationError(f"{names} are different probes: request one after the other")
     if arguments.weights_search:
         return _search_request(arguments)
     scorers = []
-    for word in arguments.scorer or default_scorers():
+    for word in arguments.scorer or (() if arguments.layers or arguments.routing else default_scorers()):
         name, variant = split_score_name(word)
         if not name:
             raise ConfigurationError(
@@ -128,6 +225,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
             )
         scorers.append({"scorer": name, "variant": variant})
     options: dict[str, str | None] = {}
+    kind = LAYERS_KIND if arguments.layers else ROUTING_KIND if arguments.routing else "exact"
     if arguments.trainer_autocast is not None:
         options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
     if arguments.trainer_master_dtype is not None:
@@ -136,9 +234,10 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "step": arguments.step,
         "scorers": scorers,
         "exact_pairs": list(EXACT_PAIRS) if arguments.exact else None,
-        "kind": "exact",
+        "kind": kind,
         "accelerator": arguments.accelerator,
         "environment": arguments.environment,
+        "priority": arguments.priority,
         "max_rollouts": arguments.max_rollouts,
         "options": {_TRAINER_REPLAY: options} if options else None,
     }
@@ -154,6 +253,7 @@ def _search_request(arguments: argparse.Namespace) -> dict[str, Any]:
         "scorers": [{"scorer": name} for name in arguments.scorer or ()],
         "accelerator": arguments.accelerator,
         "environment": arguments.environment,
+        "priority": arguments.priority,
         "max_rollouts": arguments.max_rollouts,
         "max_candidates": arguments.max_candidates,
     }

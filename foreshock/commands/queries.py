@@ -11,7 +11,9 @@ import httpx
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.records import Bucket, Curve
+from foreshock.configuration_grid import MATRIX_KIND
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable
+from foreshock.layer_divergence import LAYERS_KIND
 from foreshock.model_kind import ModelKind
 from foreshock.reading import api
 from foreshock.reading.attribution_records import AttributionRecord
@@ -20,6 +22,7 @@ from foreshock.reading.reader import answer_of, items_of
 from foreshock.reading.request import Request
 from foreshock.reading.run_records import HealthRecord, RunRecord
 from foreshock.reading.watch_records import AdviceRecord, AlertRecord, ProbeRecord
+from foreshock.routing import ROUTING_KIND
 from foreshock.suggestions import did_you_mean
 
 Answer = TypeVar("Answer")
@@ -55,6 +58,10 @@ def find_run(connection: ServiceConnection, name: str | None, project: str | Non
     missing = "no run yet" if name is None else f"no run with the id, key or name {name!r}"
     suggestion = did_you_mean(name or "", known) or "; list them with `foreshock runs`"
     raise RunNotFound(f"{connection.url} has {missing}{suggestion}", status=httpx.codes.NOT_FOUND)
+
+
+# Kinds of probes that publish no score.
+_WITHOUT_ATTRIBUTION = frozenset({MATRIX_KIND, LAYERS_KIND, ROUTING_KIND})
 
 
 class RunQueries:
@@ -130,8 +137,9 @@ class RunQueries:
         return answer, answer is None or not answer.stale
 
     def probed_steps(self) -> tuple[int, ...]:
-        """Return the steps with at least one finished job of a probe."""
-        return tuple(sorted({probe.step for probe in self._probes() if _any_done(probe)}))
+        """Return the steps with at least one finished job of a probe that is part of an attribution."""
+        probes = (probe for probe in self._probes() if probe.kind not in _WITHOUT_ATTRIBUTION)
+        return tuple(sorted({probe.step for probe in probes if _any_done(probe)}))
 
     def unfinished_probes(self) -> tuple[tuple[int, str, str], ...]:
         """Return step, state and reason of each probe that is not done."""

@@ -111,6 +111,9 @@ class WatchCommand:
             model_kind = arguments.model_kind or run.model_kind
             watch = _Watch(RunQueries(connection, run.id), Paint(), model_kind, from_step)
             print(f"{run.title} ({run.id}), {run.state}")
+            if from_step > (run.last_step or 0):
+                newest = "no step yet" if run.last_step is None else f"newest step {run.last_step}"
+                print(f"no step from {from_step} on: the run has {newest}")
             watch.read_earlier()
             if model_kind is None:
                 print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))

@@ -6,6 +6,7 @@ Guarantees, for events in any order of arrival:
 - a decision changes only steps beyond the newest step that was closed, polled or acknowledged, so late data changes
   future boundaries only, and boundaries already past are not caught up;
 - one decision halves at most once;
+- the factor and the floor are those of the first decision that lowers the scale, until nothing is left of it;
 - a rewind drops decisions made from steps at or beyond ``resume_step``; ``revision`` never decreases;
 - ``scale = max(floor, schedule × explicit halvings)``; a hold freezes it, and skipped boundaries are not caught up.
 """
@@ -76,8 +77,8 @@ class AdviceState:
     """The state of the learning-rate advice after a log of decisions.
 
     ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
-    past steps only back to the last raise). ``handled`` are the signals that already caused a halving. ``mode`` is None
-    until it is first set.
+    past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold.
+    ``mode`` is None until it is first set.
     """
 
     attempt: int = 1
@@ -86,16 +87,15 @@ class AdviceState:
     halvings: tuple[int, ...] = ()
     handled: tuple[OpenSignal, ...] = ()
     held_from_step: int | None = None
+    held_by: Author | None = None
     mode: Mode | None = None
     reason: str = ""
+    factor: float = DECAY_FACTOR
+    floor: float = DECAY_FLOOR
 
     def scale(self, step: int) -> float:
         """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""
-        return scale_at(self.schedule, self.halvings, step)
-
-    @property
-    def floor(self) -> float:
-        return self.schedule.floor if self.schedule is not None else DECAY_FLOOR
+        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor)
 
     def next_decay_step(self, step: int) -> int | None:
         """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
@@ -156,7 +156,11 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             schedule = decision.schedule
             if schedule is not None and state.held_from_step is not None:
                 schedule = schedule.paused_from(state.held_from_step)
-            return replace(state, halvings=_all_halvings(state, first - 1), schedule=schedule)
+            state = replace(state, halvings=_all_halvings(state, first - 1), schedule=schedule)
+            if schedule is not None:
+                return replace(state, factor=schedule.factor, floor=schedule.floor)
+            # After a retraction the past halvings stay as deep as they were.
+            return state if state.halvings else replace(state, factor=DECAY_FACTOR, floor=DECAY_FLOOR)
         case "rule_halving" | "halve":
             handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
             return replace(state, halvings=tuple(sorted((*state.halvings, first))), handled=handled)
@@ -166,11 +170,19 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             paused = state.schedule.paused_from(first) if state.schedule is not None else None
             # A rewind may have moved the hold back before a halving.
             halvings = tuple(halving for halving in state.halvings if halving <= first)
-            return replace(state, held_from_step=first, schedule=paused, halvings=halvings)
+            handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
+            return replace(
+                state,
+                held_from_step=first,
+                held_by=decision.author,
+                schedule=paused,
+                halvings=halvings,
+                handled=handled,
+            )
         case "release":
             halvings = _all_halvings(state, first - 1)
             released = state.schedule.effective_from(first) if state.schedule is not None else None
-            return replace(state, halvings=halvings, schedule=released, held_from_step=None)
+            return replace(state, halvings=halvings, schedule=released, held_from_step=None, held_by=None)
         case "mode":
             return replace(state, mode=decision.mode or state.mode)
         case "rewind":
@@ -186,9 +198,8 @@ def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:
 def _raised(state: AdviceState, first: int) -> tuple[int, ...]:
     """Return the oldest halvings without the newest ones, so that the scale at ``first`` rises by one halving."""
     halvings, scale = _all_halvings(state, first), state.scale(first)
-    factor = state.schedule.factor if state.schedule is not None else DECAY_FACTOR
     kept = len(halvings)
-    while kept > 0 and max(state.floor, factor**kept) <= scale:
+    while kept > 0 and max(state.floor, state.factor**kept) <= scale:
         kept -= 1
     return halvings[:kept]
 

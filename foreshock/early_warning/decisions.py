@@ -12,7 +12,7 @@ from typing import Literal
 
 from foreshock.early_warning.advice_state import AdviceState, Author, Decision, DecisionKind, Mode, fold
 from foreshock.early_warning.detectors import OpenSignal
-from foreshock.early_warning.schedule import LengthDecaySchedule, ScheduleSettings
+from foreshock.early_warning.schedule import LengthDecaySchedule, ScheduleSettings, lowering
 
 OperatorKind = Literal["halve", "raise", "hold", "release"]
 
@@ -36,6 +36,7 @@ class Observation:
     signals: tuple[OpenSignal, ...]
     at_us: int
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    holds: tuple[OpenSignal, ...] = ()
 
     @property
     def first_open_step(self) -> int:
@@ -44,16 +45,12 @@ class Observation:
 
 
 def decide(log: Sequence[Decision], observation: Observation) -> tuple[Decision, ...]:
-    """Return the decisions that the detectors' state adds to the log: at most a new schedule and one rule halving."""
-    state = fold(log)
+    """Return the decisions that the detectors' state adds to the log: at most one of each kind."""
     decisions: list[Decision] = []
-    surge = _reconcile_surge(state, observation)
-    if surge is not None:
-        decisions.append(surge)
-        state = fold([*log, surge])
-    halving = _halve_by_rule(state, observation)
-    if halving is not None:
-        decisions.append(halving)
+    for reconcile in (_reconcile_surge, _reconcile_hold, _halve_by_rule):
+        decision = reconcile(fold([*log, *decisions]), observation)
+        if decision is not None:
+            decisions.append(decision)
     return tuple(decisions)
 
 
@@ -114,7 +111,11 @@ def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision |
     if observation.surge_step is None:
         reason = f"The surge at step {known} is retracted: no further halvings; past halvings stay."
         return _new(state, observation, "retract", reason)
-    schedule = LengthDecaySchedule.from_surge(observation.surge_step, observation.schedule)
+    chosen = observation.schedule
+    if state.schedule is not None or state.halvings:
+        # Halvings of another depth would change the scale of the past, and could raise it.
+        chosen = replace(chosen, factor=state.factor, floor=state.floor)
+    schedule = LengthDecaySchedule.from_surge(observation.surge_step, chosen)
     first = observation.first_open_step
     if state.schedule is not None:
         # A slightly different period must not halve again right after the old boundary: it is the same boundary.
@@ -123,9 +124,21 @@ def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision |
             first = max(first, last + schedule.decay_period // 2 + 1)
     reason = (
         f"Response lengths surged at step {observation.surge_step}: "
-        f"the learning rate halves every {schedule.decay_period} steps."
+        f"the learning rate {lowering(schedule.factor)} every {schedule.decay_period} steps."
     )
     return replace(_new(state, observation, "surge", reason), schedule=schedule.effective_from(first))
+
+
+def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | None:
+    """Hold while a rule with that effect fires; a hold or a release by an operator stands."""
+    if state.held_from_step is None:
+        for signal in observation.holds:
+            if signal not in state.handled:
+                reason = f"Rule {signal.rule} fires since step {signal.fired_step}: the learning rate is held."
+                return replace(_new(state, observation, "hold", reason), signal=signal)
+    elif state.held_by == "detector" and not observation.holds:
+        return _new(state, observation, "release", "No rule that holds the learning rate fires any more.")
+    return None
 
 
 def _halve_by_rule(state: AdviceState, observation: Observation) -> Decision | None:

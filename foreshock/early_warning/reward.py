@@ -14,7 +14,7 @@ from typing import Any
 from foreshock.early_warning.collapse import floor_of
 from foreshock.early_warning.events import Event
 from foreshock.early_warning.noise import autocorrelated_noise
-from foreshock.early_warning.robust import median
+from foreshock.early_warning.robust import median, step_noise
 
 RULE = "reward_fall"
 
@@ -41,6 +41,10 @@ class RewardSettings:
     """Rewards before the first fall can be seen; the noise needs some."""
     clearing_values: int = 5
     noise_values: int = 64
+    rise_z: float = 3.0
+    """The reward rises if the newest values are so many standard deviations above those `rise_values` before."""
+    rise_values: int = 20
+    """Values between the two levels of a rise: a run that learned some time ago does not rise any more."""
     floor: float | None = None
     """The reward of a policy that learned nothing. None: 0 if no reward was negative, −1 if none was below −1, else
     the lowest level so far."""
@@ -101,6 +105,18 @@ def advance_reward(
     if fallen < settings.z * error:
         return state, ()
     return replace(state, back=0, fired_step=step), (_event(step, level, best, reach, settings),)
+
+
+def is_rising(state: RewardState, settings: RewardSettings) -> bool:
+    """Return whether the newest rewards are above those of some steps before, beyond their step-to-step noise."""
+    values = state.values[-settings.rise_values - settings.best_values :]
+    if state.fired_step is not None or len(values) < settings.rise_values + settings.smoothing_values:
+        return False
+    before, newest = values[: settings.best_values], values[-settings.smoothing_values :]
+    # Of successive differences: the residuals of a line would take the rise itself for noise.
+    noise = MEDIAN_TO_MEAN * step_noise(values)
+    error = noise * math.sqrt(1.0 / len(before) + 1.0 / len(newest))
+    return median(newest) - median(before) > settings.rise_z * error
 
 
 def _event(step: int, level: float, best: float, reach: float, settings: RewardSettings) -> Event:

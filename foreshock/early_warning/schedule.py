@@ -140,9 +140,24 @@ class LengthDecaySchedule:
         )
 
 
-def scale_at(schedule: LengthDecaySchedule | None, halvings: Sequence[int], step: int) -> float:
-    """Return η(step) / η₀ of the schedule and the explicit halvings (given by their steps), never below the floor."""
-    factor, floor = (schedule.factor, schedule.floor) if schedule is not None else (DECAY_FACTOR, DECAY_FLOOR)
+def lowering(factor: float) -> str:
+    """Return what a boundary does to the learning rate, as a verb in the third person."""
+    return "halves" if factor == DECAY_FACTOR else f"is multiplied by {factor:g}"
+
+
+def scale_at(
+    schedule: LengthDecaySchedule | None,
+    halvings: Sequence[int],
+    step: int,
+    factor: float = DECAY_FACTOR,
+    floor: float = DECAY_FLOOR,
+) -> float:
+    """Return η(step) / η₀ of the schedule and the explicit halvings (given by their steps), never below the floor.
+
+    ``factor`` and ``floor`` hold where there is no schedule; a schedule has its own.
+    """
+    if schedule is not None:
+        factor, floor = schedule.factor, schedule.floor
     count = sum(1 for halving in halvings if halving <= step)
     if schedule is not None:
         count += schedule.halvings_until(step)

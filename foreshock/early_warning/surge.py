@@ -114,7 +114,8 @@ def _advance_crossing(
     if crossing is None:
         if not is_armed(state, settings):
             return state, None
-        state = replace(state, armed_values=state.armed_values + 1)
+        if state.armed_since is None:
+            state = replace(state, armed_since=step)
         return replace(state, crossing=_opened(state, step, value, reward, settings)), None
     crossing = replace(
         crossing,
@@ -123,7 +124,6 @@ def _advance_crossing(
         since=(*crossing.since, value),
         rewards_since=crossing.rewards_since if reward is None else (*crossing.rewards_since, reward),
     )
-    state = replace(state, armed_values=state.armed_values + 1)
     count = len(crossing.since)
     if count >= settings.abandoning_values and median(crossing.since) < crossing.threshold:
         # The value that ends a crossing may open the next one.
@@ -167,6 +167,11 @@ def _opened(
         rewards_before=rewards,
         rewards_since=() if reward is None else (reward,),
     )
+
+
+def opens_crossing(state: SurgeState, step: int, value: float, settings: SurgeSettings) -> bool:
+    """Return whether a log length at ``step`` opens a crossing; the state is armed and has none."""
+    return _opened(state, step, value, None, settings) is not None
 
 
 def _drift(earlier: Sequence[float], settings: SurgeSettings) -> float:
@@ -270,10 +275,15 @@ def _detection_of(
         onset_first=steps[onset.first],
         onset_last=steps[onset.last],
         log_evidence=evidence,
-        confidence=max(0.0, 1.0 - state.armed_values * math.exp(-evidence)),
+        confidence=max(0.0, 1.0 - _armed_steps(state, step) * math.exp(-evidence)),
         truncated=finite_or_none(lengths.truncated),
         reward_change=_reward_change(crossing),
     )
+
+
+def _armed_steps(state: SurgeState, step: int) -> int:
+    """Return the steps since the detector was first armed: at least the observations that it has tested."""
+    return 1 if state.armed_since is None else step - state.armed_since + 1
 
 
 def _surge_step(crossing: Crossing, settings: SurgeSettings) -> int:

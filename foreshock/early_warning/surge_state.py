@@ -82,7 +82,10 @@ class SurgeDetection:
 
 @dataclass(frozen=True, slots=True)
 class SurgeState:
-    """The state of the detector; plain data, all lengths as natural logs. ``rewards`` are those of ``steps``."""
+    """The state of the detector; plain data, all lengths as natural logs. ``rewards`` are those of ``steps``.
+
+    Nothing in it counts or sums over the whole run: after a late step it soon equals the state without it.
+    """
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
@@ -98,7 +101,7 @@ class SurgeState:
     cap: float | None = None
     capped: int = 0
     missing: int = 0
-    armed_values: int = 0
+    armed_since: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         value = {name: getattr(self, name) for name in self.__slots__}

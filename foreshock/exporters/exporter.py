@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from foreshock.errors import ConfigurationError
+from foreshock.installing import install_command
 
 __all__ = ["DEFAULT_MEASURES", "PREFIX", "ExportedRun", "Exporter", "StepValues"]
 
@@ -78,7 +79,7 @@ class Exporter(ABC):
         if not _is_installed(self.module):
             raise ConfigurationError(
                 f"export={self.name!r} needs the package {self.module}, which is not installed; "
-                f"run: pip install 'foreshock[{self.name}]'"
+                f"run: {install_command(self.name)}"
             )
         self.measures = tuple(DEFAULT_MEASURES if measures is None else measures)
 

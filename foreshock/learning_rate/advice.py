@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foreshock.early_warning.schedule import LengthDecaySchedule, scale_at
+from foreshock.early_warning.schedule import DECAY_FACTOR, DECAY_FLOOR, LengthDecaySchedule, scale_at
 
 __all__ = ["Advice", "AdviceAlert"]
 
@@ -57,6 +56,8 @@ class Advice:
     reason: str = ""
     alerts: tuple[AdviceAlert, ...] = ()
     want_weights_at_step: int | None = None
+    factor: float = DECAY_FACTOR
+    floor: float = DECAY_FLOOR
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -65,7 +66,7 @@ class Advice:
 
     def advised_scale(self, step: int) -> float:
         """Return the advised η(step) / η₀, in either mode."""
-        return scale_at(self.schedule, self.halvings, step)
+        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor)
 
     def scale(self, step: int) -> float:
         """Return the factor to apply at `step`: `advised_scale`, or 1.0 in shadow mode."""
@@ -79,8 +80,9 @@ class Advice:
         observed = value.get("observed_step")
         requested = value.get("want_weights_at_step")
         parsed = LengthDecaySchedule.from_json(schedule) if schedule is not None else None
-        if parsed is not None and not math.isfinite(parsed.factor):
-            raise ValueError(f"the schedule's factor must be finite, got {parsed.factor}")
+        factor, floor = float(value.get("factor", DECAY_FACTOR)), float(value.get("floor", DECAY_FLOOR))
+        if not 0.0 < factor < 1.0 or not 0.0 <= floor <= 1.0:
+            raise ValueError(f"factor must be between 0 and 1 and floor from 0 to 1, got {factor} and {floor}")
         return cls(
             attempt=int(value["attempt"]),
             revision=int(value["revision"]),
@@ -93,6 +95,8 @@ class Advice:
             reason=str(value.get("reason") or ""),
             alerts=tuple(AdviceAlert.from_json(alert) for alert in value.get("alerts") or ()),
             want_weights_at_step=None if requested is None else int(requested),
+            factor=factor,
+            floor=floor,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -109,4 +113,6 @@ class Advice:
             "reason": self.reason,
             "alerts": [alert.to_json() for alert in self.alerts],
             "want_weights_at_step": self.want_weights_at_step,
+            "factor": self.factor,
+            "floor": self.floor,
         }

@@ -21,6 +21,7 @@ from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.inputs import check_size, group_names, numbers_of
+from foreshock.measures.rollout_clusters import clusters_of, sums_of_rollouts
 from foreshock.rollouts.exact import ExactBatch
 
 __all__ = ["ExactMeasures", "measure_exact"]
@@ -75,9 +76,8 @@ def measure_exact(
         columns = np.stack([{**known, "k3_kl": k3_kl(d)}[name] for name in _MEANS], axis=1)
     finite = np.isfinite(columns).all(axis=1)
     keep = generated & finite
-    sums, tokens = _sums_of_rollouts(np.where(keep[:, None], columns, 0.0), exact.offsets), _count(keep, exact.offsets)
-    keys = [f"r{row}" if name is None else f"g{name}" for row, name in enumerate(names)]
-    clusters = np.unique(keys, return_inverse=True)[1].astype(np.int64)
+    sums, tokens = sums_of_rollouts(np.where(keep[:, None], columns, 0.0), exact.offsets), _count(keep, exact.offsets)
+    clusters = clusters_of(names)
     means = dict(zip(_MEANS, nonnegative_intervals(sums, tokens, clusters), strict=True))
     of_groups, sizes = sums_of_clusters(sums[:, :1], tokens, clusters)
     return ExactMeasures(
@@ -90,15 +90,6 @@ def measure_exact(
         non_finite=int(np.count_nonzero(generated & ~finite)),
         reliable=interval_is_reliable(sizes.size, *tail_shapes(d[keep])),
     )
-
-
-def _sums_of_rollouts(values: Float64, offsets: NDArray[np.int64]) -> Float64:
-    """Return the sums of `values` [T, K] over each rollout, [N, K]; an empty rollout has 0."""
-    sums = np.zeros((offsets.size - 1, values.shape[1]))
-    rows = np.flatnonzero(np.diff(offsets))
-    if rows.size:
-        sums[rows] = np.add.reduceat(values, offsets[rows], axis=0)
-    return sums
 
 
 def _count(keep: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:

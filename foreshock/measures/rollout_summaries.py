@@ -6,7 +6,6 @@ the rollouts that a correction would drop, and intervals clustered by rollout or
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -125,8 +124,7 @@ class RolloutSummaries:
             "lag": _optional(None if lag is None else generated_means(batch, lag), batch.num_rollouts),
         }
         arrays = [
-            (value if isinstance(value, pa.Array) else pa.array(value, type=field.type)).cast(field.type)
-            for field, value in ((field, columns[field.name]) for field in SUMMARY_SCHEMA)
+            _as_type(columns[name], kind) for name, kind in zip(SUMMARY_SCHEMA.names, SUMMARY_SCHEMA.types, strict=True)
         ]
         return cls(pa.Table.from_arrays(arrays, schema=SUMMARY_SCHEMA))
 
@@ -177,12 +175,13 @@ class RolloutSummaries:
 
     def to_bytes(self) -> bytes:
         """Return the table as an Arrow IPC file, compressed with zstd."""
-        sink = io.BytesIO()
+        sink = pa.BufferOutputStream()
         # A summary is small: handing each column to another thread takes longer than compressing it.
         options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
         with pa.ipc.new_file(sink, SUMMARY_SCHEMA, options=options) as writer:
             writer.write_table(self.table)
-        return sink.getvalue()
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RolloutSummaries:
@@ -201,6 +200,11 @@ class RolloutSummaries:
         if not table.schema.equals(SUMMARY_SCHEMA):
             raise StatisticsError("the rollout summaries are damaged: their columns are not those of their version")
         return cls(table)
+
+
+def _as_type(values: Any, kind: pa.DataType) -> pa.Array:
+    array = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
+    return array if array.type == kind else array.cast(kind)
 
 
 def _optional(values: NDArray[Any] | None, rows: int = 0) -> pa.Array:

@@ -38,6 +38,7 @@ SUMS = ("reward", "reward_squared", "entropy", "rollout_log_prob", "trainer_log_
 # Merged by maximum; −inf means that there is no value yet.
 EXTREMES = ("minus_min_reward", "max_reward", "max_lag")
 
+_LENGTH_QUANTILES = {f"response_length_p{percent}": percent / 100 for percent in (50, 90, 99)}
 _KIND = "step"
 _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "counts": ("<i8", (len(COUNTS),)),
@@ -73,6 +74,7 @@ class StepStatistics:
         ):
             if values is not None:
                 totals.add_tokens(name, batch, values)
+        totals.add_up()
         lag = lag_of_tokens(batch)
         if lag is not None:
             totals.add_lag(lag[batch.generated])
@@ -117,7 +119,7 @@ class StepStatistics:
             "num_tool_tokens": counts["tool_tokens"],
             "response_length_mean": lengths.mean(),
             "response_length_std": lengths.standard_deviation(),
-            **{f"response_length_p{percent}": lengths.quantile(percent / 100) for percent in (50, 90, 99)},
+            **dict(zip(_LENGTH_QUANTILES, lengths.quantiles(tuple(_LENGTH_QUANTILES.values())), strict=True)),
             "response_length_min": lengths.minimum(),
             "response_length_max": lengths.maximum(),
             # A prompt has at least one token: without any, prompts were not logged.
@@ -139,12 +141,19 @@ class StepStatistics:
     def _reward_deviation(self, count: int) -> float:
         if count < 2:
             return math.nan
-        total, square = (self.sums.exact(SUMS.index(name)) for name in ("reward", "reward_squared"))
-        return math.sqrt(max(float((square - total * total / count) / (count - 1)), 0.0))
+        # Whole numbers, whose quotient is rounded once as that of Fractions would be.
+        total, of_total = self.sums.exact_ratio(SUMS.index("reward"))
+        square, of_square = self.sums.exact_ratio(SUMS.index("reward_squared"))
+        difference = square * of_total * of_total * count - total * total * of_square
+        return math.sqrt(max(difference / (of_square * of_total * of_total * count * (count - 1)), 0.0))
 
     def to_bytes(self) -> bytes:
         """Return the statistics as a blob for `from_bytes`: a JSON header and raw arrays."""
-        return blob.pack(
+        return self.to_blob().to_bytes()
+
+    def to_blob(self) -> blob.Blob:
+        """Return the blob of `to_bytes` before compression."""
+        return blob.blob_of(
             _KIND,
             {
                 "counts": self.counts,
@@ -174,6 +183,7 @@ class _Totals:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.sums = {name: CompensatedSums.zeros(1) for name in SUMS}
         self.extremes = dict.fromkeys(EXTREMES, -math.inf)
+        self._of_rollouts: dict[str, NDArray[np.float64]] = {}
 
     def add_rollouts(self, batch: RolloutBatch) -> None:
         truncated, known = truncated_rollouts(batch)
@@ -187,8 +197,10 @@ class _Totals:
         rewards = reward[np.isfinite(reward)].astype(np.float64)
         square, lost = two_product(rewards, rewards)
         self.counts["rewards"] = rewards.size
-        self.sums["reward"] = CompensatedSums.over_first_axis(rewards[:, None])
-        self.sums["reward_squared"] = CompensatedSums.over_first_axis(square[:, None], lost[:, None])
+        both, errors = np.stack([rewards, square], axis=1), np.stack([np.zeros_like(lost), lost], axis=1)
+        sums = CompensatedSums.over_first_axis(both, errors)
+        for place, name in enumerate(("reward", "reward_squared")):
+            self.sums[name] = CompensatedSums(sums.high[place : place + 1], sums.low[place : place + 1])
         self.extremes["minus_min_reward"] = float(np.max(-rewards, initial=-math.inf))
         self.extremes["max_reward"] = float(np.max(rewards, initial=-math.inf))
 
@@ -200,8 +212,14 @@ class _Totals:
         if name != "entropy":
             self.counts[f"nonfinite_{plural}"] = int(batch.generated_lengths.sum()) - self.counts[plural]
         # Summing each rollout first makes the result independent of the split into shards.
-        of_rollouts = _row_sums(batch, np.where(finite, values, 0.0))
-        self.sums[name] = CompensatedSums.over_first_axis(of_rollouts[:, None])
+        self._of_rollouts[name] = _row_sums(batch, np.where(finite, values, 0.0))
+
+    def add_up(self) -> None:
+        """Sum what was added of tokens over the rollouts, all columns at once."""
+        if self._of_rollouts:
+            sums = CompensatedSums.over_first_axis(np.stack(list(self._of_rollouts.values()), axis=1))
+            for place, name in enumerate(self._of_rollouts):
+                self.sums[name] = CompensatedSums(sums.high[place : place + 1], sums.low[place : place + 1])
 
     def add_lag(self, lag: NDArray[np.integer]) -> None:
         if lag.size:

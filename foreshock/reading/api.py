@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.layer_divergence import LayerComparison
 from foreshock.model_kind import ModelKind
 from foreshock.reading import columns
 from foreshock.reading.attribution_records import AttributionRecord, attribution_record
 from foreshock.reading.columns import Buckets, Measurements, Scalars, TokenIds, Tokens
 from foreshock.reading.parsing import parse
-from foreshock.reading.request import Listing, Query, Request, json_request, run_path
+from foreshock.reading.request import ITEMS_ON_A_PAGE, Listing, Query, Request, json_request, run_path
 from foreshock.reading.run_records import (
     AttemptRecord,
     ChangeRecord,
@@ -27,8 +28,25 @@ from foreshock.reading.run_records import (
     StepRecord,
     run_record,
 )
-from foreshock.reading.watch_records import AdviceRecord, AlertRecord, DecisionRecord, ProbeRecord, advice_record
+from foreshock.reading.step_records import (
+    CorrectionsRecord,
+    ExactStepRecord,
+    ExactTokensRecord,
+    LintRecord,
+    RunLintRecord,
+    TheoryRecord,
+)
+from foreshock.reading.watch_records import (
+    AdviceRecord,
+    AlertRecord,
+    DecisionRecord,
+    ProbeRecord,
+    RiskRecord,
+    advice_record,
+)
+from foreshock.routing import RoutingComparison
 
+Record = TypeVar("Record")
 ExportFormat = Literal["csv", "parquet"]
 Condition = Literal["probability", "position", "turn", "length", "entropy", "lag"]
 
@@ -201,10 +219,125 @@ def health(run: str, *, steps: int | None = None, model_kind: ModelKind | None =
     return json_request(run_path(run, "health"), query, partial(parse, HealthRecord))
 
 
+def risk(run: str) -> Request[RiskRecord]:
+    """Return the ordinal risk of a run, with its reasons."""
+    return json_request(run_path(run, "risk"), [], partial(parse, RiskRecord))
+
+
 def attribution(run: str, step: int, *, attempt: int | None = None) -> Request[AttributionRecord]:
     """Return the causes of a step's mismatch. Raises Rejected (404) if no scores of the step are published."""
     read = partial(attribution_record, step)
     return json_request(run_path(run, "steps", step, "attribution"), [("attempt", attempt)], read)
+
+
+def lint(run: str, step: int, *, attempt: int | None = None) -> Request[LintRecord]:
+    """Return the lint of a step's log-probs: named warnings with evidence, and the checks that were made."""
+    return _of_step(run, step, "lint", [("attempt", attempt)], LintRecord)
+
+
+def lint_of_run(run: str, *, attempt: int | None = None) -> Request[RunLintRecord]:
+    """Return the warnings of a run's closed steps, with the first and the newest step of each."""
+    return json_request(run_path(run, "lint"), [("attempt", attempt)], partial(parse, RunLintRecord))
+
+
+def corrections(
+    run: str,
+    step: int,
+    *,
+    names: Sequence[str] = (),
+    thresholds: Sequence[str] = (),
+    comparison: str = TRAINER_ROLLOUT,
+    attempt: int | None = None,
+) -> Request[CorrectionsRecord]:
+    """Return the effect of corrections on a step: kept tokens, variance, distortion. No names: all of them.
+
+    `thresholds`, such as "2" or "0.5_5", are of the one correction that is named; none: the usual ones.
+    """
+    chosen = [*_several("correction", names), *_several("threshold", thresholds)]
+    query: Query = [*chosen, ("comparison", comparison), ("attempt", attempt)]
+    return _of_step(run, step, "corrections", query, CorrectionsRecord)
+
+
+def theory(
+    run: str,
+    step: int,
+    *,
+    delta_max: float | None = None,
+    gradient_bound: float | None = None,
+    comparison: str = TRAINER_ROLLOUT,
+    attempt: int | None = None,
+) -> Request[TheoryRecord]:
+    """Return bounds on the bias of a step's gradient, and the cost of its noise at η and η/2.
+
+    `delta_max` is the largest exact total variation, `gradient_bound` an upper bound of ‖∇log π‖ of one token.
+    """
+    bounds: Query = [("delta_max", delta_max), ("gradient_bound", gradient_bound)]
+    return _of_step(run, step, "theory", [*bounds, ("comparison", comparison), ("attempt", attempt)], TheoryRecord)
+
+
+def exact(run: str, step: int, *, attempt: int | None = None) -> Request[ExactStepRecord]:
+    """Return the exact divergences of a step's pairs. Raises Rejected (404) if none are published."""
+    return _of_step(run, step, "exact", [("attempt", attempt)], ExactStepRecord)
+
+
+def routing(run: str, step: int, *, attempt: int | None = None) -> Request[tuple[RoutingComparison, ...]]:
+    """Return the newest comparisons of routed experts of a step. Raises Rejected (404) if none are published."""
+    path = run_path(run, "steps", step, "routing")
+    return json_request(
+        path, [("attempt", attempt)], lambda value: tuple(map(RoutingComparison.from_dict, value["items"]))
+    )
+
+
+def layers(
+    run: str, step: int, *, attempt: int | None = None, pair: str | None = None
+) -> Request[tuple[LayerComparison, ...]]:
+    """Return the newest comparison by layer of each pair of scorers of a step, or of one `compared/reference`.
+
+    Raises Rejected (404) if none are published.
+    """
+
+    def read(value: Any) -> tuple[LayerComparison, ...]:
+        return tuple(LayerComparison.from_dict({**item, "step": value["step"]}) for item in value["items"])
+
+    return json_request(run_path(run, "steps", step, "layers"), [("attempt", attempt), ("pair", pair)], read)
+
+
+def exact_tokens(
+    run: str,
+    step: int,
+    *,
+    pair: str | None = None,
+    count: int = 20,
+    sample_id: str | None = None,
+    from_position: int = 0,
+    to_position: int | None = None,
+    attempt: int | None = None,
+) -> Request[ExactTokensRecord]:
+    """Return the tokens with the largest KL(μ‖π), at most 1,000, or those of the rollout `sample_id`.
+
+    Of a rollout, from one position of the response to another (included). `pair` is one that `exact` returned; None:
+    the service's default.
+    """
+    part = [("from_position", from_position), ("to_position", to_position)]
+    query: Query = [("pair", pair), ("worst", count), ("sample_id", sample_id), *part, ("attempt", attempt)]
+    read = partial(parse, ExactTokensRecord)
+    return json_request(run_path(run, "steps", step, "exact", "tokens"), query, read)
+
+
+def changed_alerts(
+    run: str, *, states: Sequence[str] = (), wait_seconds: float = 20.0
+) -> Request[tuple[AlertRecord, ...]]:
+    """Return the newest 500 alerts of a run once one has changed since this reader's call before, or after the time.
+
+    The first call does not wait. `wait_seconds` is at most 30.
+    """
+    query: Query = [*_several("state", states), ("limit", ITEMS_ON_A_PAGE)]
+    return json_request(
+        run_path(run, "alerts"),
+        query,
+        lambda page: tuple(parse(AlertRecord, item) for item in page["items"]),
+        wait_seconds=wait_seconds,
+    )
 
 
 def alerts(run: str, *, states: Sequence[str] = ()) -> Listing[AlertRecord]:
@@ -220,9 +353,13 @@ def alerts_of_runs(
     return Listing("/v1/alerts", query, partial(parse, AlertRecord))
 
 
-def advice(run: str, *, step: int | None = None) -> Request[AdviceRecord]:
-    """Return the learning-rate advice for a step (None: the newest). Trainers use `AdviceFeed`, which never waits."""
-    return json_request(run_path(run, "lr-advice"), [("step", step)], advice_record)
+def advice(run: str, *, step: int | None = None, wait_seconds: float = 0.0) -> Request[AdviceRecord]:
+    """Return the learning-rate advice for a step (None: the newest). Trainers use `AdviceFeed`, which never waits.
+
+    With `wait_seconds`, at most 30, it is returned once a decision or an alert has changed it since this reader's call
+    before with the same step, or after that time.
+    """
+    return json_request(run_path(run, "lr-advice"), [("step", step)], advice_record, wait_seconds=wait_seconds)
 
 
 def decisions(run: str) -> Listing[DecisionRecord]:
@@ -243,6 +380,10 @@ def probes_of_runs(*, kind: str | None = None) -> Listing[ProbeRecord]:
 def probe(probe: str) -> Request[ProbeRecord]:
     """Return a probe by its id."""
     return json_request(f"/v1/probes/{probe}", [], partial(parse, ProbeRecord), in_project=False)
+
+
+def _of_step(run: str, step: int, name: str, query: Query, kind: type[Record]) -> Request[Record]:
+    return json_request(run_path(run, "steps", step, name), query, partial(parse, kind))
 
 
 def _several(name: str, values: Sequence[str]) -> list[tuple[str, str | int | float | None]]:

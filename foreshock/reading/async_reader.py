@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from foreshock.client.async_connection import AsyncServiceConnection
 from foreshock.reading import api
+from foreshock.reading.remembered import RememberedAnswers
 from foreshock.reading.request import Listing, Request
 from foreshock.reading.shared import ReaderSettings, describe_method, is_retryable, read_answer
 from foreshock.retry import retry_async
@@ -52,6 +53,7 @@ class AsyncReader:
     has `timeout_seconds`.
 
     Lists are async iterators that ask for the next page when they need it. Every failure is a ServiceError.
+    The newest answers are kept, at most 16 MiB of them: one that has not changed is not sent again.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class AsyncReader:
     ) -> None:
         """Prepare the reader; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
         self.settings = ReaderSettings(url, project, api_key, timeout_seconds, retry_seconds)
+        self._remembered = RememberedAnswers()
         self._connection = AsyncServiceConnection(
             self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds
         )
@@ -85,8 +88,18 @@ class AsyncReader:
     worst_tokens = _one(api.worst_tokens)
     rollout_tokens = _one(api.rollout_tokens)
     health = _one(api.health)
+    risk = _one(api.risk)
     attribution = _one(api.attribution)
+    lint = _one(api.lint)
+    lint_of_run = _one(api.lint_of_run)
+    corrections = _one(api.corrections)
+    theory = _one(api.theory)
+    exact = _one(api.exact)
+    exact_tokens = _one(api.exact_tokens)
+    routing = _one(api.routing)
+    layers = _one(api.layers)
     alerts = _list(api.alerts)
+    changed_alerts = _one(api.changed_alerts)
     alerts_of_runs = _list(api.alerts_of_runs)
     advice = _one(api.advice)
     decisions = _list(api.decisions)
@@ -98,13 +111,16 @@ class AsyncReader:
         """Return the answer to a request. Raises ServiceError."""
         response = await retry_async(
             lambda: self._connection.get(
-                request.path, query=request.parameters(self.settings.project), headers=request.headers
+                request.path,
+                query=request.parameters(self.settings.project),
+                headers={**request.headers, **self._remembered.headers(request.asked)},
+                timeout_seconds=self.settings.timeout_seconds + request.wait_seconds,
             ),
             self.settings.backoff(),
             is_retryable=is_retryable,
             deadline_seconds=self.settings.retry_seconds,
         )
-        return read_answer(self._connection.url, request, response)
+        return read_answer(self._connection.url, request, response, self._remembered)
 
     async def items(self, listing: Listing[Item]) -> AsyncIterator[Item]:
         """Yield the items of all pages. Raises ServiceError."""

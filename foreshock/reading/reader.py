@@ -15,6 +15,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.reading import api
+from foreshock.reading.remembered import RememberedAnswers
 from foreshock.reading.request import ItemPage, Listing, Request
 from foreshock.reading.shared import ReaderSettings, describe_method, is_retryable, read_answer
 from foreshock.retry import retry
@@ -69,6 +70,7 @@ class Reader:
     has `timeout_seconds`.
 
     Lists are iterators that ask for the next page when they need it. Every failure is a ServiceError.
+    The newest answers are kept, at most 16 MiB of them: one that has not changed is not sent again.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Reader:
     ) -> None:
         """Prepare the reader; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
         self.settings = ReaderSettings(url, project, api_key, timeout_seconds, retry_seconds)
+        self._remembered = RememberedAnswers()
         self._connection = ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds)
 
     runs = _list(api.runs)
@@ -100,8 +103,18 @@ class Reader:
     worst_tokens = _one(api.worst_tokens)
     rollout_tokens = _one(api.rollout_tokens)
     health = _one(api.health)
+    risk = _one(api.risk)
     attribution = _one(api.attribution)
+    lint = _one(api.lint)
+    lint_of_run = _one(api.lint_of_run)
+    corrections = _one(api.corrections)
+    theory = _one(api.theory)
+    exact = _one(api.exact)
+    exact_tokens = _one(api.exact_tokens)
+    routing = _one(api.routing)
+    layers = _one(api.layers)
     alerts = _list(api.alerts)
+    changed_alerts = _one(api.changed_alerts)
     alerts_of_runs = _list(api.alerts_of_runs)
     advice = _one(api.advice)
     decisions = _list(api.decisions)
@@ -111,12 +124,19 @@ class Reader:
 
     def get(self, request: Request[Answer]) -> Answer:
         """Return the answer to a request. Raises ServiceError."""
-        return retry(
-            lambda: answer_of(self._connection, request, self.settings.project),
+        response = retry(
+            lambda: self._connection.request(
+                "GET",
+                request.path,
+                query=request.parameters(self.settings.project),
+                headers={**request.headers, **self._remembered.headers(request.asked)},
+                timeout_seconds=self.settings.timeout_seconds + request.wait_seconds,
+            ),
             self.settings.backoff(),
             is_retryable=is_retryable,
             deadline_seconds=self.settings.retry_seconds,
         )
+        return read_answer(self._connection.url, request, response, self._remembered)
 
     def items(self, listing: Listing[Item]) -> Iterator[Item]:
         """Yield the items of all pages. Raises ServiceError."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from foreshock.client.exchange import QueryValue
 
-__all__ = ["ItemPage", "Listing", "Query", "Request", "json_request", "run_path"]
+__all__ = ["ITEMS_ON_A_PAGE", "ItemPage", "Listing", "Query", "Request", "json_request", "run_path"]
 
 Answer_co = TypeVar("Answer_co", covariant=True)
 Item_co = TypeVar("Item_co", covariant=True)
@@ -22,7 +22,8 @@ Query = Sequence[tuple[str, QueryValue]]
 class Request(Generic[Answer_co]):
     """A GET. `read` makes the answer from the body; it raises KeyError, TypeError or ValueError if it cannot.
 
-    `in_project`: the reader's project is a parameter of the request.
+    `in_project`: the reader's project is a parameter of the request. `wait_seconds`: a long poll, which is answered
+    once the answer differs from the one that the reader has, or after that time.
     """
 
     path: str
@@ -30,6 +31,7 @@ class Request(Generic[Answer_co]):
     read: Callable[[bytes], Answer_co]
     accept: str = "application/json"
     in_project: bool = True
+    wait_seconds: float = 0.0
 
     @property
     def headers(self) -> dict[str, str]:
@@ -38,7 +40,13 @@ class Request(Generic[Answer_co]):
 
     def parameters(self, project: str | None) -> list[tuple[str, QueryValue]]:
         """Return the parameters of the request, with the reader's project if it is one of them."""
-        return [*self.query, ("project", project if self.in_project else None)]
+        wait = self.wait_seconds or None
+        return [*self.query, ("project", project if self.in_project else None), ("wait", wait)]
+
+    @property
+    def asked(self) -> object:
+        """What the answer depends on, as a key: not how long it is waited for."""
+        return self.path, tuple(self.query), self.accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Listing(Generic[Item_co]):
 
     def page(self, cursor: str | None) -> Request[ItemPage[Item_co]]:
         """Return the request of the page at `cursor`; None: the first."""
-        query = [*self.query, ("limit", _ITEMS_ON_A_PAGE), ("cursor", cursor)] if self.is_paged else self.query
+        query = [*self.query, ("limit", ITEMS_ON_A_PAGE), ("cursor", cursor)] if self.is_paged else self.query
         return json_request(self.path, query, self._page, in_project=self.in_project)
 
     def _page(self, value: Mapping[str, Any]) -> ItemPage[Item_co]:
@@ -69,14 +77,19 @@ class Listing(Generic[Item_co]):
 
 
 # The most that the service gives.
-_ITEMS_ON_A_PAGE = 500
+ITEMS_ON_A_PAGE = 500
 
 
 def json_request(
-    path: str, query: Query, read: Callable[[Mapping[str, Any]], Answer_co], *, in_project: bool = True
+    path: str,
+    query: Query,
+    read: Callable[[Mapping[str, Any]], Answer_co],
+    *,
+    in_project: bool = True,
+    wait_seconds: float = 0.0,
 ) -> Request[Answer_co]:
     """Return a request whose answer is a JSON object."""
-    return Request(path, query, lambda body: read(json.loads(body)), in_project=in_project)
+    return Request(path, query, lambda body: read(json.loads(body)), in_project=in_project, wait_seconds=wait_seconds)
 
 
 def run_path(run: str, *parts: str | int) -> str:

@@ -11,6 +11,7 @@ import httpx
 
 from foreshock.client.exchange import configured, wrong_service
 from foreshock.errors import ServiceUnavailable, WrongService
+from foreshock.reading.remembered import RememberedAnswers
 from foreshock.reading.request import Request
 from foreshock.retry import Backoff
 
@@ -35,10 +36,13 @@ class ReaderSettings:
         return Backoff(first_seconds=0.25, longest_seconds=5.0)
 
 
-def read_answer(url: str, request: Request[Answer], response: httpx.Response) -> Answer:
-    """Return what the response says. Raises WrongService if this release cannot read it."""
+def read_answer(
+    url: str, request: Request[Answer], response: httpx.Response, remembered: RememberedAnswers | None = None
+) -> Answer:
+    """Return what the response says, or said before if it is 304. Raises WrongService if it cannot be read."""
     try:
-        return request.read(response.content)
+        body = response.content if remembered is None else remembered.body(request.asked, response)
+        return request.read(body)
     except json.JSONDecodeError as error:
         raise wrong_service(url) from error
     except (KeyError, TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ __all__ = [
     "DecisionRecord",
     "JobRecord",
     "ProbeRecord",
+    "RiskRecord",
     "ScorerRecord",
     "advice_record",
 ]
@@ -50,13 +51,28 @@ class AlertRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RiskRecord:
+    """The ordinal risk of a run: `score` 0 to 4 is the place of `level` in "calm" … "critical"; no probability."""
+
+    level: str
+    score: int
+    reasons: tuple[str, ...] = ()
+    note: str = ""
+    observed_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AdviceRecord:
-    """The learning-rate advice, the next step at which the service lowers the rate, and what the trainer applied."""
+    """The learning-rate advice, the next step at which the service lowers the rate, and what the trainer applied.
+
+    `learning_rate_sum` is Σ η up to the newest closed step, None if no learning rate is logged.
+    """
 
     advice: Advice
     advised_scale: float
     next_decay_step: int | None
     applied: Applied | None = None
+    learning_rate_sum: float | None = None
 
 
 def advice_record(value: Mapping[str, Any]) -> AdviceRecord:
@@ -67,6 +83,7 @@ def advice_record(value: Mapping[str, Any]) -> AdviceRecord:
         number_or_nan(value.get("advised_scale", value.get("scale"))),
         value.get("next_decay_step"),
         None if applied is None else Applied.from_json(applied),
+        value.get("learning_rate_sum"),
     )
 
 
@@ -105,6 +122,7 @@ class JobRecord:
     reasons: tuple[str, ...] = ()
     worker: str | None = None
     accelerator: str | None = None
+    priority: str | None = None
     environments: tuple[str, ...] = ()
     environment: str | None = None
     environment_note: str | None = None
@@ -124,6 +142,7 @@ class ProbeRecord:
     exact_pairs: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
+    priority: str | None = None
     reason: str | None = None
     rollouts: int = 0
     tokens: int = 0

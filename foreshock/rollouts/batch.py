@@ -13,7 +13,7 @@ from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.arrays import as_array, names_of
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.padded import Padding, flat_columns, mask_of, refuse_cell
-from foreshock.rollouts.ragged import concatenate_offsets, offsets_of_lengths, take_rows
+from foreshock.rollouts.ragged import concatenate_offsets, lengths_of_offsets, offsets_of_lengths, take_rows
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
 from foreshock.rollouts.validation import validate_rollouts
 
@@ -68,7 +68,7 @@ class RolloutBatch:
     @property
     def response_lengths(self) -> NDArray[np.int64]:
         """[N] response tokens per rollout, tool output included."""
-        return np.diff(self.response_offsets)
+        return lengths_of_offsets(self.response_offsets)
 
     @property
     def generated(self) -> NDArray[np.bool_]:
@@ -83,7 +83,7 @@ class RolloutBatch:
         if self.response_mask is None:
             return self.response_lengths
         running = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.generated, dtype=np.int64)])
-        return np.diff(running[self.response_offsets])
+        return lengths_of_offsets(running[self.response_offsets])
 
     def offsets_of(self, column: ColumnSpec) -> NDArray[np.int64] | None:
         """Return the offsets [N + 1] that cut `column` in this batch; None if it has one value per rollout."""

@@ -34,6 +34,7 @@ from foreshock.rollouts.schema import (
     FINGERPRINT_KEY,
     ROLLOUT_COLUMNS,
     SCORE_COLUMNS,
+    SECONDS_KEY,
     TARGET_FINGERPRINT_KEY,
     ColumnSpec,
 )
@@ -75,10 +76,11 @@ def encode_rollouts_view(batch: RolloutBatch) -> memoryview:
 
 
 def encode_scores(scores: ScoreBatch) -> bytes:
-    """Return `scores` as the bytes of a Parquet file, with the fingerprint in its metadata."""
+    """Return `scores` as the bytes of a Parquet file, with the fingerprint and the seconds in its metadata."""
     values = {"sample_id": (scores.sample_ids, None), "log_probs": (scores.log_probs, scores.offsets)}
     columns = [(column, _to_arrow(column, *values[column.name])) for column in SCORE_COLUMNS]
-    return bytes(_write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode()}))
+    seconds = {} if scores.seconds is None else {SECONDS_KEY: repr(float(scores.seconds)).encode()}
+    return bytes(_write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode(), **seconds}))
 
 
 def encode_exact(exact: ExactBatch) -> bytes:
@@ -187,9 +189,10 @@ def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> 
             raise LimitExceededError(
                 f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes: send more, smaller shards"
             )
-    table = pa.Table.from_batches(batches, schema=file.schema_arrow)
+    schema = file.schema_arrow
+    table = pa.Table.from_batches(batches, schema=schema)
     table.validate(full=True)
-    return ColumnReader(table, dict(file.schema_arrow.metadata or {}), limits), checked.own_layout
+    return ColumnReader(table, dict(schema.metadata or {}), limits), checked.own_layout
 
 
 def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:

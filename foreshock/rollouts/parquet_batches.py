@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from foreshock.rollouts.schema import (
     FINGERPRINT_KEY,
     ROLLOUT_COLUMNS,
     SCORE_COLUMNS,
+    SECONDS_KEY,
     TARGET_FINGERPRINT_KEY,
     ColumnSpec,
 )
@@ -55,7 +57,8 @@ def to_scores(reader: ColumnReader) -> ScoreBatch:
     fingerprint = _fingerprint(reader, FINGERPRINT_KEY)
     names, log_probs = SCORE_COLUMNS
     flat, offsets = reader.ragged(log_probs)
-    return ScoreBatch(_sample_ids(reader, names), log_probs=flat, offsets=offsets, fingerprint=fingerprint)
+    seconds = _seconds(reader)
+    return ScoreBatch(_sample_ids(reader, names), flat, offsets, fingerprint, seconds)
 
 
 def to_exact(reader: ColumnReader) -> ExactBatch:
@@ -83,6 +86,21 @@ def _fingerprint(reader: ColumnReader, key: bytes) -> Fingerprint:
         return Fingerprint.from_json(text)
     except ConfigurationError as error:
         raise InvalidRolloutsError(str(error)) from error
+
+
+def _seconds(reader: ColumnReader) -> float | None:
+    text = reader.metadata.get(SECONDS_KEY)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InvalidRolloutsError(
+            f"the Parquet metadata {SECONDS_KEY.decode()!r} must be a number of seconds, got {text[:40]!r}"
+        )
+    return seconds
 
 
 def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.ragged import offsets_of_lengths, row_of_position
+from foreshock.rollouts.ragged import lengths_of_offsets, offsets_of_lengths, row_of_position
 from foreshock.rollouts.schema import ColumnSpec
 
 __all__ = ["ColumnReader"]
@@ -22,12 +22,13 @@ class ColumnReader:
 
     def __init__(self, table: pa.Table, metadata: dict[bytes, bytes], limits: DecodeLimits) -> None:
         self._table = table
+        self._names = frozenset(table.column_names)
         self._limits = limits
         self.metadata = metadata
 
     def has(self, column: ColumnSpec) -> bool:
         """Return True if the table has the column."""
-        return column.name in self._table.column_names
+        return column.name in self._names
 
     def is_list(self, column: ColumnSpec) -> bool:
         """Return True if the table has the column, with a list in each row."""
@@ -80,7 +81,7 @@ class ColumnReader:
         self, column: ColumnSpec, offsets: NDArray[np.int64], expected: NDArray[np.int64], against: str
     ) -> None:
         """Raise InvalidRolloutsError for the first row whose list is not as long as that of the column `against`."""
-        lengths, expected_lengths = np.diff(offsets), np.diff(expected)
+        lengths, expected_lengths = lengths_of_offsets(offsets), lengths_of_offsets(expected)
         wrong = lengths != expected_lengths
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -108,7 +109,9 @@ def _is_list(kind: pa.DataType) -> bool:
 def _longest(strings: pa.Array) -> int:
     """Return the bytes of the longest string; every entry of a dictionary counts, used or not."""
     values = strings.dictionary if pa.types.is_dictionary(strings.type) else strings
-    length = pc.max(pc.binary_length(values.cast(pa.large_string()))).as_py()
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        values = values.cast(pa.large_string())
+    length = pc.max(pc.binary_length(values)).as_py()
     return int(length or 0)
 
 

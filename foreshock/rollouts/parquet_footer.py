@@ -66,11 +66,12 @@ def open_checked(body: pa.Buffer, columns: tuple[ColumnSpec, ...], limits: Decod
     with_checksums = check_pages(memoryview(body).cast("B"), chunks)
     bounds = bounds_of(limits)
     file = pq.ParquetFile(pa.BufferReader(body), **bounds)
-    check_schema(file.schema_arrow, columns)
-    own = with_checksums and has_own_layout(footer, chunks, file.schema_arrow, columns, footer_start)
+    schema = file.schema_arrow  # made anew whenever it is asked for
+    check_schema(schema, columns)
+    own = with_checksums and has_own_layout(footer, chunks, schema, columns, footer_start)
     # Strings stay dictionaries, so that a long string repeated in every row takes its memory once.
     strings = {column.name for column in columns if column.is_string}
-    kept = sorted(strings.intersection(file.schema_arrow.names))
+    kept = sorted(strings.intersection(schema.names))
     file = pq.ParquetFile(
         pa.BufferReader(body), metadata=file.metadata, read_dictionary=kept, page_checksum_verification=True, **bounds
     )

@@ -33,6 +33,7 @@ __all__ = [
     "LOG_PROB_ROUNDING",
     "ROLLOUT_COLUMNS",
     "SCORE_COLUMNS",
+    "SECONDS_KEY",
     "TARGET_FINGERPRINT_KEY",
     "ColumnSpec",
     "Side",
@@ -41,6 +42,7 @@ __all__ = [
 
 ATTRIBUTES_KEY = b"foreshock.batch"
 FINGERPRINT_KEY = b"foreshock.fingerprint"
+SECONDS_KEY = b"foreshock.seconds"
 TARGET_FINGERPRINT_KEY = b"foreshock.fingerprint.target"
 BEHAVIOUR_FINGERPRINT_KEY = b"foreshock.fingerprint.behaviour"
 

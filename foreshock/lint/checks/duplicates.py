@@ -29,6 +29,8 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
     if evidence.count("unknown_repeat_chance") or not distribution_known:
         why = "log μ may not be the sampling distribution: the chance of equal responses is not known"
         return NotChecked(check, why)
+    if hashes.are_distinct():
+        return Clean(check)
     log_chance, level, repeated, expected = min(
         (_log_chance(*repeats), level, *repeats)
         for level, repeats in zip(_LEVELS, hashes.repeats(*_LEVELS), strict=True)

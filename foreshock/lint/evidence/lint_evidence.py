@@ -39,6 +39,9 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "mark_log_probs": ("<f8", (None,)),
 }
 
+_COUNT_PLACES = {name: place for place, name in enumerate(COUNTS)}
+_SUM_PLACES = {name: place for place, name in enumerate(SUMS)}
+
 Examples = Mapping[str, tuple[Example, ...]]
 
 
@@ -100,11 +103,11 @@ class LintEvidence:
 
     def count(self, name: str) -> int:
         """Return one of COUNTS."""
-        return int(self.counts[COUNTS.index(name)])
+        return int(self.counts[_COUNT_PLACES[name]])
 
     def sum(self, name: str) -> float:
         """Return one of SUMS."""
-        return float(self.sums.value[SUMS.index(name)])
+        return self.sums.at(_SUM_PLACES[name])
 
     def extreme(self, name: str) -> float:
         """Return one of EXTREMES; −inf if no value was seen."""
@@ -116,7 +119,11 @@ class LintEvidence:
 
     def to_bytes(self) -> bytes:
         """Return all but the examples as a blob for `from_bytes`: a JSON header and raw arrays."""
-        return blob.pack(
+        return self.to_blob().to_bytes()
+
+    def to_blob(self) -> blob.Blob:
+        """Return the blob of `to_bytes` before compression."""
+        return blob.blob_of(
             _KIND,
             {
                 "counts": self.counts,

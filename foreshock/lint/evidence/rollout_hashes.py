@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,14 @@ from foreshock.lint.evidence.group_sums import keys_of_texts
 from foreshock.lint.evidence.pieces import row_ranges, row_sums
 from foreshock.lint.report import Example
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.ragged import lengths_of_offsets
 
 __all__ = ["RolloutHashes", "hash_rollouts"]
 
 Keys = NDArray[np.uint64]
 _SALT = np.uint64(0x9E3779B97F4A7C15)
+# Weights of positions that are kept in memory: 32 kB.
+_SHORT_ROW = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +50,10 @@ class RolloutHashes:
             np.concatenate([self.order, other.order]),
             np.concatenate([self.log_probs, other.log_probs]),
         )
+
+    def are_distinct(self) -> bool:
+        """Return whether no rollout repeats another one; `repeats` then counts none at any level."""
+        return bool(np.unique(self.contents).size == self.contents.size)
 
     def repeats(self, *at_most: float) -> list[tuple[int, float]]:
         """Return how many rollouts repeat an earlier one bit for bit, and how many are expected to by chance.
@@ -82,9 +90,10 @@ def hash_rollouts(batch: RolloutBatch, builder: EvidenceBuilder) -> RolloutHashe
         return RolloutHashes.empty()
     generated = behaviour if batch.response_mask is None else np.where(batch.response_mask != 0, behaviour, 0)
     log_probs = row_sums(generated, batch.response_offsets)
-    prompts = _mix(_weighted_sums(batch.prompt_token_ids, batch.prompt_offsets), np.diff(batch.prompt_offsets))
-    bits = _weighted_sums(generated.astype(np.float32, copy=False).view(np.uint32), batch.response_offsets)
-    ids = _weighted_sums(batch.response_token_ids, batch.response_offsets)
+    (of_prompts,) = _weighted_sums(batch.prompt_offsets, batch.prompt_token_ids)
+    prompts = _mix(of_prompts, lengths_of_offsets(batch.prompt_offsets))
+    log_prob_bits = generated.astype(np.float32, copy=False).view(np.uint32)
+    bits, ids = _weighted_sums(batch.response_offsets, log_prob_bits, batch.response_token_ids)
     contents = _mix(_mix(_mix(prompts, bits), ids), lengths)
     # Two empty responses are equal for any policy.
     kept = (lengths > 0) & np.isfinite(log_probs)
@@ -97,9 +106,9 @@ def _add_examples(
     batch: RolloutBatch, rows: NDArray[np.int64], hashes: RolloutHashes, builder: EvidenceBuilder
 ) -> None:
     """Add the least likely of the rollouts that repeat another one."""
-    unique, first, inverse = np.unique(hashes.contents, return_index=True, return_inverse=True)
-    if unique.size == rows.size:
+    if hashes.are_distinct():
         return
+    _, first, inverse = np.unique(hashes.contents, return_index=True, return_inverse=True)
     repeating = np.flatnonzero(first[inverse] != np.arange(rows.size))
     for index in repeating[np.argsort(hashes.log_probs[repeating], kind="stable")][:3].tolist():
         original = batch.sample_ids[rows[first[inverse[index]]]]
@@ -107,20 +116,39 @@ def _add_examples(
         builder.add_example("duplicated_rollouts", Example(batch.sample_ids[rows[index]], -1, text))
 
 
-def _weighted_sums(values: NDArray[np.integer], offsets: NDArray[np.int64]) -> Keys:
-    """Return sums of whole numbers weighted by position, modulo 2⁶⁴, shape [N]; another order gives another sum."""
-    sums = np.zeros(offsets.size - 1, np.uint64)
-    longest = int(np.diff(offsets).max(initial=0))
-    weights = _mix(np.zeros(longest, np.uint64), np.arange(longest))
+def _weighted_sums(offsets: NDArray[np.int64], *columns: NDArray[np.integer]) -> list[Keys]:
+    """Return sums of whole numbers weighted by position, modulo 2⁶⁴, shape [N] for each column [T]; another order
+    gives another sum.
+    """
+    lengths = lengths_of_offsets(offsets)
+    sums = [np.zeros(lengths.size, np.uint64) for _ in columns]
+    weights = _position_weights(int(lengths.max(initial=0)))
     for row, end_row in row_ranges(offsets):
         start, end = int(offsets[row]), int(offsets[end_row])
-        starts = offsets[row:end_row]
-        places = np.arange(start, end) - np.repeat(starts, np.diff(offsets[row : end_row + 1]))
-        weighted = weights[places] * (values[start:end].astype(np.uint64) + np.uint64(1))
-        filled = np.flatnonzero(np.diff(offsets[row : end_row + 1]))
-        if filled.size:
-            sums[row + filled] = np.add.reduceat(weighted, starts[filled] - start, dtype=np.uint64)
+        starts, of_rows = offsets[row:end_row], lengths[row:end_row]
+        filled = of_rows.nonzero()[0]
+        if not filled.size:
+            continue
+        begins = starts[filled] - start
+        of_places = weights[np.arange(start, end) - np.repeat(starts, of_rows)]
+        for column, of_column in zip(columns, sums, strict=True):
+            weighted = of_places * (column[start:end].astype(np.uint64) + np.uint64(1))
+            of_column[row + filled] = np.add.reduceat(weighted, begins, dtype=np.uint64)
     return sums
+
+
+def _position_weights(count: int) -> Keys:
+    """Return the weights of the first `count` positions; those of short rows are computed once."""
+    return _short_weights()[:count] if count <= _SHORT_ROW else _weights(count)
+
+
+@cache
+def _short_weights() -> Keys:
+    return _weights(_SHORT_ROW)
+
+
+def _weights(count: int) -> Keys:
+    return _mix(np.zeros(count, np.uint64), np.arange(count))
 
 
 def _mix(keys: Keys, values: NDArray[np.integer]) -> Keys:

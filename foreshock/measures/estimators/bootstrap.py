@@ -22,8 +22,11 @@ Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +57,8 @@ LEAST_CLUSTERS = 5
 # More clusters are combined at random: the sums stay independent, and 2,048 suffice to estimate the skew.
 _MOST_CLUSTERS = 2048
 _DRAWS_AT_ONCE = 1 << 20
+# Up to here the draws are kept: at most 0.5 MB for RESAMPLES, 2 MB for MORE_RESAMPLES.
+_FEW_CLUSTERS = 64
 # Multiplications per product; BLAS libraries use more threads from about 2^18.
 _MULTIPLIED_AT_ONCE = 1 << 16
 _ROUNDING = 1e-12
@@ -83,7 +88,11 @@ def bootstrap_intervals(
 
     `tokens` may be any weights ≥ 0: shares E[d_link·d]/E[d²] have the sums of d².
     """
-    of_clusters, sizes = sums_of_clusters(sums, tokens, clusters)
+    return _intervals(*sums_of_clusters(sums, tokens, clusters), resamples, seed)
+
+
+def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) -> tuple[Interval, ...]:
+    """Return `bootstrap_intervals` from the sums [G, K] and the tokens [G] of each cluster."""
     count, columns = int(sizes.size), int(of_clusters.shape[1])
     if count == 0:
         return (Interval(math.nan, math.nan, math.nan, 0),) * columns
@@ -91,10 +100,16 @@ def bootstrap_intervals(
     with np.errstate(invalid="ignore", over="ignore"):
         means = of_clusters.sum(axis=0) / sizes.sum()
         if count >= LEAST_CLUSTERS:
-            random = np.random.default_rng(seed)
-            residuals, sizes = _combine_clusters(of_clusters - means * sizes[:, None], sizes, random)
+            residuals = of_clusters - means * sizes[:, None]
+            draw: Callable[[int], Float64]
+            if count <= _FEW_CLUSTERS and count * resamples <= _DRAWS_AT_ONCE:
+                draw = partial(_kept_draws, count, seed)
+            else:
+                random = np.random.default_rng(seed)
+                residuals, sizes = _combine_clusters(residuals, sizes, random)
+                draw = partial(_draws, sizes.size, random)
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
-            below, above = _quantiles(_studentised(residuals, sizes, resamples, random))
+            below, above = _quantiles(_studentised(residuals, sizes, resamples, draw))
             low = np.where(errors > 0.0, means - above * errors, means + 0.0 * errors)
             high = np.where(errors > 0.0, means - below * errors, means + 0.0 * errors)
     unknown = ~(np.isfinite(low) & np.isfinite(high))
@@ -110,12 +125,13 @@ def nonnegative_intervals(
     The arguments are those of `bootstrap_intervals`. The upper end is that of the bootstrap-t, or of
     `uneven_groups.high_from_spread` if that is higher; the lower end is at least 0.
     """
-    ends = high_from_spread(*sums_of_clusters(sums, tokens, clusters))
+    of_clusters, sizes = sums_of_clusters(sums, tokens, clusters)
+    ends = high_from_spread(of_clusters, sizes)
     return tuple(
         replace(found, low=max(found.low, 0.0), high=float(np.fmax(found.high, end)))
         if math.isfinite(found.high)
         else found
-        for found, end in zip(bootstrap_intervals(sums, tokens, clusters, resamples=resamples), ends, strict=True)
+        for found, end in zip(_intervals(of_clusters, sizes, resamples, SEED), ends, strict=True)
     )
 
 
@@ -128,8 +144,9 @@ def _combine_clusters(residuals: Float64, sizes: Float64, random: np.random.Gene
     return np.add.reduceat(residuals[order], starts, axis=0), np.add.reduceat(sizes[order], starts)
 
 
-def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.random.Generator) -> Float64:
-    """Return (m* − m)/e* of ratio means, [resamples, K], from residuals S − m·T [G, K] and sizes T [G].
+def _studentised(residuals: Float64, sizes: Float64, resamples: int, draw: Callable[[int], Float64]) -> Float64:
+    """Return (m* − m)/e* of ratio means, [resamples, K], from residuals S − m·T [G, K] and sizes T [G]; `draw(n)`
+    returns the numbers of draws of n resamples, [n, G].
 
     A resample weighs cluster g by the number of its draws, w_g. With δ = Σwe/ΣwT = m* − m its residuals are e − δT, so
     Σw(e − δT)² needs only sums over w. Factors common to e* and the error of the sample are omitted.
@@ -142,9 +159,7 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
     at_once = max(1, _DRAWS_AT_ONCE // groups)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
-        drawn = random.integers(0, groups, size=(rows, groups))
-        drawn += np.arange(0, rows * groups, groups)[:, None]
-        weights = np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
+        weights = draw(rows)
         total, total_squares, *_ = (sums := _product(weights, table)).T[:, :, None]
         of_residuals, of_products, of_squares = np.split(sums[:, 2:], 3, axis=1)
         shift = of_residuals / total
@@ -157,6 +172,19 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
             error > 0.0, shift / np.where(error > 0.0, error, 1.0), np.where(shift == 0.0, 0.0, shift * math.inf)
         )
     return found
+
+
+def _draws(groups: int, random: np.random.Generator, resamples: int) -> Float64:
+    """Return how often each cluster is drawn in each resample, [resamples, G]."""
+    drawn = random.integers(0, groups, size=(resamples, groups))
+    drawn += np.arange(0, resamples * groups, groups)[:, None]
+    return np.bincount(drawn.ravel(), minlength=resamples * groups).reshape(resamples, groups).astype(np.float64)
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_draws(groups: int, seed: int, resamples: int) -> Float64:
+    """Return `_draws` of a new generator; the steps of a run mostly have the same number of clusters."""
+    return _draws(groups, np.random.default_rng(seed), resamples)
 
 
 def _product(weights: Float64, table: Float64) -> Float64:

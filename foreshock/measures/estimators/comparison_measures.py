@@ -100,8 +100,12 @@ def _moment(statistics: ComparisonSums, within: str, between: str, first: str, s
     sums = [statistics.sum(name) for name in (within, between, first, second or first)]
     if not statistics.tokens or not all(map(math.isfinite, sums)):
         return math.nan
-    totals = statistics.exact_sum(first) * statistics.exact_sum(second or first)
-    return statistics.sum(within) + float(statistics.exact_sum(between) - totals / statistics.tokens)
+    # Whole numbers: their quotient is rounded once, as that of Fractions, which would reduce every term.
+    total, of_total = statistics.exact_ratio(between)
+    one, of_one = statistics.exact_ratio(first)
+    other, of_other = statistics.exact_ratio(second or first)
+    difference = total * of_one * of_other * statistics.tokens - one * other * of_total
+    return statistics.sum(within) + difference / (of_total * of_one * of_other * statistics.tokens)
 
 
 def _distribution(statistics: ComparisonSums) -> dict[str, float]:
@@ -111,13 +115,11 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
     counts[0] += statistics.count("zero_tokens")
     minus_lowest, highest = statistics.extreme("minus_min_d"), statistics.extreme("max_d")
     largest = max(abs(minus_lowest), abs(highest)) if tokens else math.nan
-    quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+    names, fractions = ("p50", "p90", "p99", "p999"), (0.5, 0.9, 0.99, 0.999)
+    found = LOG_RATIO_GRID.quantiles(counts, fractions) if tokens else [math.nan] * len(names)
     return {
         # The middle of the last bin can exceed the largest value in it.
-        **{
-            f"{name}_abs_d": min(LOG_RATIO_GRID.quantile(counts, fraction), largest) if tokens else math.nan
-            for name, fraction in quantiles.items()
-        },
+        **{f"{name}_abs_d": min(value, largest) for name, value in zip(names, found, strict=True)},
         "max_abs_d": largest,
         "min_d": -minus_lowest,
         "max_d": highest,

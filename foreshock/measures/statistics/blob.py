@@ -12,6 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,38 @@ from numpy.typing import NDArray
 from foreshock.digests import canonical_json
 from foreshock.errors import StatisticsError
 
-__all__ = ["STATISTICS_VERSION", "pack", "unpack"]
+__all__ = ["COMPRESSION_LEVEL", "STATISTICS_VERSION", "Blob", "blob_of", "pack", "unpack"]
 
 # Increase it if the meaning of a stored number changes; blobs of two versions never mix.
 STATISTICS_VERSION = 3
+
+COMPRESSION_LEVEL = 1
+"""Level of zlib, with which equal arrays give equal bytes."""
 
 _MAGIC = b"FSST"
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_ARRAY_BYTES = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A blob before compression: everything up to the arrays, and all arrays, one after the other."""
+
+    head: bytes
+    payload: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return the blob."""
+        return self.head + zlib.compress(self.payload, COMPRESSION_LEVEL)
+
+
 def pack(kind: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return `arrays` (int64, uint64 or float64) as one blob; equal arrays give equal bytes under one zlib version."""
+    return blob_of(kind, arrays).to_bytes()
+
+
+def blob_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Blob:
+    """Return the blob of `pack` before compression."""
     shapes: dict[str, Any] = {}
     parts = []
     for name in sorted(arrays):
@@ -42,7 +63,7 @@ def pack(kind: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     header = canonical_json(
         {"kind": kind, "statistics_version": STATISTICS_VERSION, "arrays": shapes, "crc32": zlib.crc32(payload)}
     ).encode()
-    return _MAGIC + len(header).to_bytes(4, "little") + header + zlib.compress(payload, 1)
+    return Blob(_MAGIC + len(header).to_bytes(4, "little") + header, payload)
 
 
 def unpack(kind: str, data: bytes, expected: Mapping[str, tuple[str, tuple[int | None, ...]]]) -> dict[str, Any]:

@@ -56,11 +56,12 @@ class ClusterSums:
                 [np.square(of_tokens)[:, None], of_sums * of_tokens[:, None], np.square(of_sums)], axis=1
             )
         rows = np.flatnonzero(grouped)
-        unique, inverse = np.unique(keys[rows], return_inverse=True)
-        order = rows[np.argsort(inverse, kind="stable")]
-        if unique.size == 0:
+        if rows.size == 0:
+            unique = keys[:0]
             table = _empty_table(unique)
         else:
+            unique, inverse = np.unique(keys[rows], return_inverse=True)
+            order = rows[np.argsort(inverse, kind="stable")]
             starts = np.searchsorted(np.sort(inverse), np.arange(unique.size))
             totals = np.add.reduceat(sums[order], starts, axis=0)
             table = np.add.reduceat(tokens[order], starts), CompensatedSums(totals, np.zeros_like(totals))
@@ -85,8 +86,10 @@ class ClusterSums:
         index = CLUSTER_COLUMNS.index(column)
         tokens_squared, *singles = self.single_sums.value.tolist()
         products, squares = singles[index], singles[len(CLUSTER_COLUMNS) + index]
-        with np.errstate(over="ignore", invalid="ignore"):
-            grouped = float(np.square(self.sums.value[:, index] - mean * self.tokens).sum())
+        grouped = 0.0
+        if self.keys.size:
+            with np.errstate(over="ignore", invalid="ignore"):
+                grouped = float(np.square(self.sums.value[:, index] - mean * self.tokens).sum())
         single: float = squares - 2.0 * mean * products + mean * mean * tokens_squared
         return grouped + max(single, 0.0) if not math.isnan(single) else math.nan
 

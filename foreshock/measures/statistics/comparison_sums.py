@@ -44,6 +44,9 @@ SUMS = TOKEN_SUMS + SEQUENCE_SUMS
 # −inf means that there is no value yet.
 EXTREMES = ("minus_min_d", "max_d", "max_probability_difference", "max_log_ppl_diff", "minus_min_log_ppl_diff")
 
+_COUNT_PLACES = {name: place for place, name in enumerate(COUNTS)}
+_SUM_PLACES = {name: place for place, name in enumerate(SUMS)}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparisonSums:
@@ -71,7 +74,7 @@ class ComparisonSums:
 
     def count(self, name: str) -> int:
         """Return one of COUNTS."""
-        return int(self.counts[COUNTS.index(name)])
+        return int(self.counts[_COUNT_PLACES[name]])
 
     def extreme(self, name: str) -> float:
         """Return one of EXTREMES; NaN without tokens."""
@@ -79,7 +82,7 @@ class ComparisonSums:
 
     def sum(self, name: str) -> float:
         """Return one of SUMS as float64."""
-        return float(self.sums.value[SUMS.index(name)])
+        return self.sums.at(_SUM_PLACES[name])
 
     @property
     def tokens(self) -> int:
@@ -103,7 +106,11 @@ class ComparisonSums:
 
     def exact_sum(self, name: str) -> Fraction:
         """Return one of SUMS with all the digits that were kept."""
-        return self.sums.exact(SUMS.index(name))
+        return self.sums.exact(_SUM_PLACES[name])
+
+    def exact_ratio(self, name: str) -> tuple[int, int]:
+        """Return `exact_sum` as its numerator and its denominator, not reduced."""
+        return self.sums.exact_ratio(_SUM_PLACES[name])
 
     def condition_table(self, name: str) -> BucketTable:
         """Return the mismatch by one of CONDITIONS; the means of an empty bucket are NaN."""
@@ -127,7 +134,7 @@ class ComparisonSums:
 
     def tail_sum(self, side: int, level: float, name: str) -> float:
         """Return one of TAIL_SUMS over those tokens."""
-        return float(self.tail_sums.value[side, level_index(level), TAIL_SUMS.index(name)])
+        return self.tail_sums.at((side, level_index(level), TAIL_SUMS.index(name)))
 
     def tail(self, threshold: float) -> float:
         """Return the fraction of tokens with max(ρ, 1/ρ) > `threshold` (any > 1), to the width of a histogram bin."""

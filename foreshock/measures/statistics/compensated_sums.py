@@ -7,7 +7,7 @@ into shards (Dekker 1971; Shewchuk 1997). An infinite term makes the sum infinit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -103,7 +103,7 @@ class CompensatedSums:
     def of_columns(cls, columns: Iterable[Parts]) -> CompensatedSums:
         """Return [..., K] sums from K pairs of a sum and its rounding error, each [...]."""
         high, low = zip(*columns, strict=True)
-        return cls(*_normalise(np.stack(high, axis=-1), np.stack(low, axis=-1)))
+        return cls(*_normalise(_last_axis(high), _last_axis(low)))
 
     def __add__(self, other: CompensatedSums) -> CompensatedSums:
         total, lost = two_sum(self.high, other.high)
@@ -116,7 +116,9 @@ class CompensatedSums:
 
     def to_array(self) -> Float64:
         """Return both parts, [2, ..., K], as stored in blobs."""
-        return np.stack([self.high, self.low])
+        both = np.empty((2, *self.high.shape))
+        both[0], both[1] = self.high, self.low
+        return both
 
     @classmethod
     def from_array(cls, values: Float64) -> CompensatedSums:
@@ -125,12 +127,30 @@ class CompensatedSums:
 
     def exact(self, index: int) -> Fraction:
         """Return one of [K] sums as an exact rational number."""
-        return Fraction(float(self.high[index])) + Fraction(float(self.low[index]))
+        return Fraction(*self.exact_ratio(index))
+
+    def exact_ratio(self, index: int) -> tuple[int, int]:
+        """Return the numerator and the denominator of `exact`, a power of two, before they are reduced."""
+        high, of_high = float(self.high[index]).as_integer_ratio()
+        low, of_low = float(self.low[index]).as_integer_ratio()
+        return high * of_low + low * of_high, of_high * of_low
+
+    def at(self, index: int | tuple[int, ...]) -> float:
+        """Return one of the sums as float64."""
+        return float(self.high[index]) + float(self.low[index])
 
     @property
     def value(self) -> Float64:
         """The sums as float64."""
         return self.high + self.low
+
+
+def _last_axis(columns: Sequence[Float64]) -> Float64:
+    """Return K columns, each [...], as [..., K]: `np.stack` without its checks, which take longer for short columns."""
+    together = np.empty((*np.shape(columns[0]), len(columns)))
+    for place, column in enumerate(columns):
+        together[..., place] = column
+    return together
 
 
 def _normalise(high: Float64, low: Float64) -> tuple[Float64, Float64]:

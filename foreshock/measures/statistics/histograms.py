@@ -7,6 +7,7 @@ have a bin of their own). Bins from bits, not from a logarithm, are the same on 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,15 +61,26 @@ class BitGrid:
 
     def quantile_bin(self, counts: NDArray[np.int64], fraction: float) -> int:
         """Return the bin of the smallest value with at least `fraction` of all values at or below it; −1 if empty."""
-        total = int(counts.sum())
+        return self.quantile_bins(counts, (fraction,))[0]
+
+    def quantile_bins(self, counts: NDArray[np.int64], fractions: Sequence[float]) -> list[int]:
+        """Return `quantile_bin` of each fraction."""
+        running = np.cumsum(counts)
+        total = int(running[-1])
         if total == 0:
-            return -1
-        rank = min(max(math.ceil(fraction * total), 1), total)
-        return int(np.searchsorted(np.cumsum(counts), rank))
+            return [-1] * len(fractions)
+        ranks = [min(max(math.ceil(fraction * total), 1), total) for fraction in fractions]
+        return [int(running.searchsorted(rank)) for rank in ranks]
 
     def quantile(self, counts: NDArray[np.int64], fraction: float) -> float:
         """Return that value as the geometric middle of its bin; NaN if there are no values."""
-        index = self.quantile_bin(counts, fraction)
+        return self.quantiles(counts, (fraction,))[0]
+
+    def quantiles(self, counts: NDArray[np.int64], fractions: Sequence[float]) -> list[float]:
+        """Return `quantile` of each fraction."""
+        return [self._middle(index) for index in self.quantile_bins(counts, fractions)]
+
+    def _middle(self, index: int) -> float:
         if index < 0:
             return math.nan
         lower, upper = self.lower_edge(index), self.upper_edge(index)

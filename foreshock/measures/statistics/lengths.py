@@ -6,6 +6,7 @@ A length is the number of model-generated tokens, before any filtering by reward
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +72,13 @@ class LengthStatistics:
         """Return the smallest length with at least `fraction` of all at or below it; exact below 256, else within 0.4
         %.
         """
-        index = LENGTH_GRID.quantile_bin(self.histogram, fraction)
+        return self.quantiles((fraction,))[0]
+
+    def quantiles(self, fractions: Sequence[float]) -> list[float]:
+        """Return `quantile` of each fraction."""
+        return [self._middle(index) for index in LENGTH_GRID.quantile_bins(self.histogram, fractions)]
+
+    def _middle(self, index: int) -> float:
         if index < 0:
             return math.nan
         lower, upper = LENGTH_GRID.lower_edge(index), LENGTH_GRID.upper_edge(index)

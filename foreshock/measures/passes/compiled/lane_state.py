@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -81,8 +82,9 @@ class LaneState(NamedTuple):
     integers: Int64  # [INTEGER_ROWS, CHUNK]
 
 
+@functools.cache
 def lookups() -> Lookups:
-    """Return the edges of the tail levels and of all conditions."""
+    """Return the edges of the tail levels and of all conditions, which the lanes only read."""
     inner = {name: np.array(condition.edges[1:-1]) for name, condition in CONDITIONS.items()}
     return Lookups(
         levels=np.array(TAIL_LEVELS),

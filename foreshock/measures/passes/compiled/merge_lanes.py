@@ -81,7 +81,9 @@ def _fill_tails(result: RolloutSums, bucket_sums: CompensatedSums, bucket_tokens
     low = bucket_sums.low[own].reshape(2, layout.LEVELS, layout.SUMS_PER_BUCKET)
     running = CompensatedSums.zeros(2, layout.SUMS_PER_BUCKET)
     for level in reversed(range(layout.LEVELS)):
-        running = running + CompensatedSums(high[:, level], low[:, level])
+        # Most levels of a small step are empty.
+        if between[:, level].any():
+            running = running + CompensatedSums(high[:, level], low[:, level])
         result.tail_sums[:, level] = running.value
 
 

@@ -1,0 +1,76 @@
+"""The table of a comparison of routed experts: in which layers two scorers choose other ones, and what that costs."""
+
+from __future__ import annotations
+
+import math
+
+from foreshock.commands.text import count, number, table, wrap
+from foreshock.interval_names import RANGE
+from foreshock.measures.estimators.intervals import Interval
+from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasures
+from foreshock.routing import RoutingComparison
+
+__all__ = ["routing_lines"]
+
+
+def routing_lines(comparison: RoutingComparison) -> list[str]:
+    """Return the agreement of each layer, and k3 and |d| of tokens with and without a difference."""
+    found = comparison.measures
+    lines = [
+        "",
+        (
+            f"  Routed experts of {comparison.target} (π) and {comparison.behaviour} (μ), {found.top_k} per token and "
+            f"layer, {count(found.all_tokens.tokens)} tokens of {found.groups} prompts:"
+        ),
+    ]
+    header = ["layer", "agreement", RANGE, "overlap", "first differences"]
+    lines += table(header, [_layer_row(each) for each in found.layers], indent="    ")
+    parts = {
+        "the same experts in all layers": found.agreeing,
+        "other experts in any layer": found.differing,
+        "all": found.all_tokens,
+    }
+    header = ["tokens with", "tokens", "k3_kl", RANGE, "mean |d|"]
+    lines += ["", *table(header, [_part_row(*each) for each in parts.items()], left=(0,), indent="    ")]
+    if found.excluded:
+        lines += wrap(f"{count(found.excluded)} tokens left out: no state before them, or no log-prob.", "    ")
+    return [*lines, *wrap(_in_words(found), "    ", "  → ")]
+
+
+def _in_words(found: RoutingMeasures) -> str:
+    share = found.any_difference
+    if not found.all_tokens.tokens:
+        return "No token has a log-prob and experts of both scorers."
+    if share.mean == 0.0:
+        return f"All {count(found.all_tokens.tokens)} tokens have the same experts in all layers."
+    first = max(found.layers, key=lambda each: each.first_differences.mean)
+    return (
+        f"{_percent(share.mean)} of the tokens{_bounds(share)} have other experts in at least one layer, most of them "
+        f"first in layer {first.layer}; they carry {_percent(found.k3_share.mean)} of the sum of "
+        f"k3{_bounds(found.k3_share)}."
+    )
+
+
+def _layer_row(layer: LayerRouting) -> list[str]:
+    return [
+        str(layer.layer),
+        _percent(layer.agreement.mean),
+        _bounds(layer.agreement, "{} … {}"),
+        _percent(layer.overlap.mean),
+        _percent(layer.first_differences.mean),
+    ]
+
+
+def _part_row(name: str, part: RoutedTokens) -> list[str]:
+    bounds = ""
+    if math.isfinite(part.k3_kl.low):
+        bounds = f"{number(part.k3_kl.low)} … {number(part.k3_kl.high)}"
+    return [name, count(part.tokens), number(part.k3_kl.mean), bounds, number(part.abs_d.mean)]
+
+
+def _bounds(share: Interval, form: str = f" ({RANGE} {{}} to {{}})") -> str:
+    return form.format(_percent(share.low), _percent(share.high)) if math.isfinite(share.low) else ""
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100.0 * share:.4g} %"

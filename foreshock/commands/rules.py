@@ -1,0 +1,83 @@
+"""`foreshock rules`: show the rules as TOML, and check a file of rules."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foreshock.errors import ConfigurationError
+from foreshock.model_kind import MODEL_KINDS, ModelKind
+
+if TYPE_CHECKING:
+    from foreshock.early_warning.rule_files import RuleChanges
+    from foreshock.early_warning.threshold_rule import ThresholdRule
+
+__all__ = ["command"]
+
+
+class RulesCommand:
+    """`foreshock rules show [FILE]` and `foreshock rules check FILE`."""
+
+    help = "show the alert rules as TOML, or check a file of rules"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments."""
+        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        show = actions.add_parser("show", help="print the default rules, or those that a file makes of them")
+        show.add_argument("file", nargs="?", type=Path, metavar="FILE", help="TOML file of changes")
+        check = actions.add_parser("check", help="say what a file changes, or what is wrong with it")
+        check.add_argument("file", type=Path, metavar="FILE", help="TOML file of changes")
+        for each in (show, check):
+            each.add_argument("--model-kind", choices=MODEL_KINDS, help="whose healthy ranges hold (default: dense)")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Print the rules or the changes. Raises InvalidRules for a file that is not valid."""
+        from foreshock.early_warning.default_rules import default_rules
+        from foreshock.early_warning.rule_files import DEFAULT_SCHEDULE, to_toml
+
+        model_kind: ModelKind | None = arguments.model_kind
+        before = default_rules(model_kind)
+        if arguments.file is None:
+            print(to_toml(before), end="")
+            return 0
+        changes, after = _changed(arguments.file, model_kind)
+        first = changes.effective_from_step
+        if arguments.action == "show":
+            print(to_toml(after, first, changes.schedule), end="")
+            return 0
+        old, new = {rule.name: rule for rule in before}, {rule.name: rule for rule in after}
+        lines = [f"{name}: disabled" for name in old if name not in new]
+        lines += [f"{name}: added" for name in new if name not in old]
+        for name in old:
+            if name in new and new[name] != old[name]:
+                lines += [
+                    f"{name}: {field} {getattr(old[name], field)!r} → {getattr(new[name], field)!r}"
+                    for field in old[name].__slots__
+                    if getattr(old[name], field) != getattr(new[name], field)
+                ]
+        for each in fields(DEFAULT_SCHEDULE):
+            usual, value = getattr(DEFAULT_SCHEDULE, each.name), getattr(changes.schedule, each.name)
+            if value != usual:
+                lines.append(f"schedule: {each.name} {usual!r} → {value!r}")
+        print("\n".join([f"{arguments.file} is valid; from step {first} on:", *(lines or ["nothing changes"])]))
+        return 0
+
+
+def _changed(path: Path, model_kind: ModelKind | None) -> tuple[RuleChanges, tuple[ThresholdRule, ...]]:
+    from foreshock.early_warning.default_rules import default_rules
+    from foreshock.early_warning.rule_files import InvalidRules, parse_rules
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
+    try:
+        changes = parse_rules(text)
+        return changes, changes.applied_to(default_rules(model_kind))
+    except InvalidRules as error:
+        raise InvalidRules(f"{path}: {error}") from error
+
+
+command = RulesCommand()

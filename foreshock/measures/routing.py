@@ -1,0 +1,234 @@
+"""Measures of routed experts: how often two forward passes of a mixture of experts choose the same ones.
+
+A router picks k experts for each token and layer. Two forward passes whose router logits differ by rounding pick
+different experts if two logits are close; the token then runs through other weights. The experts of a response token
+are those at the state before it, which its log-prob is computed from. The order of the k experts has no effect on the
+model and is ignored.
+
+d of a token depends on the experts of the earlier tokens too, through attention: tokens without a difference of their
+own still follow tokens that have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foreshock.errors import InvalidRolloutsError
+from foreshock.measures.estimators.bootstrap import nonnegative_intervals
+from foreshock.measures.estimators.intervals import Interval
+from foreshock.measures.estimators.pareto import tail_shapes
+from foreshock.measures.estimators.reliability import interval_is_reliable
+from foreshock.measures.estimators.token import k3_kl, log_ratio
+from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
+from foreshock.measures.rollout_clusters import clusters_of, sums_of_rollouts
+
+__all__ = ["UNKNOWN_EXPERT", "LayerRouting", "RoutedTokens", "RoutingMeasures", "measure_routing"]
+
+Float64 = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+UNKNOWN_EXPERT = -1
+"""Stands for the experts of a response token without a state before it: the first of a rollout without a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRouting:
+    """The routing of the layer `layer` of the model, counted from 0.
+
+    `agreement` is the share of tokens with the same set of experts; `overlap` the mean share of a token's k experts
+    that both sides chose; `first_differences` the share of tokens whose first layer with a difference is this one.
+    """
+
+    layer: int
+    agreement: Interval
+    overlap: Interval
+    first_differences: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTokens:
+    """The mismatch of some of the tokens: `tokens` of them, in `rollouts` rollouts.
+
+    `k3_kl` estimates KL(μ‖π) over all tokens, in nats per token; over a part of them it is a mean that compares parts.
+    `abs_d` is the mean of |log π − log μ| in nats. NaN without tokens.
+    """
+
+    tokens: int
+    rollouts: int
+    k3_kl: Interval
+    abs_d: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingMeasures:
+    """Agreement of the routed experts of π and μ over the model-generated tokens of a step.
+
+    `any_difference` is the share of tokens with another set of experts in at least one layer. `agreeing` tokens have
+    none, `differing` tokens have one. `k3_share` is the share of Σ k3 that the differing tokens carry. `top_k` experts
+    are routed to in each layer. `excluded` tokens have a log-prob that is not finite, or no state before them. The
+    intervals are by prompt group, nominally 95 %; `reliable` says whether those of k3 are known to cover.
+    """
+
+    top_k: int
+    layers: tuple[LayerRouting, ...]
+    any_difference: Interval
+    k3_share: Interval
+    all_tokens: RoutedTokens
+    agreeing: RoutedTokens
+    differing: RoutedTokens
+    groups: int
+    excluded: int
+    reliable: bool
+
+
+def measure_routing(
+    target_experts: ArrayLike,
+    behaviour_experts: ArrayLike,
+    target_log_probs: ArrayLike,
+    behaviour_log_probs: ArrayLike,
+    offsets: ArrayLike,
+    mask: ArrayLike | None = None,
+    group_ids: Iterable[object] | None = None,
+    layers: Sequence[int] | None = None,
+) -> RoutingMeasures:
+    """Return the measures of the experts [T, L, k] and log-probs [T] of π (target) and μ (behaviour).
+
+    `offsets` [N + 1] cut the tokens into rollouts. `mask` [T] is 0 for tokens that the model did not sample.
+    `group_ids` [N] name the prompts, by which intervals are clustered; a rollout without one is a group. `layers` [L]
+    are the numbers of the layers, 0 … L − 1 if absent. Raises InvalidRolloutsError if sizes do not fit or if an expert
+    is chosen twice by one token and layer.
+    """
+    cuts = cuts_of(offsets)
+    tokens = int(cuts[-1])
+    target, behaviour = (
+        _experts_of(name, value, tokens)
+        for name, value in (("target_experts", target_experts), ("behaviour_experts", behaviour_experts))
+    )
+    if target.shape != behaviour.shape:
+        raise InvalidRolloutsError(
+            f"must have the shape of the target's experts, {target.shape}, got {behaviour.shape}: the two sides have "
+            "other layers or another number of experts per token",
+            column="behaviour_experts",
+        )
+    numbers = list(range(target.shape[1])) if layers is None else list(layers)
+    if len(numbers) != target.shape[1]:
+        raise InvalidRolloutsError(f"must have one number for each of the {target.shape[1]} layers", column="layers")
+    given = {"target_log_probs": target_log_probs, "behaviour_log_probs": behaviour_log_probs}
+    log_probs = {name: numbers_of(name, value) for name, value in given.items()}
+    for name, values in log_probs.items():
+        check_size(name, values, tokens)
+    generated = np.ones(tokens, np.bool_) if mask is None else numbers_of("response_mask", mask) != 0
+    check_size("response_mask", generated, tokens)
+    with np.errstate(invalid="ignore"):
+        d = log_ratio(*log_probs.values())
+    known = (target != UNKNOWN_EXPERT).all(axis=(1, 2)) & (behaviour != UNKNOWN_EXPERT).all(axis=(1, 2))
+    valid = np.isfinite(d) & known
+    keep = generated & valid
+    clusters = clusters_of(group_names(group_ids, cuts.size - 1))
+    means = _Means(cuts, clusters)
+    common = _common_experts(target, behaviour)
+    return _measured(means, common, target.shape[2], numbers, d, keep, int(np.count_nonzero(generated & ~valid)))
+
+
+def _measured(
+    means: _Means, common: NDArray[np.int16], top_k: int, numbers: list[int], d: Float64, keep: Booleans, excluded: int
+) -> RoutingMeasures:
+    differs: Booleans = common < top_k  # [T, L]
+    any_difference = np.asarray(differs.any(axis=1), np.bool_)
+    first = np.where(any_difference, differs.argmax(axis=1), -1)
+    k3 = np.zeros_like(d)
+    k3[keep] = k3_kl(d[keep])
+    size = np.zeros_like(d)
+    size[keep] = np.abs(d[keep])
+    agreement = means.of(differs.T, keep)
+    overlap = means.of(((top_k - column) / top_k for column in common.T), keep)
+    first_differences = means.of((first == index for index in range(len(numbers))), keep)
+    everything, agreeing, differing = (
+        means.tokens(size, k3, keep & chosen) for chosen in (keep, ~any_difference, any_difference)
+    )
+    return RoutingMeasures(
+        top_k=top_k,
+        layers=tuple(
+            LayerRouting(number, _complement(agreement[index]), _complement(overlap[index]), _share(of_first))
+            for index, (number, of_first) in enumerate(zip(numbers, first_differences, strict=True))
+        ),
+        any_difference=_share(means.of([any_difference], keep)[0]),
+        k3_share=_share(means.ratio(k3 * any_difference, k3)),
+        all_tokens=everything,
+        agreeing=agreeing,
+        differing=differing,
+        groups=everything.k3_kl.clusters,
+        excluded=excluded,
+        reliable=interval_is_reliable(everything.k3_kl.clusters, *tail_shapes(d[keep])),
+    )
+
+
+class _Means:
+    """Token means with intervals by prompt group, from values of single tokens that are never negative."""
+
+    def __init__(self, offsets: NDArray[np.int64], clusters: NDArray[np.int64]) -> None:
+        self._offsets = offsets
+        self._clusters = clusters
+
+    def of(self, columns: Iterable[ArrayLike], keep: Booleans) -> tuple[Interval, ...]:
+        """Return the mean of each column [T] over the tokens to `keep`."""
+        sums = np.stack([self._sums(np.where(keep, column, 0.0)) for column in columns], axis=1)
+        return nonnegative_intervals(sums, self._sums(keep), self._clusters)
+
+    def ratio(self, part: Float64, whole: Float64) -> Interval:
+        """Return Σ part / Σ whole, both [T]."""
+        return nonnegative_intervals(self._sums(part)[:, None], self._sums(whole), self._clusters)[0]
+
+    def tokens(self, size: Float64, k3: Float64, keep: Booleans) -> RoutedTokens:
+        """Return the mismatch of the tokens to `keep`; `size` is |d|."""
+        of_rollouts = self._sums(keep)
+        return RoutedTokens(int(of_rollouts.sum()), int(np.count_nonzero(of_rollouts)), *self.of([k3, size], keep))
+
+    def _sums(self, values: NDArray[Any]) -> Float64:
+        return sums_of_rollouts(values.astype(np.float64), self._offsets)
+
+
+def _experts_of(column: str, value: ArrayLike, tokens: int) -> NDArray[np.integer]:
+    """Return experts as an array [T, L, k] with L, k ≥ 1 and distinct experts, or raise InvalidRolloutsError."""
+    experts = numbers_of(column, value, whole=True)
+    if experts.ndim != 3 or experts.shape[0] != tokens or 0 in experts.shape[1:]:
+        raise InvalidRolloutsError(
+            f"must have the shape [{tokens} tokens, layers, experts per token], got {experts.shape}", column=column
+        )
+    for layer in range(experts.shape[1]):
+        ranked = np.sort(experts[:, layer], axis=1)
+        twice = ((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] != UNKNOWN_EXPERT)).any(axis=1)
+        if twice.any():
+            token = int(np.flatnonzero(twice)[0])
+            raise InvalidRolloutsError(
+                f"must have distinct experts for each token and layer, got {experts[token, layer].tolist()} for token "
+                f"{token} in layer {layer}",
+                column=column,
+            )
+    return experts
+
+
+def _common_experts(target: NDArray[np.integer], behaviour: NDArray[np.integer]) -> NDArray[np.int16]:
+    """Return how many experts both sides chose, [T, L]; one layer at a time, because k² values of each token are."""
+    common = np.empty(target.shape[:2], np.int16)
+    for layer in range(target.shape[1]):
+        same = target[:, layer, :, None] == behaviour[:, layer, None, :]
+        common[:, layer] = same.any(axis=2).sum(axis=1)
+    return common
+
+
+def _share(found: Interval) -> Interval:
+    """Return the interval of a share: at most 1, which rounding and the bootstrap may exceed."""
+    # min(nan, 1.0) is NaN.
+    return replace(found, mean=min(found.mean, 1.0), low=min(found.low, 1.0), high=min(found.high, 1.0))
+
+
+def _complement(found: Interval) -> Interval:
+    """Return the interval of 1 − the share in `found`."""
+    share = _share(found)
+    return Interval(1.0 - share.mean, 1.0 - share.high, 1.0 - share.low, share.clusters)
