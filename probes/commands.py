@@ -9,6 +9,7 @@ from types import FrameType
 
 from foreshock.errors import ConfigurationError
 from probes.console import WorkerConsole
+from probes.ray_workers import RayPlacement, RayWorkers
 from probes.settings import load_settings
 from probes.worker import Worker
 
@@ -35,12 +36,23 @@ class WorkerCommand:
         parser.add_argument(
             "--scorers", metavar="NAME,…", help="offer only these scorers (default: all whose engine is installed)"
         )
+        cluster = parser.add_argument_group("on a Ray cluster")
+        cluster.add_argument("--ray", action="store_true", help="run the workers as Ray actors (RAY_ADDRESS)")
+        cluster.add_argument("--workers", type=int, default=1, metavar="N", help="number of workers (default: 1)")
+        cluster.add_argument("--accelerator-type", metavar="NAME", help="Ray's name of the accelerator, such as H100")
+        cluster.add_argument(
+            "--gpus-per-worker", type=float, metavar="N", help="default: 1 with --accelerator-type, else 0"
+        )
+        cluster.add_argument("--cpus-per-worker", type=float, default=1.0, metavar="N", help="default: 1")
         ends = parser.add_mutually_exclusive_group()
         ends.add_argument("--once", action="store_true", help="exit after one job")
         ends.add_argument("--until-idle", type=float, metavar="SECONDS", help="exit after SECONDS without a job")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the worker and return the exit status: 0 after a regular end, 2 if its settings are invalid."""
+        """Run the worker and return the exit status.
+
+        0 after a regular end, 1 if a worker on Ray failed, 2 if the settings are invalid.
+        """
         console = WorkerConsole()
         try:
             settings = load_settings(
@@ -50,7 +62,13 @@ class WorkerCommand:
                 weights_roots=arguments.weights_roots,
             )
             scorers = tuple(arguments.scorers.split(",")) if arguments.scorers else None
-            worker = Worker(settings, console, scorers=scorers)
+            worker: Worker | RayWorkers
+            if arguments.ray:
+                worker = RayWorkers(settings, _placement(arguments), scorers)
+            elif arguments.workers != 1 or arguments.accelerator_type is not None:
+                raise ConfigurationError("--workers and --accelerator-type are options of --ray")
+            else:
+                worker = Worker(settings, console, scorers=scorers)
         except ConfigurationError as error:
             console.log(f"foreshock worker: {error}")
             return 2
@@ -59,12 +77,22 @@ class WorkerCommand:
             worker.stop(signal.Signals(number).name)
 
         earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        failed = 0
         try:
-            worker.run(once=arguments.once, until_idle_seconds=arguments.until_idle)
+            if isinstance(worker, RayWorkers):
+                failed = worker.run(console.log, once=arguments.once, until_idle_seconds=arguments.until_idle)
+            else:
+                worker.run(once=arguments.once, until_idle_seconds=arguments.until_idle)
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
-        return 0
+        return 1 if failed else 0
+
+
+def _placement(arguments: argparse.Namespace) -> RayPlacement:
+    return RayPlacement(
+        arguments.workers, arguments.accelerator_type, arguments.gpus_per_worker, arguments.cpus_per_worker
+    )
 
 
 worker = WorkerCommand()

@@ -182,8 +182,16 @@ class LeaseClient:
         """Upload the result of a weights search. Uploading it again replaces it."""
         self._on_lease("PUT", lease, "weights-search", json_body=search)
 
+    def upload_layers(self, lease: Lease, comparison: dict[str, Any]) -> None:
+        """Upload a comparison by layer. Uploading it again replaces it."""
+        self._on_lease("PUT", lease, "layers", json_body=comparison)
+
+    def upload_routing(self, lease: Lease, comparison: dict[str, Any]) -> None:
+        """Upload a comparison of routed experts. Uploading it again replaces it."""
+        self._on_lease("PUT", lease, "routing", json_body=comparison)
+
     def complete(self, lease: Lease) -> None:
-        """Mark the job as complete; all its scores must have been uploaded, and the result of a weights search."""
+        """Mark the job as complete; its scores, or the result of its search or comparison, must have been uploaded."""
         self._on_lease("POST", lease, "complete", json_body={"token": lease.token})
 
     def fail(self, lease: Lease, reason: str, kind: FailKind) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -22,6 +23,9 @@ class WorkerSettings(BaseSettings):
     `name=/absolute/folder,other@project=/another,shared@*=/third`: a root without a project is for runs of the project
     `default`, one with `@*` for those of every project. `accelerator` is the accelerator type that this worker offers
     ("cpu", or a name such as "nvidia-h200"); empty: detected.
+
+    `engine_servers` are the running servers of the scorers `vllm.http` and `sglang.http`, written
+    `vllm=http://127.0.0.1:8000,sglang=http://127.0.0.1:30000`, `engine_server_keys` their API keys, written `vllm=key`.
     """
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True, populate_by_name=True)
@@ -29,6 +33,8 @@ class WorkerSettings(BaseSettings):
     url: str = "http://127.0.0.1:8765"
     api_key: SecretStr | None = None
     weights_roots: Annotated[dict[str, Path], NoDecode] = Field(default_factory=dict)
+    engine_servers: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
+    engine_server_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(default_factory=dict)
     accelerator: str = ""
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     lease_wait_seconds: float = Field(default=20.0, ge=0, le=60)
@@ -49,10 +55,26 @@ class WorkerSettings(BaseSettings):
                 raise ValueError(f"the folder of the weights root {name!r} must be absolute, got {str(folder)!r}")
         return roots
 
+    @field_validator("engine_servers", "engine_server_keys", mode="before")
+    @classmethod
+    def _parse_servers(cls, value: object) -> object:
+        return parse_names(value) if isinstance(value, str) else value
+
+    @field_validator("engine_servers")
+    @classmethod
+    def _plain_addresses(cls, servers: dict[str, str]) -> dict[str, str]:
+        for name, address in servers.items():
+            parts = urlsplit(address)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+                raise ValueError(f"the server {name!r} must have an address such as http://127.0.0.1:8000")
+        return {name: address.rstrip("/") for name, address in servers.items()}
+
     def shown(self) -> dict[str, str]:
         """Return the settings as text for a log, the API key masked."""
         texts = {name: str(getattr(self, name)) for name in type(self).model_fields}
         texts["weights_roots"] = ", ".join(f"{name}={folder}" for name, folder in self.weights_roots.items()) or "none"
+        texts["engine_servers"] = ", ".join(f"{name}={url}" for name, url in self.engine_servers.items()) or "none"
+        texts["engine_server_keys"] = ", ".join(f"{name}=set" for name in self.engine_server_keys) or "none"
         texts["api_key"] = "set" if self.api_key else "not set"
         return texts
 
@@ -71,6 +93,17 @@ def parse_roots(text: str) -> dict[str, Path]:
             raise ValueError(f"duplicate weights root {name.strip()!r}")
         roots[name.strip()] = Path(folder.strip())
     return roots
+
+
+def parse_names(text: str) -> dict[str, str]:
+    """Parse `name=value,other=value`. Raises ValueError, which does not show the values, if `text` has another form."""
+    found: dict[str, str] = {}
+    for number, part in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip() or not value.strip() or name.strip() in found:
+            raise ValueError(f"must have the form name=value,other=value, each name once; part {number} has not")
+        found[name.strip()] = value.strip()
+    return found
 
 
 def load_settings(**overrides: object) -> WorkerSettings:

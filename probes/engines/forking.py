@@ -1,9 +1,10 @@
 """Fork a process for each model, for engines that can only reload weights in place.
 
 Of the 14 CPU seconds that vLLM needs to start with a tiny model, its imports take 9. The process that a worker starts
-therefore imports the engine once and never loads a model. For the first command, and whenever weights or options
-change, it ends its child and forks a new one, which loads the model. A child never sees other weights than its own,
-unless commands ask for weights to be loaded in place (`ScoreCommand.in_place_of`): it then serves such commands only.
+therefore imports the engine once and never loads a model. For the first command, and whenever options or the model's
+configuration change, it ends its child and forks a new one, which loads the model. Other weights of the same
+configuration go to the same child, which loads them in place and verifies that it holds them. A command with `fresh` is
+served by a child that never held other weights.
 
 A fork is safe because the parent starts no thread and computes nothing. The parent imports the engine only for a CPU
 under Linux: importing it for a GPU may initialise the driver, which does not survive a fork.
@@ -21,14 +22,14 @@ import sys
 import time
 import traceback
 
-from foreshock.digests import canonical_json
-from probes.engines.protocol import LoadedWeights, ScoreCommand
+from probes.engines.architecture import model_key
+from probes.engines.protocol import ScoreCommand
 from probes.engines.serving import EXIT_SECONDS, serve
 
 __all__ = ["serve_with_children"]
 
 _POLL_SECONDS = 0.2
-_PRELOADED = {"vllm": ("vllm.entrypoints.llm", "probes.scorers.vllm_prefill")}
+_PRELOADED = {"vllm": ("vllm.entrypoints.llm", "probes.scorers.vllm_prefill", "probes.scorers.vllm_decode")}
 
 
 class _Child:
@@ -72,6 +73,7 @@ def serve_with_children(engine: str, requests: int, replies: int) -> int:
     """
     child: _Child | None = None
     model = ""
+    held: set[str] = set()  # the digests of all weights that the child was asked to load
     received = b""
     while True:
         if child is not None and (status := child.status()) is not None:
@@ -87,31 +89,17 @@ def serve_with_children(engine: str, requests: int, replies: int) -> int:
         while b"\n" in received:
             line, _, received = received.partition(b"\n")
             command = ScoreCommand.model_validate_json(line)
-            requested = _model_key(command)
-            if child is not None and command.in_place_of is not None and model == _started_key(command):
-                model = requested  # Its weights are exchanged in place: it serves no other command from now on.
-            if child is not None and requested != model:
+            requested = model_key(command)
+            if child is not None and (requested != model or (command.fresh and held != {command.weights_digest})):
                 child.end()
                 child = None
             if child is None:
                 if command.accelerator == "cpu" and sys.platform == "linux":
                     for name in _PRELOADED.get(engine, ()):
                         importlib.import_module(name)
-                child, model = _Child(engine, requests, replies), requested
+                child, model, held = _Child(engine, requests, replies), requested, set()
+            held.add(command.weights_digest)
             child.send(line + b"\n")
-
-
-def _model_key(command: ScoreCommand) -> str:
-    """Return a key that is equal for commands that one child can serve."""
-    if command.in_place_of is not None:
-        return f"in place of {_started_key(command)}"
-    return _started_key(command)
-
-
-def _started_key(command: ScoreCommand) -> str:
-    """Return the key of commands that score with the weights that the engine is started with."""
-    held = command.in_place_of or LoadedWeights(folder=command.weights_folder, digest=command.weights_digest)
-    return canonical_json([held.folder, held.digest, command.options, command.accelerator])
 
 
 def _run_child(engine: str, requests: int, replies: int) -> None:

@@ -20,7 +20,13 @@ class EnginePool:
     On a GPU only one process is kept, because each may reserve the GPU's memory.
     """
 
-    def __init__(self, folder: Path, timeouts: EngineTimeouts | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        timeouts: EngineTimeouts | None = None,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._log = log
         self._folder = folder
         self._timeouts = timeouts or EngineTimeouts()
         self._processes: dict[str, tuple[EngineEnvironment, EngineProcess]] = {}
@@ -74,6 +80,6 @@ class EnginePool:
             for other in [name for name in self._processes if name != engine]:
                 self.close(other)
         if warm is None:
-            warm = EngineProcess(engine, self._folder, self._timeouts, environment)
+            warm = EngineProcess(engine, self._folder, self._timeouts, environment, self._log)
             self._processes[engine] = environment, warm
         return warm

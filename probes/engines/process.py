@@ -12,16 +12,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from foreshock.errors import ForeshockError
+from probes.engines.architecture import model_key
 from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.protocol import Failed, FailureKind, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
+from probes.engines.protocol import Failed, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
 from probes.scorers.request import Report
 
 __all__ = ["EngineError", "EngineProcess", "EngineTimeouts", "JobAbandonedError", "process_variables"]
 
 Answer = TypeVar("Answer", Ready, Scored)
+ErrorKind = Literal["retry", "final"]
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_LEAVE = 5.0
@@ -42,11 +44,15 @@ _DEFAULT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 class EngineError(ForeshockError):
     """An engine gave no scores. `kind`: "final" if a retry would fail too, else "retry". `gone`: its process ended."""
 
-    def __init__(self, reason: str, kind: FailureKind, *, gone: bool = False) -> None:
+    def __init__(self, reason: str, kind: ErrorKind, *, gone: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.kind = kind
         self.gone = gone
+
+
+class NotReloadedError(ForeshockError):
+    """A running engine could not load other weights in place, or could not be shown to hold them."""
 
 
 class JobAbandonedError(ForeshockError):
@@ -76,7 +82,10 @@ class EngineProcess:
         folder: Path,
         timeouts: EngineTimeouts | None = None,
         environment: EngineEnvironment = AS_IT_IS,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._report_line = log
+        self._not_reloadable: set[str] = set()
         variables = process_variables(environment)
         self.engine = engine
         self._timeouts = timeouts or EngineTimeouts()
@@ -85,14 +94,14 @@ class EngineProcess:
         self._log = folder / f"{engine}-{time.monotonic_ns()}.log"
         requests_read, self._requests = os.pipe()
         self._replies, replies_write = os.pipe()
-        command = [sys.executable, "-m", "probes.engines", engine]
+        command = [sys.executable, "-m", "probes.engines.main", engine]
         command += ["--requests", str(requests_read), "--replies", str(replies_write)]
         try:
-            with self._log.open("wb") as log:
+            with self._log.open("wb") as output:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                     pass_fds=(requests_read, replies_write),
                     env=variables,
@@ -122,12 +131,24 @@ class EngineProcess:
     def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
         """Run the command and return the seconds that it took in the engine.
 
+        If the engine cannot load the weights in place, it is started again with them: now, and from now on at once.
+
         `report` is called with the number of response tokens done, `abandoned` every 0.2 s. Raises EngineError if there
         are no scores; if `abandoned` returns True, ends the process and raises JobAbandonedError.
         """
         if not self._listens:
             self._wait_for(Ready, self._timeouts.start_seconds, report, abandoned)
             self._listens = True
+        model = model_key(command)
+        if model not in self._not_reloadable:
+            try:
+                return self._run(command, report, abandoned)
+            except NotReloadedError as error:
+                self._report_line(f"{self.engine} is started again for other weights: {error}")
+                self._not_reloadable.add(model)
+        return self._run(command.model_copy(update={"fresh": True}), report, abandoned)
+
+    def _run(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool]) -> float:
         self._number += 1
         numbered = command.model_copy(update={"number": self._number})
         try:
@@ -192,6 +213,8 @@ class EngineProcess:
             if isinstance(reply, Progress):
                 report(reply.tokens)
             elif isinstance(reply, Failed):
+                if reply.failure == "reload":
+                    raise NotReloadedError(reply.reason)
                 raise EngineError(reply.reason, reply.failure)
             elif isinstance(reply, expected):
                 return reply

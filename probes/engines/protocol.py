@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 __all__ = [
     "Failed",
     "FailureKind",
-    "LoadedWeights",
     "Message",
     "Progress",
     "Ready",
@@ -23,7 +22,7 @@ __all__ = [
     "parse_reply",
 ]
 
-FailureKind = Literal["retry", "final"]
+FailureKind = Literal["retry", "final", "reload"]
 
 
 class Message(BaseModel):
@@ -36,19 +35,15 @@ class Message(BaseModel):
         return self.model_dump_json().encode() + b"\n"
 
 
-class LoadedWeights(Message):
-    """The weights that an engine was started with."""
-
-    folder: str
-    digest: str
-
-
 class ScoreCommand(Message):
     """Command to the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`.
 
     With `states`, `scorer` is one of the two of the exact pair `pair`: its target writes the states of its model to the
     file `states`, its behaviour compares them with its own distributions and writes the divergences to `scores`.
-    `in_place_of`: load the weights into the engine that was started with these ones, instead of starting another one.
+    With `layers`, `states` is the file of a comparison by layer: the first scorer writes its hidden states there, the
+    second one compares them with its own, and both write distances to `scores`.
+    With `routes`, the experts of the tokens and their log-probs are written to the file `routes`, and no scores.
+    `fresh`: score in an engine that was started with these weights and never held other ones.
     """
 
     number: int
@@ -62,8 +57,10 @@ class ScoreCommand(Message):
     rollouts: str
     scores: str
     pair: str | None = None
+    layers: Literal["first", "second"] | None = None
     states: str | None = None
-    in_place_of: LoadedWeights | None = None
+    routes: str | None = None
+    fresh: bool = False
 
 
 class Ready(Message):
@@ -91,7 +88,10 @@ class Scored(Message):
 
 
 class Failed(Message):
-    """Reply: there are no scores. `failure` is "final" if the same command would fail again, else "retry"."""
+    """Reply: there are no scores. `failure` is "final" if the same command would fail again, else "retry".
+
+    It is "reload" if the engine could not load the weights in place: the same command with `fresh` may succeed.
+    """
 
     kind: Literal["failed"] = "failed"
     number: int

@@ -18,7 +18,14 @@ from pathlib import Path
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_exact, encode_scores
 from probes.engines.protocol import Failed, Message, Progress, ScoreCommand, Scored
-from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from probes.scorers.request import (
+    ReloadError,
+    Report,
+    ScoreRequest,
+    TooFewDevicesError,
+    UnsupportedScoreError,
+    WarmModel,
+)
 from probes.scorers.table import scorer_named
 
 __all__ = ["EXIT_SECONDS", "send", "serve"]
@@ -52,6 +59,10 @@ def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: int) ->
     print(f"--- {command.scorer} {command.variant} of {command.weights_folder}", flush=True)
     try:
         _score(command, engine, warm, lambda tokens: send(replies, Progress(number=command.number, tokens=tokens)))
+    except ReloadError as error:
+        send(replies, Failed(number=command.number, reason=str(error), failure="reload"))
+    except TooFewDevicesError as error:
+        send(replies, Failed(number=command.number, reason=f"{command.scorer}: {error}", failure="retry"))
     except UnsupportedScoreError as error:
         send(replies, Failed(number=command.number, reason=str(error), failure="final"))
     except ForeshockError as error:
@@ -84,12 +95,22 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         weights_version=command.weights_version,
         options=command.options,
         accelerator=command.accelerator,
-        engine_folder=Path(command.in_place_of.folder) if command.in_place_of is not None else None,
     )
     if command.pair is not None and command.states is not None:
         _compare(command.pair, request, Path(command.states), Path(command.scores), warm, report)
         return
-    scored = scorer.load()(request, warm, report)
+    if command.layers is not None and command.states is not None:
+        first, states = command.layers == "first", Path(command.states)
+        _compare_layers(request, states, Path(command.scores), first, warm, report)
+        return
+    if command.routes is not None:
+        from probes.routing.comparison import record_routes
+
+        record_routes(request, Path(command.routes), warm, report)
+        return
+    function, loading, start = scorer.load(), warm.loading_seconds, time.monotonic()
+    scored = function(request, warm, report)
+    seconds = time.monotonic() - start - (warm.loading_seconds - loading)
     if scored.log_probs.shape != (rollouts.num_tokens,):
         raise AssertionError(
             f"{scorer.name} must give log-probs of shape ({rollouts.num_tokens},), got {scored.log_probs.shape}"
@@ -99,6 +120,7 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         log_probs=scored.log_probs,
         offsets=rollouts.response_offsets,
         fingerprint=scored.fingerprint,
+        seconds=max(seconds, 0.0),
     )
     _write(encode_scores(scores), Path(command.scores))
 
@@ -110,6 +132,15 @@ def _compare(pair: str, request: ScoreRequest, states: Path, result: Path, warm:
     divergences = part_of_pair(pair, request, states, warm, report)
     if divergences is not None:
         _write(encode_exact(divergences), result)
+
+
+def _compare_layers(
+    request: ScoreRequest, states: Path, result: Path, first: bool, warm: WarmModel, report: Report
+) -> None:
+    """Do one scorer's part of a comparison by layer."""
+    from probes.layer_divergence.part import part_of_comparison
+
+    _write(part_of_comparison(request, states, first=first, warm=warm, report=report).encode(), result)
 
 
 def _write(data: bytes, result: Path) -> None:

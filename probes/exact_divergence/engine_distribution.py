@@ -26,7 +26,7 @@ from probes.exact_divergence.divergences import ExactDivergences, exact_divergen
 from probes.exact_divergence.logit_sources import LogitSource, SourceError
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.tokens import vocabulary_size
-from probes.scorers.vllm_prefill import PrefillOptions
+from probes.scorers.vllm_arguments import VllmOptions
 
 __all__ = ["EngineDistribution", "JobFolder"]
 
@@ -46,7 +46,7 @@ class EngineDistribution:
     """
 
     weights: Path
-    options: PrefillOptions = field(default_factory=PrefillOptions)
+    options: VllmOptions = field(default_factory=VllmOptions)
     environment: EngineEnvironment = AS_IT_IS
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights_folder: Path
-    options: PrefillOptions
+    options: VllmOptions
     top_ks: tuple[int, ...]
 
 

@@ -15,7 +15,9 @@ from probes.exact_divergence.engine_distribution import Job, JobFolder, Refusal
 from probes.exact_divergence.observed_logits import NotReproducedError, PromptLogitsHook, RolloutReduction
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.tokens import check_tokens, sequence, sequence_lengths
-from probes.scorers.vllm_prefill import PrefillEngine, engine_arguments, prompt_log_probs
+from probes.scorers.vllm_arguments import engine_arguments
+from probes.scorers.vllm_engine import VllmEngine
+from probes.scorers.vllm_prefill import prompt_log_probs
 
 __all__ = ["main"]
 
@@ -41,7 +43,7 @@ def _divergences_of(files: JobFolder) -> ExactDivergences:
         rollouts = decode_rollouts(file)
     check_tokens(rollouts, job.weights_folder)
     longest = int(sequence_lengths(rollouts).max(initial=1))
-    engine = PrefillEngine(engine_arguments(job.weights_folder, job.options, longest))
+    engine = VllmEngine(engine_arguments(job.weights_folder, job.options, longest), weights_digest="")
     engine.divide_logits_by(job.options.temperature or 1.0)
     target = files.read_target(engine.device)
     reduction = RolloutReduction(target, job.top_ks)

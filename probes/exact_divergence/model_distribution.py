@@ -19,7 +19,7 @@ from foreshock.rollouts import RolloutBatch
 from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from probes.exact_divergence.engine_distribution import EngineDistribution
 from probes.exact_divergence.logit_sources import LogitSource
-from probes.scorers.forward_pass import PaddedBatch, head_in
+from probes.scorers.forward_pass import TokenBatch, head_in
 from probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["Head", "ModelDistribution", "exact_divergences_of_models", "head_of"]
@@ -88,8 +88,10 @@ class ModelDistribution:
         source.write_logits(source.rows(0, source.tokens), 0, source.vocabulary, found)
         # One half-precision digit, or the difference of float32 products of other shapes.
         digits = max(2 * torch.finfo(source.rounded_to).eps, 1e-3)
-        tolerance = digits * (float(own.abs().max()) + 1.0) / self.temperature
-        if not torch.allclose(found.double(), own / self.temperature, rtol=0.0, atol=tolerance):
+        # Weights that are not numbers make logits that tell nothing of the head; their tokens are counted later.
+        found, own = found.double()[own.isfinite()], own[own.isfinite()]
+        tolerance = digits * (float(own.abs().max()) + 1.0) / self.temperature if own.numel() else 0.0
+        if not torch.allclose(found, own / self.temperature, rtol=0.0, atol=tolerance):
             raise UnsupportedScoreError(
                 "the model changes its logits after the head by more than a bias and a soft cap (such as a scale); "
                 "such models are not supported"
@@ -159,7 +161,7 @@ def _states(
     """Yield per batch of rollouts the states [n, H] before the response tokens, and these tokens [n]."""
     for start in range(0, rollouts.num_rollouts, batch_size):
         rows = np.arange(start, min(start + batch_size, rollouts.num_rollouts))
-        batch = PaddedBatch(rollouts, rows, "right", head_of(distribution.model).weight.device)
+        batch = TokenBatch(rollouts, rows, "right", head_of(distribution.model).weight.device)
         if start == 0:
             distribution.check(batch.ids[:1, : int(batch.lengths[0])][:, :8])
         ids: NDArray[np.int64] = batch.ids[:, 1:][batch.needed].cpu().numpy()

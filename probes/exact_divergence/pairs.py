@@ -25,12 +25,12 @@ from probes.exact_divergence.model_distribution import ModelDistribution
 from probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
 from probes.exact_divergence.target_states import TargetStates, open_states, write_states
 from probes.scorers.composition import compose
-from probes.scorers.forward_pass import PaddedBatch
+from probes.scorers.forward_pass import TokenBatch
 from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from probes.scorers.tokens import sequence, sequence_lengths
+from probes.scorers.tokens import known_states, sequence, sequence_lengths, tokens_of_states
 
 if TYPE_CHECKING:
-    from probes.scorers.vllm_prefill import PrefillEngine
+    from probes.scorers.vllm_engine import VllmEngine
 
 __all__ = ["compare_with_states", "part_of_pair", "write_target"]
 
@@ -64,20 +64,22 @@ def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: R
     from probes.scorers.torch_forward import TrainerOptions, prepare_forward_pass
 
     options, rollouts = parse_options(TrainerOptions, request), request.rollouts
+    if options.truncation == "apply":
+        raise UnsupportedScoreError("exact divergences are those of whole distributions; leave out truncation='apply'")
     forward = prepare_forward_pass(request, options, warm)
     model = ModelDistribution(forward.model, autocast=forward.autocast, head_dtype=forward.head_dtype)
-    known = _known_states(rollouts)
+    known = known_states(rollouts)
     size, done = forward.model.get_output_embeddings().weight.shape[1], 0
     hidden = torch.zeros((rollouts.num_tokens, size), dtype=model.states_dtype)
     with torch.no_grad():
         model.check(torch.from_numpy(_beginning(rollouts))[None].to(forward.device))
         for rows in forward.plan.batches:
-            batch = PaddedBatch(rollouts, rows, options.padding, forward.device)
+            batch = TokenBatch(rollouts, rows, options.padding, forward.device)
             found = model.hidden(batch.ids, batch.mask, batch.positions)[:, :-1][batch.needed]
-            hidden[torch.from_numpy(_places(rollouts, rows, known))] = found.to(model.states_dtype).cpu()
+            hidden[torch.from_numpy(tokens_of_states(rollouts, rows, known))] = found.to(model.states_dtype).cpu()
             done += batch.num_response_tokens
             report(done)
-    write_states(states, model.source(hidden), known, forward.divisor, forward.fingerprint)
+    write_states(states, model.source(hidden), known, forward.distribution.temperature, forward.fingerprint)
 
 
 def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> ExactBatch:
@@ -85,29 +87,31 @@ def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, re
 
     Raises NotReproducedError if the log-probs that vLLM returns are not those of the observed logits.
     """
-    from probes.scorers.vllm_prefill import PrefillOptions, prepare_prefill, prompt_log_probs
+    from probes.scorers.vllm_arguments import VllmOptions
+    from probes.scorers.vllm_engine import prepare_engine
+    from probes.scorers.vllm_prefill import prompt_log_probs
 
-    options, rollouts = parse_options(PrefillOptions, request), request.rollouts
+    options, rollouts = parse_options(VllmOptions, request), request.rollouts
     if options.tensor_parallel_size != 1:
         raise UnsupportedScoreError(
             f"exact divergences need tensor_parallel_size=1, got {options.tensor_parallel_size}"
         )
-    prefill = prepare_prefill(request, options, warm)
-    engine = prefill.engine
+    prepared = prepare_engine(request, options, warm)
+    engine = prepared.engine
     found: list[ExactDivergences] = []
-    with open_states(states, engine.device) as target, _observed(engine, prefill.divisor) as observed:
+    with open_states(states, engine.device) as target, _observed(engine, prepared.divisor) as observed:
         for row in range(rollouts.num_rollouts):
             start, stop = _states_of(rollouts, row)
             if stop > start:
                 tokens = sequence(rollouts, row)
                 prompt = tokens.size - (stop - start)
-                engine.divide_logits_by(float(prefill.divisor[row]))
+                engine.divide_logits_by(float(prepared.divisor[row]))
                 observed.start_rollout(target.source(row, start, stop), tokens, prompt)
                 (output,) = engine.prefill([tokens])
                 found.append(observed.finish_rollout(row, prompt_log_probs(output, prompt)))
             report(int(rollouts.response_offsets[row + 1]))
         composition = compose(sequence_lengths(rollouts), 1, request.variant).name
-        return _batch(rollouts, found, target, prefill.fingerprint(request, options, composition))
+        return _batch(rollouts, found, target, prepared.fingerprint(request, options, composition))
 
 
 class _ObservedEngine:
@@ -136,7 +140,7 @@ class _ObservedEngine:
 
 
 @contextmanager
-def _observed(engine: PrefillEngine, divisor: NDArray[np.float64]) -> Iterator[_ObservedEngine]:
+def _observed(engine: VllmEngine, divisor: NDArray[np.float64]) -> Iterator[_ObservedEngine]:
     """Observe the engine's logits within the block, after their division by a temperature."""
     for temperature in np.unique(divisor):
         engine.divide_logits_by(float(temperature))  # the first other than 1 wraps the logits, below the hook
@@ -184,24 +188,8 @@ def _beginning(rollouts: RolloutBatch) -> NDArray[np.int64]:
     return tokens
 
 
-def _known_states(rollouts: RolloutBatch) -> NDArray[np.bool_]:
-    """Return which response tokens have a state before them, [T]: all but the first of a rollout without a prompt."""
-    known = np.ones(rollouts.num_tokens, np.bool_)
-    starts, ends = rollouts.response_offsets[:-1], rollouts.response_offsets[1:]
-    known[starts[(np.diff(rollouts.prompt_offsets) == 0) & (ends > starts)]] = False
-    return known
-
-
 def _states_of(rollouts: RolloutBatch, row: int) -> tuple[int, int]:
     """Return the response tokens of the rollout `row` that have a state before them, as a range of [T]."""
     start, stop = (int(offset) for offset in rollouts.response_offsets[row : row + 2])
     without_prompt = rollouts.prompt_offsets[row + 1] == rollouts.prompt_offsets[row]
     return (min(start + 1, stop) if without_prompt else start), stop
-
-
-def _places(rollouts: RolloutBatch, rows: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the indices in [T] of the known states of `rows`, in the order of a padded batch of these rows."""
-    ranges = [np.arange(*rollouts.response_offsets[row : row + 2]) for row in rows.tolist()]
-    places = np.concatenate(ranges).astype(np.int64) if ranges else np.zeros(0, np.int64)
-    chosen: NDArray[np.int64] = places[known[places]]
-    return chosen

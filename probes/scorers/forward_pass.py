@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
+from probes.scorers.processed_logits import LogitProcessing
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.tokens import sequences
 
-__all__ = ["PaddedBatch", "head_in", "load_model", "next_token_log_probs"]
+__all__ = [
+    "TokenBatch",
+    "check_logits",
+    "check_packing",
+    "head_in",
+    "load_model",
+    "log_softmax_at",
+    "logits_fit",
+    "next_token_log_probs",
+    "precision",
+]
 
-BYTES_PER_LOGIT = 10  # 2 as computed, 4 as float32, 4 of log-softmax
+# Float32 logits at a time: on a CPU what its caches hold, on a GPU enough for one kernel to fill it.
+FLOAT32_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
+# Models whose logits were seen to be those of `_head`, and models that keep packed sequences apart.
+_CHECKED: WeakSet[Any] = WeakSet()
+_PACKABLE: WeakSet[Any] = WeakSet()
 
 
 def load_model(folder: Path, dtype: torch.dtype, attention_implementation: str, device: torch.device) -> Any:
@@ -50,46 +66,66 @@ def load_model(folder: Path, dtype: torch.dtype, attention_implementation: str, 
     return model.eval().to(device)
 
 
-class PaddedBatch:
-    """Rows of a batch as tensors `ids` and `mask` [rows, time], padded on one side to the longest row."""
+class TokenBatch:
+    """Rows of a batch as tensors: `ids`, `mask` and `positions` [rows, time]; None: the default of models.
+
+    With `padding` right or left, each rollout is a row, padded to the longest one. With none, all rollouts are
+    concatenated in one row without padding or mask; the position of each token in its rollout tells models where one
+    ends."""
 
     def __init__(self, rollouts: RolloutBatch, rows: NDArray[np.int64], padding: str, device: torch.device) -> None:
         tokens = sequences(rollouts, rows)
         self.lengths = np.array([row.size for row in tokens], dtype=np.int64)
-        width = int(self.lengths.max(initial=1))
-        ids = np.zeros((rows.size, width), dtype=np.int64)
-        mask = np.zeros_like(ids)
-        self._starts = width - self.lengths if padding == "left" else np.zeros_like(self.lengths)
-        for index, (start, row) in enumerate(zip(self._starts, tokens, strict=True)):
-            ids[index, start : start + row.size] = row
-            mask[index, start : start + row.size] = 1
+        self.is_packed = padding == "none"
+        width = int(self.lengths.sum() if self.is_packed else self.lengths.max(initial=1))
+        ids = np.zeros((1 if self.is_packed else rows.size, max(width, 1)), dtype=np.int64)
+        mask, positions = np.zeros_like(ids), np.zeros_like(ids)
+        self._rows = np.zeros_like(self.lengths) if self.is_packed else np.arange(rows.size)
+        self._starts = np.zeros_like(self.lengths)
+        if self.is_packed:
+            self._starts = np.cumsum(self.lengths) - self.lengths
+        elif padding == "left":
+            self._starts = width - self.lengths
+        for place, start, row in zip(self._rows, self._starts, tokens, strict=True):
+            span = slice(start, start + row.size)
+            ids[place, span], mask[place, span], positions[place, span] = row, 1, np.arange(row.size)
         self.ids = torch.from_numpy(ids).to(device)
-        self.mask = torch.from_numpy(mask).to(device)
+        self.mask = None if self.is_packed else torch.from_numpy(mask).to(device)
         # Rows padded on the right have the positions 0, 1, …, the default of models.
-        self.positions = (self.mask.cumsum(-1) - 1).clamp_(min=0) if padding == "left" else None
+        self.positions = None if padding == "right" else torch.from_numpy(positions).to(device)
         self._prompts = np.diff(rollouts.prompt_offsets)[rows]
         self._targets = [slice(*rollouts.response_offsets[row : row + 2]) for row in rows.tolist()]
         self.num_response_tokens = int(sum(target.stop - target.start for target in self._targets))
 
     @property
+    def owners(self) -> torch.Tensor:
+        """The rollout in the batch whose response token follows a position, else −1; shape [rows, time − 1]."""
+        owners = np.full((self.ids.shape[0], self.ids.shape[1] - 1), -1, dtype=np.int64)
+        for index, (row, start, prompt, length) in enumerate(
+            zip(self._rows, self._starts, self._prompts, self.lengths, strict=True)
+        ):
+            owners[row, start + max(prompt - 1, 0) : start + max(length - 1, 0)] = index
+        return torch.from_numpy(owners).to(self.ids.device)
+
+    @property
     def needed(self) -> torch.Tensor:
         """True at the positions before a response token, shape [rows, time − 1]."""
-        needed = np.zeros((self.lengths.size, self.ids.shape[1] - 1), dtype=np.bool_)
-        for index, (start, prompt, length) in enumerate(zip(self._starts, self._prompts, self.lengths, strict=True)):
-            needed[index, start + max(prompt - 1, 0) : start + length - 1] = True
-        return torch.from_numpy(needed).to(self.ids.device)
+        return self.owners >= 0
 
     def write(self, log_probs: torch.Tensor, into: NDArray[np.float32]) -> None:
         """Copy the responses' log-probs of `log_probs` [rows, time − 1] to their places in `into` [T].
 
         The first token of a response without a prompt has no log-prob; its value in `into` is unchanged.
         """
-        values = log_probs.float().cpu().numpy()
+        self.write_values(log_probs.float().cpu().numpy(), into)
+
+    def write_values(self, values: NDArray[Any], into: NDArray[Any]) -> None:
+        """Copy values [rows, time − 1, …] at the positions before response tokens to their places in `into` [T, …]."""
         for index, target in enumerate(self._targets):
-            start, prompt = int(self._starts[index]), int(self._prompts[index])
+            row, start, prompt = int(self._rows[index]), int(self._starts[index]), int(self._prompts[index])
             first = target.start + (1 if prompt == 0 else 0)
             begin = start + max(prompt - 1, 0)
-            into[first : target.stop] = values[index, begin : begin + max(target.stop - first, 0)]
+            into[first : target.stop] = values[row, begin : begin + max(target.stop - first, 0)]
 
 
 @contextlib.contextmanager
@@ -113,56 +149,126 @@ def head_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def next_token_log_probs(
-    model: Any, batch: PaddedBatch, divisor: NDArray[np.float64], autocast: torch.dtype | None, logits_bytes: int
+    model: Any, batch: TokenBatch, process: LogitProcessing, autocast: torch.dtype | None, logits_bytes: int
 ) -> torch.Tensor:
     """Return the log-prob of each token given the previous ones, float32 [rows, time − 1], in nats.
 
-    Only positions of `batch.needed` are defined. `divisor` [rows] divides the logits, which are cast to float32 before
-    log-softmax, as in trainers. If all logits need more than `logits_bytes`, the head is applied in pieces.
+    Only positions of `batch.needed` are defined. Logits are cast to float32 before `process` and log-softmax, as in
+    trainers. If the logits of the batch need more than `logits_bytes` at 4 bytes each, the head is
+    applied in pieces, to the positions before response tokens only.
     """
     rows, width = batch.ids.shape
     if width < 2:
         return torch.full((rows, 0), torch.nan)
-    divisors = torch.from_numpy(divisor).to(batch.ids.device, torch.float32)
     inputs: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False}
     if batch.positions is not None:
         inputs["position_ids"] = batch.positions
-    with _autocast(batch.ids.device, autocast):
-        vocabulary = model.get_output_embeddings().weight.shape[0]
-        if rows * width * vocabulary * BYTES_PER_LOGIT <= logits_bytes:
-            logits = model(**inputs).logits[:, :-1]
-            return _log_softmax_at(logits, batch.ids[:, 1:], divisors[:, None])
-        _check_head_is_last(model, batch.ids[:1, :8])
-        hidden = model.get_decoder()(**inputs).last_hidden_state[:, :-1]
-        log_probs = torch.full((rows, width - 1), torch.nan, device=batch.ids.device)
-        piece = max(1, logits_bytes // (vocabulary * BYTES_PER_LOGIT))
-        row, position = batch.needed.nonzero(as_tuple=True)
-        for start in range(0, row.numel(), piece):
-            at = row[start : start + piece], position[start : start + piece]
-            logits = model.get_output_embeddings()(hidden[at])
-            log_probs[at] = _log_softmax_at(logits, batch.ids[:, 1:][at], divisors[at[0]])
+    log_probs = torch.full((rows, width - 1), torch.nan, device=batch.ids.device)
+    owners = batch.owners
+    row, position = (owners >= 0).nonzero(as_tuple=True)
+    owner, tokens = owners[row, position], batch.ids[:, 1:][row, position]
+    with precision(batch.ids.device, autocast):
+        if logits_fit(model, batch.ids.shape, logits_bytes):
+            logits = model(**inputs).logits
+            log_probs[row, position] = log_softmax_at(
+                lambda part: logits[row[part], position[part]], tokens, owner, process
+            )
+            return log_probs
+        check_logits(model, batch.ids[:1, :8])
+        states = model.get_decoder()(**inputs).last_hidden_state[row, position]
+        found = torch.empty(tokens.shape, device=batch.ids.device)
+        size = max(1, logits_bytes // _position_bytes(model))
+        for start in range(0, row.numel(), size):
+            piece = slice(start, start + size)
+            found[piece] = _log_softmax_of_states(model, states[piece], tokens[piece], owner[piece], process)
+        log_probs[row, position] = found
         return log_probs
 
 
-def _log_softmax_at(logits: torch.Tensor, tokens: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
-    """Return the log-prob of `tokens` [...] under `logits` [..., V] divided by `divisors` [...]."""
-    with torch.autocast(logits.device.type, enabled=False):
-        logits = logits.float()
-        if bool((divisors != 1).any()):
-            logits = logits / divisors[..., None]
-        return torch.log_softmax(logits, dim=-1).gather(-1, tokens[..., None])[..., 0]
+def logits_fit(model: Any, shape: torch.Size, logits_bytes: int) -> bool:
+    """Return True if the logits of a batch [rows, time] need at most `logits_bytes`."""
+    return shape.numel() * _position_bytes(model) <= logits_bytes
 
 
-def _check_head_is_last(model: Any, ids: torch.Tensor) -> None:
-    """Raise UnsupportedScoreError if the model changes its logits after the head (soft caps, scales)."""
+def _position_bytes(model: Any) -> int:
+    """Return the bytes of a position's logits as float32."""
+    vocabulary: int = model.get_output_embeddings().weight.shape[0]
+    return 4 * vocabulary
+
+
+def _log_softmax_of_states(
+    model: Any, states: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, process: LogitProcessing
+) -> torch.Tensor:
+    """Return the log-prob of `tokens` [n] after the hidden states [n, H]; the logits are freed on return."""
+    logits = _head(model, states)
+    return log_softmax_at(lambda part: logits[part], tokens, rows, process)
+
+
+def log_softmax_at(
+    logits_of: Callable[[slice], torch.Tensor], tokens: torch.Tensor, rows: torch.Tensor, process: LogitProcessing
+) -> torch.Tensor:
+    """Return the log-prob of `tokens` [n] under the processed logits [n, V] of the rollouts `rows` [n].
+
+    `logits_of` returns the logits of a slice of the n. Few of them at a time are cast to float32: [n, V] never is.
+    """
+    found = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
+    start, size = 0, 1
+    with torch.autocast(tokens.device.type, enabled=False):
+        while start < tokens.numel():
+            part = slice(start, start + size)
+            logits = process(logits_of(part).float(), rows[part])
+            found[part] = torch.log_softmax(logits, dim=-1).gather(-1, tokens[part, None])[:, 0]
+            start += size
+            size = max(1, FLOAT32_BYTES[tokens.device.type] // (4 * logits.shape[-1]))
+    return found
+
+
+def _head(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the logits of `hidden` [..., H]: the head, and the soft cap of models that have one."""
+    logits: torch.Tensor = model.get_output_embeddings()(hidden)
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def check_logits(model: Any, ids: torch.Tensor) -> None:
+    """Raise UnsupportedScoreError if the model changes its logits after the head by more than a soft cap."""
+    if model in _CHECKED:
+        return
     whole = model(input_ids=ids, use_cache=False).logits
-    alone = model.get_output_embeddings()(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
+    alone = _head(model, model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
     if not torch.allclose(whole, alone):
         raise UnsupportedScoreError(
-            "the model changes its logits after the head, so they cannot be computed in pieces; raise the scorer's "
-            "option logits_bytes or lower batch_size until the logits of a batch fit"
+            "the model changes its logits after the head by more than a soft cap, so they cannot be computed in "
+            "pieces; raise the scorer's option logits_bytes or lower batch_size until the logits of a batch fit"
         )
+    _CHECKED.add(model)
 
 
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+def check_packing(model: Any) -> None:
+    """Raise UnsupportedScoreError if a token's hidden state depends on the sequence packed before its own.
+
+    Models that do not read their positions for that, such as those with recurrent layers, attend across the border.
+    """
+    if model in _PACKABLE:
+        return
+    device = model.get_output_embeddings().weight.device
+    positions = torch.arange(4, device=device).repeat(2)[None]
+    with torch.no_grad():
+        after_one, after_other = (
+            model.get_decoder()(
+                input_ids=torch.tensor([[first] * 4 + [0, 1, 0, 1]], device=device),
+                position_ids=positions,
+                use_cache=False,
+            ).last_hidden_state[0, 4:]
+            for first in (0, 1)
+        )
+    if not torch.allclose(after_one, after_other, rtol=1e-2, atol=1e-2 * float(after_one.abs().max())):
+        raise UnsupportedScoreError(
+            "the model attends across packed sequences; set the scorer's option padding to right or left"
+        )
+    _PACKABLE.add(model)
+
+
+def precision(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+    """Return the autocast to `dtype`; None: no autocast."""
     return torch.autocast(device.type, dtype=dtype) if dtype else contextlib.nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,16 @@ from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch
 
-__all__ = ["Options", "ScoreRequest", "Scored", "UnsupportedScoreError", "WarmModel", "parse_options"]
+__all__ = [
+    "Options",
+    "ReloadError",
+    "ScoreRequest",
+    "Scored",
+    "TooFewDevicesError",
+    "UnsupportedScoreError",
+    "WarmModel",
+    "parse_options",
+]
 
 T = TypeVar("T")
 Chosen = TypeVar("Chosen", bound="Options")
@@ -23,6 +33,14 @@ Chosen = TypeVar("Chosen", bound="Options")
 
 class UnsupportedScoreError(ForeshockError):
     """The scorer cannot compute correct log-probs for this request; the message has the reason and an alternative."""
+
+
+class ReloadError(ForeshockError):
+    """The engine cannot be shown to hold the weights that were to be loaded in place; start another one with them."""
+
+
+class TooFewDevicesError(ForeshockError):
+    """This machine has fewer devices than the options ask for; another worker may have enough."""
 
 
 class Options(BaseModel):
@@ -36,8 +54,7 @@ class ScoreRequest:
     """Score the response tokens of `rollouts` with the weights in `weights_folder`.
 
     `variant` is "" or "rebatched" (another batch composition, which gives the noise floor). `options` come from the
-    client unchanged; the scorer parses them. `engine_folder`: the weights that the engine was started with, if those in
-    `weights_folder` are to be loaded in their place; they have the same architecture.
+    client unchanged; the scorer parses them.
     """
 
     scorer: str
@@ -48,7 +65,6 @@ class ScoreRequest:
     weights_version: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     accelerator: str = "cpu"
-    engine_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,14 +84,22 @@ class WarmModel:
     def __init__(self) -> None:
         self._key: Hashable = None
         self._model: Any = None
+        self.loading_seconds = 0.0
+        """Seconds that calls of `load` took so far."""
 
     def get(self, key: Hashable, load: Callable[[], T]) -> T:
         """Return the model of `key`; if another one or none is loaded, free it and call `load`."""
         if self._model is None or self._key != key:
             self._model = None
+            start = time.monotonic()
             self._model, self._key = load(), key
+            self.loading_seconds += time.monotonic() - start
         model: T = self._model
         return model
+
+    def drop(self) -> None:
+        """Free the model: it cannot be used again."""
+        self._model = None
 
 
 def parse_options(kind: type[Chosen], request: ScoreRequest) -> Chosen:

@@ -7,7 +7,9 @@ must follow the same distribution or it measures the difference of the two distr
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,32 +17,88 @@ from numpy.typing import NDArray
 from foreshock.rollouts import RolloutBatch
 from probes.scorers.request import UnsupportedScoreError
 
-__all__ = ["divisors", "sampled_temperature"]
+__all__ = ["LoggedDistribution", "Truncation", "divisors", "logged_distribution", "sampled_temperature"]
+
+Truncation = Literal["refuse", "apply", "ignore"]
 
 
-def divisors(rollouts: RolloutBatch, override: float | None = None) -> NDArray[np.float64]:
-    """Return the divisor of each rollout's logits before log-softmax, shape [N].
+@dataclass(frozen=True, slots=True, eq=False)
+class LoggedDistribution:
+    """What is done to the logits of each rollout before log-softmax, arrays [N].
 
-    It is 1 for raw log-probs and the sampling temperature for processed ones; `override` (a scorer's option
-    `temperature`) replaces both. Raises UnsupportedScoreError if the logged distribution was truncated (top-p, top-k,
-    min-p) or greedy: it is then not the softmax of any logits.
+    They are divided by `temperature`; then tokens below `min_p` of the largest probability, beyond the `top_k` largest
+    (0: all) and outside the nucleus of `top_p` (1: all) get the probability 0.
     """
-    ones = np.ones(rollouts.num_rollouts, dtype=np.float64)
+
+    temperature: NDArray[np.float64]
+    top_p: NDArray[np.float64]
+    top_k: NDArray[np.int64]
+    min_p: NDArray[np.float64]
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """True for rollouts of which truncation removes tokens, shape [N]."""
+        return (self.top_p < 1.0) | (self.top_k > 0) | (self.min_p > 0.0)
+
+    def of(self, rows: NDArray[np.int64]) -> LoggedDistribution:
+        """Return the distributions of `rows`."""
+        return LoggedDistribution(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.min_p[rows])
+
+    def groups(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Yield the `rows` in groups that have the same distribution."""
+        own = self.of(rows)
+        keys = np.stack([own.temperature, own.top_p, own.top_k.astype(np.float64), own.min_p], axis=1)
+        _, group = np.unique(keys, axis=0, return_inverse=True)
+        for number in range(int(group.max(initial=-1)) + 1):
+            yield rows[group.ravel() == number]
+
+    def fingerprint_fields(self) -> dict[str, Any]:
+        """Return the fields of a fingerprint: the one value of all rollouts, None if they differ or nothing is cut."""
+        found: dict[str, Any] = {"temperature": sampled_temperature(self.temperature)}
+        for name, values, plain in (("top_p", self.top_p, 1.0), ("top_k", self.top_k, 0), ("min_p", self.min_p, 0.0)):
+            kinds = np.unique(values)
+            found[name] = kinds[0].item() if kinds.size == 1 and kinds[0] != plain else None
+        return found
+
+
+def logged_distribution(
+    rollouts: RolloutBatch, override: float | None = None, truncation: Truncation = "apply"
+) -> LoggedDistribution:
+    """Return the distribution of each rollout's logged log-probs.
+
+    Raw log-probs have the temperature 1 and all tokens. `override` (a scorer's option `temperature`) replaces the
+    temperature and every truncation. Truncation of processed log-probs is applied, refused or ignored. Raises
+    UnsupportedScoreError if it is refused, or if the sampling was greedy: no replay has its log-probs.
+    """
+    ones, zeros = np.ones(rollouts.num_rollouts), np.zeros(rollouts.num_rollouts)
+    plain = LoggedDistribution(ones, ones, zeros.astype(np.int64), zeros)
     if override is not None:
-        return ones * override
+        return LoggedDistribution(ones * override, plain.top_p, plain.top_k, plain.min_p)
     if rollouts.attributes.logprobs_mode != "processed_logprobs":
-        return ones
-    _refuse("top_p", _per_rollout(rollouts, "top_p", 1.0) < 1.0)
-    top_k = _per_rollout(rollouts, "top_k", -1)
-    _refuse("top_k", (top_k != -1) & (top_k != 0))
-    _refuse("min_p", _per_rollout(rollouts, "min_p", 0.0) > 0.0)
+        return plain
     temperature = _per_rollout(rollouts, "temperature", 1.0)
+    top_p, min_p = _per_rollout(rollouts, "top_p", 1.0), _per_rollout(rollouts, "min_p", 0.0)
+    top_k = np.maximum(_per_rollout(rollouts, "top_k", -1), 0).astype(np.int64)
+    if truncation == "refuse":
+        _refuse("top_p", top_p < 1.0)
+        _refuse("top_k", top_k > 0)
+        _refuse("min_p", min_p > 0.0)
     if not np.all(temperature > 0):
         raise UnsupportedScoreError(
             f"rollout {int(np.flatnonzero(~(temperature > 0))[0])} was sampled greedily (temperature 0) with processed "
             "log-probs, which no replay can reproduce; log raw log-probs (vLLM: logprobs_mode='raw_logprobs')"
         )
-    return temperature
+    if truncation != "apply":
+        return LoggedDistribution(temperature, plain.top_p, plain.top_k, plain.min_p)
+    return LoggedDistribution(temperature, top_p, top_k, min_p)
+
+
+def divisors(rollouts: RolloutBatch, override: float | None = None) -> NDArray[np.float64]:
+    """Return the divisor of each rollout's logits before log-softmax, shape [N].
+
+    Raises UnsupportedScoreError if the logged distribution was truncated (top-p, top-k, min-p) or greedy.
+    """
+    return logged_distribution(rollouts, override, "refuse").temperature
 
 
 def sampled_temperature(divisor: NDArray[np.float64]) -> float | None:
@@ -64,6 +122,6 @@ def _refuse(name: str, cut: NDArray[np.bool_]) -> None:
     if cut.any():
         raise UnsupportedScoreError(
             f"rollout {int(np.flatnonzero(cut)[0])} was sampled with {name} and processed log-probs: the logged "
-            "distribution is truncated and renormalised, which scorers do not reproduce; log raw log-probs "
-            "(vLLM: logprobs_mode='raw_logprobs')"
+            "distribution is truncated and renormalised, which trainers do not do; set the scorer's option truncation "
+            "to apply or ignore, or log raw log-probs (vLLM: logprobs_mode='raw_logprobs')"
         )

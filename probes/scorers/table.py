@@ -6,10 +6,15 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from foreshock.scorers import ENGINES, EXACT_PAIRS
+from foreshock.scorers import ENGINES, EXACT_PAIRS, scorers_by_layer
 from foreshock.scorers import SCORERS as TABLE
 from probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from probes.settings import load_settings
+
+if TYPE_CHECKING:
+    from probes.layer_divergence.states import HiddenStates
 
 __all__ = ["SCORERS", "ImplementedScorer", "installed_scorers", "offered_pairs", "scorer_named"]
 
@@ -24,10 +29,33 @@ class ImplementedScorer:
     engine: str
     function: str
 
+    def lacks(self) -> str | None:
+        """Return what this machine lacks for the scorer and what to do; None: a worker here can offer it."""
+        engine = ENGINES[self.engine]
+        missing = [name for name in engine.packages if importlib.util.find_spec(name) is None]
+        if missing:
+            return f"{', '.join(missing)} is not installed"
+        server = self.name.partition(".")[0]
+        if engine.remote and server not in load_settings().engine_servers:
+            return f"no server is configured; set FORESHOCK_ENGINE_SERVERS='{server}=http://host:port'"
+        return None
+
+    def hidden_states(self) -> Callable[[ScoreRequest, WarmModel], HiddenStates]:
+        """Return what gives the scorer's hidden states. Call it in the engine's process only: it imports the engine.
+
+        Raises UnsupportedScoreError if the scorer gives none.
+        """
+        named = TABLE[self.name].hidden_states
+        if named is None:
+            raise UnsupportedScoreError(
+                f"{self.name} gives no hidden states; scorers that do: {', '.join(scorers_by_layer())}"
+            )
+        found: Callable[[ScoreRequest, WarmModel], HiddenStates] = _function(named)
+        return found
+
     def load(self) -> ScoreFunction:
         """Return the scorer's function. Call it in the engine's process only: it imports the engine."""
-        module, _, function = self.function.partition(":")
-        found: ScoreFunction = getattr(importlib.import_module(module), function)
+        found: ScoreFunction = _function(self.function)
         return found
 
 
@@ -39,13 +67,14 @@ SCORERS: dict[str, ImplementedScorer] = {
 
 
 def installed_scorers() -> tuple[str, ...]:
-    """Return the names of the scorers whose engine is installed on this machine."""
-    installed = {
-        engine.name
-        for engine in ENGINES.values()
-        if all(importlib.util.find_spec(package) is not None for package in engine.packages)
-    }
-    return tuple(name for name, scorer in SCORERS.items() if scorer.engine in installed)
+    """Return the names of the scorers that lack nothing on this machine."""
+    return tuple(name for name, scorer in SCORERS.items() if scorer.lacks() is None)
+
+
+def _function(name: str) -> Any:
+    """Import the function `module:function`."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def offered_pairs(scorers: Collection[str]) -> tuple[str, ...]:

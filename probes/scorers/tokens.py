@@ -14,10 +14,12 @@ from probes.scorers.request import UnsupportedScoreError
 
 __all__ = [
     "check_tokens",
+    "known_states",
     "model_configuration",
     "sequence",
     "sequence_lengths",
     "sequences",
+    "tokens_of_states",
     "vocabulary_size",
 ]
 
@@ -37,6 +39,22 @@ def sequences(rollouts: RolloutBatch, rows: NDArray[np.int64]) -> list[NDArray[n
 def sequence_lengths(rollouts: RolloutBatch) -> NDArray[np.int64]:
     """Return the number of prompt and response tokens of each rollout, shape [N]."""
     return np.diff(rollouts.prompt_offsets) + np.diff(rollouts.response_offsets)
+
+
+def known_states(rollouts: RolloutBatch) -> NDArray[np.bool_]:
+    """Return which response tokens have a state before them, [T]: all but the first of a rollout without a prompt."""
+    known = np.ones(rollouts.num_tokens, np.bool_)
+    starts, ends = rollouts.response_offsets[:-1], rollouts.response_offsets[1:]
+    known[starts[(np.diff(rollouts.prompt_offsets) == 0) & (ends > starts)]] = False
+    return known
+
+
+def tokens_of_states(rollouts: RolloutBatch, rows: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the response tokens (indices in [T]) of the known states of `rows`, in the order of a batch of them."""
+    ranges = [np.arange(*rollouts.response_offsets[row : row + 2]) for row in rows.tolist()]
+    tokens = np.concatenate(ranges).astype(np.int64) if ranges else np.zeros(0, np.int64)
+    chosen: NDArray[np.int64] = tokens[known[tokens]]
+    return chosen
 
 
 def model_configuration(weights_folder: Path) -> dict[str, Any]:

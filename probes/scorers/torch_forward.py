@@ -3,13 +3,16 @@
 `torch.trainer` reproduces a trainer's numerics, not its code: master weights in one dtype, autocast to another, rows
 padded to the longest of a batch and masked, logits cast to float32 before log-softmax. With the defaults (bfloat16
 autocast over float32 master weights, batches of 128 padded right) it equals the logged log-probs of a trainer with a
-plain Hugging Face forward pass, bit for bit on the same kind of CPU. Sequence packing, tensor and sequence parallelism
-and custom kernels are not covered; their effect is part of the link "not reproduced".
+plain Hugging Face forward pass, bit for bit on the same kind of CPU. Rows are concatenated without padding with
+`padding` none, as trainers pack sequences. Tensor and sequence parallelism and custom kernels are not covered; their
+effect is part of the link "not reproduced".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,37 +21,66 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import RolloutBatch
 from probes.fingerprints import score_fingerprint
-from probes.scorers.composition import Composition, compose
-from probes.scorers.forward_pass import PaddedBatch, head_in, load_model, next_token_log_probs
-from probes.scorers.request import Options, Report, Scored, ScoreRequest, WarmModel, parse_options
-from probes.scorers.sampling import divisors, sampled_temperature
+from probes.scorers.composition import Composition, compose, compose_by_length
+from probes.scorers.forward_pass import TokenBatch, check_packing, head_in, load_model, next_token_log_probs
+from probes.scorers.processed_logits import LogitProcessing
+from probes.scorers.request import (
+    Options,
+    Report,
+    Scored,
+    ScoreRequest,
+    UnsupportedScoreError,
+    WarmModel,
+    parse_options,
+)
+from probes.scorers.sampling import LoggedDistribution, Truncation, logged_distribution
 from probes.scorers.tokens import check_tokens, sequence_lengths
 
 __all__ = [
     "ForwardOptions",
     "ForwardPass",
     "TrainerOptions",
+    "bfloat16_options",
+    "float32_options",
+    "plan_of",
     "prepare_forward_pass",
+    "run_forward_pass",
     "score_as_trainer",
+    "score_batch",
     "score_in_bfloat16",
     "score_in_float32",
+    "trainer_options",
+    "uses_gpu",
 ]
 
 Dtype = Literal["bfloat16", "float16", "float32"]
+Load = Callable[[Path, torch.dtype, str, torch.device], Any]
 
 
 class ForwardOptions(Options):
     """Options of all forward passes: batching, attention, and the memory of logits in bytes.
 
-    `logits_bytes` does not change the result. `temperature` divides the logits instead of the batch's temperature.
+    `batching`: rows in their own order, or rows of similar length with at most 5 % padding. A batch has at most
+    `batch_size` rows and `batch_tokens` tokens, padding included; a longer row is a batch of its own. `padding` none:
+    the rows of a batch are concatenated, with positions that restart and attention within each (the time of the
+    implementations sdpa and eager then grows with the square of `batch_tokens`). `logits_bytes` bounds memory and
+    does not change the result. `temperature` divides the logits instead of the batch's temperature.
+    `truncation` of processed log-probs (top-p, top-k, min-p): trainers do not truncate, so a run that does is refused
+    unless the option says whether to follow the engine that sampled. `shards`: the processes that the model's
+    parameters are divided among, on a GPU each if there are any; the log-probs are those of an undivided model.
     """
 
+    batching: Literal["in_order", "by_length"] = "by_length"
     batch_size: int = Field(default=128, ge=1)
-    padding: Literal["right", "left"] = "right"
+    batch_tokens: int = Field(default=16_384, ge=1)
+    padding: Literal["right", "left", "none"] = "right"
     attention_implementation: str = "sdpa"
     temperature: float | None = Field(default=None, gt=0)
-    logits_bytes: int = Field(default=1 << 30, ge=1)
+    truncation: Truncation = "refuse"
+    logits_bytes: int = Field(default=256 << 20, ge=1)
+    shards: int = Field(default=1, ge=1)
 
 
 class TrainerOptions(ForwardOptions):
@@ -57,6 +89,7 @@ class TrainerOptions(ForwardOptions):
     `autocast` None: everything in `master_dtype`. `head_dtype` None: the language-model head has no dtype of its own.
     """
 
+    batching: Literal["in_order", "by_length"] = "in_order"
     autocast: Literal["bfloat16", "float16"] | None = "bfloat16"
     master_dtype: Dtype = "float32"
     head_dtype: Dtype | None = None
@@ -64,51 +97,77 @@ class TrainerOptions(ForwardOptions):
 
 def score_as_trainer(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `torch.trainer`: log π with the numerics of the trainer that the options describe."""
-    return _score(request, parse_options(TrainerOptions, request), warm, report)
+    return _score(request, trainer_options(request), warm, report)
 
 
 def score_in_bfloat16(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `torch.bfloat16`: weights and activations in bfloat16, no autocast."""
-    chosen = parse_options(ForwardOptions, request).model_dump()
-    return _score(request, TrainerOptions(**chosen, autocast=None, master_dtype="bfloat16"), warm, report)
+    return _score(request, bfloat16_options(request), warm, report)
 
 
 def score_in_float32(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `torch.float32`: everything in float32, without TensorFloat-32; the reference precision."""
-    chosen = parse_options(ForwardOptions, request).model_dump()
-    return _score(request, TrainerOptions(**chosen, autocast=None, master_dtype="float32"), warm, report)
+    return _score(request, float32_options(request), warm, report)
+
+
+def trainer_options(request: ScoreRequest) -> TrainerOptions:
+    """Return the options of `torch.trainer`."""
+    return parse_options(TrainerOptions, request)
+
+
+def bfloat16_options(request: ScoreRequest) -> TrainerOptions:
+    """Return the options of `torch.bfloat16`, with its precision."""
+    return TrainerOptions(**parse_options(ForwardOptions, request).model_dump(), autocast=None, master_dtype="bfloat16")
+
+
+def float32_options(request: ScoreRequest) -> TrainerOptions:
+    """Return the options of `torch.float32`, with its precision."""
+    return TrainerOptions(**parse_options(ForwardOptions, request).model_dump(), autocast=None, master_dtype="float32")
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """A loaded model with the numerics of the options, and the plan of its batches.
 
-    `divisor` [N] divides the logits of each rollout. `head_dtype` None: the head is computed as the rest.
+    `distribution` is what is done to the logits of each rollout. `head_dtype` None: the head is computed as the rest.
     """
 
     model: Any
     device: torch.device
     plan: Composition
-    divisor: NDArray[np.float64]
+    distribution: LoggedDistribution
     autocast: torch.dtype | None
     head_dtype: torch.dtype | None
     fingerprint: Fingerprint
 
 
-def prepare_forward_pass(request: ScoreRequest, options: TrainerOptions, warm: WarmModel) -> ForwardPass:
-    """Load the model, if it is not warm, and plan the batches. Raises UnsupportedScoreError."""
+def prepare_forward_pass(
+    request: ScoreRequest,
+    options: TrainerOptions,
+    warm: WarmModel,
+    flags: Mapping[str, str] | None = None,
+    load: Load = load_model,
+    device: torch.device | None = None,
+) -> ForwardPass:
+    """Load the model by `load`, if it is not warm, and plan the batches; `flags` are added to the fingerprint's.
+
+    `device` None: the GPU if the request is for one, else the CPU. Raises UnsupportedScoreError.
+    """
+    if options.shards > 1 and load is load_model:
+        raise UnsupportedScoreError(f"{request.scorer}: this needs the whole model in one process: shards=1")
     rollouts = request.rollouts
     check_tokens(rollouts, request.weights_folder)
-    divisor = divisors(rollouts, options.temperature)
-    plan = compose(sequence_lengths(rollouts), options.batch_size, request.variant, padding=f"padded {options.padding}")
-    device = torch.device("cuda" if request.accelerator != "cpu" and torch.cuda.is_available() else "cpu")
+    distribution = logged_distribution(rollouts, options.temperature, options.truncation)
+    plan = plan_of(request, options)
+    if device is None:
+        device = torch.device("cuda" if uses_gpu(request) else "cpu")
     torch.set_float32_matmul_precision("highest")
     model = warm.get(
         (request.weights_digest, options.master_dtype, options.attention_implementation, device.type),
-        lambda: load_model(
-            request.weights_folder, _dtype(options.master_dtype), options.attention_implementation, device
-        ),
+        lambda: load(request.weights_folder, _dtype(options.master_dtype), options.attention_implementation, device),
     )
+    if options.padding == "none":
+        check_packing(model)
     fingerprint = score_fingerprint(
         request,
         "torch",
@@ -119,29 +178,73 @@ def prepare_forward_pass(request: ScoreRequest, options: TrainerOptions, warm: W
         autocast=options.autocast,
         attention_backend=model.config._attn_implementation,
         batch_composition=plan.name,
-        temperature=sampled_temperature(divisor),
-        flags={"log_softmax": "float32", "float32_matmul_precision": torch.get_float32_matmul_precision()},
+        flags={
+            "log_softmax": "float32",
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            **(flags or {}),
+        },
+        **distribution.fingerprint_fields(),
     )
     autocast = _dtype(options.autocast) if options.autocast else None
     head_dtype = _dtype(options.head_dtype) if options.head_dtype else None
-    return ForwardPass(model, device, plan, divisor, autocast, head_dtype, fingerprint)
+    return ForwardPass(model, device, plan, distribution, autocast, head_dtype, fingerprint)
 
 
-def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
-    rollouts = request.rollouts
-    forward = prepare_forward_pass(request, options, warm)
+def uses_gpu(request: ScoreRequest) -> bool:
+    """Return True if the request is for a GPU and this machine has one."""
+    return request.accelerator != "cpu" and torch.cuda.is_available()
+
+
+def plan_of(request: ScoreRequest, options: ForwardOptions) -> Composition:
+    """Return the batches of the request's rollouts."""
+    lengths, packed = sequence_lengths(request.rollouts), options.padding == "none"
+    padding = "packed without padding" if packed else f"padded {options.padding}"
+    rows, tokens, variant = options.batch_size, options.batch_tokens, request.variant
+    if options.batching == "in_order":
+        return compose(lengths, rows, variant, padding, tokens, packed=packed)
+    return compose_by_length(lengths, rows, tokens, variant, padding, packed=packed)
+
+
+def score_batch(
+    forward: ForwardPass,
+    batch: TokenBatch,
+    rows: NDArray[np.int64],
+    options: ForwardOptions,
+    into: NDArray[np.float32],
+) -> None:
+    """Write the log-probs of the batch, which has the rollouts `rows`, to their places in `into` [T]."""
+    process = LogitProcessing(forward.distribution.of(rows), forward.device)
+    found = next_token_log_probs(forward.model, batch, process, forward.autocast, options.logits_bytes)
+    batch.write(found, into)
+
+
+def run_forward_pass(
+    forward: ForwardPass,
+    rollouts: RolloutBatch,
+    options: TrainerOptions,
+    report: Report,
+    after_batch: Callable[[TokenBatch], None] | None = None,
+) -> Scored:
+    """Return the log-probs of the rollouts' response tokens; `after_batch` is called after each forward pass."""
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
     done = 0
     with torch.no_grad(), head_in(forward.model, forward.head_dtype):
         for rows in forward.plan.batches:
-            batch = PaddedBatch(rollouts, rows, options.padding, forward.device)
-            found = next_token_log_probs(
-                forward.model, batch, forward.divisor[rows], forward.autocast, options.logits_bytes
-            )
-            batch.write(found, log_probs)
+            batch = TokenBatch(rollouts, rows, options.padding, forward.device)
+            score_batch(forward, batch, rows, options, log_probs)
+            if after_batch is not None:
+                after_batch(batch)
             done += batch.num_response_tokens
             report(done)
     return Scored(log_probs=log_probs, fingerprint=forward.fingerprint)
+
+
+def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
+    if options.shards > 1:
+        from probes.scorers.sharded_forward import score_on_ranks  # which uses this module
+
+        return score_on_ranks(request, options, warm, report)
+    return run_forward_pass(prepare_forward_pass(request, options, warm), request.rollouts, options, report)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -13,7 +13,7 @@ from foreshock.rollouts import decode_rollouts, decode_scores
 from foreshock.scorers import NOISE_FLOOR_VARIANT
 from foreshock.weights_search import WeightsSearch
 from probes.engines.process import EngineError
-from probes.engines.protocol import LoadedWeights, ScoreCommand
+from probes.engines.protocol import ScoreCommand
 from probes.weights import AnnouncedCheckpoint, Weights, WeightsLibrary
 from probes.weights_search.assembly import NotComparableError
 from probes.weights_search.search import Candidate, Searcher
@@ -35,28 +35,16 @@ def search_weights(
 
     `template` is the command that scored the announced weights `base`; `scored` has its scores by variant, as Parquet;
     `score` has a command done. Weights that are missing or refused, or that the engine cannot load, are skipped, with
-    the reason in the result. If the engine cannot exchange weights in place, it is started for each replay.
+    the reason in the result.
 
     Raises EngineError if an engine fails in a way that another try may not.
     """
     plain, rebatched = (decode_scores(scored[variant]).log_probs for variant in ("", NOISE_FLOOR_VARIANT))
 
-    can_exchange = True
-
-    def replay(folder: Path, digest: str, *, in_place_of: Weights | None) -> NDArray[np.float32]:
-        nonlocal can_exchange
-        weights = {"weights_folder": str(folder), "weights_digest": digest}
-        command = template.model_copy(update=weights)
-        if in_place_of is not None and can_exchange:
-            held = LoadedWeights(folder=str(in_place_of.folder), digest=in_place_of.digest)
-            try:
-                score(command.model_copy(update={"in_place_of": held}))
-                return decode_scores(Path(template.scores).read_bytes()).log_probs
-            except EngineError as error:
-                log(f"weights cannot be exchanged in place, so an engine is started for each replay: {error.reason}")
-                can_exchange = False
+    def replay(folder: Path, digest: str, *, fresh: bool) -> NDArray[np.float32]:
+        weights = {"weights_folder": str(folder), "weights_digest": digest, "fresh": fresh}
         try:
-            score(command)
+            score(template.model_copy(update=weights))
         except EngineError as error:
             if error.kind == "final":
                 raise NotComparableError(error.reason) from error

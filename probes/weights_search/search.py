@@ -50,9 +50,9 @@ LogProbs = NDArray[np.float32]
 
 
 class Replay(Protocol):
-    """Scores the rollouts with the weights in `folder`; `in_place`: loaded into the engine that holds other ones."""
+    """Scores the rollouts with the weights in `folder`; `fresh`: in an engine that never held other ones."""
 
-    def __call__(self, folder: Path, digest: str, *, in_place_of: Weights | None) -> LogProbs:
+    def __call__(self, folder: Path, digest: str, *, fresh: bool) -> LogProbs:
         """Return log-probs [T] in nats."""
 
 
@@ -86,7 +86,6 @@ class Searcher:
         self._replay, self._folder, self._log = replay, folder, log
         self._ingredients: dict[int, Ingredients] = {}
         self._digests: dict[tuple[int, str], str] = {}
-        self._engine = base
         self._found = WeightsSearch(step, scorer, batch.num_rollouts, batch.num_tokens)
 
     def run(self, announced: LogProbs, rebatched: LogProbs) -> WeightsSearch:
@@ -167,8 +166,7 @@ class Searcher:
         base = self._ingredients[self._found.step]
         self._folder.mkdir(exist_ok=True)
         assemble(base, base, (), folder := self._folder / "untied")
-        self._engine = Weights(folder, digest_of_json([self._base.digest, "untied"]), self._base.version, ())
-        untied = self._replay(folder, self._engine.digest, in_place_of=None)
+        untied = self._replay(folder, digest_of_json([self._base.digest, "untied"]), fresh=True)
         k3 = compare(self._batch, untied, announced).measures()["k3_kl"]
         return self._found.is_at_floor(WeightsReplay(self._found.step, WHOLE, float(k3)))
 
@@ -203,21 +201,20 @@ class Searcher:
         """Replay the best other weights in an engine that is started with them."""
         if self._found.others:
             best = self._found.others[0]
-            again = self._measured(best.step, best.part, self._log_probs(best.step, best.part, in_place=False))
+            again = self._measured(best.step, best.part, self._log_probs(best.step, best.part, fresh=True))
             self._found = dataclasses.replace(self._found, confirmed_k3=again.k3_kl)
 
-    def _log_probs(self, step: int, part: str, *, in_place: bool = True) -> LogProbs:
+    def _log_probs(self, step: int, part: str, *, fresh: bool = False) -> LogProbs:
         """Return the log-probs of the announced weights with `part` of `step`, assembled if no folder has them."""
         base, other = self._ingredients[self._found.step], self._ingredients[step]
         digest = digest_of_json([self._base.digest, self._digest(step, part), part])
-        in_place_of = self._engine if in_place else None
         if part == WHOLE and other.folder is not None:
-            return self._replay(other.folder, digest, in_place_of=in_place_of)
+            return self._replay(other.folder, digest, fresh=fresh)
         self._folder.mkdir(exist_ok=True)
         folder = self._folder / "assembled"
         try:
             assemble(base, other, self._single_parts(part), folder)
-            return self._replay(folder, digest, in_place_of=in_place_of)
+            return self._replay(folder, digest, fresh=fresh)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,7 @@
-"""The engine's side: `python -m probes.engines <engine> --requests <fd> --replies <fd>`."""
+"""The engine's side: `python -m probes.engines.main <engine> --requests <fd> --replies <fd>`.
+
+Not a `__main__.py`: Python does not import a module of that name in processes that multiprocessing spawns.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ hold_this_process()
 
 def main() -> int:
     """Serve commands until the pipe of the requests is closed."""
-    parser = argparse.ArgumentParser(prog="python -m probes.engines")
+    parser = argparse.ArgumentParser(prog="python -m probes.engines.main")
     parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("--requests", type=int, required=True, help="file descriptor to read commands from")
     parser.add_argument("--replies", type=int, required=True, help="file descriptor to write replies to")
@@ -26,7 +29,7 @@ def main() -> int:
     for descriptor in (arguments.requests, arguments.replies):
         os.set_inheritable(descriptor, False)  # the engine's own children must not keep the pipes open
     send(arguments.replies, Ready(pid=os.getpid()))
-    if ENGINES[arguments.engine].process_per_weights:
+    if ENGINES[arguments.engine].forks:
         return serve_with_children(arguments.engine, arguments.requests, arguments.replies)
     serve(arguments.engine, arguments.requests, arguments.replies)
     return 0

@@ -1,0 +1,125 @@
+"""Hidden states of torch's forward passes: the layers of the decoder stack, observed by hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foreshock.fingerprint import Fingerprint
+from probes.layer_divergence.states import Observe
+from probes.scorers.forward_pass import TokenBatch, precision
+from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from probes.scorers.tokens import known_states, tokens_of_states
+from probes.scorers.torch_forward import (
+    ForwardPass,
+    TrainerOptions,
+    bfloat16_options,
+    float32_options,
+    plan_of,
+    prepare_forward_pass,
+    trainer_options,
+)
+
+__all__ = ["TorchStates", "bfloat16_states", "decoder_layers", "float32_states", "trainer_states"]
+
+# The lists of layers of decoders in transformers; GPT-2's is `h`.
+_STACKS = ("layers", "h", "blocks")
+
+
+def trainer_states(request: ScoreRequest, warm: WarmModel) -> TorchStates:
+    """Return the hidden states of `torch.trainer`."""
+    return TorchStates(request, trainer_options(request), warm)
+
+
+def bfloat16_states(request: ScoreRequest, warm: WarmModel) -> TorchStates:
+    """Return the hidden states of `torch.bfloat16`."""
+    return TorchStates(request, bfloat16_options(request), warm)
+
+
+def float32_states(request: ScoreRequest, warm: WarmModel) -> TorchStates:
+    """Return the hidden states of `torch.float32`."""
+    return TorchStates(request, float32_options(request), warm)
+
+
+class TorchStates:
+    """The hidden states of a forward pass with the scorer's options, in the scorer's batches.
+
+    The head is not computed, so `head_dtype`, `temperature` and `truncation` have no effect. Raises
+    UnsupportedScoreError if the model has no list of decoder layers.
+    """
+
+    def __init__(self, request: ScoreRequest, options: TrainerOptions, warm: WarmModel) -> None:
+        options = options.model_copy(update={"temperature": 1.0})  # no logits, so none of a truncated run to refuse
+        self._request, self._options = request, options
+        self._forward: ForwardPass = prepare_forward_pass(request, options, warm)
+        self._layers = decoder_layers(self._forward.model)
+        self.places = len(self._layers) + 2
+        self.size = int(self._forward.model.config.get_text_config().hidden_size)
+        self.fingerprint: Fingerprint = self._forward.fingerprint
+
+    def run(self, variant: str, tokens: NDArray[np.int64], observe: Observe, report: Report) -> None:
+        """Give `observe` the states before the response tokens `tokens`; see `states.HiddenStates`."""
+        rollouts, device = self._request.rollouts, self._forward.device
+        numbers = np.full(rollouts.num_tokens, -1, np.int64)
+        numbers[tokens] = np.arange(tokens.size)
+        known, done = known_states(rollouts), 0
+        for rows in plan_of(replace(self._request, variant=variant), self._options).batches:
+            batch = TokenBatch(rollouts, rows, self._options.padding, device)
+            found = numbers[tokens_of_states(rollouts, rows, known)]
+            if (found >= 0).any():
+                chosen = batch.needed.nonzero()[torch.from_numpy(found >= 0).to(device)]
+                self._run_batch(batch, chosen, found[found >= 0], observe)
+            done += batch.num_response_tokens
+            report(done)
+
+    def _run_batch(self, batch: TokenBatch, chosen: torch.Tensor, at: NDArray[np.int64], observe: Observe) -> None:
+        """Run the decoder on a batch; `chosen` [k, 2] are the rows and positions of the states `at` [k]."""
+        row, position = chosen.unbind(1)
+
+        def give(place: int, states: torch.Tensor) -> None:
+            observe(place, at, states[row, position].float().cpu().numpy())
+
+        named: dict[str, Any] = {"attention_mask": batch.mask, "use_cache": False}
+        if batch.positions is not None:
+            named["position_ids"] = batch.positions
+        with torch.no_grad(), precision(batch.ids.device, self._forward.autocast), _observed(self._layers, give):
+            decoder = self._forward.model.get_decoder()
+            give(self.places - 1, decoder(input_ids=batch.ids, **named).last_hidden_state)
+
+
+def decoder_layers(model: Any) -> torch.nn.ModuleList:
+    """Return the layers of the model's decoder in their order. Raises UnsupportedScoreError if there is no list."""
+    decoder = model.get_decoder()
+    for name in _STACKS:
+        layers = getattr(decoder, name, None)
+        if isinstance(layers, torch.nn.ModuleList) and len(layers):
+            return layers
+    raise UnsupportedScoreError(
+        f"{type(model).__name__} has no list of decoder layers ({', '.join(_STACKS)}), so its hidden states cannot be "
+        "compared by layer"
+    )
+
+
+@contextmanager
+def _observed(layers: torch.nn.ModuleList, give: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
+    """Give the input of the first layer, place 0, and the output of each layer, within the block."""
+
+    def before(layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        give(0, arguments[0] if arguments else named["hidden_states"])
+
+    def after(place: int) -> Callable[..., None]:
+        return lambda layer, arguments, output: give(place, output[0] if isinstance(output, tuple) else output)
+
+    handles = [layers[0].register_forward_pre_hook(before, with_kwargs=True)]
+    handles += [layer.register_forward_hook(after(number + 1)) for number, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,156 @@
+"""Workers as Ray actors: the same worker, placed by accelerator type, restarted by Ray when its process or node dies.
+
+Each actor runs one worker until it is stopped or idle. An actor whose process dies is started again by Ray, on another
+node if need be; the service hands its job to whoever asks next once the lease has expired.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from foreshock.errors import ConfigurationError
+from foreshock.installing import install_command
+from probes.console import WorkerConsole
+from probes.settings import WorkerSettings
+from probes.worker import Worker
+
+__all__ = ["RayPlacement", "RayWorkers"]
+
+_POLL_SECONDS = 1.0
+_SECONDS_TO_LEAVE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlacement:
+    """The number of workers and what each gets of the cluster.
+
+    `accelerator_type` is Ray's name of it, such as "H100"; None: any node. `gpus` and `cpus` are counted per worker.
+    """
+
+    workers: int
+    accelerator_type: str | None = None
+    gpus: float | None = None
+    cpus: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigurationError(f"--workers must be at least 1, got {self.workers}")
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of an actor; a worker that is placed by accelerator type has one GPU by default."""
+        gpus = self.gpus if self.gpus is not None else float(self.accelerator_type is not None)
+        options = {"num_cpus": self.cpus, "num_gpus": gpus, "max_restarts": -1, "max_task_retries": -1}
+        placed = {"accelerator_type": self.accelerator_type} if self.accelerator_type is not None else {}
+        # `stop` is called while `run` runs.
+        return {**options, **placed, "max_concurrency": 2}
+
+
+class WorkerActor:
+    """A worker in a process of Ray's."""
+
+    def __init__(self, settings: WorkerSettings, scorers: tuple[str, ...] | None) -> None:
+        self._settings = settings
+        self._scorers = scorers
+        self._worker: Worker | None = None
+        self._stop_reason: str | None = None
+        self._lock = threading.Lock()
+
+    def run(self, once: bool, until_idle_seconds: float | None) -> None:
+        """Run the worker until it ends. Raises ConfigurationError if its node cannot offer the scorers."""
+        with self._lock:
+            if self._stop_reason is not None:
+                return
+            self._worker = Worker(self._settings, WorkerConsole(), scorers=self._scorers)
+        self._worker.run(once=once, until_idle_seconds=until_idle_seconds)
+
+    def stop(self, reason: str) -> None:
+        """Stop the worker as a signal does; a second call ends its job at once."""
+        with self._lock:
+            self._stop_reason = reason
+            worker = self._worker
+        if worker is not None:
+            worker.stop(reason)
+
+
+class RayWorkers:
+    """Starts workers on the Ray cluster of RAY_ADDRESS, on this machine alone without one, and waits for their end.
+
+    Raises ConfigurationError if Ray is not installed or its cluster does not answer.
+    """
+
+    def __init__(self, settings: WorkerSettings, placement: RayPlacement, scorers: tuple[str, ...] | None) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigurationError(f"--ray needs Ray; install it with: {install_command('ray')}") from error
+        self._ray: Any = ray
+        if not ray.is_initialized():
+            # Here, because it sets a handler of SIGTERM of its own, which the command replaces afterwards.
+            try:
+                ray.init()
+            except ConnectionError as error:
+                raise ConfigurationError(
+                    f"no Ray cluster answers: {error}; check RAY_ADDRESS; set RAY_AUTH_MODE=token if it wants a token"
+                ) from error
+        self._settings = settings
+        self._placement = placement
+        self._scorers = scorers
+        self._actors: list[Any] = []
+        self._stops: list[str] = []
+
+    @property
+    def actors(self) -> list[Any]:
+        """Return Ray's handles of the workers that were started."""
+        return list(self._actors)
+
+    def stop(self, reason: str) -> None:
+        """Stop every worker; a second call ends their jobs at once. Safe to call from a signal handler."""
+        self._stops.append(reason)
+
+    def run(self, log: Callable[[str], None], *, once: bool = False, until_idle_seconds: float | None = None) -> int:
+        """Start the workers, wait until all have ended, and return the number of those that failed."""
+        self._log_placement(log)
+        actor = self._ray.remote(WorkerActor).options(**self._placement.options())
+        for number in range(self._placement.workers):
+            settings = self._settings.model_copy(update={"worker_name": f"{self._settings.worker_name}-{number}"})
+            self._actors.append(actor.remote(settings, self._scorers))
+        running = {each.run.remote(once, until_idle_seconds): name for name, each in enumerate(self._actors)}
+        failed, told, end = 0, 0, math.inf
+        try:
+            while running and time.monotonic() < end:
+                ended, _ = self._ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
+                for reference in ended:
+                    failed += self._has_failed(reference, running.pop(reference), log)
+                while told < len(self._stops):
+                    for each in self._actors:
+                        each.stop.remote(self._stops[told])
+                    told += 1
+                    # A worker that was never placed does not answer.
+                    end = time.monotonic() + self._settings.shutdown_grace_seconds + _SECONDS_TO_LEAVE
+        finally:
+            for each in self._actors:
+                self._ray.kill(each)
+        return failed
+
+    def _has_failed(self, reference: Any, number: int, log: Callable[[str], None]) -> bool:
+        try:
+            self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            log(f"worker {number} failed: {error}")
+            return True
+        log(f"worker {number} has ended")
+        return False
+
+    def _log_placement(self, log: Callable[[str], None]) -> None:
+        wanted, available = self._placement.accelerator_type, self._ray.cluster_resources()
+        log(f"starting {self._placement.workers} workers on Ray, each with {self._placement.options()}")
+        if wanted is not None and f"accelerator_type:{wanted}" not in available:
+            prefix = "accelerator_type:"
+            known = sorted(name.removeprefix(prefix) for name in available if name.startswith(prefix))
+            has = ", ".join(known) or "none"
+            log(f"the cluster has no accelerator of type {wanted} (it has: {has}): the workers wait for one")

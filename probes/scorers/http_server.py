@@ -1,0 +1,214 @@
+"""Scorers of a running server: ask it over HTTP for the log-probs of prompts.
+
+The server's address is the worker's own setting; neither a job nor a rollout can name one, and redirects are not
+followed. The server must be seen to hold the job's weights: it was started on the folder of the checkpoint, or it tells
+the checkpoint's weights version. What it tells is in the fingerprint. Its hardware is not known: a server tells none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import RolloutBatch
+from probes.scorers.composition import compose
+from probes.scorers.request import Options, Report, Scored, ScoreRequest, UnsupportedScoreError, parse_options
+from probes.scorers.sampling import logged_distribution
+from probes.scorers.tokens import check_tokens, sequence, sequence_lengths
+from probes.settings import load_settings
+
+__all__ = ["HeldModel", "Server", "ServerOptions", "check_weights", "score_with_server", "value_of"]
+
+READ_SECONDS = 600.0
+
+
+class ServerOptions(Options):
+    """`batch_size` sequences are sent in one request; the server's scheduler batches them as it likes."""
+
+    batch_size: int = Field(default=32, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """What a server tells of itself: its name for the model, the path it was loaded from, the weights version.
+
+    `longest` is the number of tokens that a sequence may have, None if the server does not tell.
+    """
+
+    name: str
+    path: str | None
+    weights_version: str | None
+    longest: int | None
+    server_version: str | None
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+class Server:
+    """A server of the worker's configuration, `name` being `vllm` or `sglang`.
+
+    Raises UnsupportedScoreError if none is configured.
+    """
+
+    def __init__(self, name: str) -> None:
+        settings = load_settings()
+        if name not in settings.engine_servers:
+            raise UnsupportedScoreError(
+                f"this worker has no {name} server; set FORESHOCK_ENGINE_SERVERS='{name}=http://host:port'"
+            )
+        self.name, self._address = name, settings.engine_servers[name]
+        key = settings.engine_server_keys.get(name)
+        headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        self._http = httpx.Client(
+            base_url=self._address, headers=headers, timeout=httpx.Timeout(READ_SECONDS, connect=10.0), trust_env=False
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> Any:
+        """Return the JSON of `path`. Raises as `ask` does."""
+        return self.ask("GET", path)
+
+    def find(self, path: str) -> Any:
+        """Return the JSON of `path`, None if the server has no such path."""
+        return self.ask("GET", path, optional=True)
+
+    def ask(self, method: str, path: str, body: Any = None, *, optional: bool = False) -> Any:
+        """Return the JSON of the answer.
+
+        Raises ConnectionError, after which a retry may succeed, if the server cannot be reached or fails (5xx), and
+        UnsupportedScoreError if it refuses the request. `optional`: None if there is no such path.
+        """
+        try:
+            answer = self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise ConnectionError(
+                f"the {self.name} server at {self._address} gives no answer ({type(error).__name__}: {error}); start "
+                "it, or correct FORESHOCK_ENGINE_SERVERS"
+            ) from error
+        if optional and answer.status_code in (404, 405):
+            return None
+        told = f"the {self.name} server at {self._address} answered {path} with {answer.status_code}"
+        if answer.status_code in (401, 403):
+            raise UnsupportedScoreError(f"{told}; set FORESHOCK_ENGINE_SERVER_KEYS='{self.name}=its key'")
+        if answer.status_code >= 500 or answer.status_code == 429:
+            raise ConnectionError(f"{told}: {answer.text[:500]}")
+        if answer.status_code != 200:
+            raise UnsupportedScoreError(f"{told}: {answer.text[:500]}")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise UnsupportedScoreError(f"{told} and no JSON; is it a {self.name} server?") from error
+
+
+def value_of(answer: Any, *path: str | int) -> Any:
+    """Return the value at `path` of a server's answer. Raises UnsupportedScoreError if there is none."""
+    found = answer
+    for key in path:
+        try:
+            found = found[key]
+        except (KeyError, IndexError, TypeError) as error:
+            where = ".".join(map(str, path))
+            raise UnsupportedScoreError(
+                f"the server's answer has no {where!r}; is it a server of that kind?"
+            ) from error
+    return found
+
+
+def check_weights(held: HeldModel, request: ScoreRequest) -> str:
+    """Return how the server was seen to hold the request's weights: "folder" or "version".
+
+    Raises UnsupportedScoreError if it tells another weights version, or neither the folder nor a version.
+    """
+    wanted, told = request.weights_version, held.weights_version
+    if told is not None and wanted is not None and told != str(wanted):
+        raise UnsupportedScoreError(
+            f"the server holds the weights version {told}, the checkpoint has {wanted}; update the server's weights"
+        )
+    if told is not None and wanted is not None:
+        return "version"
+    if held.path is not None and Path(held.path).is_absolute() and _same_folder(held.path, request.weights_folder):
+        return "folder"
+    raise UnsupportedScoreError(
+        f"the server holds {held.path or held.name!r} and tells no weights version, so it cannot be seen to hold the "
+        "checkpoint; start it on the checkpoint's folder, or have it tell the version of its weights"
+    )
+
+
+def _same_folder(first: str, second: Path) -> bool:
+    return Path(first).resolve() == second.resolve()
+
+
+def score_with_server(
+    request: ScoreRequest,
+    server: Server,
+    held: HeldModel,
+    log_probs_of: Callable[[list[list[int]], list[int]], list[NDArray[np.float64]]],
+    report: Report,
+) -> Scored:
+    """Score the request's rollouts with the server, which holds `held`.
+
+    `log_probs_of(sequences, firsts)` asks the server and returns the log-probs of the tokens of each sequence from its
+    position `first` ≥ 1 on. Raises UnsupportedScoreError if the run's log-probs are of a processed distribution:
+    servers give those of the raw one for prompts.
+    """
+    options, rollouts = parse_options(ServerOptions, request), request.rollouts
+    check_tokens(rollouts, request.weights_folder)
+    distribution = logged_distribution(rollouts, truncation="apply")
+    if (distribution.temperature != 1).any() or distribution.truncated.any():
+        raise UnsupportedScoreError(
+            "the run logged processed log-probs, and a server gives raw ones for prompts; use a scorer that loads the "
+            "weights itself, or log raw log-probs"
+        )
+    verified = check_weights(held, request)
+    lengths = sequence_lengths(rollouts)
+    if held.longest is not None and int(lengths.max(initial=0)) >= held.longest:
+        raise UnsupportedScoreError(
+            f"a rollout has {int(lengths.max())} tokens, and the server takes less than {held.longest}; raise its "
+            "maximum model length"
+        )
+    plan = compose(lengths, options.batch_size, request.variant)
+    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
+    done = 0
+    for rows in plan.batches:
+        _score_rows(rollouts, rows[lengths[rows] >= 2], log_probs_of, log_probs)
+        done += int(np.diff(rollouts.response_offsets)[rows].sum())
+        report(done)
+    fingerprint = Fingerprint(
+        engine=server.name,
+        engine_version=held.server_version,
+        logprobs_mode="raw_logprobs",
+        temperature=1.0,
+        batch_composition=f"{plan.name}, batched by the server",
+        weights_version=request.weights_version,
+        weights_digest=request.weights_digest,
+        flags={"served_by": "http", "model": held.name, "weights_seen_by": verified, **held.flags},
+    )
+    return Scored(log_probs=log_probs, fingerprint=fingerprint)
+
+
+def _score_rows(
+    rollouts: RolloutBatch,
+    rows: NDArray[np.int64],
+    log_probs_of: Callable[[list[list[int]], list[int]], list[NDArray[np.float64]]],
+    into: NDArray[np.float32],
+) -> None:
+    """Write the log-probs of the responses of `rows`; a first token without a prompt has none."""
+    if not rows.size:
+        return
+    firsts = np.maximum(np.diff(rollouts.prompt_offsets)[rows], 1).tolist()
+    found = log_probs_of([sequence(rollouts, int(row)).tolist() for row in rows], firsts)
+    for row, values in zip(rows.tolist(), found, strict=True):
+        stop = int(rollouts.response_offsets[row + 1])
+        into[stop - values.size : stop] = values
