@@ -6,13 +6,13 @@ The downgrade unpacks every blob and gives the shards their statistics back.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from service.platform.database.migrating import convert_rows
 from service.platform.database.packing import pack, unpack
 
 revision = '0023'
@@ -29,14 +29,15 @@ _BLOBS = (
     ('detector_snapshots', _STEP, ('state',)),
 )
 _STEP_LINT = ('step_lint', _STEP)
-_AT_ONCE = 500
 
 
 def upgrade() -> None:
     with op.batch_alter_table('shard_statistics') as batch:
         batch.alter_column('statistics', existing_type=sa.LargeBinary(), nullable=True)
     op.add_column('step_lint', sa.Column('packed_report', sa.LargeBinary(), nullable=True))
-    _convert(*_STEP_LINT, 'report', _JSON, 'packed_report', sa.LargeBinary(), _packed_document)
+    convert_rows(
+        op.get_bind(), *_STEP_LINT, ('report', _JSON), ('packed_report', sa.LargeBinary()), _packed_document
+    )
     with op.batch_alter_table('step_lint') as batch:
         batch.drop_column('report')
         batch.alter_column(
@@ -47,7 +48,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     for table, key, columns in _BLOBS:
         for column in columns:
-            _convert(table, key, column, sa.LargeBinary(), column, sa.LargeBinary(), unpack)
+            blob = (column, sa.LargeBinary())
+            convert_rows(op.get_bind(), table, key, blob, blob, unpack)
     op.execute(
         'UPDATE shard_statistics SET (statistics, summaries) = (SELECT whole.statistics, whole.summaries FROM '
         'measurement_statistics AS whole WHERE '
@@ -57,7 +59,7 @@ def downgrade() -> None:
     with op.batch_alter_table('shard_statistics') as batch:
         batch.alter_column('statistics', existing_type=sa.LargeBinary(), nullable=False)
     op.add_column('step_lint', sa.Column('plain_report', _JSON, nullable=True))
-    _convert(*_STEP_LINT, 'report', sa.LargeBinary(), 'plain_report', _JSON, _document)
+    convert_rows(op.get_bind(), *_STEP_LINT, ('report', sa.LargeBinary()), ('plain_report', _JSON), _document)
     with op.batch_alter_table('step_lint') as batch:
         batch.drop_column('report')
         batch.alter_column('plain_report', new_column_name='report', existing_type=_JSON, nullable=False)
@@ -69,37 +71,3 @@ def _packed_document(document: Any) -> bytes:
 
 def _document(packed: bytes) -> Any:
     return json.loads(unpack(packed))
-
-
-def _convert(
-    table_name: str,
-    key: Iterable[str],
-    source: str,
-    source_type: Any,
-    target: str,
-    target_type: Any,
-    convert: Callable[[Any], Any],
-) -> None:
-    """Set `target` of each row to the converted `source`, some rows at a time."""
-    names = tuple(key)
-    table = sa.table(table_name, *map(sa.column, names), sa.column(source, source_type))
-    changed = sa.table(table_name, *map(sa.column, names), sa.column(target, target_type))
-    columns = [table.c[name] for name in names]
-    of_row = (changed.c[name] == sa.bindparam(f'key_{name}') for name in names)
-    statement = sa.update(changed).where(*of_row).values({target: sa.bindparam('converted', type_=target_type)})
-    query = sa.select(*columns, table.c[source]).where(table.c[source].is_not(None)).order_by(*columns)
-    connection, after = op.get_bind(), None
-    while True:
-        page = query if after is None else query.where(sa.tuple_(*columns) > sa.tuple_(*map(sa.literal, after)))
-        rows = connection.execute(page.limit(_AT_ONCE)).all()
-        if not rows:
-            return
-        after = tuple(rows[-1][:-1])
-        connection.execute(
-            statement,
-            [
-                {**{f'key_{column.name}': value for column, value in zip(columns, row, strict=False)},
-                 'converted': convert(row[-1])}
-                for row in rows
-            ],
-        )
