@@ -60,10 +60,16 @@ from service.replay.attribution.service import (
 from service.replay.events import ScoresPublished
 from service.replay.exact.endpoints import router as exact
 from service.replay.hardware.endpoints import router as hardware
+from service.replay.layers.endpoints import router as layers
 from service.replay.leases.endpoints import router as leases
 from service.replay.leases.service import sweep as sweep_leases
+from service.replay.matrix.endpoints import router as matrix
+from service.replay.policies.automatic import make_automatic_probes
+from service.replay.policies.endpoints import router as probe_policies
 from service.replay.probes.endpoints import router as probes
+from service.replay.probes.priorities import raise_jobs_near_alerts
 from service.replay.probes.removed_tokens import cancel_jobs_of_run
+from service.replay.routing.endpoints import router as routing
 from service.replay.scores.endpoints import router as scores
 from service.replay.scores.published import read_replayed_scores
 from service.replay.weights.endpoints import router as weights_searches
@@ -82,15 +88,19 @@ from service.runs.events import (
     RanksCompared,
     RunBecameStale,
     RunRemoved,
+    ScalarNamesChanged,
     ScalarsChanged,
+    ScalarsLogged,
     StepClosed,
 )
 from service.runs.health.endpoints import router as run_health
 from service.runs.ingest.endpoints import router as ingest
+from service.runs.ingest.upload_route import UploadRoute
 from service.runs.lint.endpoints import router as lint
 from service.runs.measurements.endpoints import router as measurements
 from service.runs.rollouts.endpoints import router as rollouts
 from service.runs.rollouts.shards import PRELOAD
+from service.runs.rollouts.token_route import RolloutTokensRoute
 from service.runs.runs.endpoints import router as runs
 from service.runs.runs.service import mark_stale_runs
 from service.runs.scalars.endpoints import router as scalars
@@ -99,7 +109,7 @@ from service.runs.steps.endpoints import router as steps
 from service.runs.theory.endpoints import router as theory
 from service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
 from service.watch.advice.endpoints import router as advice
-from service.watch.advice.poll_route import PollRoute
+from service.watch.advice.poll_route import AdvicePollRoute
 from service.watch.alerts.delivery import (
     alert_of_incomplete_step,
     alert_of_losses,
@@ -110,17 +120,23 @@ from service.watch.alerts.delivery import (
 )
 from service.watch.alerts.endpoints import of_runs as alerts_of_runs
 from service.watch.alerts.endpoints import router as alerts
+from service.watch.alerts.poll_route import AlertPollRoute
 from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
 from service.watch.detection.events import DetectorsReplayed, ReplayDue
 from service.watch.detection.late_replays import make_due_replays, replay_after_commit
 from service.watch.detection.replay_detectors import (
     observe_changed_step,
-    replay_with_new_ranges,
+    replay_all,
     restart_from_resume,
 )
+from service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
 from service.watch.long_polls.turns import PollTurns
 from service.watch.long_polls.waiters import LongPolls
 from service.watch.notifications.service import Notifier
+from service.watch.risk.endpoints import router as risk
+from service.watch.rules.endpoints import defaults as default_rules
+from service.watch.rules.endpoints import router as rules
+from service.watch.rules.events import RulesChanged
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
@@ -139,16 +155,23 @@ ROUTERS = (
     run_health,
     lint,
     probes,
+    probe_policies,
     leases,
     scores,
     exact,
     weights_searches,
+    layers,
+    routing,
+    matrix,
     attribution,
     hardware,
     exporter,
     alerts,
     alerts_of_runs,
+    rules,
+    default_rules,
     advice,
+    risk,
     corrections,
     theory,
     retention,
@@ -185,8 +208,14 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.long_polls = LongPolls(app.state.context.database, Listener(settings.database_url))
     install_problem_handlers(app)
     install_storage_handlers(app)
-    # First: it takes most polls.
-    app.router.routes.insert(0, PollRoute(app.state.context, app.state.long_polls))
+    # First: they take most of the requests that are made often.
+    context, polls = app.state.context, app.state.long_polls
+    app.router.routes[:0] = [
+        UploadRoute(context),
+        AdvicePollRoute(context, polls),
+        AlertPollRoute(context, polls),
+        RolloutTokensRoute(context),
+    ]
     app.router.routes.extend(_routes())
     # The last one that is added comes first.
     add_tracing(app, settings)
@@ -219,6 +248,8 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
     for changed in (StepClosed, ScalarsChanged, MeasurementsChanged, ChangeAnnounced):
         events.subscribe(changed, partial(observe_changed_step, events))
+    events.subscribe(ScalarsLogged, partial(observe_scalars, events))
+    events.subscribe(ScalarsLogged, retract_silence)
     events.subscribe(AttemptStarted, resolve_superseded)
     events.subscribe(AttemptStarted, forget_superseded)
     events.subscribe(AttemptStarted, rewind_log)
@@ -234,30 +265,34 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     events.subscribe(DetectorsReplayed, decide_after_replay)
     events.subscribe(AdviceModeChanged, record_mode)
     events.subscribe(StepClosed, mark_stale_after_late_rollouts)
-    events.subscribe(ModelKindChanged, partial(replay_with_new_ranges, events))
+    for reread in (ModelKindChanged, ScalarNamesChanged, RulesChanged):
+        events.subscribe(reread, partial(replay_all, events))
     events.subscribe(ScoresPublished, mark_attribution_stale)
     events.subscribe(RunRemoved, cancel_jobs_of_run)
     events.subscribe_after_commit(ScoresPublished, attribute_published_scores)
     return events
 
 
+def _frequent_jobs(context: ServiceContext) -> list[Job]:
+    started = now_us()
+    return [
+        Job("close_waiting_steps", lambda: close_waiting_steps(context)),
+        Job("close_scalar_tails", lambda: close_scalar_tails(context)),
+        Job("mark_stale_runs", lambda: mark_stale_runs(context, started)),
+        Job("make_due_replays", lambda: make_due_replays(context)),
+        Job("expire_leases", lambda: sweep_leases(context)),
+        Job("raise_jobs_near_alerts", lambda: raise_jobs_near_alerts(context)),
+        Job("make_automatic_probes", lambda: make_automatic_probes(context)),
+        Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
+        Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),  # its own
+        Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
+    ]
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
     context: ServiceContext = app.state.context
-    started = now_us()
-    jobs = JobRunner(
-        context.database,
-        [
-            Job("close_waiting_steps", lambda: close_waiting_steps(context)),
-            Job("mark_stale_runs", lambda: mark_stale_runs(context, started)),
-            Job("make_due_replays", lambda: make_due_replays(context)),
-            Job("expire_leases", lambda: sweep_leases(context)),
-            Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
-            Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),  # its own
-            Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
-        ],
-        context.settings.sweep_interval_seconds,
-    )
+    jobs = JobRunner(context.database, _frequent_jobs(context), context.settings.sweep_interval_seconds)
     if not context.decoders.is_warm:
         # Compiling takes a while: /readyz reports when they have started, and an upload before that waits.
         context.decoders.warm_up_in_background()

@@ -24,6 +24,7 @@ from service.platform.database.session import Database
 from service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
 from service.platform.logs.formatting import log_configuration
 from service.platform.settings import Settings, load_settings
+from service.platform.start_names import name_this_start
 from service.platform.store.opening import open_store
 
 # Objects made before a garbage collection looks at them; Python's own default is 700.
@@ -39,10 +40,12 @@ def serve() -> None:
     for name, value in settings.printable().items():
         print(f"{name}={value}")
     check_processes(settings)
-    prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
-    check_store(settings)
-    prepare_keys(settings)
+    # First: a service that cannot have its port makes no database and no folder.
     with bound_socket(settings.host, settings.port) as bound:
+        prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
+        check_store(settings)
+        prepare_keys(settings)
+        name_this_start()
         print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
         _run(settings, bound)
 

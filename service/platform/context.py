@@ -21,6 +21,7 @@ from service.platform.ingest_rate import IngestRate
 from service.platform.keys.limits import KeyLimits
 from service.platform.keys.uses import KeyUses
 from service.platform.settings import Settings
+from service.platform.start_names import name_of_start
 from service.platform.stopping import Stopping
 from service.platform.store.tokens import TokenStore
 from service.platform.upload_places import UploadPlaces
@@ -59,6 +60,7 @@ class ServiceContext:
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
     curves: CurveMemory = field(default_factory=CurveMemory)
+    start: str = field(default_factory=name_of_start)
 
     def replacing(self, **parts: Any) -> ServiceContext:
         """Return a copy of the context with some of its parts replaced."""

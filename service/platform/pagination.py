@@ -16,7 +16,8 @@ from service.platform.problem import ProblemError
 Item = TypeVar("Item")
 CursorKey = tuple[str | int, ...]
 
-Limit = Annotated[int, Query(ge=1, le=500, description="items on a page")]
+DEFAULT_LIMIT, LARGEST_LIMIT = 50, 500
+Limit = Annotated[int, Query(ge=1, le=LARGEST_LIMIT, description="items on a page")]
 Cursor = Annotated[str | None, Query(max_length=1024, description="`next_cursor` of the page before")]
 
 

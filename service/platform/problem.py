@@ -95,6 +95,13 @@ class InvalidRequest(ProblemError):
     problem_type = "invalid-request"
 
 
+class BadRequest(ProblemError):
+    """A body that cannot be read as JSON at all, such as one that is not UTF-8; raised by the framework."""
+
+    status = 400
+    problem_type = "bad-request"
+
+
 class InvalidRollouts(ProblemError):
     """An uploaded table that breaks the rollout schema; `row` and `column` locate the fault."""
 

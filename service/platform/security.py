@@ -144,12 +144,11 @@ def _principal_of(context: ServiceContext, request: Request, bearer: str | None)
         if signed is not None:
             _refuse_foreign_form(request)
             return _principal_of_session(context, signed, cookie)
-    with context.database.read() as session:
-        return principal_of_key(session, None)
+    return principal_of_secret(context, None)
 
 
-def principal_of_secret(context: ServiceContext, secret: str) -> Principal:
-    """Return the principal of an API key; raises AuthenticationRequired unless it is known and valid."""
+def principal_of_secret(context: ServiceContext, secret: str | None) -> Principal:
+    """Return the principal of an API key, or of a request without one. Raises as `principal_of_key`."""
     with context.database.read() as session:
         return principal_of_key(session, secret)
 

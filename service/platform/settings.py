@@ -92,7 +92,10 @@ class Settings(BaseSettings):
     max_metadata_bytes: int = Field(default=_MEBIBYTE, gt=0, description="one key-value pair of a Parquet file")
 
     decode_processes: int = Field(default=min(2, os.cpu_count() or 1), gt=0)
-    decode_memory_bytes: int = Field(default=4096 * _MEBIBYTE, gt=0, description="address space above the idle size")
+    # With 64 MiB a shard of 1 M tokens is refused.
+    decode_memory_bytes: int = Field(
+        default=4096 * _MEBIBYTE, ge=256 * _MEBIBYTE, description="address space above the idle size; at least 256 MiB"
+    )
     decode_timeout_seconds: float = Field(default=300.0, gt=0)
     # Two processes start in about 3 s of CPU: 0.3 ms for each of so many shards.
     decode_recycle_after: int = Field(default=10_000, gt=0, description="shards after which decoders are replaced")
@@ -157,8 +160,15 @@ class Settings(BaseSettings):
         default=20_000_000, gt=0, description="values that are read for a columnar answer with max_points"
     )
 
+    tokenizers_folder: str = Field(
+        default="",
+        description="folder of tokenizers for the pages of rollouts, `<model>/tokenizer.json`; empty: token ids",
+    )
     public_url: str = Field(
         default="", description="address at which people reach the pages, for links; empty: http://HOST:PORT"
+    )
+    grafana_url: str = Field(
+        default="", description="address of a Grafana that has the dashboards, for links; empty: no links"
     )
     notifications: tuple[NotificationTarget, ...] = Field(
         default=(), description="JSON list of targets that are told about alerts"
@@ -175,7 +185,7 @@ class Settings(BaseSettings):
             raise ValueError("set both FORESHOCK_STORE_ACCESS_KEY_ID and FORESHOCK_STORE_SECRET_ACCESS_KEY, or neither")
         return self
 
-    @field_validator("public_url")
+    @field_validator("public_url", "grafana_url")
     @classmethod
     def _is_web_address(cls, value: str) -> str:
         return value if not value else web_address(value)

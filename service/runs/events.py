@@ -35,6 +35,13 @@ class ScalarsChanged(StepEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ScalarsLogged(StepEvent):
+    """Scalars of these names of a run that has no rollouts yet. The step is not closed by them, a later one may be."""
+
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class MeasurementsChanged(StepEvent):
     """Closed step that received measurements of replayed scores."""
 
@@ -59,6 +66,13 @@ class ModelKindChanged:
 
     run_id: str
     model_kind: ModelKind | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarNamesChanged:
+    """Change of the names that a run declared for the quantities that are watched."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -96,6 +97,30 @@ def json_document(columns: Mapping[str, Sequence[bytes]], beside: Mapping[str, A
         parts += [b",", orjson.dumps(beside)[1:-1]]
     parts.append(b"}")
     return b"".join(parts)
+
+
+def json_rows(fields: Sequence[tuple[bytes, Sequence[bytes]]], end: bytes = b"}") -> bytes:
+    """Return JSON objects, a comma between them: of each row what precedes each value, and the value, then `end`.
+
+    A dictionary of each row, turned into JSON, takes three times as long.
+    """
+    rows = len(fields[0][1])
+    cells: list[Iterable[bytes]] = []
+    for before, values in fields:
+        cells += [repeat(before, rows), values]
+    return b"".join(chain.from_iterable(zip(*cells, repeat(end + b",", rows), strict=True)))[:-1]
+
+
+def json_values(column: Column) -> list[bytes]:
+    """Return the JSON of each value of a column."""
+    if isinstance(column, Labels):
+        names = [orjson.dumps(name) for name in column.names]
+        return [names[code] for code in column.codes.tolist()]
+    if column.dtype == np.float32:
+        # As Python's floats: with all digits of the number that was stored.
+        column = column.astype(np.float64)
+    items = _json_items(column)
+    return items.split(b",") if items else []
 
 
 def table_of_model(columns: BaseModel, **others: Sequence[float | None]) -> ColumnTable:

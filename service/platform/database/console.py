@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.opening import prepare_database
+from service.platform.database.opening import is_missing, prepare_database, shown
 from service.platform.database.schema import known_revisions, newest_revision
 from service.platform.settings import load_settings
 
 
 def upgrade(revision: str | None) -> None:
-    """Migrate the database to a revision (None: the newest) and print it. Raises ConfigurationError."""
+    """Migrate the database to a revision (None: the newest) and print which one. Raises ConfigurationError."""
     if revision is not None and revision not in known_revisions():
         raise ConfigurationError(f"there is no revision {revision}; revisions: {', '.join(sorted(known_revisions()))}")
-    prepare_database(load_settings().database_url, revision=revision or "head")
-    print(f"the database has revision {revision or newest_revision()}")
+    url = load_settings().database_url
+    missing = is_missing(url)
+    prepare_database(url, revision=revision or "head")
+    print(f"the {'new ' if missing else ''}database {shown(url)} has revision {revision or newest_revision()}")

@@ -11,6 +11,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from foreshock.errors import ConfigurationError
+from service.platform.database.prepared import execute_text
 
 _BUSY_TIMEOUT_MS = 30_000
 DEFAULT_CONNECTIONS = 60
@@ -67,8 +68,8 @@ def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    execute_text(connection, "BEGIN IMMEDIATE")
 
 
 def _begin_deferred(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+    execute_text(connection, "BEGIN")

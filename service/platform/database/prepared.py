@@ -7,14 +7,14 @@ converted by their column types; ORM objects of the session that are not flushed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import UpdateBase
@@ -22,6 +22,7 @@ from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.types import TypeEngine
 
 _Converter = Callable[[Any], Any]
+_CONNECTIONS: WeakKeyDictionary[SessionTransaction, tuple[Connection, bool]] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -79,14 +80,12 @@ class Prepared:
 
     def rows(self, session: Session, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Return the rows of a SELECT."""
-        connection = session.connection()
+        connection, is_listened_to = _connection_of(session)
         compiled = self._of(connection.dialect)
         given = compiled.parameters(parameters)
-        if _is_listened_to(connection):
+        if is_listened_to:
             return compiled.converted(connection.exec_driver_sql(compiled.text, given).cursor)
-        with _driver_cursor(connection, compiled.text, given) as cursor:
-            cursor.execute(compiled.text, given)
-            return compiled.converted(cursor)
+        return _send(connection, compiled.text, given, read=compiled.converted)
 
     def first(self, session: Session, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Return the first row of a SELECT, None if there is none."""
@@ -95,18 +94,14 @@ class Prepared:
 
     def run(self, session: Session, *rows: Mapping[str, Any]) -> None:
         """Execute an INSERT, UPDATE or DELETE with each of these parameters."""
-        connection = session.connection()
+        connection, is_listened_to = _connection_of(session)
         compiled = self._of(connection.dialect)
         parameters = [compiled.parameters(row) for row in rows]
         given = parameters[0] if len(parameters) == 1 else parameters
-        if _is_listened_to(connection):
+        if is_listened_to:
             connection.exec_driver_sql(compiled.text, given)
-            return
-        with _driver_cursor(connection, compiled.text, given) as cursor:
-            if len(parameters) == 1:
-                cursor.execute(compiled.text, given)
-            else:
-                cursor.executemany(compiled.text, given)
+        else:
+            _send(connection, compiled.text, given, many=len(parameters) != 1)
 
     def _of(self, dialect: Dialect) -> _Compiled:
         found = self._compiled.get(dialect.name)
@@ -116,28 +111,63 @@ class Prepared:
         return found
 
 
+def execute_text(connection: Connection, text: str) -> None:
+    """Execute a text without parameters, such as the BEGIN of every transaction."""
+    if _is_listened_to(connection):
+        connection.exec_driver_sql(text)
+    else:
+        _send(connection, text)
+
+
 def _is_listened_to(connection: Connection) -> bool:
     """Return whether something listens to statements, such as a test or a tracer; the driver tells it nothing."""
     return bool(connection.dispatch.before_cursor_execute or connection.dispatch.after_cursor_execute)
 
 
-@contextmanager
-def _driver_cursor(connection: Connection, text: str, parameters: Any) -> Iterator[Any]:
-    """Give a cursor of the driver in the connection's transaction; raises the driver's errors as SQLAlchemy does.
+def _connection_of(session: Session) -> tuple[Connection, bool]:
+    """Return the connection of the session's transaction, and whether something listens to its statements.
 
+    Remembered: closing a step asks for it some 25 times, and the session looks it up anew each time.
+    """
+    transaction = session.get_transaction()
+    found = None if transaction is None else _CONNECTIONS.get(transaction)
+    if found is None:
+        connection = session.connection()
+        found = connection, _is_listened_to(connection)
+        if (begun := session.get_transaction()) is not None:
+            _CONNECTIONS[begun] = found
+    return found
+
+
+def _send(
+    connection: Connection,
+    text: str,
+    parameters: Any = None,
+    *,
+    many: bool = False,
+    read: Callable[[Any], list[tuple[Any, ...]]] = lambda _: [],
+) -> list[tuple[Any, ...]]:
+    """Execute a text by a cursor of the driver in the connection's transaction, and return what `read` reads of it.
+
+    `many`: once for each of the parameters. Raises the driver's errors as SQLAlchemy does, whose own
     `Connection.exec_driver_sql` makes a context and a result of each statement, which takes 0.05 to 0.1 ms.
     """
     driver, dialect = connection.connection, connection.dialect
-    errors = dialect.loaded_dbapi.Error
     cursor = driver.cursor()
     try:
-        yield cursor
-    except errors as error:
+        if many:
+            cursor.executemany(text, parameters)
+        elif parameters is None:
+            cursor.execute(text)
+        else:
+            cursor.execute(text, parameters)
+        return read(cursor)
+    except dialect.loaded_dbapi.Error as error:
         is_lost = dialect.is_disconnect(error, driver, cursor)
         if is_lost:
             connection.invalidate(error)
         raise DBAPIError.instance(
-            text, parameters, error, errors, connection_invalidated=is_lost, dialect=dialect
+            text, parameters, error, dialect.loaded_dbapi.Error, connection_invalidated=is_lost, dialect=dialect
         ) from error
     finally:
         if not connection.invalidated:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import queue
 import threading
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from service.platform.settings import Settings
 
 Result = TypeVar("Result")
+
+# Arrow's allocator reserves address space in arenas, by default of 1 GiB: with 1 GiB allowed, the first took it all.
+_ARENA_BYTES = ("MIMALLOC_ARENA_RESERVE", "64MiB")
 
 
 class ProcessDied(Exception):
@@ -51,6 +55,8 @@ class _Decoder:
         if self._process is not None:
             return
         context = multiprocessing.get_context("spawn")
+        # Inherited: it must be set before the process loads Arrow.
+        os.environ.setdefault(*_ARENA_BYTES)
         own, other = context.Pipe()
         choice = self.choice
         process = context.Process(target=_serve, args=(other, *self._limits, choice, self._preload), daemon=True)

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foreshock.installing import install_command
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.compiling import one_at_a_time, package_folder
 
@@ -73,7 +74,7 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
         _found = "numpy, as set by FORESHOCK_TOKEN_PASS"
         return
     if not compiled.available():
-        _found = f"{_SLOWER}: numba is not installed (pip install 'foreshock[fast]')"
+        _found = f"{_SLOWER}: numba is not installed ({install_command('fast')})"
         return
     try:
         if choice.folder is not None:

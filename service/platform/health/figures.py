@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -79,6 +79,69 @@ class ServiceFigures:
         return list(self.context.database.write_seconds)
 
 
+@dataclass(frozen=True)
+class Gauge:
+    """A gauge of one service process: its name, its help and how it is read."""
+
+    name: str
+    help: str
+    read: Callable[[ServiceFigures], float]
+
+
+GAUGES: tuple[Gauge, ...] = (
+    Gauge("start_time_seconds", "Start of this process, in seconds since 1970", lambda own: own.started_at_us / 1e6),
+    Gauge("resident_memory_bytes", "Memory of this process", lambda _: resident_bytes()),
+    Gauge(
+        "uploads_in_progress",
+        "Uploads that are received, decoded or stored",
+        lambda own: own.context.uploads.taken,
+    ),
+    Gauge("upload_places", "Uploads that may be under way at a time", lambda own: own.context.uploads.most),
+    Gauge("long_polls_waiting", "Requests that wait for a change of advice or alerts", lambda own: own.polls.count),
+    Gauge(
+        "hears_other_processes",
+        "1 if changes of other processes are heard at once",
+        lambda own: own.polls.hears_other_processes,
+    ),
+    Gauge(
+        "decoders_ready",
+        "1 if the processes that decode uploads have started",
+        lambda own: own.context.decoders.is_warm,
+    ),
+    Gauge(
+        "writes_waiting",
+        "Units of work that wait for SQLite's writer",
+        lambda own: own.context.database.writes_waiting,
+    ),
+    Gauge(
+        "write_p99_seconds",
+        "99th percentile of the newest writes to the database",
+        lambda own: percentile(own.write_seconds, 99),
+    ),
+    Gauge(
+        "event_loop_delay_max_seconds",
+        "Longest wait for the event loop in the last minute",
+        lambda own: max(own.loop_delays.seconds, default=0.0),
+    ),
+)
+
+# Metrics of the jobs that run in a service process, labelled by job.
+JOB_RUNS = "foreshock_service_job_runs"
+JOB_FAILURES = "foreshock_service_job_failures"
+JOB_LAST_RUN = "foreshock_service_job_last_run_timestamp_seconds"
+
+
+def gauge_name(gauge: Gauge) -> str:
+    """Return the name of a gauge as Prometheus stores it."""
+    return f"foreshock_service_{gauge.name}"
+
+
+def exposed_names() -> dict[str, tuple[str, ...]]:
+    """Return the labels of each metric of a process, by its name as Prometheus stores it."""
+    jobs = (f"{JOB_RUNS}_total", f"{JOB_FAILURES}_total", JOB_LAST_RUN)
+    return {gauge_name(gauge): () for gauge in GAUGES} | dict.fromkeys(jobs, ("job",))
+
+
 class ServiceCollector:
     """The figures as Prometheus metrics; a scrape of several processes behind one port gets those of one of them."""
 
@@ -91,31 +154,12 @@ class ServiceCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
-        figures = self._figures
-        uploads, database = figures.context.uploads, figures.context.database
-        writes, polls = figures.write_seconds, figures.polls
-        gauges = {
-            "start_time_seconds": ("Start of this process, in seconds since 1970", figures.started_at_us / 1e6),
-            "resident_memory_bytes": ("Memory of this process", resident_bytes()),
-            "uploads_in_progress": ("Uploads that are received, decoded or stored", uploads.taken),
-            "upload_places": ("Uploads that may be under way at a time", uploads.most),
-            "long_polls_waiting": ("Requests that wait for a change of advice or alerts", polls.count),
-            "hears_other_processes": ("1 if changes of other processes are heard at once", polls.hears_other_processes),
-            "decoders_ready": ("1 if the processes that decode uploads have started", figures.context.decoders.is_warm),
-            "writes_waiting": ("Units of work that wait for SQLite's writer", database.writes_waiting),
-            "write_p99_seconds": ("99th percentile of the newest writes to the database", percentile(writes, 99)),
-            "event_loop_delay_max_seconds": (
-                "Longest wait for the event loop in the last minute", max(figures.loop_delays.seconds, default=0.0),
-            ),
-        }  # fmt: skip
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"foreshock_service_{name}", text, value=float(value))
-        runs = CounterMetricFamily("foreshock_service_job_runs", "Runs of a job in this process", labels=["job"])
-        failures = CounterMetricFamily("foreshock_service_job_failures", "Runs that failed", labels=["job"])
-        newest = GaugeMetricFamily(
-            "foreshock_service_job_last_run_timestamp_seconds", "End of the newest run in this process", labels=["job"]
-        )
-        for name, record in figures.job_records.items():
+        for gauge in GAUGES:
+            yield GaugeMetricFamily(gauge_name(gauge), gauge.help, value=float(gauge.read(self._figures)))
+        runs = CounterMetricFamily(JOB_RUNS, "Runs of a job in this process", labels=["job"])
+        failures = CounterMetricFamily(JOB_FAILURES, "Runs that failed", labels=["job"])
+        newest = GaugeMetricFamily(JOB_LAST_RUN, "End of the newest run in this process", labels=["job"])
+        for name, record in self._figures.job_records.items():
             runs.add_metric([name], record.runs)
             failures.add_metric([name], record.failures)
             if record.finished_at_us is not None:

@@ -8,10 +8,11 @@ from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.platform.database.dialect import insert_if_absent, table_of
+from service.platform.database.prepared import Prepared
 from service.platform.database.tables import ApiKey, EndedSession, RetiredSecret
 
 # Asked for every request without a key: built once.
-_ANY = select(table_of(ApiKey).c.id).limit(1)
+_ANY = Prepared(select(table_of(ApiKey).c.id).limit(1))
 
 
 def find(session: Session, key_id: str) -> ApiKey | None:
@@ -39,7 +40,7 @@ def retire(session: Session, key: ApiKey, valid_until_us: int) -> None:
 
 def any_exists(session: Session) -> bool:
     """Return whether there is any key, revoked ones included."""
-    return session.scalar(_ANY) is not None
+    return _ANY.first(session, {}) is not None
 
 
 def all_keys(session: Session) -> Sequence[ApiKey]:

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.errors import ConfigurationError
+from foreshock.installing import install_command
 from service.platform.logs.request_ids import current_request_id
 from service.platform.settings import Settings
 
@@ -42,7 +43,7 @@ def add_tracing(app: FastAPI, settings: Settings) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ConfigurationError("FORESHOCK_TRACES_URL needs the extra: pip install 'foreshock[otlp]'") from error
+        raise ConfigurationError(f"FORESHOCK_TRACES_URL needs the extra: {install_command('otlp')}") from error
     global _tracer
     provider = TracerProvider(
         resource=Resource.create({"service.name": "foreshock", "service.version": app.version}),

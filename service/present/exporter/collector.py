@@ -21,11 +21,17 @@ from service.platform.database.tables import Run
 from service.platform.database.tables.probes import Attribution
 from service.present.exporter import families, repository
 from service.present.exporter.accelerators import Accelerators
-from service.present.exporter.exposition import Scrape
+from service.present.exporter.exposition import Scrape, label_text
 from service.replay.workers.service import count_live_workers
 from service.watch.advice.service import states_of_runs
+from service.watch.risk.service import risks_of_runs
 
-_BUCKETS = [f"{low:.3g}-{high:.3g}" for low, high in pairwise(BUCKET_EDGES)]
+_BUCKETS = [label_text(("bucket",), (f"{low:.3g}-{high:.3g}",)) for low, high in pairwise(BUCKET_EDGES)]
+_MODES = {mode: label_text(("mode",), (mode,)) for mode in ("shadow", "apply")}
+_OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
+_OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
+_OF_ADVICE = (families.ADVICE_REVISION, families.ADVISED_SCALE)
+_OF_ACKNOWLEDGEMENT = (families.ADVICE_ACKNOWLEDGED, families.APPLIED_SCALE)
 
 
 class Collector:
@@ -40,7 +46,7 @@ class Collector:
         """Read the database once and return every sample."""
         scrape = Scrape()
         with self._context.database.read() as session:
-            scrape.add(families.BUILD_INFO, (self._version,), 1)
+            scrape.add(families.BUILD_INFO, (self._version, self._context.settings.page_root), 1)
             runs = self._runs(session, scrape)
             run_ids = [run.id for run in runs]
             if run_ids:
@@ -48,6 +54,8 @@ class Collector:
                 _attributions(scrape, repository.newest_attributions(session, run_ids).values())
                 for run_id, rule, severity, count in repository.open_alerts(session, run_ids):
                     scrape.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
+                for run_id, risk in risks_of_runs(session, run_ids).items():
+                    scrape.add(families.RISK, (run_id,), risk.score)
                 _advice(session, scrape, runs)
             self._probes(session, scrape)
         return scrape
@@ -63,16 +71,11 @@ class Collector:
         for run in runs:
             described = (run.project, run.key, run.name or "", run.model or "", run.model_kind or "")
             scrape.add(families.RUN_INFO, (run.id, *described), 1)
-            scrape.add(families.ROLLOUTS, (run.id,), run.rollouts)
-            scrape.add(families.TOKENS, (run.id,), run.tokens)
-            if run.last_shard_at_us is not None:
-                scrape.add(families.LAST_INGEST, (run.id,), run.last_shard_at_us / 1e6)
-            if run.seen_at_us is not None:
-                scrape.add(families.LAST_SEEN, (run.id,), run.seen_at_us / 1e6)
-        for run_id, step, received, expected in repository.newest_closed_steps(session, [run.id for run in runs]):
-            scrape.add(families.STEP, (run_id,), step)
-            scrape.add(families.STEP_SHARDS, (run_id,), received)
-            scrape.add(families.STEP_EXPECTED_SHARDS, (run_id,), expected)
+            received, seen = run.last_shard_at_us, run.seen_at_us
+            times = [None if time_us is None else time_us / 1e6 for time_us in (received, seen)]
+            scrape.add_row(_OF_RUN, label_text(("run",), (run.id,)), [run.rollouts, run.tokens, *times])
+        for run_id, *counts in repository.newest_closed_steps(session, [run.id for run in runs]):
+            scrape.add_row(_OF_NEWEST_STEP, label_text(("run",), (run_id,)), counts)
         return runs
 
     def _probes(self, session: Session, scrape: Scrape) -> None:
@@ -100,28 +103,26 @@ class Collector:
 def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> None:
     columns = [*families.OF_COMPARISONS, *families.OF_STEPS]
     first_of_steps = 3 + len(families.OF_COMPARISONS)
+    of_comparisons, of_steps = tuple(families.OF_COMPARISONS.values()), tuple(families.OF_STEPS.values())
     for row in repository.newest_measurements(session, run_ids, columns):
         run_id, comparison, buckets = row[0], row[1], row[2]
         if comparison == STEP_ROW:
-            for family, value in zip(families.OF_STEPS.values(), row[first_of_steps:], strict=True):
-                scrape.add(family, (run_id,), value)
+            scrape.add_row(of_steps, label_text(("run",), (run_id,)), row[first_of_steps:])
             continue
-        for family, value in zip(families.OF_COMPARISONS.values(), row[3:first_of_steps], strict=True):
-            scrape.add(family, (run_id, comparison), value)
+        labels = label_text(("run", "comparison"), (run_id, comparison))
+        scrape.add_row(of_comparisons, labels, row[3:first_of_steps])
         if comparison == TRAINER_ROLLOUT and buckets is not None:
-            _bucket_samples(scrape, run_id, buckets)
+            _bucket_samples(scrape, labels, buckets)
 
 
-def _bucket_samples(scrape: Scrape, run_id: str, buckets: bytes) -> None:
+def _bucket_samples(scrape: Scrape, labels: str, buckets: bytes) -> None:
     values = np.frombuffer(buckets, dtype=np.float64)
     if values.size != 2 * len(_BUCKETS):
         # Of another release, with other edges; the next step replaces them.
         return
-    tokens, k3 = values.reshape(2, -1).tolist()
-    for bucket, count, mean in zip(_BUCKETS, tokens, k3, strict=True):
-        labels = (run_id, TRAINER_ROLLOUT, bucket)
-        scrape.add(families.BUCKET_TOKENS, labels, count)
-        scrape.add(families.BUCKET_K3, labels, mean)
+    labelled = [f"{labels},{bucket}" for bucket in _BUCKETS]
+    for family, column in zip((families.BUCKET_TOKENS, families.BUCKET_K3), values.reshape(2, -1), strict=True):
+        scrape.add_column(family, labelled, column.tolist())
 
 
 def _attributions(scrape: Scrape, attributions: Iterable[Attribution]) -> None:
@@ -141,16 +142,16 @@ def _advice(session: Session, scrape: Scrape, runs: Sequence[Run]) -> None:
     acknowledged = repository.newest_acknowledgements(session, run_ids)
     for run in runs:
         state = states[run.id]
-        for mode in ("shadow", "apply"):
-            scrape.add(families.ADVICE_MODE, (run.id, mode), 1 if run.advice_mode == mode else 0)
-        scrape.add(families.ADVICE_REVISION, (run.id,), state.revision)
-        scrape.add(families.ADVISED_SCALE, (run.id,), state.scale((run.last_step or 0) + 1))
+        of_run = label_text(("run",), (run.id,))
+        for mode, of_mode in _MODES.items():
+            value = 1 if run.advice_mode == mode else 0
+            scrape.add_row((families.ADVICE_MODE,), f"{of_run},{of_mode}", (value,))
+        advised = state.scale((run.last_step or 0) + 1)
+        scrape.add_row(_OF_ADVICE, of_run, (state.revision, advised))
         newest = acknowledged.get(run.id)
         if newest is None:
             continue
-        scrape.add(families.ADVICE_ACKNOWLEDGED, (run.id,), newest.revision)
         scale = newest.applied_scale
         if scale is None and run.initial_learning_rate:
             scale = newest.applied_learning_rate / run.initial_learning_rate
-        if scale is not None:
-            scrape.add(families.APPLIED_SCALE, (run.id,), scale)
+        scrape.add_row(_OF_ACKNOWLEDGEMENT, of_run, (newest.revision, scale))

@@ -6,7 +6,7 @@ is never a label; the newest step is a value (`foreshock_step`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from foreshock.ranges import required_range
@@ -23,6 +23,12 @@ class Family:
     help: str
     labels: tuple[str, ...] = ()
     kind: Kind = "gauge"
+
+    sample_name: str = field(init=False)
+    """The name of its samples: a counter's ends with `_total`, in both formats."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_name", self.name + ("_total" if self.kind == "counter" else ""))
 
 
 def _of_comparison(name: str, text: str, measure: str = "") -> Family:
@@ -141,6 +147,9 @@ LINK_K3 = Family("foreshock_link_k3_kl_nats", "k3 of a link of the chain", ("run
 ATTRIBUTED_STEP = Family("foreshock_attributed_step", "The newest step with an attribution", ("run",))
 
 ALERTS_OPEN = Family("foreshock_alerts_open", "Open alerts", ("run", "rule", "severity"))
+RISK = Family(
+    "foreshock_run_risk", "Risk of the run: 0 calm, 1 watch, 2 elevated, 3 high, 4 critical; no probability", ("run",)
+)
 ADVICE_MODE = Family("foreshock_advice_mode", "1 for the advice mode of the run, 0 for the other", ("run", "mode"))
 ADVICE_REVISION = Family("foreshock_advice_revision", "Revision of the newest advice", ("run",))
 ADVICE_ACKNOWLEDGED = Family(
@@ -158,7 +167,9 @@ RUNS_EXPORTED = Family("foreshock_exporter_runs_exported", "Running runs that ar
 RUNS_CUT = Family(
     "foreshock_exporter_runs_cut", "Running runs beyond FORESHOCK_EXPORTER_MAX_RUNS, which are not exported"
 )
-BUILD_INFO = Family("foreshock_build_info", "The service's version", ("version",))
+BUILD_INFO = Family(
+    "foreshock_build_info", "The service's version, and the address of its pages", ("version", "public_url")
+)
 
 JOBS = Family("foreshock_probe_jobs", "Probe jobs", ("accelerator", "state"))
 OLDEST_WAITING = Family(
@@ -181,11 +192,11 @@ FAMILIES: tuple[Family, ...] = (
     BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, STEP_SHARDS, STEP_EXPECTED_SHARDS,
     LAST_SEEN, LAST_INGEST, ROLLOUTS, TOKENS,
     *OF_COMPARISONS.values(), *OF_STEPS.values(), BUCKET_TOKENS, BUCKET_K3, LINK_SHARE, LINK_K3, ATTRIBUTED_STEP,
-    ALERTS_OPEN, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE, APPLIED_SCALE,
+    ALERTS_OPEN, RISK, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE, APPLIED_SCALE,
     JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS, OTHER_ACCELERATORS,
 )  # fmt: skip
 
 
 def exposed_names() -> set[str]:
     """Return the names as Prometheus stores them: a counter's with `_total`."""
-    return {family.name + ("_total" if family.kind == "counter" else "") for family in FAMILIES}
+    return {family.sample_name for family in FAMILIES}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi import APIRouter, Form, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
@@ -13,17 +14,24 @@ from service.platform.context import Context, ServiceContext
 from service.platform.health.status import FiguresOfApp, service_state
 from service.platform.keys.service import Scope
 from service.platform.pagination import Cursor
+from service.platform.path_segments import SEGMENT_PATTERN, decoded_segment
 from service.platform.schemas import StepPath
 from service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
-from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, digest_of, media_type_of
+from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, compressed, digest_of, media_type_of
+from service.present.pages.presenters.alert_list import alerts_page
+from service.present.pages.presenters.axes import axes_of_run
+from service.present.pages.presenters.compare import compare_page, compared_figure
 from service.present.pages.presenters.corrections import corrections_part
 from service.present.pages.presenters.figures import run_plot, step_plot
+from service.present.pages.presenters.hardware import hardware_page
+from service.present.pages.presenters.rollout import rollout_columns, rollout_page
 from service.present.pages.presenters.run import run_page
-from service.present.pages.presenters.run_list import runs_page
+from service.present.pages.presenters.run_list import RunsQuery, runs_page
 from service.present.pages.presenters.service import service_page
 from service.present.pages.presenters.step import step_page, worst_tokens
 from service.present.pages.presenters.viewing import open_viewing
-from service.present.pages.rendering import PAGE_HEADERS, figure_response, page_response
+from service.present.pages.rendering import PAGE_HEADERS, accepts_gzip, figure_response, json_response, page_response
+from service.present.pages.rules_endpoints import router as rules
 from service.present.pages.sessions import (
     LONGEST_KEY,
     IngesterSession,
@@ -49,15 +57,71 @@ from service.watch.alerts.service import acknowledge, resolve
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 parts = APIRouter(prefix="/pages", include_in_schema=False)
 static = APIRouter(include_in_schema=False)
-ROUTERS = (static, parts, pages)
+# The page of rules first: a run may be called `steps`.
+ROUTERS = (static, parts, rules, pages)
+LONGEST_SAMPLE_ID = 1024
+Asked = Annotated[str, Query(max_length=200)]
+ComparedRuns = Annotated[Sequence[str], Query(max_length=100)]
 
 
 @pages.get("/")
-def show_runs(request: Request, context: Context, visitor: ReaderSession, cursor: Cursor = None) -> Response:
+def show_runs(
+    request: Request,
+    context: Context,
+    visitor: ReaderSession,
+    cursor: Cursor = None,
+    search: Asked = "",
+    project: Asked = "",
+    model: Asked = "",
+    state: Asked = "",
+    risk: Asked = "",
+) -> Response:
     """Return the page of runs."""
+    query = RunsQuery(search.strip(), project.strip(), model.strip(), state, risk, cursor)
     with open_viewing(context, visitor.principal) as viewing:
-        page = runs_page(viewing, cursor)
+        page = runs_page(viewing, query)
     return page_response(request, "runs.html", page, visitor.view)
+
+
+@pages.get("/alerts")
+def show_alerts(
+    request: Request,
+    context: Context,
+    visitor: ReaderSession,
+    cursor: Cursor = None,
+    state: Asked = "open",
+    severity: Asked = "",
+) -> Response:
+    """Return the page of the alerts of all runs: the open ones, unless another state or none is asked for."""
+    with open_viewing(context, visitor.principal) as viewing:
+        page = alerts_page(viewing, state, severity, cursor)
+    return page_response(request, "alerts.html", page, visitor.view)
+
+
+@pages.get("/hardware")
+def show_hardware(request: Request, context: Context, visitor: ReaderSession) -> Response:
+    """Return the page of hardware × configuration."""
+    with open_viewing(context, visitor.principal) as viewing:
+        page = hardware_page(viewing)
+    return page_response(request, "hardware.html", page, visitor.view)
+
+
+@pages.get("/compare")
+def show_comparison(request: Request, context: Context, visitor: ReaderSession, run: ComparedRuns = ()) -> Response:
+    """Return several runs side by side."""
+    with open_viewing(context, visitor.principal) as viewing:
+        page = compare_page(viewing, run)
+    return page_response(request, "compare.html", page, visitor.view)
+
+
+@parts.get("/compare/{name}.json")
+def comparison_figure(
+    name: str, request: Request, context: Context, visitor: ReaderSession, run: ComparedRuns = ()
+) -> Response:
+    """Return the curves of one quantity of several runs."""
+    with open_viewing(context, visitor.principal) as viewing:
+        figure = compared_figure(viewing, name, run)
+    return figure_response(request, figure)
 
 
 @pages.get("/runs/{run}")
@@ -86,6 +150,21 @@ def show_step_of_project(
 ) -> Response:
     """Return the page of a step, at the address that pages link to."""
     return _step(request, context, visitor, run, step)
+
+
+@pages.get("/runs/{project}/{key}/steps/{step}/rollouts/{sample_id}")
+def show_rollout(
+    run: RunOfPage,
+    step: StepPath,
+    sample_id: Annotated[str, Path(max_length=LONGEST_SAMPLE_ID, pattern=SEGMENT_PATTERN)],
+    request: Request,
+    context: Context,
+    visitor: ReaderSession,
+) -> Response:
+    """Return the page of a rollout."""
+    with open_viewing(context, visitor.principal) as viewing:
+        page = rollout_page(viewing, run, step, decoded_segment(sample_id))
+    return page_response(request, "rollout.html", page, visitor.view)
 
 
 @pages.get("/service")
@@ -158,6 +237,14 @@ def run_figure(run: RunIdentifier, name: str, request: Request, context: Context
     return figure_response(request, figure)
 
 
+@parts.get("/runs/{run}/axes.json")
+def run_axes(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
+    """Return what a run's curves can be drawn over besides the step: cumulative learning rate, and time."""
+    with open_viewing(context, visitor.principal) as viewing:
+        axes = axes_of_run(viewing, get_run(viewing.session, viewing.principal, run))
+    return json_response(request, axes)
+
+
 @parts.get("/runs/{run}/steps/{step}/figures/{name}.json")
 def step_figure(
     run: RunIdentifier, step: StepPath, name: str, request: Request, context: Context, visitor: ReaderSession
@@ -177,6 +264,21 @@ def step_tokens(
     with open_viewing(context, visitor.principal) as viewing:
         part = worst_tokens(viewing, run, step)
     return page_response(request, "tokens.html", part, visitor.view)
+
+
+@parts.get("/runs/{run}/steps/{step}/rollout")
+def rollout_tokens(
+    run: RunIdentifier,
+    step: StepPath,
+    sample_id: Annotated[str, Query(max_length=LONGEST_SAMPLE_ID)],
+    request: Request,
+    context: Context,
+    visitor: ReaderSession,
+) -> Response:
+    """Return the tokens of a rollout as columns, as `static/rollout.js` draws them."""
+    with open_viewing(context, visitor.principal) as viewing:
+        columns = rollout_columns(viewing, run, step, sample_id)
+    return json_response(request, columns)
 
 
 @parts.get("/runs/{run}/steps/{step}/corrections")
@@ -218,14 +320,14 @@ def log_out(request: Request, context: Context, csrf_token: Annotated[str, Form(
 
 
 @static.get("/static/{name}")
-def static_file(name: str, v: str = "") -> Response:
+def static_file(request: Request, name: str, v: str = "") -> Response:
     """Return a static file; browsers keep it for a year if the address has its version."""
     found = assets().get(name)
     if found is None:
         raise HTTPException(404, "no such file")
     cache = LONG_CACHE if v == digest_of(name) else REVALIDATE
-    return Response(
-        found.read_bytes(),
-        media_type=media_type_of(name),
-        headers={"Cache-Control": cache, "X-Content-Type-Options": "nosniff"},
-    )
+    headers = {"Cache-Control": cache, "X-Content-Type-Options": "nosniff", "Vary": "Accept-Encoding"}
+    if not accepts_gzip(request):
+        return Response(found.read_bytes(), media_type=media_type_of(name), headers=headers)
+    headers["Content-Encoding"] = "gzip"
+    return Response(compressed(name), media_type=media_type_of(name), headers=headers)

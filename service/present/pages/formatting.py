@@ -11,7 +11,8 @@ from foreshock.ranges import Verdict, verdict_of
 from foreshock.severity import severity_rank
 from service.present.pages.figures.attribution import percent
 from service.present.pages.figures.specification import scientific
-from service.present.pages.view_models import Label, Moment, Tone, Value
+from service.present.pages.step_models import Value
+from service.present.pages.view_models import Label, Moment, Tone
 
 DASH = "–"
 

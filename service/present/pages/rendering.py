@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
@@ -30,13 +31,17 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "script-src 'self'",
         f"style-src-elem 'self' {PLOTLY_STYLES}",
         "style-src-attr 'unsafe-inline'",
-        "img-src 'self'",
+        # A plot is saved as PNG by drawing a blob of its SVG.
+        "img-src 'self' blob:",
         "connect-src 'self'",
         "form-action 'self'",
         "base-uri 'none'",
         "frame-ancestors 'none'",
     )
 )
+
+LEAST_COMPRESSED = 1024
+"""Bytes of a body from which it is compressed."""
 
 PAGE_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -74,13 +79,26 @@ def page_response(
 
 def figure_response(request: Request, figure: Figure | Missing) -> Response:
     """Return a figure's specification as JSON; 304 if the browser has drawn it already."""
-    body = json.dumps(figure.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return json_response(request, figure.to_json())
+
+
+def json_response(request: Request, value: object) -> Response:
+    """Return a value as JSON; 304 if the browser has it already."""
+    body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _tagged(request, body.encode(), "application/json", 200)
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Return whether the browser takes gzip; `gzip;q=0` does not occur in browsers."""
+    return "gzip" in request.headers.get("accept-encoding", "")
 
 
 def _tagged(request: Request, body: bytes, media_type: str, status: int) -> Response:
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {**PAGE_HEADERS, "ETag": tag, "Cache-Control": f"private, {REVALIDATE}"}
+    headers = {**PAGE_HEADERS, "ETag": tag, "Cache-Control": f"private, {REVALIDATE}", "Vary": "Accept-Encoding"}
     if status == 200 and matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
+    if len(body) >= LEAST_COMPRESSED and accepts_gzip(request):
+        headers["Content-Encoding"] = "gzip"
+        body = gzip.compress(body, 5, mtime=0)
     return Response(body, status_code=status, media_type=media_type, headers=headers)

@@ -56,29 +56,7 @@ class Plot:
     address: str
     wide: bool = False
     choices: Sequence[Choice] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    name: str
-    address: str
-    project: str
-    state: Label
-    model: str | None
-    trainer: str | None
-    engine: str | None
-    last_step: int | None
-    mismatch: str | None
-    advice: str | None
-    alerts: Label
-    started: Moment | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunsPage:
-    runs: Sequence[RunRow]
-    next_address: str | None
-    live: bool
+    over_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +154,20 @@ class AlertCard:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertGroup:
+    """The alerts of one family, as one line with the worst of them, and in full.
+
+    `plot`: the id of the plot that shows them; empty if none does.
+    """
+
+    severity: str
+    tone: Tone
+    summary: str
+    plot: str
+    cards: Sequence[AlertCard]
+
+
+@dataclass(frozen=True, slots=True)
 class LintCard:
     """A warning of the semantics lint. `steps`: how many steps of a run have it; the newest of them is linked."""
 
@@ -213,6 +205,24 @@ class ProbeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """The first sentence of a run's page, and what stands behind it."""
+
+    headline: str
+    tone: Tone
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RiskStrip:
+    """The risk of a run: its level, a sentence for each thing that it rests on, and what it does not claim."""
+
+    level: Label
+    reasons: Sequence[str]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunPage:
     id: str
     forms_address: str
@@ -234,176 +244,19 @@ class RunPage:
     coverage: str | None
     changes: Sequence[str]
     out_of_date: str | None
-    verdict: Label
-    health: Sequence[str]
+    verdict: Verdict
+    risk: RiskStrip
+    grafana_address: str | None
+    rules_address: str
     tiles: Sequence[Tile]
     lint: LintPanel
     advice: AdvicePanel | None
-    alerts: Sequence[AlertCard]
+    alerts: Sequence[AlertGroup]
     figures: Sequence[Plot]
+    axes_address: str
+    steps_address: str
     probes: Sequence[ProbeRow]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A number in a table, the tone of its range, and its interval if it has one."""
-
-    text: str
-    tone: Tone = ""
-    interval: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureRow:
-    """One measure: a value for each comparison of the page, in the page's order."""
-
-    name: str
-    meaning: str
-    values: Sequence[Value]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureGroup:
-    """Measures that are read together; the first group, which has no title, is always shown."""
-
-    title: str
-    rows: Sequence[MeasureRow]
-    missing: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepMeasure:
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRow:
-    """A link of the attribution's chain, or the whole."""
-
-    name: str
-    cause: str
-    k3: str
-    excess: str
-    mean_d: str
-    largest: str
-    share: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    sample_id: str
-    position: int
-    token_id: int
-    d: str
-    log_probs: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsRow:
-    """A replay with other weights: their name, its k3 with interval, or why it was not made."""
-
-    weights: str
-    k3: str
-    interval: str
-    largest: str
-    remark: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsPanel:
-    """The search for the weights that the engine held: the nearest replays first."""
-
-    scorer: str
-    rows: Sequence[WeightsRow]
-    notes: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class StepPage:
-    run_name: str
-    run_address: str
-    project: str
-    step: int
-    attempt: int
-    state: Label
-    live: bool
-    rollouts: str
-    tokens: str
-    coverage: str
-    shards: str
-    earlier: int | None
-    earlier_address: str | None
-    later: int | None
-    later_address: str | None
-    out_of_date: str | None
-    lint: LintPanel
-    comparisons: Sequence[str]
-    sampled: Sequence[str]
-    measures: Sequence[MeasureGroup]
-    ranges_note: str
-    intervals_note: str
-    tails_note: str
-    step_measures: Sequence[StepMeasure]
-    figures: Sequence[Plot]
-    links: Sequence[LinkRow]
-    conclusions: Sequence[str]
-    links_notes: Sequence[str]
-    weights: WeightsPanel | None
-    tokens_address: str
-    corrections_address: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokensPart:
-    """The worst tokens of a step: a part of its page that is fetched after it, because it reads the step's shards."""
-
-    comparison: str
-    scorers: Sequence[str]
-    rows: Sequence[TokenRow]
-    missing: str
-    within: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectionRow:
-    """The effect of a correction at one threshold."""
-
-    title: str
-    threshold: str
-    formula: str
-    level: str
-    kept_tokens: str
-    kept_sequences: str
-    effective: str
-    spread: str
-    distortion: str
-    advantage_distortion: str
-    beyond: str
-    reward: str
-    length: str
-    turns: str
-
-
-@dataclass(frozen=True, slots=True)
-class TheoryRow:
-    name: str
-    value: str
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class CorrectionsPart:
-    """Corrections and theory of a step: a part of its page that is fetched after it."""
-
-    comparison: str
-    rows: Sequence[CorrectionRow]
-    has_advantages: bool
-    has_turns: bool
-    not_estimable: Sequence[str]
-    notes: Sequence[str]
-    theory: Sequence[TheoryRow]
-    missing: str
+    probe_policy: str | None
 
 
 @dataclass(frozen=True, slots=True)

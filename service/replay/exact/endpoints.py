@@ -17,6 +17,7 @@ from service.replay.exact.schemas import ExactAddress, ExactStepRead, ExactToken
 from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from service.replay.leases.schemas import UploadReceipt
 from service.replay.probes.schemas import PairKey
+from service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID
 from service.runs.runs.addresses import RunIdentifier
 
 _DEFAULT_PAIR = next(iter(EXACT_PAIRS))
@@ -69,9 +70,11 @@ def read_exact_tokens(
     pair: Annotated[PairKey, Query()] = _DEFAULT_PAIR,
     worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest KL(μ‖π) first")] = 20,
     sample_id: Annotated[
-        str | None, Query(max_length=1024, description="return all tokens of this rollout instead")
+        str | None, Query(max_length=LONGEST_SAMPLE_ID, description="return all tokens of this rollout instead")
     ] = None,
+    from_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="first, of a rollout")] = 0,
+    to_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="last, of a rollout")] = LARGEST_POSITION,
 ) -> ExactTokensRead:
     """Return the tokens with the largest divergences, or one rollout token by token."""
-    query = tokens.ExactTokenQuery(run, step, attempt, pair, worst, sample_id)
+    query = tokens.ExactTokenQuery(run, step, attempt, pair, worst, sample_id, from_position, to_position)
     return tokens.read_exact_tokens(context, principal, query)

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from foreshock.json_values import finite_or_none
 from foreshock.rollouts import ExactBatch, RolloutBatch
+from foreshock.rollouts.parquet_row_groups import RolloutFile, find_exact
+from service.platform.columnar.reading import AnswerTooLarge
 from service.platform.context import ServiceContext
+from service.platform.decoding.limits import stored_limits
 from service.platform.security import Principal
 from service.platform.store.reading import TokensPurged, stored_file
+from service.platform.store.tokens import StoredFile
 from service.replay.exact import repository
 from service.replay.exact.files import align_exact, read_exact
 from service.replay.exact.schemas import ExactToken, ExactTokensRead
 from service.replay.exact.service import ExactNotFound, newest_exact
-from service.replay.probes.pinned_rollouts import read_rollouts
+from service.replay.probes.pinned_rollouts import PinnedRollouts
 from service.replay.probes.service import rollouts_of_step
 from service.runs.attempts.service import resolve_step
-from service.runs.rollouts.tokens import RolloutNotFound
+from service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, largest
+from service.runs.rollouts.tokens import LARGEST_POSITION, RolloutNotFound
 from service.runs.runs.service import get_run
+
+_VALUES_OF_TOKEN = len(ExactToken.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
 class ExactTokenQuery:
-    """Request for tokens: the `worst` of a step by KL(μ‖π), or all of one rollout if `sample_id` is given."""
+    """Request for tokens: the `worst` of a step by KL(μ‖π), or those of one rollout if `sample_id` is given.
+
+    Of a rollout, `from_position` ≤ position ≤ `to_position`.
+    """
 
     run_id: str
     step: int
@@ -32,10 +44,12 @@ class ExactTokenQuery:
     pair: str
     worst: int
     sample_id: str | None
+    from_position: int = 0
+    to_position: int = LARGEST_POSITION
 
 
 def read_exact_tokens(context: ServiceContext, principal: Principal, query: ExactTokenQuery) -> ExactTokensRead:
-    """Return the requested tokens. Raises ExactNotFound, RolloutNotFound, RunNotFound, RunDeleted."""
+    """Return the requested tokens. Raises ExactNotFound, RolloutNotFound, AnswerTooLarge, RunNotFound, RunDeleted."""
     with context.database.read() as session:
         get_run(session, principal, query.run_id)
         key = resolve_step(session, query.run_id, query.step, query.attempt)
@@ -47,24 +61,83 @@ def read_exact_tokens(context: ServiceContext, principal: Principal, query: Exac
         if not files:
             raise TokensPurged(f"the exact divergences of step {key.step} at single tokens were purged by retention")
     with stored_file(f"step {key.step}, or of its exact divergences,"):
-        batch = read_rollouts(rollouts)
-        exact = align_exact(batch, [read_exact(file) for file in files])
-    if query.sample_id is None:
-        sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
-        order = np.argsort(-sizes, kind="stable")[: query.worst]
-        positions = [int(position) for position in order if sizes[position] >= 0.0]
-    elif query.sample_id in batch.sample_ids:
-        number = batch.sample_ids.index(query.sample_id)
-        positions = list(range(*(int(offset) for offset in batch.response_offsets[number : number + 2])))
-    else:
-        raise RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {query.sample_id!r}")
+        if query.sample_id is None:
+            items = _worst(rollouts, files, query.worst)
+        else:
+            found = _of_rollout(rollouts, files, query, query.sample_id, context.settings.max_answer_values)
+            if found is None:
+                raise RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {query.sample_id!r}")
+            items = found
     return ExactTokensRead(
         pair=query.pair,
         step=key.step,
         attempt=key.attempt,
         sample_id=query.sample_id,
-        items=[_token(batch, exact, position) for position in positions],
+        items=items,
     )
+
+
+def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> list[ExactToken]:
+    """Return the tokens with the largest KL; one row group of rollouts is in memory."""
+    worst: list[tuple[float, ExactToken]] = []
+    for _, read in _row_groups(rollouts):
+        batch = read()
+        exact = _aligned(batch, files)
+        if exact is None:
+            continue
+        sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
+        positions = largest(sizes, most)
+        if len(worst) == most:
+            positions = positions[sizes[positions] > worst[-1][0]]
+        worst += [(float(sizes[position]), _token(batch, exact, position)) for position in positions.tolist()]
+        # Stable: of equal values, the earlier token comes first.
+        worst = sorted(worst, key=lambda each: -each[0])[:most]
+    return [token for _, token in worst]
+
+
+def _of_rollout(
+    rollouts: PinnedRollouts, files: Sequence[StoredFile], query: ExactTokenQuery, sample_id: str, most_values: int
+) -> list[ExactToken] | None:
+    """Return the requested tokens of a rollout; None if there is none with this sample id. Raises AnswerTooLarge."""
+    for names, read in _row_groups(rollouts):
+        if sample_id in names:
+            batch = read().select([names.index(sample_id)])
+            positions = range(query.from_position, min(query.to_position + 1, batch.num_tokens))
+            if len(positions) * _VALUES_OF_TOKEN > most_values:
+                raise AnswerTooLarge(
+                    f"the answer has {len(positions) * _VALUES_OF_TOKEN:,} values, more than the {most_values:,} of "
+                    "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
+                )
+            # A rollout that was not compared has no divergences: null at each token.
+            exact = _aligned(batch, files) or align_exact(batch, [read_exact(files[0])])
+            return [_token(batch, exact, position) for position in positions]
+    return None
+
+
+def _row_groups(rollouts: PinnedRollouts) -> Iterator[tuple[list[str], Callable[[], RolloutBatch]]]:
+    """Yield the sample ids of each row group, and what reads its rollouts, those that are pinned."""
+    samples = rollouts.samples or (None,) * len(rollouts.files)
+    for file, sample in zip(rollouts.files, samples, strict=True):
+        opened = RolloutFile(file, stored_limits(), only=TOKEN_COLUMNS)
+        left = sample
+        for group, names in enumerate(opened.sample_ids):
+            pinned = names if left is None else names[:left]
+            if left is not None:
+                left -= len(pinned)
+            if pinned:
+                yield pinned, partial(_read, opened, group, len(pinned))
+
+
+def _read(file: RolloutFile, group: int, count: int) -> RolloutBatch:
+    batch = file.read(group)
+    return batch if count == batch.num_rollouts else batch.select(range(count))
+
+
+def _aligned(batch: RolloutBatch, files: Sequence[StoredFile]) -> ExactBatch | None:
+    """Return the divergences in the order of the batch's tokens; None if no file has one of its rollouts."""
+    found = [find_exact(file, batch.sample_ids, stored_limits()) for file in files]
+    shards = [each for each in found if each is not None]
+    return align_exact(batch, shards) if shards else None
 
 
 def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> ExactToken:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, and_, or_, select, true
@@ -60,13 +60,13 @@ def kind_of(job: ProbeJob) -> JobKind:
 def lock_next_job(
     session: Session, project: str | None, accelerator: str, kinds: Collection[JobKind]
 ) -> ProbeJob | None:
-    """Return the longest-queued job of one of these kinds, locked; jobs that another claim holds are skipped."""
+    """Return the first job of one of these kinds, by rank, locked; jobs that another claim holds are skipped."""
     query = (
         select(ProbeJob)
         .join(Probe)
         .join(Run, Run.id == Probe.run_id)
         .where(_offered(project, accelerator), or_(*map(_is_of_kind, kinds)))
-        .order_by(ProbeJob.queued_at_us, ProbeJob.id)
+        .order_by(ProbeJob.rank_us, ProbeJob.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=ProbeJob)
     )
@@ -82,12 +82,6 @@ def add_lease(session: Session, lease: Lease) -> None:
 def lease_of(session: Session, job: ProbeJob) -> Lease:
     """Return the lease of a running job."""
     return session.scalars(select(Lease).where(Lease.id == job.lease_id)).one()
-
-
-def leases_of(session: Session, jobs: Iterable[ProbeJob]) -> dict[str, Lease]:
-    """Return the running leases of jobs by job id."""
-    held = [job.lease_id for job in jobs if job.lease_id is not None]
-    return {lease.job_id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))}
 
 
 def any_overdue(session: Session, now_us: int, duration_us: int) -> bool:

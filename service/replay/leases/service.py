@@ -23,7 +23,7 @@ from service.replay.probes.job_environments import Fit, WantedEnvironment, fit, 
 from service.replay.probes.job_transitions import ENDED, JobState, Outcome
 from service.replay.probes.pinned_rollouts import write_rollouts
 from service.replay.probes.schemas import ScorerRequest, scorers_of_pairs
-from service.replay.probes.service import lock_jobs, rollouts_of_probe
+from service.replay.probes.service import lock_jobs, rollouts_of_probe, running_leases
 from service.replay.workers.service import live_workers, record_worker, touch_worker
 from service.runs.runs.service import get_run
 
@@ -47,7 +47,7 @@ class LeaseLost(ProblemError):
 
 
 def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRead | None:
-    """Lease the longest-queued job that the worker can do; None if there is none."""
+    """Lease the first job, by priority and age, that the worker can do; None if there is none."""
     return context.database.write(lambda session: _claim(session, context, principal, request))
 
 
@@ -206,7 +206,7 @@ def _fail(session: Session, context: ServiceContext, principal: Principal, lease
 
 def _cancel_rest(session: Session, jobs: list[ProbeJob], state: JobState, reason: str, now: int) -> int:
     """End the unfinished jobs of a probe that cannot be done, and return their number."""
-    leases = repository.leases_of(session, jobs)
+    leases = running_leases(session, jobs)
     rest = [job for job in jobs if JobState(job.state) not in ENDED]
     for job in rest:
         job_transitions.cancel(job, leases.get(job.id), state, f"the probe has ended: {reason}", now)

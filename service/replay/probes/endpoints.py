@@ -10,7 +10,7 @@ from service.platform.context import Context
 from service.platform.pagination import Cursor, Limit, Page
 from service.platform.schemas import LARGEST_STEP, Name
 from service.platform.security import Ingester, Reader
-from service.replay.probes import service
+from service.replay.probes import cancelling, service
 from service.replay.probes.schemas import ProbeCreate, ProbeRead
 from service.runs.runs.addresses import RunIdentifier
 
@@ -72,3 +72,12 @@ def read_probe(probe: ProbeIdentifier, context: Context, principal: Reader) -> P
 def retry_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRead:
     """Queue the failed and skipped jobs of an ended probe again, for example when the weights are back."""
     return context.database.write(lambda session: service.retry_probe(session, principal, probe))
+
+
+@router.delete("/probes/{probe}")
+def cancel_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRead:
+    """Cancel a probe: its unfinished jobs are skipped, and what a worker still sends for them is refused.
+
+    Scores of jobs that are done stay. A cancelled probe can be retried; an equal request finds it as it is.
+    """
+    return context.database.write(lambda session: cancelling.cancel_probe(session, principal, probe))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from foreshock.layer_divergence import CAPABILITY as LAYERS
+from foreshock.layer_divergence import LAYERS_KIND
+from foreshock.routing import ROUTING_CAPABILITY, ROUTING_KIND
 from foreshock.scorers import EXACT_PAIRS, SCORERS
-from foreshock.weights_search import CAPABILITY, PROBE_KIND
+from foreshock.weights_search import CAPABILITY as WEIGHTS_SEARCH
+from foreshock.weights_search import PROBE_KIND
 from service.platform.database.tables.probes import Probe, ProbeJob, Worker
 from service.platform.identifiers import new_identifier
 from service.replay.probes.job_environments import WantedEnvironment, names_in_words
+from service.replay.probes.job_ranks import Priority, set_priority
 from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ScorerRequest
 from service.replay.workers.service import LIVE_MINUTES, offers_of
+
+# The kinds of probes that compare two scorers in one job and send no scores, with what their worker must offer.
+_OF_TWO_SCORERS = {LAYERS_KIND: LAYERS, ROUTING_KIND: ROUTING_CAPABILITY}
 
 
 def new_jobs(
@@ -21,6 +29,7 @@ def new_jobs(
     now_us: int,
     wanted: Mapping[str, WantedEnvironment] | None = None,
     exact_pairs: Sequence[str] = (),
+    priority: Priority = Priority.NORMAL,
 ) -> list[ProbeJob]:
     """Return the jobs of a new probe; `wanted` has the environments of each engine's job.
 
@@ -28,14 +37,33 @@ def new_jobs(
 
     An engine is started once for all scorers of a job, so that there is one job for each engine. A scorer that no live
     worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
-    A weights search is one job.
+    A weights search is one job, and so is a comparison by layer or of routed experts.
     """
+    jobs = _bundles(probe, scorers, live, now_us, wanted, exact_pairs)
+    for job in jobs:
+        set_priority(job, priority)
+    return jobs
+
+
+def _bundles(
+    probe: Probe,
+    scorers: Sequence[ScorerRequest],
+    live: Iterable[Worker],
+    now_us: int,
+    wanted: Mapping[str, WantedEnvironment] | None,
+    exact_pairs: Sequence[str],
+) -> list[ProbeJob]:
     offers = _offers(live, probe.accelerator)
     names = sorted({each.scorer for each in scorers})
     if probe.kind == PROBE_KIND:
         engine = str(SCORERS[names[0]].engine)
         environment = (wanted or {}).get(engine, WantedEnvironment())
-        return [_job(probe, engine, {*names, CAPABILITY}, scorers, environment, now_us)]
+        return [_job(probe, engine, {*names, WEIGHTS_SEARCH}, scorers, environment, now_us)]
+    if probe.kind in _OF_TWO_SCORERS:
+        # An engine's environment comes first, as in an exact pair.
+        engine = min((str(SCORERS[name].engine) for name in names), key=lambda engine: engine == "torch")
+        environment = (wanted or {}).get(engine, WantedEnvironment())
+        return [_job(probe, probe.kind, {*names, _OF_TWO_SCORERS[probe.kind]}, scorers, environment, now_us)]
     engines = sorted({str(SCORERS[name].engine) for name in names})
     jobs = []
     for engine in engines:
@@ -45,6 +73,11 @@ def new_jobs(
         jobs.append(_job(probe, engine, together, scorers, environment, now_us))
         jobs += [_job(probe, name, {name}, scorers, environment, now_us) for name in sorted(of_engine - together)]
     return jobs + [_exact_job(probe, pair, wanted or {}, now_us) for pair in exact_pairs]
+
+
+def scored_by(job: ProbeJob) -> list[dict[str, str]]:
+    """Return the scorers and variants whose log-probs the job's worker sends; none in a comparison of two."""
+    return [] if job.engine in _OF_TWO_SCORERS else job.scorers
 
 
 def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:

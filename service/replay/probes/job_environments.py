@@ -107,7 +107,11 @@ def wanted_environments(
     known = {name: _names(fingerprint) for name, fingerprint in fingerprints.items()}
     sampler, trainer = known.get("rollout", ()), known.get("trainer", ())
     sides = {"engine": sampler or trainer, "trainer": trainer or sampler}
-    return {name: WantedEnvironment(sides[_side(name)], request == OF_RUN) for name in ENGINES}
+    # A remote engine computes on its server's machine, whatever the worker's is.
+    return {
+        name: WantedEnvironment() if engine.remote else WantedEnvironment(sides[_side(name)], request == OF_RUN)
+        for name, engine in ENGINES.items()
+    }
 
 
 def _side(engine: str) -> str:

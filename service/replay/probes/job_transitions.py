@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from service.platform.database.tables.probes import Lease, ProbeJob
+from service.replay.probes.job_ranks import Priority, set_priority
 
 LONGEST_REASON = 2_000
 
@@ -117,6 +118,7 @@ def requeue(job: ProbeJob, now_us: int) -> None:
     job.worker = None
     job.environment = None
     job.queued_at_us = now_us
+    set_priority(job, Priority(job.priority))
     job.finished_at_us = None
 
 
@@ -136,7 +138,7 @@ def _count_failed_try(job: ProbeJob, lease: Lease, reason: str, now_us: int, mos
     if job.tries >= most_tries:
         _end_job(job, JobState.FAILED, _short(f"given up after {job.tries} tries; last: {reason}"), now_us)
         return
-    # `queued_at_us` stays: the job keeps its place in the queue.
+    # `queued_at_us` and `rank_us` stay: the job keeps its place in the queue.
     job.state = JobState.QUEUED
     job.worker = None
 

@@ -9,7 +9,9 @@ from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Checkpoint, Run
-from service.platform.database.tables.probes import Probe, ProbeJob
+from service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from service.replay.near_alerts import is_near_open_alert
+from service.replay.probes.job_transitions import JobState
 from service.runs.attempts.active_attempts import AttemptStart, is_active
 from service.runs.step_key import StepKey
 
@@ -67,6 +69,12 @@ def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
     return list(session.scalars(query.execution_options(populate_existing=True)))
 
 
+def running_leases(session: Session, jobs: Iterable[ProbeJob]) -> dict[str, Lease]:
+    """Return the running leases of jobs by job id."""
+    held = [job.lease_id for job in jobs if job.lease_id is not None]
+    return {lease.job_id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))}
+
+
 def run_of(session: Session, probe: Probe) -> Run:
     """Return the run of a probe."""
     return session.scalars(select(Run).where(Run.id == probe.run_id)).one()
@@ -89,3 +97,22 @@ def newest_checkpoints(session: Session, run_id: str, attempt: int, most: int) -
     """Return the newest announced steps of an attempt, at most `most` of them, in order."""
     query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, Checkpoint.attempt == attempt)
     return sorted(session.scalars(query.order_by(Checkpoint.step.desc()).limit(most)))
+
+
+def is_step_near_open_alert(session: Session, run_id: str, step: int) -> bool:
+    """Return whether the run has an open alert near the step."""
+    return bool(session.scalar(select(is_near_open_alert(run_id, step))))
+
+
+def jobs_to_raise(session: Session, to: str, limit: int) -> Sequence[ProbeJob]:
+    """Return up to `limit` queued jobs near an open alert, locked, of probes that ask for no priority."""
+    near = is_near_open_alert(Probe.run_id, Probe.step)
+    query = (
+        select(ProbeJob)
+        .join(Probe)
+        .where(ProbeJob.state == JobState.QUEUED, ProbeJob.priority != to, Probe.priority.is_(None), near)
+        .order_by(ProbeJob.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, of=ProbeJob)
+    )
+    return session.scalars(query.execution_options(populate_existing=True)).all()

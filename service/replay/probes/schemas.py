@@ -7,11 +7,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from foreshock.scorers import NOISE_FLOOR_VARIANT
+from foreshock.configuration_grid import MATRIX_KIND, MATRIX_ROLLOUTS, MOST_MATRIX_ROLLOUTS
+from foreshock.layer_divergence import LAYERS_KIND, LAYERS_ROLLOUTS
+from foreshock.routing import DEFAULT_PAIR, MOST_ROUTING_ROLLOUTS, ROUTING_KIND, ROUTING_ROLLOUTS
+from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
 from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
 from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.schemas import AttemptNumber, JsonObject, Step
 from service.replay.probes.job_environments import names_in_words
+from service.replay.probes.job_ranks import Priority
 from service.replay.probes.job_transitions import JobState, state_of_probe
 
 ScorerName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")]
@@ -50,15 +54,19 @@ class ProbeCreate(BaseModel):
     scorers: list[ScorerRequest] = Field(
         default_factory=list,
         max_length=32,
-        description="a weights search has one, the engine's prefill if absent, and scores its noise floor too",
+        description="a weights search has one, the engine's prefill if absent, and scores its noise floor too; a "
+        f"comparison by layer two, of which the second is the reference, {TRAINER_REPLAY} and {REFERENCE} if absent; "
+        f"one of routed experts two, π and μ, {' and '.join(DEFAULT_PAIR)} if absent",
     )
     exact_pairs: list[PairKey] = Field(
         default=[], max_length=8, description="comparisons `target/behaviour` to compute over the whole vocabulary"
     )
-    kind: Literal["exact", "weights"] = Field(
+    kind: Literal["exact", "weights", "matrix", "layers", "routing"] = Field(
         default="exact",
         description="exact: with the weights that sampled the step. weights: search, with those of earlier steps too, "
-        "which weights the engine held",
+        "which weights the engine held. matrix: one scorer in one configuration, a cell of the step's matrix, which is "
+        "no part of the chain. layers: compare the hidden states of two scorers layer by layer. routing: "
+        "compare the routed experts of two scorers of a mixture of experts",
     )
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
     environment: EnvironmentName | None = Field(
@@ -68,6 +76,11 @@ class ProbeCreate(BaseModel):
     )
     max_rollouts: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
+    )
+    priority: Priority | None = Field(
+        default=None,
+        description="which queued job is leased first; absent: urgent near an open alert of the run, else normal. A "
+        "level counts as one day of waiting. An equal request with another priority changes that of its queued jobs",
     )
     options: dict[ScorerName, JsonObject] = Field(
         default_factory=dict, description="options by scorer; the worker checks them"
@@ -86,6 +99,41 @@ class ProbeCreate(BaseModel):
             if len(asked) > 1 or asked[0].variant or self.exact_pairs:
                 raise ValueError("a weights search has one scorer, no variant and no exact pair")
             self.scorers = [asked[0], ScorerRequest(scorer=asked[0].scorer, variant=NOISE_FLOOR_VARIANT)]
+        return self
+
+    @model_validator(mode="after")
+    def _complete_cell(self) -> Self:
+        if self.kind == MATRIX_KIND:
+            if len(self.scorers) != 1 or self.scorers[0].variant or self.exact_pairs:
+                raise ValueError("a cell of a matrix has one scorer, no variant and no exact pair")
+            self.max_rollouts = MATRIX_ROLLOUTS if self.max_rollouts is None else self.max_rollouts
+            if self.max_rollouts > MOST_MATRIX_ROLLOUTS:
+                raise ValueError(
+                    f"a cell of a matrix has at most {MOST_MATRIX_ROLLOUTS} rollouts, got {self.max_rollouts}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _complete_layers(self) -> Self:
+        if self.kind == LAYERS_KIND:
+            self.scorers = self.scorers or [ScorerRequest(scorer=TRAINER_REPLAY), ScorerRequest(scorer=REFERENCE)]
+            if len(self.scorers) != 2 or any(each.variant for each in self.scorers) or self.exact_pairs:
+                raise ValueError("a comparison by layer has two scorers, no variant and no exact pair")
+            self.max_rollouts = LAYERS_ROLLOUTS if self.max_rollouts is None else self.max_rollouts
+        return self
+
+    @model_validator(mode="after")
+    def _complete_routing(self) -> Self:
+        if self.kind == ROUTING_KIND:
+            self.scorers = self.scorers or [ScorerRequest(scorer=name) for name in DEFAULT_PAIR]
+            if len(self.scorers) != 2 or self.exact_pairs:
+                raise ValueError("a comparison of routed experts has two scorers and no exact pair")
+            self.max_rollouts = ROUTING_ROLLOUTS if self.max_rollouts is None else self.max_rollouts
+            if self.max_rollouts > MOST_ROUTING_ROLLOUTS:
+                raise ValueError(
+                    f"a comparison of routed experts has at most {MOST_ROUTING_ROLLOUTS} rollouts, got "
+                    f"{self.max_rollouts}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -110,6 +158,7 @@ class JobRead(BaseModel):
     reasons: list[str] = Field(description="the failure of each try")
     worker: str | None
     accelerator: str | None
+    priority: Priority
     environments: list[str] = Field(description="names of the environments to score in, best first; empty: any")
     environment: str | None = Field(description="the one that it is scored in; null: queued, or as its worker is")
     environment_note: str | None = Field(description="why it is not scored in one of `environments`")
@@ -128,6 +177,7 @@ class JobRead(BaseModel):
             reasons=list(job.reasons),
             worker=job.worker,
             accelerator=job.accelerator,
+            priority=Priority(job.priority),
             environments=[name for name in job.environments.split(",") if name],
             environment=job.environment,
             environment_note=environment_note(job),
@@ -154,6 +204,7 @@ class ProbeRead(BaseModel):
     exact_pairs: list[str]
     options: dict[str, Any]
     environment: str | None = Field(description="as requested")
+    priority: Priority | None = Field(description="as requested; null: the service chooses that of the jobs")
     state: JobState
     reason: str | None
     rollouts: int
@@ -177,6 +228,7 @@ class ProbeRead(BaseModel):
             exact_pairs=list(probe.exact_pairs),
             options=dict(probe.options),
             environment=probe.environment,
+            priority=Priority(probe.priority) if probe.priority is not None else None,
             state=state,
             reason=reason or next((waiting[job.id] for job in jobs if waiting.get(job.id)), None),
             rollouts=probe.rollouts,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.configuration_grid import MATRIX_KIND
 from foreshock.digests import digest_of_json
-from foreshock.scorers import EXACT_PAIRS, SCORERS, VARIANTS, available_scorers
+from foreshock.layer_divergence import LAYERS_KIND
+from foreshock.routing import RECORDING_SCORERS, ROUTING_KIND
+from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers, scorers_by_layer
 from foreshock.suggestions import did_you_mean
 from foreshock.weights_search import PROBE_KIND, interleaved
 from service.platform.context import ServiceContext
 from service.platform.database.dialect import database_now_us, insert_if_absent
 from service.platform.database.tables import Run, Shard
-from service.platform.database.tables.probes import Probe, ProbeJob
+from service.platform.database.tables.probes import Lease, Probe, ProbeJob
 from service.platform.identifiers import new_identifier
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
@@ -34,6 +37,7 @@ from service.replay.probes.job_environments import (
 )
 from service.replay.probes.job_transitions import ENDED, JobState, requeue
 from service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
+from service.replay.probes.priorities import change_priority, default_priority
 from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
 from service.replay.workers.service import live_workers
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
@@ -90,6 +94,8 @@ class _Plan:
 
     @property
     def scorers(self) -> list[ScorerRequest]:
+        if self.body.kind in (LAYERS_KIND, ROUTING_KIND):
+            return self.body.scorers  # the second one is the reference, or gives μ
         return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
 
     @property
@@ -98,7 +104,7 @@ class _Plan:
 
     def request_digest(self) -> str:
         """Return the digest that equal requests have in common."""
-        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates"}
+        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates", "priority"}
         asked = self.body.model_dump(mode="json", exclude=settled)
         if self.body.environment is not None:
             asked["environment"] = self.body.environment
@@ -114,11 +120,11 @@ def create_probe(
     context: ServiceContext, principal: Principal, run_id: str, body: ProbeCreate
 ) -> tuple[ProbeRead, bool]:
     """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
-    _check_scorers(body)
+    check_scorers(body)
     with context.database.read() as session:
         plan = _plan(context, session, principal, run_id, body)
         known = repository.find_by_request(session, run_id, plan.request_digest())
-        if known is not None:
+        if known is not None and body.priority in (None, known.priority):
             return _read(session, plan.run.project, [known])[0], False
     with present_file(f"a shard of step {body.step}"):
         count = context.decoders.run(count_rollouts, plan.rollouts)
@@ -129,14 +135,14 @@ def create_probe(
         )
     fingerprints = run_fingerprints(count.attributes, plan.attempt_fingerprint)
     wanted = wanted_environments(body.environment, fingerprints)
-    if body.environment == OF_RUN and not all(each.names for each in wanted.values()):
+    if body.environment == OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
         raise ProbeNotPossible(
             "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
     scorers = {asked.scorer for asked in body.scorers} | scorers_of_pairs(body.exact_pairs)
-    options = with_declared_precision(body.options, scorers, fingerprints["trainer"])
-    return context.database.write(lambda session: _insert(session, plan, count, wanted, options))
+    options = with_declared_precision(body.options, scorers, fingerprints["trainer"], complete=body.kind == MATRIX_KIND)
+    return context.database.write(lambda session: _insert(session, principal, plan, count, wanted, options))
 
 
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:
@@ -153,8 +159,8 @@ def rollouts_of_step(context: ServiceContext, session: Session, key: StepKey) ->
 
 def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
     """Return the probe with its jobs. Raises ProbeNotFound, RunDeleted."""
-    probe, run = _get_probe(session, principal, probe_id)
-    return _read(session, run.project, [probe])[0]
+    probe, run = get_probe(session, principal, probe_id)
+    return shown(session, run, probe)
 
 
 def list_probes(
@@ -187,7 +193,7 @@ def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeR
 
     Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts are no longer there.
     """
-    probe, run = _get_probe(session, principal, probe_id)
+    probe, run = get_probe(session, principal, probe_id)
     jobs = lock_jobs(session, probe_id)
     if not all(JobState(job.state) in ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")
@@ -199,7 +205,7 @@ def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeR
         if job.state != JobState.DONE:
             requeue(job, now)
     session.flush()
-    return _read(session, run.project, [probe])[0]
+    return shown(session, run, probe)
 
 
 def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
@@ -210,22 +216,43 @@ def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
     return repository.lock_jobs(session, probe_id)
 
 
-def _get_probe(session: Session, principal: Principal, probe_id: str) -> tuple[Probe, Run]:
+def running_leases(session: Session, jobs: Iterable[ProbeJob]) -> dict[str, Lease]:
+    """Return the running leases of jobs by job id."""
+    return repository.running_leases(session, jobs)
+
+
+def get_probe(session: Session, principal: Principal, probe_id: str) -> tuple[Probe, Run]:
+    """Return the probe and its run. Raises ProbeNotFound, RunDeleted."""
     probe = repository.find(session, probe_id)
     if probe is None or not principal.sees(repository.run_of(session, probe).project):
         raise ProbeNotFound(f"there is no probe {probe_id}")
     return probe, get_run(session, principal, probe.run_id)
 
 
-def _check_scorers(body: ProbeCreate) -> None:
+def shown(session: Session, run: Run, probe: Probe) -> ProbeRead:
+    """Return the probe as it is shown."""
+    return _read(session, run.project, [probe])[0]
+
+
+def check_scorers(body: ProbeCreate) -> None:
+    """Raise UnknownScorer or ProbeNotPossible if a request names scorers, pairs or options that are not available."""
     for asked in body.scorers:
         if asked.scorer not in available_scorers():
-            known = f"scorer {asked.scorer!r} is not implemented in this release"
-            wrong = known if asked.scorer in SCORERS else f"unknown scorer {asked.scorer!r}"
             suggestion = did_you_mean(asked.scorer, available_scorers())
-            raise UnknownScorer(f"{wrong}{suggestion}; available scorers: {', '.join(available_scorers())}")
+            raise UnknownScorer(
+                f"unknown scorer {asked.scorer!r}{suggestion}; available scorers: {', '.join(available_scorers())}"
+            )
         if asked.variant not in VARIANTS:
             raise UnknownScorer(f"unknown variant {asked.variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
+        if body.kind == LAYERS_KIND and asked.scorer not in scorers_by_layer():
+            raise UnknownScorer(
+                f"{asked.scorer} gives no hidden states to compare by layer; scorers that do: "
+                f"{', '.join(scorers_by_layer())}"
+            )
+        if body.kind == ROUTING_KIND and asked.scorer not in RECORDING_SCORERS:
+            raise UnknownScorer(
+                f"{asked.scorer} cannot record routed experts; scorers that can: {', '.join(RECORDING_SCORERS)}"
+            )
     for pair in body.exact_pairs:
         if pair not in EXACT_PAIRS:
             suggestion = did_you_mean(pair, EXACT_PAIRS)
@@ -257,8 +284,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         newest = repository.newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
         raise ProbeNotPossible(
             f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
-            "announces saved weights with log_checkpoint(step, root=…, path=…), other programs with "
-            f"PUT /v1/runs/{run_id}/checkpoints/{key.step}?attempt={key.attempt}"
+            "announces saved weights with log_checkpoint(step, root=…, path=…)"
         )
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
         raise ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
@@ -318,6 +344,7 @@ def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int 
 
 def _insert(
     session: Session,
+    principal: Principal,
     plan: _Plan,
     count: RolloutCount,
     wanted: Mapping[str, WantedEnvironment],
@@ -338,6 +365,7 @@ def _insert(
         "accelerator": body.accelerator,
         "environment": body.environment,
         "max_rollouts": body.max_rollouts,
+        "priority": body.priority,
         "checkpoint": plan.weights,
         "checkpoint_expires_at_us": plan.weights_expire_at_us,
         "candidates": plan.candidates,
@@ -353,8 +381,11 @@ def _insert(
     assert probe is not None
     if created:
         live = live_workers(session, plan.run.project, now)
-        session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs))
+        priority = body.priority or default_priority(session, plan.run.id, body.step)
+        session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
         session.flush()
+    elif body.priority not in (None, probe.priority):
+        change_priority(session, principal, plan.run, probe, lock_jobs(session, probe.id), body.priority)
     return _read(session, plan.run.project, [probe])[0], created
 
 

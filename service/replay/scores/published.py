@@ -46,6 +46,8 @@ def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard
 
     Of scores in several environments it is the one of the run's own, as in the attribution.
     """
+    if not repository.any_of_step(session, shard.run_id, shard.attempt, shard.step):
+        return {}
     found = {}
     attempt = find_attempt(session, shard.run_id, shard.attempt)
     run = run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent, upsert
+from service.platform.database.dialect import insert_if_absent, table_of, upsert
+from service.platform.database.prepared import Prepared
 from service.platform.database.tables.probes import Score, ScoreShard
 
+_scores = table_of(Score).c
+_ANY = Prepared(
+    select(_scores.scorer).where(*(_scores[name] == bindparam(name) for name in ("run_id", "attempt", "step"))).limit(1)
+)
 SCORE_KEY = ("run_id", "attempt", "step", "rollout_set_digest", "scorer", "fingerprint_digest", "variant")
 
 
@@ -33,6 +38,11 @@ def shards_of_try(session: Session, job_id: str, token: int) -> Sequence[ScoreSh
 def publish(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """Insert published scores; a score with an equal key then points at its newest shards."""
     upsert(session, Score, rows, SCORE_KEY)
+
+
+def any_of_step(session: Session, run_id: str, attempt: int, step: int) -> bool:
+    """Return whether a score of a step is published."""
+    return _ANY.first(session, {"run_id": run_id, "attempt": attempt, "step": step}) is not None
 
 
 def of_step(session: Session, run_id: str, attempt: int, step: int) -> Sequence[Score]:

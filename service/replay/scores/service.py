@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.configuration_grid import MATRIX_KIND
 from foreshock.kill_points import passed
 from foreshock.scorers import score_name
 from service.platform.context import ServiceContext
@@ -23,10 +24,13 @@ from service.platform.store.names import score_file_name
 from service.platform.uploads import Upload
 from service.replay.events import ScoresPublished
 from service.replay.exact.service import MeasuredPair, measure_job, publish_exact
+from service.replay.layers.service import publish_layers
 from service.replay.leases.schemas import UploadReceipt
 from service.replay.leases.service import find_lease, hold, is_completed
 from service.replay.leases.shard_uploads import Check, ShardRow, ShardUpload, check_held_or_completed, store_shard
 from service.replay.probes import job_transitions
+from service.replay.probes.job_bundles import scored_by
+from service.replay.routing.service import publish_routing
 from service.replay.scores import repository
 from service.replay.scores.checking import CheckedScores, check_scores
 from service.replay.scores.schemas import ScoreAddress
@@ -67,7 +71,7 @@ def check_address(context: ServiceContext, principal: Principal, address: ScoreA
     """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ScorerNotAsked."""
     job = check_held_or_completed(context, principal, address.lease_id, address.token)
     if _key_of(address) not in _asked(job):
-        asked = ", ".join(score_name(*each) for each in sorted(_asked(job)))
+        asked = ", ".join(score_name(*each) for each in sorted(_asked(job))) or "no scores"
         raise ScorerNotAsked(f"this job requests {asked}, got {score_name(address.scorer, address.variant)}")
 
 
@@ -143,8 +147,8 @@ class ScoreUpload(ShardUpload[CheckedScores]):
 def complete_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> None:
     """Publish the job's scores and exact divergences and end the job; a repeated request changes nothing.
 
-    Raises LeaseNotFound, LeaseLost unless the token is the newest, ScoresIncomplete, ExactIncomplete or
-    WeightsSearchMissing if some are missing.
+    Raises LeaseNotFound, LeaseLost unless the token is the newest, ScoresIncomplete, ExactIncomplete,
+    WeightsSearchMissing, LayersMissing or RoutingMissing if some are missing.
     """
     measured = measure_job(context, principal, lease_id, token)
     published = context.database.write(
@@ -177,7 +181,11 @@ def publish_job(
     now = database_now_us(session)
     publish_exact(session, job, lease, probe, measured, now)
     publish_search(session, job, probe, token, now)
+    publish_layers(session, job, probe, token, now)
+    publish_routing(session, job, probe, token, now)
     rows = [_score_row(key, sent[key], lease, job, probe, now) for key in sorted(_asked(job))]
+    if probe.kind == MATRIX_KIND:
+        rows = []  # configurations that the run does not have are no part of its chain
     published = None
     if rows:
         repository.publish(session, rows)
@@ -228,7 +236,7 @@ def _by_scorer(shards: Sequence[ScoreShard]) -> dict[ScorerKey, list[ScoreShard]
 
 
 def _asked(job: ProbeJob) -> set[ScorerKey]:
-    return {(each["scorer"], each["variant"]) for each in job.scorers}
+    return {(each["scorer"], each["variant"]) for each in scored_by(job)}
 
 
 def _key_of(address: ScoreAddress) -> ScorerKey:

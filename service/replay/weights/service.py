@@ -6,15 +6,18 @@ from sqlalchemy.orm import Session
 
 from foreshock.weights_search import PROBE_KIND, WeightsSearch
 from service.platform.context import ServiceContext
+from service.platform.database.tables.probe_results import StoredWeightsSearch
 from service.platform.database.tables.probes import Probe, ProbeJob
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.replay.leases.result_repository import ResultRepository
 from service.replay.leases.service import hold
-from service.replay.weights import repository
 from service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead, storable
 from service.runs.attempts.service import resolve_step
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
+
+_RESULTS = ResultRepository(StoredWeightsSearch)
 
 
 class WeightsSearchNotFound(ProblemError):
@@ -52,18 +55,17 @@ def publish_search(session: Session, job: ProbeJob, probe: Probe, token: int, no
     """Publish the result of this try, if its job is a search. Raises WeightsSearchMissing if it was not sent."""
     if probe.kind != PROBE_KIND:
         return
-    if repository.find(session, job.id, token) is None:
+    if not _RESULTS.publish(session, job.id, token, now_us):
         raise WeightsSearchMissing(
             "the result of the weights search is missing: send it with PUT /v1/leases/{lease}/weights-search, then "
             "complete"
         )
-    repository.publish(session, job.id, token, now_us)
 
 
 def find_search(session: Session, key: StepKey) -> WeightsSearch | None:
     """Return the newest published search of a step."""
-    found = repository.newest(session, key)
-    return WeightsSearch.from_dict(found.document) if found is not None else None
+    found = _RESULTS.newest(session, key, 1)
+    return WeightsSearch.from_dict(found[0].document) if found else None
 
 
 def read_search(
@@ -99,4 +101,4 @@ def _store(session: Session, principal: Principal, lease_id: str, token: int, bo
         "document": storable(body),
         "published_at_us": None,
     }
-    repository.put(session, row)
+    _RESULTS.put(session, row)

@@ -143,7 +143,8 @@ def attempt_not_found(run_id: str, attempt: int) -> AttemptNotFound:
 def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:
     """Return the step's key in `attempt`; None: in the attempt in which it is active. Raises AttemptNotFound."""
     if attempt is not None:
-        return StepKey(run_id, require_attempt(session, run_id, attempt).attempt, step)
+        check_attempt(session, run_id, attempt)
+        return StepKey(run_id, attempt, step)
     active = active_attempt_of(attempts_of_run(session, run_id), step)
     if active is None:
         raise AttemptNotFound(f"no attempt of the run holds step {step}")

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from service.platform.database.dialect import table_of
+from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Step
 from service.runs.attempts.active_attempts import AttemptStart, is_active
 from service.runs.step_key import StepKey
 
+_steps = table_of(Step).c
+_OF_STEP = tuple(_steps[name] == bindparam(name) for name in StepKey._fields)
+_COUNTS = Prepared(select(_steps.rollouts, _steps.full_rollouts).where(*_OF_STEP))
+_INCOMPLETE = Prepared(
+    select(_steps.received_shards, _steps.expected_shards).where(
+        *_OF_STEP, _steps.closed_at_us.is_not(None), _steps.received_shards < _steps.expected_shards
+    )
+)
+
 
 def counts(session: Session, key: StepKey) -> tuple[int, int | None] | None:
     """Return the rollouts of a step, and those stored in full (None: all); None without such a step."""
-    query = select(Step.rollouts, Step.full_rollouts).where(
-        Step.run_id == key.run_id, Step.attempt == key.attempt, Step.step == key.step
-    )
-    row = session.execute(query).one_or_none()
+    row = _COUNTS.first(session, key._asdict())
+    return None if row is None else (row[0], row[1])
+
+
+def incomplete_counts(session: Session, key: StepKey) -> tuple[int, int] | None:
+    """Return the shards that a step has and was opened with, if it closed without some of them; None otherwise."""
+    row = _INCOMPLETE.first(session, key._asdict())
     return None if row is None else (row[0], row[1])
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from service.runs.attempts.active_attempts import AttemptStart
 from service.runs.coverage import repository
 from service.runs.coverage.schemas import CoverageRead, StatisticsStep
+from service.runs.shard_schemas import IncompleteStep
 from service.runs.step_key import StepKey
 
 _MOST_STEPS = 1000
@@ -34,6 +35,14 @@ def coverage_of_step(session: Session, key: StepKey, used: int | None = None) ->
         full_rollouts=full,
         text=coverage_in_words(rollouts, full) if whole else f"{used:,} of {rollouts:,} rollouts",
     )
+
+
+def incomplete_of_step(session: Session, key: StepKey) -> IncompleteStep | None:
+    """Return what a step lacks that closed without some of its shards; None if it lacks nothing."""
+    counts = repository.incomplete_counts(session, key)
+    if counts is None:
+        return None
+    return IncompleteStep(step=key.step, attempt=key.attempt, shards=counts[0], expected_shards=counts[1])
 
 
 def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[StatisticsStep]:

@@ -77,19 +77,24 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
     Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
     the step was opened with another number of shards.
     """
+    with context.database.read() as session:
+        return check_address_in(session, context, principal, address)
+
+
+def check_address_in(session: Session, context: ServiceContext, principal: Principal, address: ShardAddress) -> bool:
+    """Check an address as `check_address` does, in a session."""
     if address.shards > context.settings.max_shards:
         raise InvalidRequest(f"query.shards must be at most {context.settings.max_shards:,}, got {address.shards:,}")
     if address.shard >= address.shards:
         raise InvalidRequest(
             f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
         )
-    with context.database.read() as session:
-        check_run(session, principal, address.run_id)
-        check_attempt(session, address.run_id, address.attempt)
-        expected = expected_shards_of(session, address.step_key)
-        if expected is not None:
-            check_expected_shards(address.step_key, expected, address.shards)
-        return expected is not None
+    check_run(session, principal, address.run_id)
+    check_attempt(session, address.run_id, address.attempt)
+    expected = expected_shards_of(session, address.step_key)
+    if expected is not None:
+        check_expected_shards(address.step_key, expected, address.shards)
+    return expected is not None
 
 
 def ingest_shard(

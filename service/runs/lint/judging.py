@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
 
 from foreshock.errors import StatisticsError
 from foreshock.lint import LintEvidence, LintWarning, collect_evidence, run_checks
 from foreshock.lint.checks import sums_for_run
+from foreshock.lint.evidence.lint_evidence import examples_from_json
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
 from service.platform.database.packing import Packed
@@ -27,7 +28,7 @@ class Evidence(Protocol):
     """Contribution of a shard to the lint of its step: a database row, or the result of a decoder."""
 
     @property
-    def evidence(self) -> bytes:
+    def evidence(self) -> bytes | Packed:
         """Mergeable evidence."""
 
     @property
@@ -39,8 +40,13 @@ class Evidence(Protocol):
 class LintPart:
     """Evidence that a shard adds to the lint of its step: mergeable bytes, and examples by check."""
 
-    evidence: bytes
+    evidence: Packed
     examples: dict[str, Any]
+
+    @classmethod
+    def of(cls, evidence: LintEvidence) -> LintPart:
+        """Return the evidence of a shard as it is stored."""
+        return cls(Packed.of(evidence.to_blob()), evidence.examples_to_json())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,12 @@ class StepVerdict:
     largest_surprisal: float
 
 
-def lint_shard(batch: RolloutBatch) -> LintPart:
-    """Return the evidence of a batch."""
+def lint_shard(batch: RolloutBatch) -> LintEvidence:
+    """Return the evidence of a batch, with examples as they are stored."""
     evidence = collect_evidence(batch)
-    return LintPart(Packed.of(evidence.to_bytes()), evidence.examples_to_json())
+    if not evidence.examples:
+        return evidence
+    return replace(evidence, examples=examples_from_json(evidence.examples_to_json()))
 
 
 def judge_step(
@@ -73,8 +81,17 @@ def judge_step(
     `entropy` and `model_kind` are those of `foreshock.lint.run_checks`.
     """
     parts = _readable(shards)
-    if not parts:
-        return None
+    return judge_evidence(step, attempt, parts, entropy, model_kind) if parts else None
+
+
+def judge_evidence(
+    step: int,
+    attempt: int,
+    parts: Sequence[LintEvidence],
+    entropy: float | None = None,
+    model_kind: ModelKind | None = None,
+) -> StepVerdict:
+    """Return the verdict of `judge_step` on evidence that is in memory, at least one part."""
     evidence = reduce(LintEvidence.merge, parts)
     report = StepLintRead.of(step, attempt, len(parts), run_checks(evidence, entropy=entropy, model_kind=model_kind))
     sums = sums_for_run(evidence)
@@ -102,7 +119,7 @@ def _readable(shards: Sequence[Evidence]) -> list[LintEvidence]:
     parts = []
     for shard in shards:
         try:
-            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
+            parts.append(LintEvidence.from_bytes(bytes(shard.evidence), shard.examples))
         except StatisticsError as error:
             _logger.warning("the lint's evidence of a shard cannot be read: %s", error)
     return parts

@@ -55,6 +55,8 @@ def read_curves(
 class AskedCurves:
     """A request whose names are checked; `version` is equal for two requests only if their curves are equal.
 
+    After a restore of the database revisions are counted again, so that the start of the service is part of it.
+
     The version is None for curves of earlier releases, of which the database keeps no revision. Raises as
     `read_curves`.
     """
@@ -130,5 +132,5 @@ class AskedCurves:
 
     def _version(self) -> str:
         beside = [each.model_dump() for each in (*self._incomplete, *self._statistics)]
-        asked = (self._asked, self._query.max_points, list(self._revisions.items()), beside)
+        asked = (self._context.start, self._asked, self._query.max_points, list(self._revisions.items()), beside)
         return hashlib.blake2b(repr(asked).encode(), digest_size=12).hexdigest()

@@ -19,6 +19,7 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.step_statistics import StepStatistics
+from service.platform.database.packing import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class FoldedStatistics:
     comparison: str
     measures: Mapping[str, float]
     statistics_version: int
-    statistics: bytes
-    summaries: bytes | None
+    statistics: bytes | Packed
+    summaries: bytes | Packed | None
     from_sample: bool = False
     buckets: bytes | None = None
     """Tokens, then mean k3, float64, of each bucket of probability; of TRAINER_ROLLOUT only."""
@@ -50,11 +51,11 @@ class Part(Protocol):
         """Version of both blobs."""
 
     @property
-    def statistics(self) -> bytes:
+    def statistics(self) -> bytes | Packed:
         """Mergeable statistics."""
 
     @property
-    def summaries(self) -> bytes | None:
+    def summaries(self) -> bytes | Packed | None:
         """Rollout summaries, a row per rollout; None if this is not a comparison of two scores."""
 
 
@@ -76,13 +77,13 @@ def fold_step(parts: Iterable[Part]) -> tuple[FoldedStatistics, ...]:
 
 def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
     if comparison == STEP_ROW:
-        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(part.statistics) for part in parts))
+        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(bytes(part.statistics)) for part in parts))
         return FoldedStatistics(comparison, step.measures(), step.statistics_version, step.to_bytes(), None)
     statistics = reduce(
-        ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(part.statistics) for part in parts)
+        ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(bytes(part.statistics)) for part in parts)
     )
     summaries = RolloutSummaries.concat(
-        [RolloutSummaries.from_bytes(part.summaries) for part in parts if part.summaries is not None]
+        [RolloutSummaries.from_bytes(bytes(part.summaries)) for part in parts if part.summaries is not None]
     )
     return FoldedStatistics(
         comparison,

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, case, func, select, tuple_
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from service.platform.columnar.curve_memory import ComparisonRevision
@@ -78,6 +78,21 @@ def incomplete_steps(session: Session, run_id: str, attempts: Sequence[AttemptSt
     return session.scalars(query.order_by(Step.step.desc()).limit(limit)).all()
 
 
+def incomplete_counts(session: Session, run_ids: Collection[str]) -> dict[str, int]:
+    """Return how many active closed steps of each run lack shards, in one query; runs without one are absent."""
+    later = aliased(Attempt)
+    superseded = select(later.attempt).where(
+        later.run_id == Step.run_id, later.attempt > Step.attempt, later.resume_step <= Step.step
+    )
+    query = select(Step.run_id, func.count()).where(
+        Step.run_id.in_(run_ids),
+        Step.closed_at_us.is_not(None),
+        Step.received_shards < Step.expected_shards,
+        ~superseded.exists(),
+    )
+    return {row[0]: row[1] for row in session.execute(query.group_by(Step.run_id))}
+
+
 def versions_of_step(session: Session, key: StepKey) -> Sequence[int]:
     """Return the version of the statistics of each comparison of a step."""
     table = MeasurementStatistics
@@ -109,9 +124,17 @@ def values_in_range(
     session: Session, run_id: str, steps: ActiveRange, comparisons: Sequence[str], columns: Sequence[str]
 ) -> list[tuple[int, str, tuple[float | None, ...]]]:
     """Return (step, comparison, the value of each column) in a range of steps."""
-    names = {f"comparison_{number}": name for number, name in enumerate(comparisons)}
-    rows = _values_in_range(len(names), tuple(columns)).rows(session, {"run_id": run_id, **names, **steps.parameters()})
+    rows = rows_in_range(session, run_id, steps, comparisons, columns)
     return [(row[0], row[1], tuple(row[2:])) for row in rows]
+
+
+def rows_in_range(
+    session: Session, run_id: str, steps: ActiveRange, comparisons: Sequence[str], columns: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    """Return a row of step, comparison and the value of each column for each measurement in a range of steps."""
+    names = {f"comparison_{number}": name for number, name in enumerate(comparisons)}
+    parameters = {"run_id": run_id, **names, **steps.parameters()}
+    return _values_in_range(len(names), tuple(columns)).rows(session, parameters)
 
 
 @cache
@@ -163,8 +186,22 @@ def newest_steps(
 
 def summaries_of(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
     """Return the rollout summaries of these steps that this release can read; one query."""
+    return _blobs_of(session, keys, comparison, MeasurementStatistics.summaries)
+
+
+def statistics_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
+    """Return the folded statistics of these steps that this release can read; one query."""
+    return _blobs_of(session, keys, comparison, MeasurementStatistics.statistics)
+
+
+def _blobs_of(
+    session: Session,
+    keys: Collection[StepKey],
+    comparison: str,
+    blob: InstrumentedAttribute[bytes] | InstrumentedAttribute[bytes | None],
+) -> dict[StepKey, bytes]:
     table = MeasurementStatistics
-    query = select(table.run_id, table.attempt, table.step, table.summaries).where(
+    query = select(table.run_id, table.attempt, table.step, blob).where(
         tuple_(table.run_id, table.attempt, table.step).in_([tuple(key) for key in keys]),
         table.comparison == comparison,
         table.statistics_version == STATISTICS_VERSION,

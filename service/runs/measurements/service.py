@@ -6,6 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -28,7 +30,7 @@ from service.runs.step_key import StepKey
 
 MOST_INCOMPLETE = 1000
 
-_COLUMNS = tuple(measure.column for measure in MEASURES)
+_UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure in MEASURES)
 
 
 class MeasurementNotFound(ProblemError):
@@ -51,8 +53,12 @@ def store_measurements(session: Session, step: StepKey, measurements: Sequence[F
     rows, statistics, newest = [], [], []
     for each in measurements:
         key = {**step._asdict(), "comparison": each.comparison}
-        values = {column: _stored_value(each.measures.get(column)) for column in _COLUMNS}
-        rows.append({**key, **values, "from_sample": each.from_sample, "computed_at_us": now})
+        measured = {
+            column: float(value)
+            for column, value in each.measures.items()
+            if column in _UNMEASURED and not math.isnan(value)
+        }
+        rows.append({**key, **_UNMEASURED, **measured, "from_sample": each.from_sample, "computed_at_us": now})
         blobs = {"statistics": each.statistics, "summaries": each.summaries}
         newest.append({**key, "buckets": each.buckets})
         statistics.append({**key, "statistics_version": each.statistics_version, **blobs})
@@ -93,6 +99,24 @@ def measures_of_active_steps(
     return values
 
 
+def measure_columns_of_active_steps(
+    session: Session,
+    run_id: str,
+    attempts: Sequence[AttemptStart],
+    comparison: str,
+    columns: Sequence[str],
+    steps: tuple[int, int],
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+    """Return the active steps with `steps[0]` ≤ step ≤ `steps[1]` that have the comparison, shape [R], and the values
+    of each column at them, shape [R], NaN for NULL. For a long history: a dict for each step takes three times as long.
+    """
+    ranges = active_ranges(attempts, *steps)
+    rows = [row for each in ranges for row in repository.rows_in_range(session, run_id, each, [comparison], columns)]
+    numbers, _, *values = zip(*rows, strict=True) if rows else [()] * (2 + len(columns))
+    found = {name: np.array(column, dtype=np.float64) for name, column in zip(columns, values, strict=True)}
+    return np.array(numbers, dtype=np.int64), found
+
+
 def newest_steps(
     session: Session, run_ids: Collection[str], comparison: str, columns: Sequence[str], count: int
 ) -> dict[str, list[MeasuredStep]]:
@@ -105,10 +129,20 @@ def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: 
     return repository.summaries_of(session, keys, comparison)
 
 
+def statistics_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
+    """Return the folded statistics of these steps that this release can read, in one query."""
+    return repository.statistics_of_steps(session, keys, comparison)
+
+
 def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
     """Return the active steps that closed without some of their shards, newest first, at most MOST_INCOMPLETE."""
     found = repository.incomplete_steps(session, run_id, attempts_of_run(session, run_id), MOST_INCOMPLETE)
     return [each for step in found if (each := incomplete_step(step)) is not None]
+
+
+def incomplete_counts(session: Session, run_ids: Collection[str]) -> dict[str, int]:
+    """Return how many active steps of each run closed without some of their shards, in one query."""
+    return repository.incomplete_counts(session, run_ids)
 
 
 def read_statistics(
@@ -140,7 +174,3 @@ def stored_statistics(
             f"{found.statistics_version}, this release reads {STATISTICS_VERSION}): run `foreshock remeasure`"
         )
     return found
-
-
-def _stored_value(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else float(value)

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from service.platform.columnar.formats import FORMATS, JSON_MEDIA_TYPE, Format, choose_format, render
-from service.platform.columnar.responses import columnar_response
+from service.platform.columnar.formats import FORMATS, Format
 from service.platform.context import Context
 from service.platform.schemas import ActiveOrAttempt, StepPath
 from service.platform.security import Reader
 from service.runs.measurements.endpoints import Comparison
 from service.runs.rollouts import tokens
-from service.runs.rollouts.schemas import TokensRead, tokens_json
+from service.runs.rollouts.answers import answer_tokens
+from service.runs.rollouts.schemas import TokensRead
 from service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
@@ -30,7 +30,7 @@ def read_tokens(
     comparison: Comparison = TRAINER_ROLLOUT,
     worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest |d| first")] = 20,
     sample_id: Annotated[
-        str | None, Query(max_length=1024, description="return all tokens of this rollout instead")
+        str | None, Query(max_length=tokens.LONGEST_SAMPLE_ID, description="return all tokens of this rollout instead")
     ] = None,
     from_position: Annotated[int, Query(ge=0, le=tokens.LARGEST_POSITION, description="first, of a rollout")] = 0,
     to_position: Annotated[
@@ -43,8 +43,6 @@ def read_tokens(
 
     CSV and Parquet have a row for each token, and of each scorer a column `log_prob.` with its name.
     """
-    media_type = choose_format(request.headers.get("accept"), format_name)
+    # `token_route.py` takes most requests for a rollout before this route, with the same answers.
     query = tokens.TokenQuery(run, step, attempt, comparison, worst, sample_id, from_position, to_position)
-    found = tokens.read_tokens(context, principal, query)
-    body = tokens_json(found) if media_type == JSON_MEDIA_TYPE else render(found.table, media_type)
-    return columnar_response(request, body, media_type)
+    return answer_tokens(context, request, principal, query, format_name)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, delete, exists, func, select
 from sqlalchemy.orm import Session
 
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.dialect import insert_rows
-from service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics
+from service.platform.database.dialect import insert_rows, table_of
+from service.platform.database.prepared import Prepared
+from service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.runs.step_key import StepKey
+
+# What a shard is measured by; a step has the comparisons of its probes beside them.
+_OF_SHARDS = (STEP_ROW, TRAINER_ROLLOUT)
 
 
 class StoredPart(NamedTuple):
@@ -23,6 +28,22 @@ class StoredPart(NamedTuple):
     statistics_version: int
     statistics: bytes
     summaries: bytes | None
+
+
+class StoredTokens(NamedTuple):
+    """The token file of a shard; `tokens_removed`: why it is no longer in the store."""
+
+    shard: int
+    file: str
+    tokens_removed: str | None
+
+
+_shards = table_of(Shard).c
+_FILES = Prepared(
+    select(_shards.shard, _shards.file, _shards.tokens_removed)
+    .where(*(_shards[name] == bindparam(name) for name in StepKey._fields))
+    .order_by(_shards.shard)
+)
 
 
 def find(session: Session, key: StepKey, shard: int) -> Shard | None:
@@ -56,10 +77,15 @@ def shards_of_step(session: Session, key: StepKey) -> Sequence[Shard]:
     return session.scalars(select(Shard).where(_of_step(Shard, key)).order_by(Shard.shard)).all()
 
 
+def files_of_step(session: Session, key: StepKey) -> list[StoredTokens]:
+    """Return where the tokens of a step's shards are, in order."""
+    return [StoredTokens(*row) for row in _FILES.rows(session, key._asdict())]
+
+
 def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
     own, whole = ShardStatistics, MeasurementStatistics
-    # Those of a shard that is the whole step are held once, by the step.
+    # Older rows of a shard that is the whole step have no statistics.
     query = (
         select(
             own.shard,
@@ -71,23 +97,41 @@ def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:
         .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in MEASUREMENT_KEY)))
         .where(_of_step(own, key))
     )
-    return [StoredPart(*row) for row in session.execute(query.order_by(own.comparison, own.shard))]
+    parts = [StoredPart(*row) for row in session.execute(query.order_by(own.comparison, own.shard))]
+    if parts:
+        return parts
+    query = _of_whole_step(
+        key, Shard.shard, whole.comparison, whole.statistics_version, whole.statistics, whole.summaries
+    )
+    return [StoredPart(*row) for row in session.execute(query.order_by(whole.comparison))]
 
 
 def versions_of_step(session: Session, key: StepKey) -> list[tuple[int, int]]:
     """Return (shard, statistics version) of a step's shards."""
-    query = select(ShardStatistics.shard, ShardStatistics.statistics_version)
-    return [(shard, version) for shard, version in session.execute(query.where(_of_step(ShardStatistics, key)))]
+    own = select(ShardStatistics.shard, ShardStatistics.statistics_version).where(_of_step(ShardStatistics, key))
+    whole = _of_whole_step(key, Shard.shard, MeasurementStatistics.statistics_version)
+    return [(shard, version) for shard, version in session.execute(own.union_all(whole))]
 
 
 def out_of_date(session: Session, key: StepKey) -> Sequence[Shard]:
     """Return the shards of a step whose statistics are of another version than this release's, in order."""
-    other = select(ShardStatistics.shard).where(
-        _of_step(ShardStatistics, key), ShardStatistics.statistics_version != STATISTICS_VERSION
+    other = {shard for shard, version in versions_of_step(session, key) if version != STATISTICS_VERSION}
+    return [shard for shard in shards_of_step(session, key) if shard.shard in other] if other else []
+
+
+def _of_whole_step(key: StepKey, *columns: Any) -> Select[Any]:
+    """Return the query for the statistics of a step's only shard, which has no rows; it finds none of other steps."""
+    whole = MeasurementStatistics
+    query = (
+        select(*columns)
+        .select_from(Shard)
+        .join(whole, (whole.run_id == Shard.run_id) & (whole.attempt == Shard.attempt) & (whole.step == Shard.step))
     )
-    return session.scalars(
-        select(Shard).where(_of_step(Shard, key), Shard.shard.in_(other)).order_by(Shard.shard)
-    ).all()
+    query = query.join(
+        Step, (Step.run_id == Shard.run_id) & (Step.attempt == Shard.attempt) & (Step.step == Shard.step)
+    )
+    own = exists().where(_of_step(ShardStatistics, key))
+    return query.where(_of_step(Shard, key), Step.expected_shards == 1, whole.comparison.in_(_OF_SHARDS), ~own)
 
 
 def _of_step(table: type[Shard] | type[ShardStatistics], key: StepKey) -> ColumnElement[bool]:

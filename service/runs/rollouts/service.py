@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
-from foreshock.statistics_shards import ShardPart
 from service.platform.database.tables import Shard
 from service.platform.store.reading import TokensPurged
 from service.runs.lint.service import add_evidence, replace_evidence
 from service.runs.rollouts import repository
-from service.runs.rollouts.repository import StoredPart
-from service.runs.rollouts.shards import MeasuredShard
+from service.runs.rollouts.repository import StoredPart, StoredTokens
+from service.runs.rollouts.shards import MeasuredShard, PackedPart
 from service.runs.step_key import StepKey
 
+Stored = TypeVar("Stored", Shard, StoredTokens)
 ShardVersions = frozenset[tuple[int, int]]
 """(shard, version of its statistics): equal for two reads of a step unless a shard was added or measured again."""
 
@@ -35,11 +35,15 @@ def shards_with_tokens(session: Session, key: StepKey) -> list[Shard]:
 
     Raises TokensPurged if the tokens of all its shards were removed.
     """
-    shards = repository.shards_of_step(session, key)
-    present = [shard for shard in shards if shard.tokens_removed is None]
-    if shards and not present:
-        raise TokensPurged(f"step {key.step} of attempt {key.attempt}: {removed_in_words(shards[0].tokens_removed)}")
-    return present
+    return _present(key, repository.shards_of_step(session, key))
+
+
+def token_files(session: Session, key: StepKey) -> list[StoredTokens]:
+    """Return the token files of the shards of a step whose tokens are stored, in order.
+
+    Raises TokensPurged if the tokens of all its shards were removed.
+    """
+    return _present(key, repository.files_of_step(session, key))
 
 
 def removed_in_words(tokens_removed: str | None) -> str:
@@ -70,9 +74,8 @@ def add_shard(
     `is_whole_step`: the same transaction stores the step's measurements, which hold the same statistics.
     """
     repository.add(session, row)
-    rows = _statistics_rows(key, row["shard"], measured.parts)
-    held = {"statistics": None, "summaries": None} if is_whole_step else {}
-    repository.add_statistics(session, [each | held for each in rows])
+    if not is_whole_step:
+        repository.add_statistics(session, _statistics_rows(key, row["shard"], measured.parts))
     add_evidence(session, key, row["shard"], measured.lint)
 
 
@@ -91,7 +94,14 @@ def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int,
         replace_evidence(session, key, shard, found.lint)
 
 
-def _statistics_rows(key: StepKey, shard: int, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
+def _present(key: StepKey, shards: Sequence[Stored]) -> list[Stored]:
+    present = [shard for shard in shards if shard.tokens_removed is None]
+    if shards and not present:
+        raise TokensPurged(f"step {key.step} of attempt {key.attempt}: {removed_in_words(shards[0].tokens_removed)}")
+    return present
+
+
+def _statistics_rows(key: StepKey, shard: int, parts: Sequence[PackedPart]) -> list[dict[str, Any]]:
     return [
         {
             **key._asdict(),

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError, RolloutsError
 from foreshock.kill_points import passed
+from foreshock.lint import LintEvidence
 from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
-from foreshock.statistics_shards import ShardPart, statistics_of_shard
+from foreshock.statistics_shards import ShardPart
 from service.platform.database.packing import Packed
 from service.platform.decoding.limits import stored_limits
 from service.platform.store.temporaries import write_private
 from service.platform.store.tokens import StoredFile
 from service.runs.changes.setups import StoredSetup, setup_of
-from service.runs.lint.judging import LintPart, StepVerdict, judge_step, lint_shard
+from service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
 from service.runs.measurements.folding import FoldedStatistics, bucket_bytes
 from service.runs.step_key import StepKey
 
@@ -41,6 +42,22 @@ class FullCount:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedPart:
+    """A shard's contribution to one comparison of its step, as `ShardPart`, packed for the database."""
+
+    comparison: str
+    statistics_version: int
+    statistics: Packed
+    summaries: Packed | None
+
+    @classmethod
+    def of(cls, part: ShardPart) -> PackedPart:
+        """Pack a part that was sent as bytes."""
+        summaries = None if part.summaries is None else Packed.of(part.summaries)
+        return cls(part.comparison, part.statistics_version, Packed.of(part.statistics), summaries)
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredShard:
     """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence.
 
@@ -51,7 +68,7 @@ class MeasuredShard:
     rollouts: int
     tokens: int
     rollout_set_digest: str
-    parts: tuple[ShardPart, ...]
+    parts: tuple[PackedPart, ...]
     lint: LintPart
     setup: StoredSetup
     full: FullCount | None = None
@@ -99,9 +116,10 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
         with body.open("rb") as file:
             read = read_rollouts(file, limits)
         measurement = measure_step(read.batch)
-        measured = _shard(read.batch, measurement)
+        evidence = lint_shard(read.batch)
+        measured = _shard(read.batch, measurement, evidence)
         data = None if read.own_layout else encode_rollouts_view(read.batch)
-        step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
+        step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
     passed("decoder.measured")
     if data is None:
         return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
@@ -112,7 +130,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
 def measure_stored(stored: StoredFile) -> MeasuredShard:
     """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
     batch = decode_rollouts(stored.read_bytes(), stored_limits())
-    return _shard(batch, measure_step(batch))
+    return _shard(batch, measure_step(batch), lint_shard(batch))
 
 
 def is_intact(stored: StoredFile) -> bool:
@@ -124,20 +142,30 @@ def is_intact(stored: StoredFile) -> bool:
     return True
 
 
-def _shard(batch: RolloutBatch, measurement: StepMeasurement) -> MeasuredShard:
+def _shard(batch: RolloutBatch, measurement: StepMeasurement, evidence: LintEvidence) -> MeasuredShard:
     digest = rollout_set_digest(batch.sample_ids)
-    parts = tuple(_packed(part) for part in statistics_of_shard(measurement))
     setup = setup_of(batch.attributes)
-    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, lint_shard(batch), setup)
+    parts = _packed_parts(measurement)
+    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, LintPart.of(evidence), setup)
 
 
-def _packed(part: ShardPart) -> ShardPart:
-    """Pack here what the writer stores."""
-    summaries = None if part.summaries is None else Packed.of(part.summaries)
-    return replace(part, statistics=Packed.of(part.statistics), summaries=summaries)
+def _packed_parts(measurement: StepMeasurement) -> tuple[PackedPart, ...]:
+    """Return what `statistics_of_shard` does, packed here for the writer."""
+    step = measurement.step
+    return PackedPart(STEP_ROW, step.statistics_version, Packed.of(step.to_blob()), None), *(
+        PackedPart(
+            name,
+            pair.statistics.statistics_version,
+            Packed.of(pair.statistics.to_blob()),
+            Packed.of(pair.summaries.to_bytes()),
+        )
+        for name, pair in sorted(measurement.comparisons.items())
+    )
 
 
-def fold_whole_step(key: StepKey, measurement: StepMeasurement, shard: MeasuredShard) -> FoldedStep:
+def fold_whole_step(
+    key: StepKey, measurement: StepMeasurement, shard: MeasuredShard, evidence: LintEvidence
+) -> FoldedStep:
     """Return the fold of a step with one shard, whose statistics are those of the shard."""
     measures = {STEP_ROW: measurement.step.measures()}
     measures |= {name: pair.measures() for name, pair in measurement.comparisons.items()}
@@ -153,4 +181,4 @@ def fold_whole_step(key: StepKey, measurement: StepMeasurement, shard: MeasuredS
         )
         for part in shard.parts
     )
-    return FoldedStep(tuple(folded), judge_step(key.step, key.attempt, [shard.lint]))
+    return FoldedStep(tuple(folded), judge_evidence(key.step, key.attempt, [evidence]))

@@ -23,8 +23,15 @@ from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, enco
 from foreshock.statistics_shards import StatisticsShard
 from service.platform.store.temporaries import write_private
 from service.runs.changes.setups import setup_of
-from service.runs.lint.judging import lint_shard
-from service.runs.rollouts.shards import DecodedShard, FullCount, MeasuredShard, fold_whole_step, memory_limit
+from service.runs.lint.judging import LintPart, lint_shard
+from service.runs.rollouts.shards import (
+    DecodedShard,
+    FullCount,
+    MeasuredShard,
+    PackedPart,
+    fold_whole_step,
+    memory_limit,
+)
 from service.runs.step_key import StepKey
 
 # Between sums of the compiled pass and of numpy's, relative to the sum of absolute values.
@@ -53,17 +60,18 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
     batch = decode_rollouts(io.BytesIO(shard.full), limits)
     measurement = _measurement(shard)
     _check(shard, measurement, batch)
+    evidence = lint_shard(batch.select(np.arange(shard.sampled)))
     measured = MeasuredShard(
         shard.rollouts,
         shard.tokens,
         shard.rollout_set_digest,
-        shard.statistics,
-        lint_shard(batch.select(np.arange(shard.sampled))),
+        tuple(PackedPart.of(part) for part in shard.statistics),
+        LintPart.of(evidence),
         setup_of(batch.attributes),
         FullCount(batch.num_rollouts, batch.num_tokens, shard.sampled) if batch.num_rollouts < shard.rollouts else None,
     )
     data = encode_rollouts(batch)
-    step = fold_whole_step(whole_step, measurement, measured) if whole_step is not None else None
+    step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
     passed("decoder.measured")
     write_private(stored, data)
     return DecodedShard(measured, len(data), step)

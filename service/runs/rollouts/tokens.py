@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import split_comparison
-from foreshock.rollouts import RolloutBatch, decode_rollouts
+from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_row_groups import find_rollouts
 from service.platform.columnar.reading import AnswerTooLarge
-from service.platform.columnar.table import Column, ColumnTable, Labels
+from service.platform.columnar.table import ColumnTable
 from service.platform.context import ScoredShard, ServiceContext
-from service.platform.database.tables import Shard, Step
 from service.platform.decoding.limits import stored_limits
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
 from service.platform.store.reading import stored_file
-from service.platform.store.tokens import StoredFile
 from service.runs.attempts.service import resolve_step
 from service.runs.coverage.schemas import CoverageRead
-from service.runs.coverage.service import coverage_of_step
+from service.runs.coverage.service import coverage_of_step, incomplete_of_step
 from service.runs.measurements.names import check_comparison
 from service.runs.measurements.service import MeasurementNotFound
-from service.runs.rollouts.service import shards_with_tokens
-from service.runs.runs.service import get_run
-from service.runs.shard_counts import incomplete_step
+from service.runs.rollouts.chosen_tokens import LOG_PROB, TOKEN_COLUMNS, ChosenTokens, Scores
+from service.runs.rollouts.repository import StoredTokens
+from service.runs.rollouts.service import token_files
+from service.runs.rollouts.worst_tokens import bounds_of_rollouts, read_worst_first
+from service.runs.runs.service import check_run
 from service.runs.shard_schemas import IncompleteStep
+from service.runs.step_key import StepKey
 
-Scores = Mapping[str, NDArray[np.float32]]
 LARGEST_POSITION = 2**31 - 1
-_LOG_PROB = "log_prob."
+LONGEST_SAMPLE_ID = 1024
 
 
 class RolloutNotFound(ProblemError):
@@ -81,7 +80,7 @@ class FoundTokens:
 
     def log_probs(self, scorer: str) -> NDArray[np.float32]:
         """Return the log-prob of each token by a scorer, NaN if it is missing."""
-        return self.table.array(_LOG_PROB + scorer)
+        return self.table.array(LOG_PROB + scorer)
 
 
 def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery) -> FoundTokens:
@@ -92,127 +91,73 @@ def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery
     """
     check_comparison(query.comparison)
     target, behaviour = split_comparison(query.comparison)
+    chosen = ChosenTokens(target, behaviour)
     with context.database.read() as session:
-        get_run(session, principal, query.run_id)
+        check_run(session, principal, query.run_id)
         key = resolve_step(session, query.run_id, query.step, query.attempt)
         coverage = coverage_of_step(session, key)
-        incomplete = incomplete_step(session.get(Step, tuple(key)))
-        shards = shards_with_tokens(session, key)
-        chosen = _ChosenTokens(target, behaviour)
-        for shard, batch, scores in _read_shards(context, session, shards, query.sample_id):
-            chosen.add(shard, batch, scores, query)
+        incomplete = incomplete_of_step(session, key)
+        files = token_files(session, key)
+        if query.sample_id is not None:
+            found = find_rollout(context, key, files, query.sample_id)
+            if found is not None:
+                shard, batch = found
+                scores = scores_of(context, session, key, batch)
+                chosen.add_rollout(shard, batch, scores, query.from_position, query.to_position)
+        else:
+            bounds = bounds_of_rollouts(session, key, query.comparison)
+            for place, batch in read_worst_first(context, key, files, bounds, chosen):
+                chosen.add_worst(place, batch, scores_of(context, session, key, batch), query.worst)
     if query.sample_id is not None and not chosen.parts:
-        among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
-        raise RolloutNotFound(f"step {query.step} of attempt {key.attempt} has no rollout {query.sample_id!r}{among}")
+        raise rollout_not_found(key, query.sample_id, coverage)
     if not chosen.compared and query.sample_id is None:
         raise MeasurementNotFound(f"step {query.step} of attempt {key.attempt} has no {query.comparison}")
     scorers = tuple(sorted(chosen.scorers))
-    found = chosen.table(scorers)
+    table = chosen.table(scorers)
     if query.sample_id is None:
         # Stable: of equal values, the earlier shard and position come first.
-        found = found.rows(np.argsort(-np.abs(found.array("d")), kind="stable")[: query.worst])
-    if found.num_values > context.settings.max_answer_values:
+        table = table.rows(np.argsort(-np.abs(table.array("d")), kind="stable")[: query.worst])
+    if table.num_values > context.settings.max_answer_values:
         raise AnswerTooLarge(
-            f"the answer has {found.num_values:,} values, more than the {context.settings.max_answer_values:,} of "
+            f"the answer has {table.num_values:,} values, more than the {context.settings.max_answer_values:,} of "
             "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
         )
     prompt = chosen.prompt if query.sample_id is not None else None
     return FoundTokens(
-        query.comparison, query.step, key.attempt, query.sample_id, prompt, scorers, coverage, incomplete, found
+        query.comparison, query.step, key.attempt, query.sample_id, prompt, scorers, coverage, incomplete, table
     )
 
 
-class _ChosenTokens:
-    """Tokens chosen from the shards read so far."""
-
-    def __init__(self, target: str, behaviour: str) -> None:
-        self._target, self._behaviour = target, behaviour
-        self.scorers: set[str] = set()
-        self.compared = False
-        self.parts: list[dict[str, Any]] = []
-        self.prompt: list[int] = []
-
-    def add(self, shard: int, batch: RolloutBatch, scores: Scores, query: TokenQuery) -> None:
-        """Add the worst tokens of a shard, or those of the one rollout in `batch`."""
-        self.scorers |= scores.keys()
-        d = self._difference(scores, batch.num_tokens)
-        if query.sample_id is None:
-            positions = _largest(np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0), query.worst)
-        else:
-            positions = np.arange(query.from_position, min(query.to_position + 1, batch.num_tokens))
-            self.prompt = batch.prompt_token_ids.tolist()
-        rows = np.searchsorted(batch.response_offsets, positions, side="right") - 1
-        self.parts.append(
-            {
-                "sample_id": [batch.sample_ids[row] for row in rows.tolist()],
-                "shard": np.full(positions.size, shard),
-                "position": positions - batch.response_offsets[rows],
-                "token_id": batch.response_token_ids[positions],
-                "generated": batch.generated[positions],
-                "d": d[positions],
-                **{_LOG_PROB + name: values[positions] for name, values in scores.items()},
-            }
-        )
-
-    def table(self, scorers: Sequence[str]) -> ColumnTable:
-        """Return the tokens of all parts, with a column for each of `scorers`."""
-        names = [name for part in self.parts for name in part["sample_id"]]
-        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-        columns: dict[str, Column] = {
-            "sample_id": Labels(np.array([codes[name] for name in names], dtype=np.int32), tuple(codes))
-        }
-        for column in ("shard", "position", "token_id", "generated", "d", *(_LOG_PROB + name for name in scorers)):
-            columns[column] = np.concatenate([_values(part, column) for part in self.parts])
-        return ColumnTable(columns)
-
-    def _difference(self, scores: Scores, tokens: int) -> NDArray[np.float64]:
-        if self._target not in scores or self._behaviour not in scores:
-            return np.full(tokens, np.nan)
-        self.compared = True
-        with np.errstate(invalid="ignore"):
-            return scores[self._target].astype(np.float64) - scores[self._behaviour].astype(np.float64)
+def rollout_not_found(key: StepKey, sample_id: str, coverage: CoverageRead) -> RolloutNotFound:
+    """Return the error that names the step, the rollout, and among which rollouts it was sought."""
+    among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
+    return RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}{among}")
 
 
-def _values(part: dict[str, Any], column: str) -> NDArray[Any]:
-    missing: NDArray[Any] = np.full(len(part["sample_id"]), np.nan, dtype=np.float32)
-    values: NDArray[Any] = part.get(column, missing)
-    return values
+def find_rollout(
+    context: ServiceContext,
+    key: StepKey,
+    files: Sequence[StoredTokens],
+    sample_id: str,
+    only: Collection[str] = TOKEN_COLUMNS,
+) -> tuple[int, RolloutBatch] | None:
+    """Return (shard, the rollout) of the first shard that has it, with these columns; None if none does."""
+    for file in files:
+        with stored_file(f"shard {file.shard} of step {key.step}"):
+            group = find_rollouts(context.store.file(file.file), [sample_id], stored_limits(), only=only)
+        if group is not None:
+            return file.shard, group.select([group.sample_ids.index(sample_id)])
+    return None
 
 
-def _read_shards(
-    context: ServiceContext, session: Session, shards: Sequence[Shard], sample_id: str | None
-) -> Iterator[tuple[int, RolloutBatch, Scores]]:
-    """Yield the shards with all their scores; if `sample_id` is given, this rollout only."""
-    for shard in shards:
-        with stored_file(f"shard {shard.shard} of step {shard.step}"):
-            batch = read_stored_rollouts(context.store.file(shard.file), sample_id)
-        if batch is None:
-            continue
-        key = ScoredShard(shard.run_id, shard.attempt, shard.step, batch)
-        scores: dict[str, NDArray[np.float32]] = {}
-        if batch.rollout_log_probs is not None:
-            scores["rollout"] = batch.rollout_log_probs
-        if batch.trainer_log_probs is not None:
-            scores["trainer"] = batch.trainer_log_probs
-        for read_scores in context.score_readers:
-            scores |= read_scores(session, context.store, key)
-        yield shard.shard, batch, scores
-        if sample_id is not None:
-            return
-
-
-def read_stored_rollouts(file: StoredFile, sample_id: str | None) -> RolloutBatch | None:
-    """Return the rollouts of a stored file, or the one with this sample id; None if the file has none with it."""
-    if sample_id is None:
-        return decode_rollouts(file.read_bytes(), stored_limits())
-    found = find_rollouts(file, [sample_id], stored_limits())
-    return None if found is None else found.select([found.sample_ids.index(sample_id)])
-
-
-def _largest(sizes: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """Return the indices of the `most` largest non-negative sizes, largest first; ties in order of index."""
-    at_least = np.partition(sizes, -most)[-most] if most < sizes.size else 0.0
-    # Several sizes may equal the smallest one kept; the stable sort keeps the first of them.
-    candidates = np.flatnonzero(sizes >= max(at_least, 0.0))
-    order = np.argsort(-sizes[candidates], kind="stable")[:most]
-    return candidates[order]
+def scores_of(context: ServiceContext, session: Session, key: StepKey, batch: RolloutBatch) -> Scores:
+    """Return every score of the rollouts by name, [T]: those that they came with, and those of probes."""
+    scores: dict[str, NDArray[np.float32]] = {}
+    if batch.rollout_log_probs is not None:
+        scores["rollout"] = batch.rollout_log_probs
+    if batch.trainer_log_probs is not None:
+        scores["trainer"] = batch.trainer_log_probs
+    shard = ScoredShard(key.run_id, key.attempt, key.step, batch)
+    for read_scores in context.score_readers:
+        scores |= read_scores(session, context.store, shard)
+    return scores

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from foreshock.early_warning.quantities import check_declared
 from foreshock.model_kind import ModelKind
 from foreshock.projects import DEFAULT_PROJECT
 from service.platform.schemas import Name
@@ -16,6 +17,15 @@ ShownRunState = Literal["running", "stale", "finished", "failed"]
 """`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
 
 AdviceMode = Literal["shadow", "apply"]
+
+
+def _declared(names: dict[str, str]) -> dict[str, str]:
+    check_declared(names)
+    return names
+
+
+ScalarNames = Annotated[dict[Name, Name], AfterValidator(_declared), Field(max_length=100)]
+"""What the run calls the quantities that are watched: {"reward": "my/score"}."""
 
 
 class RunCreate(BaseModel):
@@ -34,6 +44,11 @@ class RunCreate(BaseModel):
         default=None, description="decides the healthy ranges; absent: derived from an announced checkpoint"
     )
     advice_mode: AdviceMode = "shadow"
+    scalar_names: ScalarNames | None = Field(
+        default=None,
+        description='the run\'s own scalars by the well-known name of what they are: {"reward": "my/score"}; '
+        "a declared quantity has no other name",
+    )
 
 
 class RunUpdate(BaseModel):
@@ -47,6 +62,7 @@ class RunUpdate(BaseModel):
     model_kind: ModelKind | None = Field(
         default=None, description="null: remove the declaration, so that the checkpoint's kind is used"
     )
+    scalar_names: ScalarNames | None = Field(default=None, description="replaces the declaration; null: removes it")
 
 
 class RunRead(BaseModel):
@@ -67,6 +83,7 @@ class RunRead(BaseModel):
     model_kind: ModelKind | None = Field(description="null: unknown, treated as dense")
     model_kind_source: Literal["declared", "checkpoint"] | None
     advice_mode: AdviceMode
+    scalar_names: dict[str, str] | None = Field(default=None, description="null: the well-known names")
     state: ShownRunState
     last_step: int | None = Field(description="newest step that has rollouts")
     seen_at_us: int | None = Field(description="last sign of life of the clients; null: they send none")
@@ -77,7 +94,7 @@ class RunRead(BaseModel):
 class RunFilter(NamedTuple):
     """Which runs; empty or None: no restriction. The project must equal all of `projects`.
 
-    `search` is a part of the name or key, in any case.
+    `search` is a part of the name or key, in any case; `ids` None: any run, empty: none.
     """
 
     projects: tuple[str, ...] = ()
@@ -86,3 +103,4 @@ class RunFilter(NamedTuple):
     model_kind: ModelKind | None = None
     states: tuple[ShownRunState, ...] = ()
     search: str | None = None
+    ids: tuple[str, ...] | None = None

@@ -20,7 +20,7 @@ from service.platform.identifiers import new_identifier
 from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal, ScopeMissing
-from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale, RunRemoved
+from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale, RunRemoved, ScalarNamesChanged
 from service.runs.runs import repository
 from service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate
 
@@ -44,7 +44,7 @@ RunFound = TypeVar("RunFound", bound=FoundRun)
 # Projects that an error lists.
 _MOST_PROJECTS = 10
 # Fields that change rules or advice: their changes are recorded in the audit.
-_AUDITED = ("advice_mode", "declared_model_kind")
+_AUDITED = ("advice_mode", "declared_model_kind", "scalar_names")
 
 
 class RunNotFound(ProblemError):
@@ -174,7 +174,7 @@ def update_run(session: Session, events: EventBus, principal: Principal, run_id:
     run = lock_run(session, principal, run_id)
     before = {name: getattr(run, name) for name in _AUDITED}
     mode_before = run.advice_mode
-    for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind"}).items():
+    for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind", "scalar_names"}).items():
         if value is not None or name == "name":
             setattr(run, name, value)
     run.updated_at_us = now_us()
@@ -182,6 +182,10 @@ def update_run(session: Session, events: EventBus, principal: Principal, run_id:
         events.publish(session, AdviceModeChanged(run_id, run.advice_mode))
     if "model_kind" in changes.model_fields_set:
         _set_model_kind(session, events, run, "declared_model_kind", changes.model_kind)
+    if "scalar_names" in changes.model_fields_set and run.scalar_names != changes.scalar_names:
+        run.scalar_names = changes.scalar_names
+        session.flush()
+        events.publish(session, ScalarNamesChanged(run_id))
     changed = {name: getattr(run, name) for name in _AUDITED if getattr(run, name) != before[name]}
     if changed:
         before = {name: before[name] for name in changed}

@@ -1,4 +1,7 @@
-"""Scalars, stored per source. Scalars that arrive after their step closed publish ScalarsChanged."""
+"""Scalars, stored per source.
+
+Scalars that arrive after their step closed publish ScalarsChanged, those of a run without rollouts ScalarsLogged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from service.platform.security import Principal
 from service.platform.settings import Settings
 from service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
 from service.runs.attempts.service import attempts_of_run, check_attempt, require_attempt
-from service.runs.events import ScalarsChanged
+from service.runs.events import ScalarsChanged, ScalarsLogged
 from service.runs.runs.service import get_run, lock_run
 from service.runs.scalars import repository
 from service.runs.scalars.repository import ReportedValue
@@ -62,6 +65,8 @@ def put_scalars(
     key = StepKey(run.id, attempt, step)
     if is_closed(session, key):
         events.publish(session, ScalarsChanged(*key, frozenset(body.values)))
+    elif run.last_step is None:
+        events.publish(session, ScalarsLogged(*key, frozenset(body.values)))
 
 
 def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
@@ -75,6 +80,23 @@ def scalars_of_active_steps(
     """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
     ranges = active_ranges(attempts, *steps)
     return _values_by_step([row for each in ranges for row in repository.named_in_range(session, run_id, each, names)])
+
+
+def steps_with_scalars(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], after: int, limit: int
+) -> list[tuple[int, int]]:
+    """Return (step, attempt) of the first `limit` active steps beyond `after` that have a scalar of these names."""
+    found: list[tuple[int, int]] = []
+    for each in reversed(active_ranges(attempts, first=after + 1)):
+        if len(found) < limit:
+            steps = repository.steps_in_range(session, run_id, each, names, limit - len(found))
+            found += [(step, each.attempt) for step in steps]
+    return found
+
+
+def newest_step_with_scalars(session: Session, run_id: str, attempt: int, names: Sequence[str]) -> int | None:
+    """Return the newest step of the attempt that has a scalar of these names; None if none has."""
+    return repository.newest_step(session, run_id, attempt, names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,3 +116,11 @@ def page_of_run(
     chosen = Step.attempt == attempt if attempt is not None else is_active(attempts, Step.attempt, Step.step)
     query = select(Step).where(Step.run_id == run_id, Step.step > after, chosen)
     return session.scalars(query.order_by(Step.step).limit(limit)).all()
+
+
+def arrival_times(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[tuple[int, int]]:
+    """Return the active steps with the time of their last shard, in order of steps."""
+    query = select(Step.step, Step.last_shard_at_us).where(
+        Step.run_id == run_id, is_active(attempts, Step.attempt, Step.step)
+    )
+    return [(step, at) for step, at in session.execute(query.order_by(Step.step))]

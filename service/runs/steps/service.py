@@ -20,6 +20,9 @@ from service.runs.step_key import StepKey
 from service.runs.steps import repository
 from service.runs.steps.schemas import StepRead
 
+_MOST_NAMED = 8
+"""Missing shards that a sentence names."""
+
 
 class ShardCountConflict(ProblemError):
     """Conflict: two uploads give different numbers of shards for the step."""
@@ -107,9 +110,20 @@ def is_closed(session: Session, key: StepKey) -> bool:
     return repository.is_closed(session, key)
 
 
-def shards_in_words(shards: int, expected_shards: int) -> str:
-    """Return how many shards of a step are stored."""
-    return f"{shards} of {expected_shards} shards"
+def shards_in_words(shards: int, expected_shards: int, missing: Sequence[int] = ()) -> str:
+    """Return how many shards of a step are stored, and the numbers of the missing ones if they are given."""
+    text = f"{shards} of {expected_shards} shards"
+    if not missing:
+        return text
+    named = ", ".join(map(str, missing[:_MOST_NAMED]))
+    others = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    return f"{text} (missing: {'shard' if len(missing) == 1 else 'shards'} {named}{others})"
+
+
+def missing_shards_of(session: Session, key: StepKey, expected_shards: int) -> tuple[int, ...]:
+    """Return the numbers of the step's shards that are not stored, ascending. A rank sends the shard of its number."""
+    stored = repository.shards_of(session, key)
+    return tuple(shard for shard in range(expected_shards) if shard not in stored)
 
 
 def compared_ranks(session: Session, key: StepKey) -> list[RanksCompared]:
@@ -155,6 +169,11 @@ def list_steps(
     attempts = attempts_of_run(session, run_id)
     rows = repository.page_of_run(session, run_id, attempts, attempt, after, limit + 1)
     return page_of([_read(row) for row in rows], limit, _key_of)
+
+
+def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
+    """Return each active step with the time of its last shard, UTC microseconds, in order of steps."""
+    return repository.arrival_times(session, run_id, attempts_of_run(session, run_id))
 
 
 def _read(step: Step) -> StepRead:

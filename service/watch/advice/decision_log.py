@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock.early_warning.advice_state import Mode, fold
 from foreshock.early_warning.decisions import Observation, decide, rewind, set_mode
-from foreshock.early_warning.detectors import open_signals
+from foreshock.early_warning.detectors import holding_signals, open_signals
 from service.platform.changes.announcing import wake_after_commit
 from service.runs.events import AdviceModeChanged, AttemptStarted
 from service.watch.advice import repository
@@ -29,7 +29,8 @@ def decide_after_replay(session: Session, replayed: DetectorsReplayed) -> None:
         surge_step=state.surge_step,
         signals=open_signals(state, replayed.configuration),
         at_us=now_us(),
-        schedule=replayed.configuration.schedule,
+        schedule=replayed.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
+        holds=holding_signals(state, replayed.configuration),
     )
     decisions = decide(repository.log_of(session, run_id), observation)
     for decision in decisions:

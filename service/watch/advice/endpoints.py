@@ -12,11 +12,11 @@ from service.platform.schemas import LARGEST_STEP
 from service.platform.security import Administrator, Ingester, Reader
 from service.runs.runs.addresses import RunIdentifier
 from service.watch.advice import service
-from service.watch.advice.polling import LONGEST_WAIT_SECONDS, Poll, answer_poll
+from service.watch.advice.polling import Poll, answer_poll
 from service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, DecisionRead, OperatorDecisionCreate
 from service.watch.long_polls.answers import NOT_MODIFIED
 from service.watch.long_polls.turns import turn_of
-from service.watch.long_polls.waiters import LongPollsOfApp
+from service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 

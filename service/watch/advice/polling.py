@@ -16,8 +16,6 @@ from service.watch.advice import service
 from service.watch.long_polls.versions import RunVersion
 from service.watch.long_polls.waiters import LongPolls
 
-LONGEST_WAIT_SECONDS = 30
-
 
 @dataclass(frozen=True, slots=True)
 class Poll:

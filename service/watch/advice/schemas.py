@@ -59,11 +59,16 @@ class AdviceRead(BaseModel):
     advised_scale: float
     schedule: ScheduleRead | None
     rule_halvings: list[int] = Field(description="steps of explicit halvings, besides the schedule's")
+    factor: float = Field(description="of a halving; also the schedule's")
+    floor: float = Field(description="the lowest scale; also the schedule's")
     phase: Literal["warming", "watching", "decaying", "floor", "held"]
     mode: Literal["shadow", "apply"]
     next_decay_step: int | None
     step: int | None = Field(description="the step that was asked for")
     observed_step: int | None = Field(description="the newest closed step")
+    learning_rate_sum: float | None = Field(
+        description="Σ η up to `observed_step`, a second clock beside the steps; null if no learning rate is logged"
+    )
     stale: bool = Field(description="the newest closed step lies far behind the step asked for")
     reason: str
     alerts: list[AdviceAlertRead]

@@ -9,14 +9,16 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.early_warning.advice_state import AdviceState, Mode, fold
+from foreshock.early_warning.advice_text import RUN_HAS_ENDED, advice_reason
 from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
-from foreshock.early_warning.detectors import WATCHING_REASONS, WarningState
+from foreshock.early_warning.detectors import WarningConfiguration, WarningState
 from service.platform.audit.service import record
 from service.platform.changes.announcing import wake_after_commit
 from service.platform.database.tables import Alert, Run
 from service.platform.pagination import Page, decode_cursor, page_of
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
+from service.replay.policies.service import steps_between_probes
 from service.runs.attempts.service import find_attempt, require_attempt
 from service.runs.runs.service import find_run, get_run, lock_run
 from service.watch.advice import repository
@@ -31,7 +33,7 @@ from service.watch.advice.schemas import (
     ScheduleRead,
 )
 from service.watch.alerts import service as alerts
-from service.watch.detection.replay_detectors import configuration_of
+from service.watch.detection.configurations import watched_as
 from service.watch.detection.service import newest_state
 from service.watch.long_polls.answers import Answer
 from service.watch.long_polls.versions import read_versions
@@ -39,9 +41,12 @@ from service.watch.long_polls.versions import read_versions
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. At ten steps the service receives no data."""
 
+ENDED = ("finished", "failed")
+"""States of a run that gets no advice until it runs again; a stale one may only be unreachable."""
+
 WANT_WEIGHTS_EVERY = 50
 WANT_WEIGHTS_EVERY_IN_ALARM = 10
-"""Steps between the weights that a probe needs, normally and while a critical alert is open."""
+"""Steps between the weights that a probe needs, without a policy of probes and while a critical alert is open."""
 
 
 class AdviceConflict(ProblemError):
@@ -59,13 +64,16 @@ class Snapshot:
     version: str
     state: AdviceState
     detectors: WarningState
+    configuration: WarningConfiguration
     opened: list[Alert]
     applied: AppliedRead | None
+    probed_every: int | None
+    """Steps between the automatic probes that the run's policy asks for; None: it asks for none."""
     answers: dict[int | None, Answer] = field(default_factory=dict)
 
     def advice(self, step: int | None) -> AdviceRead:
         """Return the advice at `step`; without one at the step after the newest closed one."""
-        return _advice(self.run, self.state, self.detectors, self.opened, self.applied, step)
+        return _advice(self, step)
 
     def answer(self, step: int | None) -> Answer:
         """Return the answer with the advice at `step`, made once."""
@@ -83,9 +91,10 @@ def read_snapshot(session: Session, run_id: str) -> Snapshot | None:
     version = read_versions(session, [run_id])[run_id].of_advice
     state = fold(repository.log_of(session, run_id))
     opened = list(alerts.open_alerts(session, run_id))
-    return Snapshot(
-        run, version, state, newest_state(session, run_id), opened, _applied(session, run_id, state.attempt)
-    )
+    detectors, configuration = newest_state(session, run_id), watched_as(session, run).configuration
+    applied = _applied(session, run_id, state.attempt)
+    probed_every = steps_between_probes(session, run_id)
+    return Snapshot(run, version, state, detectors, configuration, opened, applied, probed_every)
 
 
 def read_advice(session: Session, principal: Principal, run_id: str, step: int | None) -> AdviceRead:
@@ -136,6 +145,8 @@ def acknowledge(session: Session, principal: Principal, run_id: str, body: Ackno
 def operate(session: Session, principal: Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
     """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
     run = lock_run(session, principal, run_id)
+    if run.state in ENDED:
+        raise AdviceConflict(f"{RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
     kind: OperatorKind = body.kind
     log = repository.log_of(session, run_id)
     try:
@@ -190,19 +201,14 @@ def _applied(session: Session, run_id: str, attempt: int) -> AppliedRead | None:
     )
 
 
-def _advice(
-    run: Run,
-    state: AdviceState,
-    detectors: WarningState,
-    opened: list[Alert],
-    applied: AppliedRead | None,
-    step: int | None,
-) -> AdviceRead:
+def _advice(known: Snapshot, step: int | None) -> AdviceRead:
+    run, state, detectors = known.run, known.state, known.detectors
     observed = detectors.step
     asked = step if step is not None else 0 if observed is None else observed + 1
     mode: Mode = "apply" if run.advice_mode == "apply" else "shadow"
     advised = state.scale(asked)
-    doing = detectors.watching(configuration_of(run.model_kind)[0].surge)
+    has_ended = run.state in ENDED
+    warming = detectors.watching(known.configuration.surge) == "warming"
     return AdviceRead(
         attempt=state.attempt,
         revision=state.revision,
@@ -210,21 +216,27 @@ def _advice(
         advised_scale=advised,
         schedule=ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
         rule_halvings=list(state.halvings),
-        phase=state.phase(asked, doing == "warming"),
+        factor=state.factor,
+        floor=state.floor,
+        phase=state.phase(asked, warming),
         mode=mode,
-        next_decay_step=state.next_decay_step(asked),
+        next_decay_step=None if has_ended else state.next_decay_step(asked),
         step=step,
         observed_step=observed,
+        learning_rate_sum=detectors.learning_rate_sum,
         stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
-        reason=state.reason or WATCHING_REASONS[doing],
-        alerts=[AdviceAlertRead.model_validate(alert) for alert in opened],
-        want_weights_at_step=_wanted(run, asked, opened),
-        applied=applied,
+        reason=advice_reason(state, detectors, known.configuration, mode, has_ended=has_ended),
+        alerts=[AdviceAlertRead.model_validate(alert) for alert in known.opened],
+        want_weights_at_step=_wanted(known, asked),
+        applied=known.applied,
     )
 
 
-def _wanted(run: Run, step: int, opened: list[Alert]) -> int | None:
-    if run.state != "running":
+def _wanted(known: Snapshot, step: int) -> int | None:
+    """Return the next step whose weights a probe needs: by the run's policy, more often in a critical alarm."""
+    if known.run.state != "running":
         return None
-    every = WANT_WEIGHTS_EVERY_IN_ALARM if any(alert.severity == "critical" for alert in opened) else WANT_WEIGHTS_EVERY
+    every = known.probed_every or WANT_WEIGHTS_EVERY
+    if any(alert.severity == "critical" for alert in known.opened):
+        every = min(every, WANT_WEIGHTS_EVERY_IN_ALARM)
     return (step // every + 1) * every

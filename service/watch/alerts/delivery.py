@@ -18,15 +18,17 @@ from service.platform.database.tables import Alert
 from service.platform.identifiers import new_identifier
 from service.runs.attempts.active_attempts import active_attempt_of
 from service.runs.attempts.service import attempts_of_run
-from service.runs.events import AttemptStarted, ItemsLost, RanksCompared, RunBecameStale, StepClosed
+from service.runs.events import AttemptStarted, ItemsLost, RanksCompared, RunBecameStale, ScalarsLogged, StepClosed
 from service.runs.step_key import StepKey
-from service.runs.steps.service import find_step, first_split, missing_shards, shards_in_words
+from service.runs.steps.service import find_step, first_split, missing_shards, missing_shards_of, shards_in_words
 from service.watch.alerts import repository
-from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100
 """Steps that an alert names in its evidence."""
+_MOST_SHARDS = 64
+"""Missing shards that an alert names in its evidence."""
 
 
 def alert_of_split(session: Session, compared: RanksCompared) -> None:
@@ -95,7 +97,8 @@ def _alert_of_missing(session: Session, first: StepKey, alert: Alert | None) -> 
             _change(session, alert, {"state": "retracted"})
         return
     newest = missing[0]
-    text = f"step {newest.step} has {shards_in_words(newest.received_shards, newest.expected_shards)}"
+    absent = missing_shards_of(session, StepKey(newest.run_id, newest.attempt, newest.step), newest.expected_shards)
+    text = f"step {newest.step} has {shards_in_words(newest.received_shards, newest.expected_shards, absent)}"
     if len(missing) > 1:
         text += f", and {len(missing) - 1} earlier steps lack shards too"
     _open(
@@ -107,7 +110,10 @@ def _alert_of_missing(session: Session, first: StepKey, alert: Alert | None) -> 
         threshold=float(newest.expected_shards),
         why=f"Closed without all shards: {text}. Measures of these steps are of the rollouts that arrived.",
         what_to_do="Look whether a rank died, or logs fewer steps than the others; a late shard is still added.",
-        evidence={"steps": {str(each.step): [each.received_shards, each.expected_shards] for each in missing[::-1]}},
+        evidence={
+            "steps": {str(each.step): [each.received_shards, each.expected_shards] for each in missing[::-1]},
+            "missing_at_newest_step": list(absent[:_MOST_SHARDS]),
+        },
     )
 
 
@@ -146,7 +152,7 @@ def alert_of_silence(session: Session, stale: RunBecameStale) -> None:
     )
 
 
-def retract_silence(session: Session, closed: StepClosed) -> None:
+def retract_silence(session: Session, closed: StepClosed | ScalarsLogged) -> None:
     """Retract the alert of a silent run whose clients log again."""
     alert = repository.standing_of_rule(session, closed.run_id, closed.attempt, STALE_RUN)
     if alert is not None:

@@ -8,17 +8,16 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from foreshock.severity import Severity
 from service.platform.context import Context
-from service.platform.etag import names_version
-from service.platform.pagination import Cursor, Limit, Page
+from service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
 from service.platform.schemas import Name
 from service.platform.security import Ingester, Reader
 from service.runs.runs.addresses import RunIdentifier
-from service.runs.runs.service import check_visible
 from service.watch.alerts import service
+from service.watch.alerts.polling import answer_alert_poll
 from service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
 from service.watch.long_polls.answers import NOT_MODIFIED
 from service.watch.long_polls.turns import turn_of
-from service.watch.long_polls.waiters import LongPollsOfApp
+from service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
 
 router = APIRouter(prefix="/v1/runs/{run}/alerts", tags=["alerts"])
 
@@ -36,24 +35,20 @@ async def list_alerts(
     request: Request,
     state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
     cursor: Cursor = None,
-    limit: Limit = 50,
-    wait: Annotated[float, Query(ge=0, le=30, description="seconds to wait for a change of an alert")] = 0.0,
+    limit: Limit = DEFAULT_LIMIT,
+    wait: Annotated[
+        float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait for a change of an alert")
+    ] = 0.0,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
     """Return a run's alerts, newest step first; 304 if the bytes are those of If-None-Match.
 
     With `wait` and If-None-Match the answer comes when an alert of the run has changed since that answer.
     """
+    # `poll_route.py` takes most polls before this route, with the same answers.
     async with turn_of(request).given_away():
-        with polls.waiter(run) as waiter:
-            version = check_visible(await polls.version(run), principal, run)
-            if wait > 0 and names_version(if_none_match, version.of_alerts):
-                await waiter.until(
-                    lambda now: now is None or now.deleted_at_us is not None or now.of_alerts != version.of_alerts, wait
-                )
-                check_visible(await polls.version(run), principal, run)
-        answer = await polls.read(service.read_page, service.PageKey(run, tuple(state or ()), cursor, limit))
-    return answer.response(if_none_match)
+        page = service.PageKey(run, tuple(state or ()), cursor, limit)
+        return await answer_alert_poll(polls, principal, page, wait, if_none_match)
 
 
 @of_runs.get("")

@@ -24,6 +24,7 @@ def reconcile_alerts(session: Session, replay: DetectorsReplayed) -> None:
     known = {
         (alert.rule, alert.step): alert
         for alert in repository.active_touching(session, replay.run_id, replay.attempts, replay.from_step)
+        if replay.until_step is None or alert.step <= replay.until_step
     }
     for rule, step in cleared:
         # It may have fired before the replay's first step.
@@ -31,6 +32,10 @@ def reconcile_alerts(session: Session, replay: DetectorsReplayed) -> None:
             alert = repository.standing(session, replay.run_id, replay.attempts, rule, step)
             if alert is not None:
                 known[rule, step] = alert
+    for key, alert in known.items():
+        # Beyond the last step of the replay nothing has changed: what cleared there has cleared.
+        if replay.until_step is not None and alert.cleared_step is not None and alert.cleared_step > replay.until_step:
+            cleared.setdefault(key, alert.cleared_step)
     changes = {
         key: _changes(known.get(key), fired.get(key), cleared.get(key), replay.from_step)
         for key in sorted(known.keys() | fired.keys(), key=lambda each: (each[1], each[0]))

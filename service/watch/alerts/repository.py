@@ -11,8 +11,8 @@ from service.platform.database.dialect import table_of
 from service.platform.database.prepared import Prepared
 from service.platform.database.tables import Alert, Run
 from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
-from service.watch.alerts.delivery_rules import DELIVERY_RULES
 from service.watch.alerts.schemas import AlertFilter
+from service.watch.rules.delivery_rules import DELIVERY_RULES
 
 # Read whenever a step closes: each half is a range of an index, so that the run's other alerts are not looked at,
 # however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
@@ -128,6 +128,13 @@ def superseded(session: Session, run_id: str, attempts: Sequence[AttemptStart]) 
 def version(session: Session, run_id: str) -> int:
     """Return the run's alert version: 0 before any alert, and higher with every change."""
     return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0
+
+
+def standing_of_runs(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
+    """Return (run, rule, severity, step) of the open and acknowledged alerts, by step."""
+    query = select(Alert.run_id, Alert.rule, Alert.severity, Alert.step)
+    query = query.where(Alert.run_id.in_(run_ids), Alert.state.in_(("open", "acknowledged"))).order_by(Alert.step)
+    return [(run_id, rule, severity, step) for run_id, rule, severity, step in session.execute(query)]
 
 
 def open_by_severity(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, int]]:

@@ -77,6 +77,11 @@ def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
     return repository.in_state(session, run_id, "open")
 
 
+def standing_of_runs(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
+    """Return (run, rule, severity, step) of the alerts that are open or acknowledged."""
+    return repository.standing_of_runs(session, run_ids)
+
+
 def open_counts(session: Session, run_ids: Collection[str]) -> dict[str, Counter[str]]:
     """Return the number of open alerts of each run by severity, in one query."""
     counts: dict[str, Counter[str]] = {run_id: Counter() for run_id in run_ids}

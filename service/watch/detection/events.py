@@ -19,7 +19,9 @@ class ReplayDue:
 
 @dataclass(frozen=True, slots=True)
 class DetectorsReplayed:
-    """The events of all active closed steps from `from_step` on, each with its attempt, and the state after them."""
+    """The events of the active closed steps from `from_step` to `until_step`, each with its attempt; None: of all steps
+    from `from_step` on. Beyond `until_step` nothing has changed. `state` is the state after the newest step.
+    """
 
     run_id: str
     attempts: Sequence[AttemptStart]
@@ -27,3 +29,4 @@ class DetectorsReplayed:
     events: Sequence[tuple[Event, int]]
     state: WarningState
     configuration: WarningConfiguration
+    until_step: int | None = None

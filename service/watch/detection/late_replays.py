@@ -3,6 +3,10 @@
 The transaction that changed a step notes that a replay is due. Before its caller goes on, the history is replayed from
 a snapshot of the database, and one short transaction stores what differs: states, alerts, decisions. It checks that no
 further late data arrived; steps that closed meanwhile are replayed in it. After a crash the sweeper makes the replay.
+
+The detectors forget: usually the state is the stored one again some 200 steps after a late step. At the first such
+milestone the replay ends, and everything after it stands. A change within the baselines is never forgotten: then the
+whole history is replayed, by arrays (`foreshock/early_warning/stretches`), and few of its states are kept.
 """
 
 from __future__ import annotations
@@ -21,16 +25,25 @@ from service.platform.database.packing import Packed
 from service.platform.database.session import Database
 from service.platform.events import EventBus
 from service.runs.attempts.service import attempts_of_run
-from service.runs.runs.service import lock_run_for_background, model_kind_of
+from service.runs.runs.service import lock_run_for_background
 from service.watch.detection import repository
+from service.watch.detection.configurations import watched_as, watched_run
 from service.watch.detection.events import DetectorsReplayed, ReplayDue
-from service.watch.detection.history import closed_steps_after
-from service.watch.detection.replay_detectors import RECENT_STATES, Replay, configuration_of
+from service.watch.detection.history import closed_steps_after, history_after
+from service.watch.detection.replay_detectors import RECENT_STATES, Replay
+from service.watch.detection.service import newest_state, observed_steps
 
 _TRIES = 5
 """Replays of a run, while late data keeps arriving, before it is left to the sweeper."""
 
-_STEPS_READ_AT_ONCE = 2_000
+_STEPS_READ_FIRST = 400
+"""Usually enough to meet the stored states again: the detectors look back 200 steps."""
+
+_STEPS_READ_AT_ONCE = 5_000
+
+_STEPS_WITH_DENSE_STATES = 1_000
+"""The newest steps, of which a replay keeps a state in every block of MILESTONE_STEPS: most late data is of them."""
+
 _RUNS_PER_SWEEP = 20
 _logger = logging.getLogger(__name__)
 # A process makes a replay of a run once at a time. Unrelated runs may share a lock.
@@ -39,14 +52,18 @@ _LOCKS = tuple(threading.Lock() for _ in range(16))
 
 @dataclass(slots=True)
 class _Computed:
-    """A replay of the history as it was read: `due` identifies it, `first` is its first step."""
+    """A replay of the history as it was read, from step `first` to `last`: `due` identifies it.
 
-    due: tuple[int, int]
+    If `is_as_stored_after`, the stored states and events of later steps stand; else there are no later steps.
+    """
+
+    due: repository.Due
     first: int
     last: int
     replay: Replay
     changed: list[dict[str, Any]]
     obsolete: set[tuple[int, int]]
+    is_as_stored_after: bool
 
 
 def replay_after_commit(events: EventBus, session: Session, due: ReplayDue) -> None:
@@ -78,19 +95,39 @@ def _compute(session: Session, run_id: str) -> _Computed | None:
     if due is None:
         return None
     attempts = attempts_of_run(session, run_id)
-    configuration, digest = configuration_of(model_kind_of(session, run_id))
-    base = repository.newest_snapshot(session, run_id, attempts, due[0], digest)
+    watched = watched_run(session, run_id)
+    configuration, digest = watched.configuration, watched.digest
+    base = repository.newest_snapshot(session, run_id, attempts, due.from_step, digest)
     replay = Replay.after(base)
     first = replay.step + 1
-    while steps := closed_steps_after(session, run_id, attempts, replay.step, configuration.keys, _STEPS_READ_AT_ONCE):
-        replay.go_on(steps, configuration)
-    stored = repository.snapshots_after(session, run_id, first - 1)
+    stored: dict[tuple[int, int], repository.Snapshot] = {}
+    met, at_once, sparse_until = None, _STEPS_READ_FIRST, -1
+    while met is None and (history := history_after(session, run_id, attempts, replay.step, watched, at_once)):
+        known = len(replay.milestones)
+        replay.go_over(history, configuration, sparse_until)
+        for attempt, step, state in replay.milestones[known:]:
+            found = repository.snapshot_at(session, run_id, attempt, step)
+            if found is not None:
+                stored[attempt, step] = found
+                if step >= due.through_step and (found.configuration_digest, found.state) == (digest, state):
+                    met = step
+                    break
+        at_once, sparse_until = _STEPS_READ_AT_ONCE, _newest_step(session, run_id) - _STEPS_WITH_DENSE_STATES
+    if met is not None:
+        replay.end_at(met)
+    last = repository.ALL_STEPS if met is None else met
+    known_before = repository.snapshots_between(session, run_id, first - 1, last)
     rows = replay.snapshots(run_id, digest)
     changed = [row for row in rows if not _is_stored(row, stored)]
     for row in changed:
         row["state"] = Packed.of(row["state"])
-    obsolete = stored.keys() - {(row["attempt"], row["step"]) for row in rows}
-    return _Computed(due, first, replay.step, replay, changed, set(obsolete))
+    obsolete = known_before - {(row["attempt"], row["step"]) for row in rows}
+    return _Computed(due, first, replay.step, replay, changed, obsolete, met is not None)
+
+
+def _newest_step(session: Session, run_id: str) -> int:
+    """Return the newest step that the detectors have seen; −1 before any."""
+    return observed_steps(session, [run_id]).get(run_id, -1)
 
 
 def _is_stored(row: dict[str, Any], stored: dict[tuple[int, int], repository.Snapshot]) -> bool:
@@ -107,15 +144,25 @@ def _store(events: EventBus, run_id: str, computed: _Computed, session: Session)
     if repository.due_replay(session, run_id) != computed.due:
         return False
     attempts = attempts_of_run(session, run_id)
-    configuration, digest = configuration_of(run.model_kind)
+    watched = watched_as(session, run)
+    configuration, digest = watched.configuration, watched.digest
+    if computed.is_as_stored_after:
+        repository.put_snapshots(session, run_id, computed.changed, computed.obsolete)
+        repository.drop_due_replay(session, run_id)
+        state = newest_state(session, run_id)
+        found = computed.replay.events
+        events.publish(
+            session,
+            DetectorsReplayed(run_id, attempts, computed.first, found, state, configuration, computed.last),
+        )
+        return True
     # Steps that closed meanwhile followed states of the history before the change.
     repository.drop_snapshots(session, run_id, computed.last + 1)
     repository.put_snapshots(session, run_id, computed.changed, computed.obsolete)
     # A copy: the transaction may run again.
     replay = Replay(computed.replay.state, list(computed.replay.events))
-    replay.go_on(closed_steps_after(session, run_id, attempts, computed.last, configuration.keys), configuration)
-    repository.add_snapshots(session, replay.snapshots(run_id, digest))
-    repository.drop_passing_snapshots(session, run_id, keep=RECENT_STATES)
+    replay.go_on(closed_steps_after(session, run_id, attempts, computed.last, watched), configuration)
+    repository.store_snapshots(session, run_id, replay.snapshots(run_id, digest), keep=RECENT_STATES)
     repository.drop_due_replay(session, run_id)
     events.publish(
         session, DetectorsReplayed(run_id, attempts, computed.first, replay.events, replay.state, configuration)

@@ -6,29 +6,35 @@ everything is derived from the stored history, so the result does not depend on 
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.early_warning.events import Event
-from foreshock.model_kind import ModelKind
+from foreshock.early_warning.stretches import advance_over
 from service.platform.events import EventBus
 from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
 from service.runs.attempts.service import attempts_of_run
-from service.runs.events import AttemptStarted, ModelKindChanged, ScalarsChanged, StepEvent
-from service.runs.runs.service import model_kind_of
+from service.runs.events import AttemptStarted, ModelKindChanged, ScalarNamesChanged, ScalarsChanged, StepEvent
 from service.watch.detection import repository
+from service.watch.detection.configurations import watched_run
 from service.watch.detection.events import DetectorsReplayed, ReplayDue
-from service.watch.detection.history import SCALARS, closed_steps_after
-from service.watch.detection.repository import Snapshot
+from service.watch.detection.history import History, closed_steps_after
+from service.watch.detection.repository import Due, Snapshot
+from service.watch.rules.events import RulesChanged
 
 MILESTONE_STEPS = 25
 """A state is kept for good in every block of so many steps: a late shard replays at most one block before it."""
+
+SPARSE_MILESTONE_STEPS = 2_000
+"""The same for steps that a replay over a long history has left far behind: to go over so many takes milliseconds."""
 
 STEPS_IN_TRANSACTION = 50
 """Steps that are replayed in the transaction that changed one: every other write waits for it."""
@@ -36,12 +42,8 @@ STEPS_IN_TRANSACTION = 50
 RECENT_STATES = 4
 """The newest states are kept as well: scalars come just after their step, and scores some steps later."""
 
-
-@cache
-def configuration_of(model_kind: ModelKind | None) -> tuple[WarningConfiguration, str]:
-    """Return the configuration for a kind of model (None: unknown) and its digest."""
-    configuration = WarningConfiguration.for_model(model_kind)
-    return configuration, configuration.digest()
+_STATES_KEPT = 256
+"""States in memory, of some 20 kB each: of so many runs that close steps at the same time."""
 
 
 def observe_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:
@@ -63,23 +65,33 @@ def restart_from_resume(events: EventBus, session: Session, started: AttemptStar
     due = repository.due_replay(session, started.run_id)
     if due is not None:
         # A replay that is under way has read the superseded steps.
-        _defer(events, session, started.run_id, due, started.resume_step)
+        _defer(events, session, started.run_id, due, started.resume_step, started.resume_step)
     replay_from(events, session, started.run_id, attempts, started.resume_step)
 
 
-def replay_with_new_ranges(events: EventBus, session: Session, changed: ModelKindChanged) -> None:
-    """Replay the detectors from the first step: the healthy ranges of another kind of model hold."""
-    replay_from(events, session, changed.run_id, attempts_of_run(session, changed.run_id), 0)
+def replay_all(
+    events: EventBus, session: Session, changed: ModelKindChanged | ScalarNamesChanged | RulesChanged
+) -> None:
+    """Replay the detectors from the first step: other ranges or rules hold, or other scalars are read."""
+    attempts = attempts_of_run(session, changed.run_id)
+    replay_from(events, session, changed.run_id, attempts, 0, repository.ALL_STEPS)
 
 
 def replay_from(
-    events: EventBus, session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int
+    events: EventBus,
+    session: Session,
+    run_id: str,
+    attempts: Sequence[AttemptStart],
+    from_step: int,
+    through_step: int | None = None,
 ) -> None:
     """Replay the detectors over the active history from `from_step` on and publish DetectorsReplayed.
 
-    A replay over more than STEPS_IN_TRANSACTION is due instead: `late_replays.py` makes it after the commit.
+    `through_step` is the last step that changed; None: only `from_step` did. A replay over more than
+    STEPS_IN_TRANSACTION is due instead: `late_replays.py` makes it after the commit.
     """
-    configuration, digest = configuration_of(model_kind_of(session, run_id))
+    watched = watched_run(session, run_id)
+    configuration, digest = watched.configuration, watched.digest
     snapshot = repository.newest_snapshot_of_run(session, run_id)
     if snapshot is not None and not _precedes(snapshot, from_step, attempts, digest):
         # The step is late, or follows a rewind: the snapshots from it on are derived again.
@@ -87,15 +99,40 @@ def replay_from(
         snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, digest)
         due = repository.due_replay(session, run_id)
         if due is not None or newest - (-1 if snapshot is None else snapshot.step) > STEPS_IN_TRANSACTION:
-            _defer(events, session, run_id, due, from_step)
+            _defer(events, session, run_id, due, from_step, from_step if through_step is None else through_step)
             return
         repository.drop_snapshots(session, run_id, 0 if snapshot is None else snapshot.step + 1)
     replay = Replay.after(snapshot)
-    replay.go_on(closed_steps_after(session, run_id, attempts, replay.step, configuration.keys), configuration)
-    repository.add_snapshots(session, replay.snapshots(run_id, digest))
-    repository.drop_passing_snapshots(session, run_id, keep=RECENT_STATES)
+    replay.go_on(closed_steps_after(session, run_id, attempts, replay.step, watched), configuration)
+    repository.store_snapshots(session, run_id, replay.snapshots(run_id, digest), keep=RECENT_STATES)
     first = 0 if snapshot is None else snapshot.step + 1
     events.publish(session, DetectorsReplayed(run_id, attempts, first, replay.events, replay.state, configuration))
+
+
+class _KnownStates:
+    """The states that were stored last, by their bytes, of which a state is a function. Thread-safe.
+
+    The next step of a run begins with the bytes that the last one stored: reading them takes half a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[bytes, WarningState] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, stored: bytes, state: WarningState) -> None:
+        """Remember the state that these bytes are of."""
+        with self._lock:
+            self._states[stored] = state
+            if len(self._states) > _STATES_KEPT:
+                self._states.popitem(last=False)
+
+    def get(self, stored: bytes) -> WarningState | None:
+        """Return the state of these bytes and forget it: the next one of its run takes its place."""
+        with self._lock:
+            return self._states.pop(stored, None)
+
+
+_STATES = _KnownStates()
 
 
 @dataclass(slots=True)
@@ -104,13 +141,15 @@ class Replay:
 
     state: WarningState
     events: list[tuple[Event, int]] = field(default_factory=list)
-    milestones: list[tuple[int, int, WarningState]] = field(default_factory=list)
+    milestones: list[tuple[int, int, bytes]] = field(default_factory=list)
     recent: deque[tuple[int, int, WarningState]] = field(default_factory=lambda: deque(maxlen=RECENT_STATES))
 
     @classmethod
     def after(cls, snapshot: Snapshot | None) -> Replay:
         """Begin after a snapshot; None: before the first step."""
-        return cls(WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state))
+        if snapshot is None:
+            return cls(WarningState())
+        return cls(_STATES.get(snapshot.state) or WarningState.from_bytes(snapshot.state))
 
     @property
     def step(self) -> int:
@@ -124,13 +163,34 @@ class Replay:
             self.state, new = advance(self.state, closed, configuration)
             self.events.extend((event, attempt) for event in new)
             if previous is None or previous // MILESTONE_STEPS != closed.step // MILESTONE_STEPS:
-                self.milestones.append((attempt, closed.step, self.state))
+                self.milestones.append((attempt, closed.step, self.state.to_bytes()))
             self.recent.append((attempt, closed.step, self.state))
+
+    def go_over(self, history: History, configuration: WarningConfiguration, sparse_until: int) -> None:
+        """Go on over the next steps at once. Up to step `sparse_until` few milestones are kept."""
+        closed, count = history.closed, len(history.closed)
+        before = np.concatenate(([self.step], closed.steps[:-1]))
+        block = np.where(closed.steps <= sparse_until, SPARSE_MILESTONE_STEPS, MILESTONE_STEPS)
+        milestones = set(np.flatnonzero(before // block != closed.steps // block).tolist())
+        recent = set(range(max(count - RECENT_STATES, 0), count))
+        ends = {index + 1 for index in milestones | recent | {max(count - RECENT_STATES, 0) - 1}}
+        for first, end in pairwise(sorted({0, count} | ends)):
+            self.state, new = advance_over(self.state, closed.part(first, end), configuration)
+            places = np.searchsorted(closed.steps, [event.step for event in new]).tolist()
+            self.events.extend((event, history.attempts[place]) for event, place in zip(new, places, strict=True))
+            last = end - 1
+            if last in milestones:
+                self.milestones.append((history.attempts[last], self.step, self.state.to_bytes()))
+            if last in recent:
+                self.recent.append((history.attempts[last], self.step, self.state))
 
     def snapshots(self, run_id: str, digest: str) -> list[dict[str, Any]]:
         """Return the rows of the milestones and of the newest states."""
         milestones = {step for _, step, _ in self.milestones}
-        kept = [*self.milestones, *(each for each in self.recent if each[1] not in milestones)]
+        recent = [(attempt, step, state.to_bytes()) for attempt, step, state in self.recent if step not in milestones]
+        for _, step, stored in (*self.milestones[-1:], *recent[-1:]):
+            if step == self.state.step:
+                _STATES.put(stored, self.state)
         return [
             {
                 "run_id": run_id,
@@ -138,20 +198,28 @@ class Replay:
                 "step": step,
                 "configuration_digest": digest,
                 "milestone": step in milestones,
-                "state": state.to_bytes(),
+                "state": state,
             }
-            for attempt, step, state in kept
+            for attempt, step, state in (*self.milestones, *recent)
         ]
+
+    def end_at(self, step: int) -> None:
+        """Drop what follows a milestone, as if the history ended with it."""
+        self.milestones = [each for each in self.milestones if each[1] <= step]
+        self.events = [each for each in self.events if each[0].step <= step]
+        self.recent.clear()
+        self.state = WarningState.from_bytes(self.milestones[-1][2])
 
 
 def _is_read(session: Session, changed: ScalarsChanged) -> bool:
-    configuration, _ = configuration_of(model_kind_of(session, changed.run_id))
-    return any(f"{SCALARS}:{name}" in configuration.keys for name in changed.names)
+    return not changed.names.isdisjoint(watched_run(session, changed.run_id).names)
 
 
-def _defer(events: EventBus, session: Session, run_id: str, due: tuple[int, int] | None, from_step: int) -> None:
-    from_step, changes = (from_step, 0) if due is None else (min(due[0], from_step), due[1])
-    repository.put_due_replay(session, run_id, from_step, changes + 1)
+def _defer(events: EventBus, session: Session, run_id: str, due: Due | None, from_step: int, through_step: int) -> None:
+    changed = Due(from_step, through_step, 1)
+    if due is not None:
+        changed = Due(min(due.from_step, from_step), max(due.through_step, through_step), due.changes + 1)
+    repository.put_due_replay(session, run_id, changed)
     events.publish(session, ReplayDue(run_id))
 
 

@@ -26,6 +26,7 @@ from service.platform.database.session import Database
 from service.watch.long_polls.batches import BatchedReads
 from service.watch.long_polls.versions import RunVersion, read_versions
 
+LONGEST_WAIT_SECONDS = 30
 READ_AGAIN_SECONDS = 10.0
 READ_AGAIN_UNHEARD_SECONDS = 1.0
 """While other processes are not heard."""

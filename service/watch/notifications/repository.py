@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Select, and_, delete, exists, select
 from sqlalchemy.orm import Session, aliased
 
+from foreshock.severity import severity_rank
 from service.platform.database.dialect import insert_if_absent
 from service.platform.database.tables import Alert, Notification, Run
 from service.platform.identifiers import new_identifier
@@ -38,11 +39,36 @@ def alerts_to_tell(
     return found
 
 
-def add(session: Session, target: str, alert_id: str, change: str, now_us: int) -> None:
+def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
+    """Return whether the target was told of an alert of the same episode that is as severe, or is about to be."""
+    episode = (alert.evidence.get("cause"), alert.evidence.get("episode"))
+    if None in episode:
+        return False
+    told = (
+        select(Alert)
+        .join(Notification, Notification.alert_id == Alert.id)
+        .where(
+            Notification.target == target,
+            Notification.change == OPENED,
+            Notification.state != "dropped",
+            Alert.run_id == alert.run_id,
+            Alert.attempt == alert.attempt,
+            Alert.id != alert.id,
+            Alert.step >= alert.evidence["episode"],
+        )
+    )
+    return any(
+        (other.evidence.get("cause"), other.evidence.get("episode")) == episode
+        and severity_rank(other.severity) <= severity_rank(alert.severity)
+        for other in session.scalars(told)
+    )
+
+
+def add(session: Session, target: str, alert_id: str, change: str, now_us: int, state: str = "pending") -> None:
     """Add a message to the outbox, unless it is there."""
     row = {
         "id": new_identifier("notification"), "target": target, "alert_id": alert_id, "change": change,
-        "state": "pending", "tries": 0, "due_at_us": now_us, "lease": None, "leased_until_us": 0, "error": None,
+        "state": state, "tries": 0, "due_at_us": now_us, "lease": None, "leased_until_us": 0, "error": None,
         "created_at_us": now_us, "sent_at_us": None,
     }  # fmt: skip
     insert_if_absent(session, Notification, row)

@@ -77,7 +77,7 @@ def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
         since_us = database_now_us(session) - _HORIZON_US
         found = repository.alerts_to_tell(session, target, severities, since_us, _AT_ONCE)
     if found:
-        context.database.write(lambda session: _add(session, target.name, found))
+        context.database.write(lambda session: _add(session, target, found))
     return len(found)
 
 
@@ -98,10 +98,17 @@ def send_next(context: ServiceContext, target: NotificationTarget) -> bool:
     return True
 
 
-def _add(session: Session, target: str, found: list[tuple[str, str]]) -> None:
+def _add(session: Session, target: NotificationTarget, found: list[tuple[str, str]]) -> None:
     now_us = database_now_us(session)
+    opened = [alert for alert_id, change in found if change == OPENED and (alert := session.get(Alert, alert_id))]
+    # The most severe alert of an episode speaks for it.
+    for alert in sorted(opened, key=lambda each: (severity_rank(each.severity), each.step, each.rule)):
+        # Alertmanager groups alerts itself.
+        spoken = target.kind != "alertmanager" and repository.is_told_by_episode(session, target.name, alert)
+        repository.add(session, target.name, alert.id, OPENED, now_us, "dropped" if spoken else "pending")
     for alert_id, change in found:
-        repository.add(session, target, alert_id, change, now_us)
+        if change != OPENED:
+            repository.add(session, target.name, alert_id, change, now_us)
     repository.delete_before(session, now_us - _KEPT_US)
 
 

@@ -12,23 +12,16 @@ from service.platform.database.tables.audit import AuditEntry
 from service.platform.database.tables.base import Base
 from service.platform.database.tables.changes import AnnouncedChange, RunSetup
 from service.platform.database.tables.checkpoints import Checkpoint
-from service.platform.database.tables.detection import DueReplay
+from service.platform.database.tables.detection import DueReplay, RulesVersion, ScalarTail
 from service.platform.database.tables.exact import ExactDivergence, ExactShard
 from service.platform.database.tables.jobs import BackgroundJob
 from service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
 from service.platform.database.tables.lint import ShardLint, StepLint
 from service.platform.database.tables.measurements import MeasurementStatistics, NewestMeasurement, measurements
 from service.platform.database.tables.notifications import Notification
-from service.platform.database.tables.probes import (
-    Attribution,
-    Lease,
-    Probe,
-    ProbeJob,
-    Score,
-    ScoreShard,
-    StoredWeightsSearch,
-    Worker,
-)
+from service.platform.database.tables.policies import PolicyProbe, ProbePolicy
+from service.platform.database.tables.probe_results import StoredLayerComparison, StoredRouting, StoredWeightsSearch
+from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob, Score, ScoreShard, Worker
 from service.platform.database.tables.removals import Deletion, FileRemoval
 from service.platform.database.tables.rollouts import Shard, ShardStatistics, Step
 from service.platform.database.tables.runs import Attempt, AttemptClient, Run
@@ -58,12 +51,16 @@ __all__ = [
     "MeasurementStatistics",
     "NewestMeasurement",
     "Notification",
+    "PolicyProbe",
     "Probe",
     "ProbeJob",
+    "ProbePolicy",
     "RetiredSecret",
+    "RulesVersion",
     "Run",
     "RunSetup",
     "Scalar",
+    "ScalarTail",
     "Score",
     "ScoreShard",
     "Shard",
@@ -71,6 +68,8 @@ __all__ = [
     "ShardStatistics",
     "Step",
     "StepLint",
+    "StoredLayerComparison",
+    "StoredRouting",
     "StoredWeightsSearch",
     "TrainerProgress",
     "Worker",

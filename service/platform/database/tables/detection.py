@@ -1,4 +1,4 @@
-"""Replays of the detectors that late data made due."""
+"""Replays of the detectors that late data made due, open steps of runs that log scalars only, rules of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.platform.database.tables.base import Base
 
 
 class DueReplay(Base):
-    """The history of a run changed at `from_step`, and more steps follow than are replayed at once.
+    """The history of a run changed from `from_step` to `through_step`, and more steps follow than are replayed at once.
 
     `changes` grows with every change, so that a replay of an older history is not stored.
     """
@@ -18,4 +18,32 @@ class DueReplay(Base):
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     from_step: Mapped[int]
+    through_step: Mapped[int]
     changes: Mapped[int]
+
+
+class ScalarTail(Base):
+    """The newest step that has watched scalars of a run without rollouts: no later step closes it.
+
+    It closes `FORESHOCK_STEP_GRACE_SECONDS` after its last scalars, or when the run ends; `closed` is true then.
+    """
+
+    __tablename__ = "scalar_tails"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    attempt: Mapped[int]
+    step: Mapped[int]
+    received_at_us: Mapped[int]
+    closed: Mapped[bool]
+
+
+class RulesVersion(Base):
+    """A change of a run's rules, as the file that was sent; versions of a run count from 1."""
+
+    __tablename__ = "rules_versions"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    effective_from_step: Mapped[int]
+    toml: Mapped[str]
+    made_at_us: Mapped[int]

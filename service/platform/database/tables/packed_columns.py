@@ -17,7 +17,7 @@ class PackedBytes(TypeDecorator[bytes]):
     impl = LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> bytes | None:
+    def process_bind_param(self, value: bytes | Packed | None, dialect: Dialect) -> bytes | None:
         """Pack what is stored; what a decoder has packed already is stored as it is."""
         return None if value is None else value.packed if isinstance(value, Packed) else pack(value)
 

@@ -16,6 +16,7 @@ class Probe(Base):
     `selection` is `[[shard, digest], …]`, the shards whose rollouts are scored, with the file of a shard of which
     rollouts were deleted; `max_rollouts` set: that many of them.
     `exact_pairs` are the comparisons `target/behaviour` that are computed over the whole vocabulary.
+    `priority` is the requested one; None: the service chooses that of the jobs.
     `candidates` are the other checkpoints of a weights search, in the order in which they are tried.
     """
 
@@ -39,6 +40,7 @@ class Probe(Base):
     accelerator: Mapped[str | None]
     environment: Mapped[str | None]
     max_rollouts: Mapped[int | None]
+    priority: Mapped[str | None]
     checkpoint: Mapped[dict[str, Any]]
     checkpoint_expires_at_us: Mapped[int | None]
     candidates: Mapped[list[dict[str, Any]] | None] = mapped_column(JsonColumn)
@@ -53,16 +55,17 @@ class Probe(Base):
 class ProbeJob(Base):
     """A part of a probe that one worker does. `fencing_token` grows with every lease and is never reused.
 
-    `engine` is unique in a probe: the engine's name, the scorer's for a job that was split from its engine's job, or
-    `exact.` and the pair. `needs` names its scorers, pairs and abilities, sorted and joined by commas: a worker must
-    offer them all. `reasons` keeps the failure of each try; `lease_id` and `lease_expires_at_us` are set while it is
-    leased. `environments` names the environments to score in, best first and joined by commas; empty: any.
-    `environment_required`: no other will do. `environment` is the one of the newest try, None if its worker was used as
-    it is.
+    `engine` is unique in a probe: the engine's name, the scorer's for a job that was split from its engine's job,
+    `exact.` and the pair, or `layers` for a comparison by layer, whose scorers send no scores. `needs` names its
+    scorers, pairs and abilities, sorted and joined by commas: a worker must offer them all. `reasons` keeps the
+    failure of each try; `lease_id` and `lease_expires_at_us` are set while it is leased. `environments` names the
+    environments to score in, best first and joined by commas; empty: any. `environment_required`: no other will do.
+    `environment` is the one of the newest try, None if its worker was used as it is. The queued job with the lowest
+    `rank_us` is leased first: it follows from `priority` and `queued_at_us`.
     """
 
     __tablename__ = "probe_jobs"
-    __table_args__ = (UniqueConstraint("probe_id", "engine"), Index(None, "state", "queued_at_us", "id"))
+    __table_args__ = (UniqueConstraint("probe_id", "engine"), Index(None, "state", "rank_us", "id"))
 
     id: Mapped[str] = mapped_column(primary_key=True)
     probe_id: Mapped[str] = mapped_column(ForeignKey("probes.id"))
@@ -82,7 +85,9 @@ class ProbeJob(Base):
     worker: Mapped[str | None]
     reason: Mapped[str | None]
     reasons: Mapped[list[str]]
+    priority: Mapped[str]
     queued_at_us: Mapped[int]
+    rank_us: Mapped[int]
     finished_at_us: Mapped[int | None]
 
 
@@ -169,24 +174,6 @@ class Score(Base):
     tokens: Mapped[int]
     from_sample: Mapped[bool]
     published_at_us: Mapped[int]
-
-
-class StoredWeightsSearch(Base):
-    """The result of a weights search that one try of a job sent; it counts once that try completed its job."""
-
-    __tablename__ = "weights_searches"
-    __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
-        Index(None, "run_id", "attempt", "step", "published_at_us"),
-    )
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
-    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    run_id: Mapped[str]
-    attempt: Mapped[int]
-    step: Mapped[int]
-    document: Mapped[dict[str, Any]]
-    published_at_us: Mapped[int | None]
 
 
 class Attribution(Base):

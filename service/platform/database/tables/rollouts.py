@@ -95,7 +95,8 @@ class Shard(Base):
 class ShardStatistics(Base):
     """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like).
 
-    `statistics` NULL: the shard is the whole step, whose `measurement_statistics` holds the same bytes.
+    A shard that is the whole step has no rows: the step's `measurement_statistics` holds the same bytes. Older steps
+    have rows for it, with `statistics` NULL.
     """
 
     __tablename__ = "shard_statistics"

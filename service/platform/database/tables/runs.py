@@ -18,7 +18,9 @@ class Run(Base):
     counts the requests to delete some of its rollouts. `retention` has its own rules, None: those of the settings.
 
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
-    count what was received, superseded steps included; they never fall.
+    count what was received, superseded steps included; they never fall. `scalar_names` are the run's own names of
+    quantities that the detectors read, None: the well-known ones. `rules_version` is the newest version of its
+    own rules.
     """
 
     __tablename__ = "runs"
@@ -49,6 +51,8 @@ class Run(Base):
     rows_removed_at_us: Mapped[int | None]
     deletions: Mapped[int] = mapped_column(server_default="0", default=0)
     retention: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    scalar_names: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
+    rules_version: Mapped[int | None]
 
     @property
     def model_kind(self) -> ModelKind | None:

@@ -107,7 +107,7 @@ def bucket_figure(columns: BucketColumns | None) -> Figure | Missing:
         return Missing(by.title, by.not_logged or "No token of this step has two finite log-probs.")
     held = [index for index, count in enumerate(columns.tokens) if count]
     shown = range(held[0], held[-1] + 1)
-    names = [_bucket_name(by, columns.edges[index], columns.edges[index + 1]) for index in shown]
+    names = [bucket_name(by, columns.edges[index], columns.edges[index + 1]) for index in shown]
     traces: list[Json] = [
         {
             "type": "bar", "name": "mean |d|", "x": names,
@@ -199,7 +199,8 @@ def _positive(value: float | None) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-def _bucket_name(by: By, low: float, high: float) -> str:
+def bucket_name(by: By, low: float, high: float) -> str:
+    """Return the name of the values from `low` to before `high`."""
     if by.is_count:
         return _count_name(low, high)
     if low == 0:
@@ -225,7 +226,7 @@ def _short(value: float) -> str:
 def _summary(by: By, columns: BucketColumns, held: Sequence[int]) -> str:
     known = [(columns.mean_abs_d[index] or 0.0, index) for index in held]
     worst, index = max(known)
-    bucket = _bucket_name(by, columns.edges[index], columns.edges[index + 1])
+    bucket = bucket_name(by, columns.edges[index], columns.edges[index + 1])
     return (
         f"Mean |d| is largest, {scientific(worst)}, if the {by.choice.removeprefix('token ')} is {bucket} "
         f"({columns.tokens[index]} of {sum(columns.tokens)} tokens)."

@@ -109,7 +109,9 @@ def _traces(name: str, curve: Curve) -> list[Json]:
     if len(visible.points()) <= SMOOTHED_ABOVE:
         return [line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
     each = line(visible, name, colour, line={"width": 1}, hovertemplate="%{y:.2e}", opacity=0.4)
-    smooth = line(running_median(visible), name, colour, line={"dash": dash}, hoverinfo="skip", legendgroup=name)
+    smooth = line(
+        running_median(visible), name, colour, line={"dash": dash}, hoverinfo="skip", legendgroup=name, meta="smooth"
+    )
     return [{**each, "showlegend": False, "legendgroup": name}, smooth]
 
 

@@ -67,7 +67,7 @@ def _vertical_axis(panel: Panel, domain: tuple[float, float]) -> Json:
     axis: Json = {"domain": list(domain), "nticks": 5, "exponentformat": "e"}
     positive = [value for _, value in panel.curve.points() if value > 0]
     if panel.logarithmic and positive:
-        return {**axis, "type": "log", "exponentformat": "power", "dtick": 1}
+        return {**axis, "type": "log", "exponentformat": "power"}
     if panel.up_to is not None:
         return {**axis, "range": [0, panel.up_to * 1.05]}
     return axis

@@ -8,7 +8,7 @@ as text, for screen readers).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawable figure: Plotly traces and layout, and the same as text."""
+    """A drawable figure: Plotly traces and layout, and the same as text.
+
+    `columns`: the numbers by name, [N] each, if the figure is no table with a row for each x and a column per trace.
+    """
 
     title: str
     caption: str
@@ -59,9 +62,11 @@ class Figure:
     traces: Sequence[Json]
     layout: Json = field(default_factory=dict)
     height: int = 320
+    columns: Mapping[str, Sequence[float | str | None]] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         return {
+            **({"columns": json_value(dict(self.columns))} if self.columns else {}),
             "title": self.title,
             "caption": self.caption,
             "summary": self.summary,

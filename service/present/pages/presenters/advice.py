@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreshock.early_warning.schedule import DECAY_FLOOR, LengthDecaySchedule, scale_at
+from foreshock.early_warning.schedule import LengthDecaySchedule, scale_at
 from foreshock.learning_rate.applied import Applied, effect_in_words
 from service.platform.database.tables import Run
 from service.present.pages.figures.learning_rate import ScaleCurve
@@ -32,14 +32,16 @@ class Scale:
 
     schedule: LengthDecaySchedule | None
     halvings: tuple[int, ...]
+    factor: float
+    floor: float
 
     @classmethod
     def of(cls, advice: AdviceRead) -> Scale:
         schedule = advice.schedule and LengthDecaySchedule.from_json(advice.schedule.model_dump())
-        return cls(schedule or None, tuple(advice.rule_halvings))
+        return cls(schedule or None, tuple(advice.rule_halvings), advice.factor, advice.floor)
 
     def at(self, step: int) -> float:
-        return scale_at(self.schedule, self.halvings, step)
+        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor)
 
     def stairs(self, end: int) -> list[tuple[int, float]]:
         """Return (step, scale from this step on) up to `end`, beginning at step 0."""
@@ -128,9 +130,8 @@ def _effect(advice: AdviceRead) -> str:
 
 def _actions(advice: AdviceRead) -> list[Action]:
     """Return the actions that would change something now; the service refuses the others."""
-    floor = advice.schedule.floor if advice.schedule is not None else DECAY_FLOOR
     actions = [RELEASE if advice.phase == "held" else HOLD]
-    if advice.advised_scale > floor:
+    if advice.advised_scale > advice.floor:
         actions.append(HALVE)
     if advice.advised_scale < 1:
         actions.append(RAISE)

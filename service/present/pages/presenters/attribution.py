@@ -7,7 +7,7 @@ from foreshock.measures.estimators.attribution import OLD_METHOD
 from service.present.pages.figures.attribution import Chain, LinkShare
 from service.present.pages.formatting import number, share_in_words
 from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import LinkRow
+from service.present.pages.step_models import LinkRow
 from service.replay.attribution.schemas import AttributionRead
 from service.replay.attribution.service import (
     AttributionNotFound,
@@ -30,6 +30,23 @@ def newest_chain(viewing: Viewing, run_id: str) -> Chain | str | None:
             return chain
         why = why or chain
     return why
+
+
+def origin_of(viewing: Viewing, run_id: str) -> tuple[str, str]:
+    """Return where the mismatch comes from, in a few words, and what that is about; "cannot be told" without a cause.
+
+    By the newest step that has an attribution, and only a link that its conclusions name a cause.
+    """
+    for step in newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
+        read = attribution_of(viewing, run_id, step, None)
+        if read is None:
+            continue
+        blamed = next((each.link for each in read.conclusions if each.names_cause and each.link is not None), None)
+        link = next((each for each in read.links if each.name == blamed), None)
+        if link is None:
+            return "cannot be told", f"by the replay of step {step}"
+        return link.cause.partition(":")[0], f"{share_in_words(link.share, None, None)} of step {step}"
+    return "not replayed", "a probe finds the cause"
 
 
 def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | str | None:

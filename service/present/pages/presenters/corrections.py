@@ -14,7 +14,7 @@ from foreshock.interval_names import RANGE
 from foreshock.theory import GradientNoise, StepNoise
 from service.present.pages.formatting import DASH, number
 from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import CorrectionRow, CorrectionsPart, TheoryRow
+from service.present.pages.step_models import CorrectionRow, CorrectionsPart, TheoryRow
 from service.runs.corrections.service import CorrectionQuery, evaluate_corrections
 from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate
 from service.runs.theory.service import FoundTheory, TheoryQuery, theory_of_pair

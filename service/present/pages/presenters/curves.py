@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from service.platform.columnar.table import floats_or_none
 from service.present.pages.figures import Curve
@@ -21,9 +21,13 @@ def curves_of(
     measures: Sequence[str],
     comparisons: Sequence[str] = (),
     from_step: int = 0,
+    max_points: int | None = MOST_POINTS,
 ) -> dict[str, dict[str, Curve]]:
-    """Return comparison → measure column → curve, over the active steps; no comparisons: all."""
-    query = CurveQuery(comparisons=comparisons, measures=measures, from_step=from_step, max_points=MOST_POINTS)
+    """Return comparison → measure column → curve, over the active steps; no comparisons: all.
+
+    `max_points` None: every step, for conclusions that down-sampling would change.
+    """
+    query = CurveQuery(comparisons=comparisons, measures=measures, from_step=from_step, max_points=max_points)
     return by_comparison(read_curves(viewing.session, viewing.context, viewing.principal, run_id, query))
 
 
@@ -38,9 +42,11 @@ def by_comparison(curves: Curves) -> dict[str, dict[str, Curve]]:
     }
 
 
-def scalar_curves(viewing: Viewing, run_id: str, names: Sequence[str]) -> dict[str, Curve]:
+def scalar_curves(
+    viewing: Viewing, run_id: str, names: Sequence[str], max_points: int | None = MOST_POINTS
+) -> dict[str, Curve]:
     """Return scalars by name over the active steps; the trainer's value wins over other sources."""
-    query = ScalarQuery(names=names, max_points=MOST_POINTS)
+    query = ScalarQuery(names=names, max_points=max_points)
     table = read_scalars(viewing.session, viewing.context.settings, viewing.principal, run_id, query)
     columns = (table.array("step").tolist(), table.strings("source"), table.strings("name"))
     points: dict[str, dict[int, float | None]] = {}
@@ -51,3 +57,8 @@ def scalar_curves(viewing: Viewing, run_id: str, names: Sequence[str]) -> dict[s
     return {
         name: Curve(sorted(of_name), [of_name[step] for step in sorted(of_name)]) for name, of_name in points.items()
     }
+
+
+def first_of(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
+    """Return the first curve of these names that has a point; an empty one if none has."""
+    return next((curves[name] for name in names if curves.get(name)), Curve((), ()))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import HealthyRange, required_range
 from service.platform.database.tables import Run
@@ -19,26 +18,31 @@ from service.present.pages.figures import (
     attribution,
     buckets,
     changes,
+    heat_map,
     learning_rate,
     lengths,
     mismatch,
+    tokens,
 )
 from service.present.pages.figures.panels import Panel, panels_figure
 from service.present.pages.presenters.advice import scale_curve, surge_step
 from service.present.pages.presenters.attribution import chain_of_step, newest_chain
 from service.present.pages.presenters.changes import marks_of
-from service.present.pages.presenters.curves import curves_of, scalar_curves
+from service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
+from service.present.pages.presenters.marks import bands_of, named_marks
 from service.present.pages.presenters.measures import PARETO_FAR
+from service.present.pages.presenters.signals import ENTROPIES, GRADIENT_NORMS, REWARDS
+from service.present.pages.presenters.token_figures import (
+    buckets_of_run,
+    buckets_of_step,
+    heat_map_of_run,
+    token_ids_of_step,
+    tokens_of_step,
+)
 from service.present.pages.presenters.viewing import Viewing
-from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate, read_statistics
 
 SIGNALS_TITLE = "Training signals"
 TAILS_TITLE = "Tails and effective sample size"
-
-# Names of the same scalar in different trainers.
-GRADIENT_NORMS = ("grad_norm", "actor/grad_norm", "train/grad_norm")
-ENTROPIES = ("entropy", "actor/entropy", "actor/entropy_loss")
-REWARDS = ("reward", "critic/rewards/mean", "train/reward")
 
 
 class FigureNotFound(ProblemError):
@@ -54,19 +58,21 @@ StepFigure = Callable[[Viewing, Run, int, int | None], Figure | Missing]
 
 @dataclass(frozen=True, slots=True)
 class RunPlot:
-    """A figure of a run's page. If it is `over_steps`, changes of the run are marked in it."""
+    """A figure of a run's page. If it is `over_steps`, changes of the run are marked in it; `bands`: its alerts too."""
 
     title: str
     make: RunFigure
     wide: bool = False
     over_steps: bool = False
+    bands: bool = True
 
     def draw(self, viewing: Viewing, run: Run) -> Figure | Missing:
         """Return the figure, with the run's changes."""
         figure = self.make(viewing, run)
         if not self.over_steps or isinstance(figure, Missing):
             return figure
-        return changes.with_changes(figure, marks_of(viewing, run.id))
+        changed = changes.with_changes(figure, marks_of(viewing, run.id))
+        return changes.with_bands(changed, bands_of(viewing, run) if self.bands else (), named_marks(viewing, run))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,7 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     matters = any(value >= PARETO_FAR for _, value in largest.points())
     panels = (
         _judged("F(2): tokens off by more than a factor of 2", tail, tail_range),
-        Panel("tail asymmetry at ln 2: π ≪ μ above 0, π ≫ μ below", asymmetry),
+        Panel("tail asymmetry at ln 2 (above 0: π ≪ μ)", asymmetry),
         _judged("k̂, the shape of the tail of π/μ", shape, shape_range if matters else None),
         _judged("mean |Δ probability|", difference, difference_range),
         Panel("effective sample size of the token weights", ess),
@@ -157,58 +163,6 @@ def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
     return Panel(name, curve, warning_above=known.warning, critical_above=known.critical)
 
 
-def buckets_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Return the probability buckets of the newest closed step."""
-    newest = curves_of(viewing, run.id, ("k3_kl",), (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {}).get("k3_kl")
-    last = newest.last() if newest else None
-    if last is None:
-        return buckets.bucket_figure(None)
-    return buckets_of_step("probability", viewing, run, last[0], None)
-
-
-def buckets_of_step(by: str, viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
-    """Return trainer/rollout at a step, by one of the conditions."""
-    statistics = _statistics(viewing, run, step, attempt)
-    if isinstance(statistics, str):
-        return Missing(buckets.BY[by].title, statistics)
-    table = statistics.condition_table(by)
-    columns = buckets.BucketColumns(
-        comparison=TRAINER_ROLLOUT,
-        step=step,
-        edges=table.edges.tolist(),
-        tokens=table.tokens.tolist(),
-        mean_abs_d=table.mean_abs_d.tolist(),
-        max_abs_d=table.max_abs_d.tolist(),
-        by=by,
-    )
-    return buckets.bucket_figure(columns)
-
-
-def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
-    """Return trainer/rollout at a step, by token id."""
-    statistics = _statistics(viewing, run, step, attempt)
-    if isinstance(statistics, str):
-        return Missing(buckets.TOKEN_ID_TITLE, statistics)
-    table = statistics.token_id_table(buckets.MOST_TOKEN_IDS)
-    columns = buckets.TokenIdColumns(
-        comparison=TRAINER_ROLLOUT,
-        step=step,
-        token_ids=table.token_ids.tolist(),
-        tokens=table.tokens.tolist(),
-        k3_sum=table.k3_sum.tolist(),
-        k3_sum_missing=table.k3_sum_missing.tolist(),
-    )
-    return buckets.token_id_figure(columns)
-
-
-def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> ComparisonStatistics | str:
-    """Return the statistics of trainer/rollout at a step, or the reason why there are none."""
-    try:
-        return read_statistics(viewing.session, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
-    except (MeasurementNotFound, StatisticsOutOfDate) as error:
-        return f"{error.detail}."
-
-
 def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the attribution of the newest step that was replayed."""
     return attribution.attribution_figure(newest_chain(viewing, run.id))
@@ -221,11 +175,12 @@ def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | No
 
 RUN_PLOTS: Mapping[str, RunPlot] = {
     "mismatch": RunPlot(mismatch.TITLE, mismatch_of_run, wide=True, over_steps=True),
+    "signals": RunPlot(SIGNALS_TITLE, signals_of_run, over_steps=True),
     "length": RunPlot(lengths.TITLE, lengths_of_run, over_steps=True),
     "learning-rate": RunPlot(learning_rate.TITLE, learning_rate_of_run, over_steps=True),
     "attribution": RunPlot(attribution.TITLE, attribution_of_run),
     "buckets": RunPlot(buckets.TITLE, buckets_of_run),
-    "signals": RunPlot(SIGNALS_TITLE, signals_of_run, over_steps=True),
+    "heat-map": RunPlot(heat_map.TITLE, heat_map_of_run, over_steps=True, bands=False),
     "tails": RunPlot(TAILS_TITLE, tails_of_run, over_steps=True),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
@@ -239,6 +194,7 @@ STEP_PLOTS: Mapping[str, StepPlot] = {
             "buckets-token-id": "token id",
         },
     ),
+    "tokens": StepPlot(tokens.TITLE, tokens_of_step, wide=True),
 }
 # Figures that replace another one when a reader selects them.
 CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
@@ -264,8 +220,3 @@ def step_plot(name: str) -> StepPlot:
     if name not in known:
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(known)}")
     return known[name]
-
-
-def first_of(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
-    """Return the first curve of these names that has a point; an empty one if none has."""
-    return next((curves[name] for name in names if curves.get(name)), Curve((), ()))

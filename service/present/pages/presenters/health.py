@@ -1,14 +1,21 @@
-"""The presenter of a run's health: its verdict and sentences, and the pooled mismatch of lists."""
+"""The presenter of a run's verdict, and of the pooled mismatch of lists."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import HealthVerdict, PooledMeasure, conclude_health
+from foreshock.conclusions.run_signals import RunSignals, SteppedValues
+from foreshock.conclusions.run_verdict import RunVerdict, StandingAlert, conclude_run
 from foreshock.interval_names import RANGE
+from service.platform.database.tables import Run
+from service.present.pages.figures import Curve
 from service.present.pages.formatting import number
+from service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
+from service.present.pages.presenters.signals import REWARDS
 from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Label, Tone
+from service.present.pages.view_models import Tone
 from service.runs.health.service import health_evidence
 
 TONES: dict[HealthVerdict, Tone] = {
@@ -16,13 +23,24 @@ TONES: dict[HealthVerdict, Tone] = {
 }  # fmt: skip
 
 
-def health_of_run(viewing: Viewing, run_id: str) -> tuple[Label, Sequence[str]]:
-    """Return the verdict on the run's newest steps, and its sentences, the headline first."""
-    evidence = health_evidence(viewing.session, viewing.principal, run_id, None)
-    if evidence is None:
-        return Label("not measured"), ()
-    health = conclude_health(evidence)
-    return Label(health.verdict, TONES[health.verdict]), health.sentences
+def verdict_of_run(viewing: Viewing, run: Run, alerts: Sequence[StandingAlert]) -> RunVerdict:
+    """Return the verdict on a run from its mismatch, reward, lengths and standing alerts."""
+    evidence = health_evidence(viewing.session, viewing.principal, run.id, None)
+    mismatch = None if evidence is None else conclude_health(evidence)
+    return conclude_run(mismatch, _signals(viewing, run.id), alerts, run.model_kind)
+
+
+def _signals(viewing: Viewing, run_id: str) -> RunSignals:
+    measures = ("reward_mean", "response_length_mean", "k3_kl")
+    found = curves_of(viewing, run_id, measures, (STEP_ROW, TRAINER_ROLLOUT), max_points=None)
+    rollouts, compared = found.get(STEP_ROW, {}), found.get(TRAINER_ROLLOUT, {})
+    reward = rollouts.get("reward_mean") or first_of(scalar_curves(viewing, run_id, REWARDS), REWARDS)
+    return RunSignals(_stepped(reward), _stepped(rollouts.get("response_length_mean")), _stepped(compared.get("k3_kl")))
+
+
+def _stepped(curve: Curve | None) -> SteppedValues:
+    points = curve.points() if curve else []
+    return SteppedValues([step for step, _ in points], [value for _, value in points])
 
 
 def pooled_in_words(pooled: PooledMeasure | None) -> str | None:

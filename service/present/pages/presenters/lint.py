@@ -48,7 +48,7 @@ def _card(warning: WarningRead) -> LintCard:
     return LintCard(
         name=warning.name.replace("_", " "),
         severity=warning.severity,
-        title=_sentence(warning.title),
+        title=warning.title,
         seen=warning.seen,
         where=[_place(example) for example in warning.where],
         effect=warning.effect,
@@ -62,7 +62,7 @@ def _card_of_steps(run_address: str, warning: RunWarningRead, checked: int) -> L
     return LintCard(
         name=warning.name.replace("_", " "),
         severity=warning.severity,
-        title=_sentence(warning.title),
+        title=warning.title,
         seen="",
         where=(),
         effect=check.effect if check is not None else "",
@@ -80,7 +80,3 @@ def _place(example: ExampleRead) -> str:
 
 def _words(check: CheckRead) -> str:
     return f"{check.name.replace('_', ' ')}: {check.why}"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

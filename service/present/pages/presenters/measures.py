@@ -11,7 +11,7 @@ from foreshock.measures.registry import measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from service.present.pages.formatting import count, judged_value, number
-from service.present.pages.view_models import MeasureGroup, MeasureRow, Value
+from service.present.pages.step_models import MeasureGroup, MeasureRow, Value
 
 Values = Mapping[str, float | None]
 

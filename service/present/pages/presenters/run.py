@@ -9,14 +9,17 @@ from foreshock.page_addresses import run_page_path
 from service.platform.database.tables import Run
 from service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
 from service.present.pages.presenters.advice import advice_panel
-from service.present.pages.presenters.alerts import standing_alerts
+from service.present.pages.presenters.alerts import alert_groups, standing_alert, standing_alerts
 from service.present.pages.presenters.changes import changes_in_words
 from service.present.pages.presenters.figures import RUN_PLOTS
-from service.present.pages.presenters.health import health_of_run
+from service.present.pages.presenters.grafana import run_dashboard
+from service.present.pages.presenters.health import TONES, verdict_of_run
 from service.present.pages.presenters.lint import lint_of_run
+from service.present.pages.presenters.risk import risk_strip
 from service.present.pages.presenters.tiles import tiles_of
 from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Plot, ProbeRow, RunPage
+from service.present.pages.view_models import Plot, ProbeRow, RunPage, Verdict
+from service.replay.policies.service import policy_in_words
 from service.replay.probes.job_transitions import JobState
 from service.replay.probes.schemas import ProbeRead
 from service.replay.probes.service import list_probes
@@ -25,7 +28,8 @@ from service.runs.coverage.service import statistics_steps
 from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
 from service.runs.runs.service import get_run
 from service.runs.shard_schemas import IncompleteStep
-from service.runs.steps.service import shards_in_words
+from service.runs.step_key import StepKey
+from service.runs.steps.service import missing_shards_of, shards_in_words
 
 MOST_PROBES = 20
 UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
@@ -35,7 +39,8 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
     """Return the page of a run. Raises RunNotFound or RunDeleted."""
     run = get_run(viewing.session, viewing.principal, run_id)
     address = run_page_path(run.project, run.key)
-    verdict, sentences = health_of_run(viewing, run_id)
+    alerts = standing_alerts(viewing, run_id)
+    verdict = verdict_of_run(viewing, run, [standing_alert(each) for each in alerts])
     advice, incomplete = advice_panel(viewing, run), incomplete_steps(viewing.session, run_id)
     probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
     return RunPage(
@@ -56,21 +61,26 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         last_step=run.last_step,
         last_step_address=f"{address}/steps/{run.last_step}",
         started=moment(run.created_at_us),
-        incomplete=_incomplete(incomplete),
+        incomplete=_incomplete(viewing, run_id, incomplete),
         coverage=_coverage(viewing, run_id),
         changes=changes_in_words(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
-        verdict=verdict,
-        health=sentences,
+        verdict=Verdict(verdict.headline, TONES[verdict.verdict], verdict.sentences),
+        risk=risk_strip(viewing, run),
+        grafana_address=run_dashboard(viewing.context.settings, run.id),
+        rules_address=f"{address}/rules",
         tiles=tiles_of(viewing, run, verdict, advice, len(incomplete)),
         lint=lint_of_run(viewing, run_id, run.last_step, address),
         advice=advice,
-        alerts=standing_alerts(viewing, run_id, address),
+        alerts=alert_groups(run_id, address, alerts),
         figures=[
-            Plot(name, plot.title, f"/pages/runs/{run.id}/figures/{name}.json", plot.wide)
+            Plot(name, plot.title, f"/pages/runs/{run.id}/figures/{name}.json", plot.wide, over_steps=plot.over_steps)
             for name, plot in RUN_PLOTS.items()
         ],
+        axes_address=f"/pages/runs/{run.id}/axes.json",
+        steps_address=f"{address}/steps/",
         probes=[_probe(address, probe) for probe in probes],
+        probe_policy=policy_in_words(viewing.session, viewing.principal, run_id),
     )
 
 
@@ -82,14 +92,16 @@ def model_kind_in_words(run: Run) -> str:
     return f"{MODEL_KIND_NAMES[run.model_kind]} ({source})"
 
 
-def _incomplete(found: Sequence[IncompleteStep]) -> str | None:
+def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) -> str | None:
     """Return what the steps that closed without some shards lack; None if there are none."""
     if not found:
         return None
     newest = found[0]
-    text = f"Step {newest.step} closed with {shards_in_words(newest.shards, newest.expected_shards)}"
+    key = StepKey(run_id, newest.attempt, newest.step)
+    absent = missing_shards_of(viewing.session, key, newest.expected_shards)
+    text = f"Step {newest.step} closed with {shards_in_words(newest.shards, newest.expected_shards, absent)}"
     others = f", {len(found) - 1} earlier steps lack shards too" if len(found) > 1 else ""
-    return f"{text}{others}: their numbers are of the rollouts that arrived."
+    return f"{text}{others}. Each rank sends one shard; numbers are of the rollouts that arrived."
 
 
 def _coverage(viewing: Viewing, run_id: str) -> str | None:

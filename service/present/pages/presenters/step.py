@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import STEP_MEASURES
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import ranges_note, required_range
 from service.platform.columnar.table import floats_or_none
@@ -13,15 +16,18 @@ from service.present.pages.figures.mismatch import known_first, shown_comparison
 from service.present.pages.formatting import OUT_OF_DATE, count, number
 from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of, sentences_of
 from service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
+from service.present.pages.presenters.grafana import run_dashboard
 from service.present.pages.presenters.lint import lint_of_step
 from service.present.pages.presenters.measures import INTERVALS_NOTE, measure_groups, measure_value
+from service.present.pages.presenters.rollout import rollout_address, token_texts
 from service.present.pages.presenters.step_list import neighbourhood
 from service.present.pages.presenters.viewing import Viewing
 from service.present.pages.presenters.weights_search import weights_panel
-from service.present.pages.view_models import Choice, Label, Plot, StepMeasure, StepPage, TokenRow, TokensPart
+from service.present.pages.step_models import StepMeasure, StepPage, TokenRow, TokensPart, WorstRolloutRow
+from service.present.pages.view_models import Choice, Label, Plot
 from service.runs.measurements.curve_reading import CurveQuery, read_curves
 from service.runs.measurements.curves import Curves
-from service.runs.measurements.service import MeasurementNotFound, is_out_of_date
+from service.runs.measurements.service import MeasurementNotFound, is_out_of_date, summaries_of_steps
 from service.runs.rollouts.tokens import TokenQuery, read_tokens
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
@@ -30,6 +36,7 @@ from service.runs.steps.service import shards_in_words
 
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20
+WORST_ROLLOUTS = 8
 
 
 def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
@@ -78,11 +85,14 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         weights=weights_panel(attribution.weights_search if attribution is not None else None),
         tokens_address=f"{parts}/tokens",
         corrections_address=f"{parts}/corrections",
+        grafana_address=run_dashboard(viewing.context.settings, run.id),
     )
 
 
 def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
     """Return the tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
+    run = get_run(viewing.session, viewing.principal, run_id)
+    address = run_page_path(run.project, run.key)
     query = TokenQuery(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
     try:
         found = read_tokens(viewing.context, viewing.principal, query)
@@ -90,8 +100,17 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
         return TokensPart(TRAINER_ROLLOUT, (), (), f"{error.detail}.")
     table = found.table
     floats = [floats_or_none(values) for values in (table.array("d"), *map(found.log_probs, found.scorers))]
+    texts = token_texts(viewing, run, found.attempt, table.array("token_id").tolist())
     rows = [
-        TokenRow(sample_id, position, token_id, number(d), [number(each) for each in log_probs])
+        TokenRow(
+            sample_id,
+            f"{rollout_address(address, step, sample_id)}#token-{position}",
+            position,
+            token_id,
+            None if texts is None else texts[token_id],
+            number(d),
+            [number(each) for each in log_probs],
+        )
         for sample_id, position, token_id, d, *log_probs in zip(
             table.strings("sample_id"),
             table.array("position").tolist(),
@@ -101,7 +120,33 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
         )
     ]
     within = "" if found.coverage.rests_on == "all tokens" else f"Among {found.coverage.text} in full."
-    return TokensPart(TRAINER_ROLLOUT, found.scorers, rows, "The step has no token with two finite log-probs.", within)
+    missing = "The step has no token with two finite log-probs."
+    rollouts = _worst_rollouts(viewing, StepKey(run_id, found.attempt, step), address)
+    return TokensPart(TRAINER_ROLLOUT, found.scorers, rows, missing, within, rollouts)
+
+
+def _worst_rollouts(viewing: Viewing, key: StepKey, run_address: str) -> list[WorstRolloutRow]:
+    """Return the rollouts whose largest |d| is largest."""
+    packed = summaries_of_steps(viewing.session, [key], TRAINER_ROLLOUT).get(key)
+    if packed is None:
+        return []
+    summaries = RolloutSummaries.from_bytes(packed)
+    largest = np.nan_to_num(summaries.largest_abs_d(), nan=-1.0)
+    names = summaries.table.column("sample_id")
+    k3, tokens, lengths, rewards = (summaries.column(name) for name in ("sum_k3", "n_tokens", "length", "reward"))
+    order = np.argsort(-largest, kind="stable")[:WORST_ROLLOUTS].tolist()
+    return [
+        WorstRolloutRow(
+            names[row].as_py(),
+            rollout_address(run_address, key.step, names[row].as_py()),
+            number(float(largest[row])),
+            number(float(k3[row] / tokens[row])),
+            count(int(lengths[row])),
+            number(float(rewards[row])),
+        )
+        for row in order
+        if largest[row] >= 0.0
+    ]
 
 
 def _plot(parts: str, name: str, plot: StepPlot) -> Plot:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import WINDOW_STEPS
+from foreshock.conclusions.run_verdict import RunVerdict
 from foreshock.ranges import required_range
 from service.platform.database.tables import Run
 from service.present.pages.figures import Curve
 from service.present.pages.figures.sparkline import sparkline
 from service.present.pages.formatting import number
-from service.present.pages.presenters.curves import MOST_POINTS, curves_of, scalar_curves
-from service.present.pages.presenters.figures import ENTROPIES, REWARDS, first_of
-from service.present.pages.presenters.health import pooled_in_words
+from service.present.pages.presenters.attribution import origin_of
+from service.present.pages.presenters.curves import MOST_POINTS, curves_of, first_of, scalar_curves
+from service.present.pages.presenters.health import TONES, pooled_in_words
+from service.present.pages.presenters.signals import ENTROPIES, REWARDS
 from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import AdvicePanel, Label, Tile
+from service.present.pages.view_models import AdvicePanel, Tile
 from service.runs.health.service import pooled_mismatch
 from service.runs.measurements.service import MOST_INCOMPLETE
 
@@ -25,8 +28,10 @@ _TAIL_STEPS = 4 * WINDOW_STEPS
 _OF_ROLLOUTS = ("reward_mean", "response_length_mean", "entropy_mean")
 
 
-def tiles_of(viewing: Viewing, run: Run, verdict: Label, advice: AdvicePanel | None, incomplete: int) -> list[Tile]:
-    """Return the tiles: mismatch, reward, length, entropy, learning rate, completeness of the data."""
+def tiles_of(
+    viewing: Viewing, run: Run, verdict: RunVerdict, advice: AdvicePanel | None, incomplete: int
+) -> list[Tile]:
+    """Return the tiles: mismatch and its origin, reward, length, entropy, learning rate, completeness of the data."""
     whole = curves_of(viewing, run.id, ("k3_kl", *_OF_ROLLOUTS), (TRAINER_ROLLOUT, STEP_ROW))
     rollouts = whole.get(STEP_ROW, {})
     newest = rollouts
@@ -46,17 +51,19 @@ def tiles_of(viewing: Viewing, run: Run, verdict: Label, advice: AdvicePanel | N
             curve = tail = first_of(reported, names)
         return _tile_of_curve(title, curve, tail, unit)
 
+    reward = tile("Reward", "reward_mean", "", REWARDS)
     return [
         _mismatch(viewing, run, verdict, whole.get(TRAINER_ROLLOUT, {})),
-        tile("Reward", "reward_mean", "", REWARDS),
+        reward if verdict.fall is None else replace(reward, tone="critical"),
         tile("Response length", "response_length_mean", "tokens"),
         tile("Entropy", "entropy_mean", "nats", ENTROPIES),
+        _origin(viewing, run.id),
         _learning_rate(advice),
         _data(run, incomplete),
     ]
 
 
-def _mismatch(viewing: Viewing, run: Run, verdict: Label, curves: Mapping[str, Curve]) -> Tile:
+def _mismatch(viewing: Viewing, run: Run, verdict: RunVerdict, curves: Mapping[str, Curve]) -> Tile:
     pooled = pooled_mismatch(viewing.session, [run.id]).get(run.id)
     known = required_range("k3_kl", run.model_kind)
     value = pooled_in_words(pooled)
@@ -65,7 +72,7 @@ def _mismatch(viewing: Viewing, run: Run, verdict: Label, curves: Mapping[str, C
     mean, _, interval = value.partition(" (")
     interval = f"{interval.removesuffix(')')}; " if interval else ""
     path = sparkline(curves.get("k3_kl", Curve((), ())), logarithmic=True)
-    return Tile("Mismatch, k3", mean, f"{interval}healthy {known.healthy}", verdict.tone, path)
+    return Tile("Mismatch, k3", mean, f"{interval}healthy {known.healthy}", TONES[verdict.mismatch], path)
 
 
 def _tile_of_curve(title: str, curve: Curve, tail: Curve, unit: str) -> Tile:
@@ -76,6 +83,11 @@ def _tile_of_curve(title: str, curve: Curve, tail: Curve, unit: str) -> Tile:
     low, high = min(points, key=lambda each: each[1]), max(points, key=lambda each: each[1])
     note = f"{number(low[1])} (step {low[0]}) to {number(high[1])} (step {high[0]})" if low[0] != high[0] else ""
     return Tile(title, f"{number(statistics.median(newest))} {unit}".strip(), note, path=sparkline(curve))
+
+
+def _origin(viewing: Viewing, run_id: str) -> Tile:
+    value, note = origin_of(viewing, run_id)
+    return Tile("Mismatch from", value, note, address="#figure-attribution")
 
 
 def _learning_rate(advice: AdvicePanel | None) -> Tile:

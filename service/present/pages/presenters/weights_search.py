@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.present.pages.formatting import number
-from service.present.pages.view_models import WeightsPanel, WeightsRow
+from service.present.pages.step_models import WeightsPanel, WeightsRow
 from service.replay.weights.schemas import ReplayRead, WeightsSearchRead
 
 MOST_ROWS = 12

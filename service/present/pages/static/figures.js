@@ -1,7 +1,25 @@
 // Draws every element with data-figure: fetches its specification, puts the theme's colours in, hands it to Plotly.
 
+import { arranged, link, loadAxes, showControls } from "./curves.js";
+import { isFolded, textOf } from "./folding.js";
+import { save } from "./save.js";
+
 const ROLE = /^var\((--[a-z0-9-]+)\)$/;
 const drawn = new WeakMap(); // element → {etag, specification}
+
+/** Loads Plotly, if the page names it. The figures are requested meanwhile. */
+function loadPlotly() {
+  const named = document.querySelector("#plotly");
+  if (!named) return null;
+  const script = document.createElement("script");
+  script.src = named.href;
+  const loaded = new Promise((resolve, reject) => {
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", () => reject(new Error("Plotly could not be loaded")));
+  });
+  document.head.append(script);
+  return loaded;
+}
 
 function colours() {
   const style = getComputedStyle(document.documentElement);
@@ -48,7 +66,7 @@ function completeLayout(given, height, colour) {
 }
 
 function showText(element, text) {
-  window.Plotly.purge(element);
+  window.Plotly?.purge(element);
   const paragraph = document.createElement("p");
   paragraph.className = "missing";
   paragraph.textContent = text;
@@ -62,7 +80,7 @@ function showText(element, text) {
 async function draw(element, specification) {
   const caption = element.parentElement.querySelector("figcaption");
   if (specification.missing) {
-    if (caption) caption.textContent = "";
+    if (caption) caption.hidden = true;
     showText(element, specification.missing);
     return;
   }
@@ -71,30 +89,59 @@ async function draw(element, specification) {
     element.classList.remove("waiting");
   }
   const colour = colours();
-  const { data, layout } = withColours({ data: specification.data, layout: specification.layout }, colour);
+  const isCurve = "overSteps" in element.dataset;
+  const given = { data: specification.data, layout: specification.layout };
+  const { data, layout } = withColours(isCurve ? arranged(given) : given, colour);
   element.style.minHeight = `${specification.height}px`;
   // For a screen reader the drawing is an image with a label.
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", `${specification.title}. ${specification.summary}`);
-  if (caption) caption.textContent = specification.caption;
+  if (caption) {
+    caption.hidden = !specification.caption;
+    caption.querySelector(".words").textContent = specification.caption;
+  }
   await window.Plotly.react(element, data, completeLayout(layout, specification.height, colour), {
     displayModeBar: false, responsive: true,
   });
+  if (element.dataset.linked) return;
+  element.dataset.linked = "yes";
+  if (isCurve) link(element);
+  const buttons = element.parentElement.querySelector(".save");
+  if (buttons) buttons.hidden = false;
 }
 
-/** Fetches and draws one figure; does nothing if the server has the same one. */
+/** Requests and draws one figure; does nothing if the server has the same one. */
 async function refreshFigure(element) {
   const address = element.dataset.figure;
   // "no-cache": the browser asks with the entity tag that it has, and gets the body from its own cache on a 304.
   const response = await fetch(address, { cache: "no-cache", credentials: "same-origin" });
   if (!response.ok) throw new Error(`${response.status} for ${address}`);
   const specification = await response.json();
+  await readyToDraw;
   // Another figure was selected meanwhile.
   if (element.dataset.figure !== address) return;
   const etag = response.headers.get("ETag");
   if (etag && drawn.get(element)?.etag === etag) return;
   drawn.set(element, { etag, specification });
-  await draw(element, specification);
+  await inTurn(() => draw(element, drawn.get(element).specification));
+}
+
+let last = Promise.resolve();
+
+/** Draws one figure after the other, with a pause for scrolling and typing between them. */
+function inTurn(act) {
+  const done = last.then(act);
+  last = done.catch(() => {}).then(() => new Promise((resolve) => setTimeout(resolve)));
+  return done;
+}
+
+/** Draws all curves again, after a change of the axis, the smoothing or the scale. */
+async function redrawCurves() {
+  await readyToDraw;
+  for (const element of document.querySelectorAll("[data-over-steps]")) {
+    const state = drawn.get(element);
+    if (state) await inTurn(() => draw(element, state.specification));
+  }
 }
 
 /** Draws another figure in this place, with its own title. */
@@ -108,12 +155,22 @@ export async function showFigure(element, address) {
   }
   const specification = drawn.get(element)?.specification;
   const heading = element.closest("section")?.querySelector("h2");
-  if (specification && heading && element.dataset.figure === address) heading.textContent = specification.title;
+  if (specification && heading && element.dataset.figure === address) textOf(heading).textContent = specification.title;
 }
 
-/** Refreshes every figure of the page; one that fails shows a text, and does not stop the others. */
-export async function refreshFigures() {
-  const elements = [...document.querySelectorAll("[data-figure]")];
+const axesLoaded = loadAxes().then(() => showControls(redrawCurves));
+const readyToDraw = Promise.all([axesLoaded, loadPlotly()]);
+readyToDraw.catch(() => {}); // Every figure says that it could not be loaded.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-save]");
+  const element = button?.closest("figure").querySelector("[data-figure]");
+  const state = element && drawn.get(element);
+  if (state && !state.specification.missing) save(element, state.specification, button.dataset.save);
+});
+
+/** Refreshes every figure of the page, or of a card of it, that is not folded away; one that fails shows a text, and does not stop the others. */
+export async function refreshFigures(within = document) {
+  const elements = [...within.querySelectorAll("[data-figure]")].filter((each) => !isFolded(each));
   const results = await Promise.allSettled(elements.map(refreshFigure));
   let failures = 0;
   results.forEach((result, index) => {

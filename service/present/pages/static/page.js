@@ -1,6 +1,7 @@
 // Draws the page's figures. While a run is live and the page is visible, it refreshes both, with backoff on errors.
 
 import { refreshFigures, showFigure } from "./figures.js";
+import { foldCards, isFolded, unfoldedHtml } from "./folding.js";
 
 const SLOWEST_SECONDS = 120;
 
@@ -18,11 +19,12 @@ function replaceParts(fresh) {
   for (const part of document.querySelectorAll("[data-part]")) {
     const newer = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
     if (newer) keepOpened(part, newer);
-    if (newer && newer.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) {
+    if (newer && newer.innerHTML !== unfoldedHtml(part) && !part.contains(document.activeElement)) {
       part.replaceChildren(...document.importNode(newer, true).childNodes);
       changed = true;
     }
   }
+  if (changed) foldCards();
   return changed;
 }
 
@@ -57,10 +59,11 @@ async function keepFresh(seconds) {
   }
 }
 
-/** Fills every element with data-fragment, the slow parts of the page. On an error the older content stays. */
-async function fillFragments() {
-  for (const element of document.querySelectorAll("[data-fragment]")) {
-    if (element.contains(document.activeElement)) continue;
+/** Fills every element with data-fragment that is not folded away, the slow parts of the page. On an error the older
+ * content stays. */
+async function fillFragments(within = document) {
+  for (const element of within.querySelectorAll("[data-fragment]")) {
+    if (isFolded(element) || element.contains(document.activeElement)) continue;
     try {
       const response = await fetch(element.dataset.fragment, { credentials: "same-origin" });
       if (!response.ok) throw new Error(String(response.status));
@@ -78,6 +81,9 @@ for (const chooser of document.querySelectorAll("select[data-chooser]")) {
   chooser.addEventListener("change", () => showFigure(element, chooser.value));
 }
 
+document.addEventListener("unfolded", async ({ detail: card }) => {
+  await Promise.allSettled([refreshFigures(card), fillFragments(card)]);
+});
 await Promise.all([refreshFigures(), fillFragments()]);
 document.body.dataset.drawn = "yes";
 if (document.body.dataset.live === "yes") keepFresh(Number(document.body.dataset.refreshSeconds));

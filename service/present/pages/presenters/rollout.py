@@ -1,0 +1,157 @@
+"""The presenter of one rollout: its facts and its worst token as text, and the columns that the viewer draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
+from foreshock.json_values import json_value
+from foreshock.page_addresses import run_page_path
+from foreshock.scorers import main_comparisons
+from service.platform.database.tables import Run
+from service.present.pages.formatting import DASH, count, number
+from service.present.pages.presenters.viewing import Viewing
+from service.present.pages.rollout_models import RolloutPage, ScoredBy
+from service.present.pages.step_models import StepMeasure
+from service.present.pages.tokenizers import announced_names, texts_of
+from service.runs.attempts.service import fingerprints_of_attempts
+from service.runs.rollouts.whole_rollout import WholeRollout, read_whole_rollout
+from service.runs.runs.service import get_run
+
+
+def rollout_address(run_address: str, step: int, sample_id: str) -> str:
+    """Return the path of a rollout's page."""
+    return f"{run_address}/steps/{step}/rollouts/{quote(sample_id, safe='')}"
+
+
+def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> RolloutPage:
+    """Return the page of a rollout. Raises RunNotFound, StepNotFound, RolloutNotFound, TokensPurged."""
+    run = get_run(viewing.session, viewing.principal, run_id)
+    found = read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
+    batch = found.batch
+    address = run_page_path(run.project, run.key)
+    comparison = shown_comparison(found)
+    worst = None if comparison is None else _largest(difference(found, comparison), batch.generated)
+    texts = _texts(viewing, found, run)
+    return RolloutPage(
+        run_name=run.name or run.key,
+        run_address=address,
+        step_address=f"{address}/steps/{step}",
+        project=run.project,
+        step=step,
+        sample_id=sample_id,
+        facts=_facts(found),
+        headline=_headline(found, comparison, worst, texts),
+        scored=[] if worst is None else _scored(found, worst),
+        tokens_address=f"/pages/runs/{run_id}/steps/{step}/rollout?sample_id={quote(sample_id, safe='')}",
+        note=""
+        if texts is not None
+        else "Token ids: no tokenizer of this run is configured (FORESHOCK_TOKENIZERS_FOLDER).",
+    )
+
+
+def rollout_columns(viewing: Viewing, run_id: str, step: int, sample_id: str) -> dict[str, Any]:
+    """Return the rollout as columns for the viewer; log-probs that are not finite are null."""
+    run = get_run(viewing.session, viewing.principal, run_id)
+    found = read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
+    batch = found.batch
+    texts = _texts(viewing, found, run)
+    comparisons = [name for name in main_comparisons() if _has(found, name)]
+    columns = {
+        "ids": batch.response_token_ids.tolist(),
+        "prompt": batch.prompt_token_ids.tolist(),
+        "texts": {str(token_id): text for token_id, text in (texts or {}).items()},
+        "scores": {name: _rounded(values) for name, values in found.scores.items()},
+        "comparisons": comparisons,
+        "comparison": shown_comparison(found),
+        "generated": None if batch.response_mask is None else batch.generated.astype(int).tolist(),
+        "turn": None if batch.turn is None else batch.turn.tolist(),
+        "entropy": None if batch.entropy is None else _rounded(batch.entropy),
+        "weights_version": None if batch.weights_version is None else batch.weights_version.tolist(),
+    }
+    checked: dict[str, Any] = json_value(columns)
+    return checked
+
+
+def shown_comparison(found: WholeRollout) -> str | None:
+    """Return the comparison whose d colours the tokens: the whole, else the first that the rollout has."""
+    there = [name for name in (TRAINER_ROLLOUT, *main_comparisons()) if _has(found, name)]
+    return there[0] if there else None
+
+
+def difference(found: WholeRollout, comparison: str) -> NDArray[np.float64]:
+    """Return d of a comparison, [T]."""
+    target, behaviour = (found.scores[name].astype(np.float64) for name in split_comparison(comparison))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(target - behaviour)
+
+
+def _has(found: WholeRollout, comparison: str) -> bool:
+    return all(name in found.scores for name in split_comparison(comparison))
+
+
+def _rounded(values: NDArray[np.float32]) -> list[float]:
+    """Return float32 values with the fewest digits that give them back."""
+    return [float(np.format_float_positional(value, unique=True)) for value in values]
+
+
+def _largest(d: NDArray[np.float64], generated: NDArray[np.bool_]) -> int | None:
+    sizes = np.where(np.isfinite(d) & generated, np.abs(d), -1.0)
+    return int(sizes.argmax()) if sizes.size and sizes.max() >= 0.0 else None
+
+
+def token_texts(viewing: Viewing, run: Run, attempt: int, token_ids: Sequence[int]) -> dict[int, str] | None:
+    """Return the text of each token id by the tokenizer that the run announces; None if it is not configured."""
+    fingerprints = fingerprints_of_attempts(viewing.session, run.id, [attempt]).values()
+    return texts_of(viewing.context.settings.tokenizers_folder, announced_names(fingerprints, run.model), token_ids)
+
+
+def _texts(viewing: Viewing, found: WholeRollout, run: Run) -> dict[int, str] | None:
+    batch = found.batch
+    ids = [*batch.response_token_ids.tolist(), *batch.prompt_token_ids.tolist()]
+    return token_texts(viewing, run, found.attempt, ids)
+
+
+def _facts(found: WholeRollout) -> list[StepMeasure]:
+    batch = found.batch
+    facts = [StepMeasure("Response", f"{count(batch.num_tokens)} tokens")]
+    facts.append(StepMeasure("Prompt", f"{count(batch.prompt_token_ids.size)} tokens"))
+    if batch.reward is not None:
+        facts.append(StepMeasure("Reward", number(float(batch.reward[0]))))
+    if batch.advantage is not None:
+        facts.append(StepMeasure("Advantage", number(float(batch.advantage.mean()))))
+    if batch.turn is not None:
+        facts.append(StepMeasure("Turns", count(np.unique(batch.turn).size)))
+    for name, values in (("Finish reason", batch.finish_reasons), ("Prompt group", batch.group_ids)):
+        if values is not None and values[0] is not None:
+            facts.append(StepMeasure(name, str(values[0])))
+    return facts
+
+
+def _headline(found: WholeRollout, comparison: str | None, worst: int | None, texts: dict[int, str] | None) -> str:
+    if comparison is None:
+        return "This rollout has log-probs of fewer than two scorers, so no token can be compared."
+    if worst is None:
+        return f"No token of this rollout has two finite log-probs of {comparison}."
+    d = difference(found, comparison)
+    token_id = int(found.batch.response_token_ids[worst])
+    name = (
+        f"token id {token_id}"
+        if texts is None
+        else f"“{texts[token_id].strip() or repr(texts[token_id])}” (id {token_id})"
+    )
+    return f"The largest |d| of {comparison} is at position {worst}, {name}: d = {number(float(d[worst]))}."
+
+
+def _scored(found: WholeRollout, position: int) -> list[ScoredBy]:
+    rows = []
+    for name, values in found.scores.items():
+        value = float(values[position])
+        rows.append(ScoredBy(name, number(value), number(math.exp(value)) if math.isfinite(value) else DASH))
+    return rows

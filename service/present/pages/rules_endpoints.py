@@ -1,0 +1,83 @@
+"""HTTP: the page of a run's rules and its forms, with the scopes of `PUT /v1/runs/{run}/rules`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Form, Request, Response
+from fastapi.responses import RedirectResponse
+
+from foreshock.early_warning.rule_files import LARGEST_TEXT
+from foreshock.early_warning.threshold_rule import Effect
+from foreshock.page_addresses import run_page_path
+from foreshock.severity import Severity
+from service.platform.context import Context, ServiceContext
+from service.platform.schemas import LARGEST_STEP
+from service.present.pages.presenters.rules import rules_page
+from service.present.pages.presenters.viewing import open_viewing
+from service.present.pages.rendering import PAGE_HEADERS, page_response
+from service.present.pages.sessions import OperatorSession, PageRoute, PageSession, ReaderSession
+from service.runs.runs.addresses import RunIdentifier, RunOfPage
+from service.runs.runs.service import get_run
+from service.watch.rules.editing import change_rule
+from service.watch.rules.service import set_rules
+
+LONGEST_NAME = 100
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+Number = Annotated[float | None, Form()]
+
+
+@router.get("/runs/{project}/{key}/rules")
+def show_rules(run: RunOfPage, request: Request, context: Context, visitor: ReaderSession) -> Response:
+    """Return the page of the rules that watch a run."""
+    with open_viewing(context, visitor.principal) as viewing:
+        page = rules_page(viewing, run)
+    return page_response(request, "rules.html", page, visitor.view)
+
+
+@router.post("/runs/{run}/rules/{rule}")
+def change_one_rule(
+    run: RunIdentifier,
+    rule: str,
+    context: Context,
+    visitor: OperatorSession,
+    action: Annotated[Literal["change", "disable", "default"], Form()],
+    first_step: Annotated[int, Form(ge=0, le=LARGEST_STEP)],
+    absolute: Number = None,
+    relative: Number = None,
+    minimum_duration: Annotated[int | None, Form()] = None,
+    severity: Annotated[Severity | None, Form()] = None,
+    effect: Annotated[Effect | None, Form()] = None,
+) -> Response:
+    """Change, disable or reset one rule from a step on, then redirect to the run's rules."""
+    entered = {
+        "absolute": absolute, "relative": relative, "minimum_duration": minimum_duration,
+        "severity": severity, "effect": effect,
+    }  # fmt: skip
+    given = {name: value for name, value in entered.items() if value is not None}
+    values = {"change": given, "disable": None, "default": {}}[action]
+    context.database.write(
+        lambda session: change_rule(session, context.events, visitor.principal, run, rule, values, first_step)
+    )
+    return _back(context, visitor, run)
+
+
+@router.post("/runs/{run}/rules")
+def change_rules(
+    run: RunIdentifier,
+    context: Context,
+    visitor: OperatorSession,
+    toml: Annotated[str, Form(max_length=2 * LARGEST_TEXT)],
+) -> Response:
+    """Set a file of rules, then redirect to the run's rules."""
+    # A form sends its lines with carriage returns.
+    text = toml.replace("\r\n", "\n")
+    context.database.write(lambda session: set_rules(session, context.events, visitor.principal, run, text))
+    return _back(context, visitor, run)
+
+
+def _back(context: ServiceContext, visitor: PageSession, run_id: str) -> Response:
+    with context.database.read() as session:
+        run = get_run(session, visitor.principal, run_id)
+        address = f"{run_page_path(run.project, run.key)}/rules"
+    return RedirectResponse(address, status_code=303, headers=PAGE_HEADERS)

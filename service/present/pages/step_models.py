@@ -1,0 +1,186 @@
+"""View models of a step's page and of the parts that are fetched after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.present.pages.view_models import Label, LintPanel, Plot, Tone
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number in a table, the tone of its range, and its interval if it has one."""
+
+    text: str
+    tone: Tone = ""
+    interval: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRow:
+    """One measure: a value for each comparison of the page, in the page's order."""
+
+    name: str
+    meaning: str
+    values: Sequence[Value]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureGroup:
+    """Measures that are read together; the first group, which has no title, is always shown."""
+
+    title: str
+    rows: Sequence[MeasureRow]
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasure:
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """A link of the attribution's chain, or the whole."""
+
+    name: str
+    cause: str
+    k3: str
+    excess: str
+    mean_d: str
+    largest: str
+    share: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    sample_id: str
+    address: str
+    position: int
+    token_id: int
+    text: str | None
+    d: str
+    log_probs: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorstRolloutRow:
+    """A rollout of a step, with its mismatch; the rollouts with the largest |d| come first."""
+
+    sample_id: str
+    address: str
+    largest: str
+    k3: str
+    length: str
+    reward: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRow:
+    """A replay with other weights: their name, its k3 with interval, or why it was not made."""
+
+    weights: str
+    k3: str
+    interval: str
+    largest: str
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPanel:
+    """The search for the weights that the engine held: the nearest replays first."""
+
+    scorer: str
+    rows: Sequence[WeightsRow]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPage:
+    run_name: str
+    run_address: str
+    project: str
+    step: int
+    attempt: int
+    state: Label
+    live: bool
+    rollouts: str
+    tokens: str
+    coverage: str
+    shards: str
+    earlier: int | None
+    earlier_address: str | None
+    later: int | None
+    later_address: str | None
+    out_of_date: str | None
+    lint: LintPanel
+    comparisons: Sequence[str]
+    sampled: Sequence[str]
+    measures: Sequence[MeasureGroup]
+    ranges_note: str
+    intervals_note: str
+    tails_note: str
+    step_measures: Sequence[StepMeasure]
+    figures: Sequence[Plot]
+    links: Sequence[LinkRow]
+    conclusions: Sequence[str]
+    links_notes: Sequence[str]
+    weights: WeightsPanel | None
+    tokens_address: str
+    corrections_address: str
+    grafana_address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPart:
+    """The worst tokens of a step: a part of its page that is fetched after it, because it reads the step's shards."""
+
+    comparison: str
+    scorers: Sequence[str]
+    rows: Sequence[TokenRow]
+    missing: str
+    within: str = ""
+    rollouts: Sequence[WorstRolloutRow] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionRow:
+    """The effect of a correction at one threshold."""
+
+    title: str
+    threshold: str
+    formula: str
+    level: str
+    kept_tokens: str
+    kept_sequences: str
+    effective: str
+    spread: str
+    distortion: str
+    advantage_distortion: str
+    beyond: str
+    reward: str
+    length: str
+    turns: str
+
+
+@dataclass(frozen=True, slots=True)
+class TheoryRow:
+    name: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionsPart:
+    """Corrections and theory of a step: a part of its page that is fetched after it."""
+
+    comparison: str
+    rows: Sequence[CorrectionRow]
+    has_advantages: bool
+    has_turns: bool
+    not_estimable: Sequence[str]
+    notes: Sequence[str]
+    theory: Sequence[TheoryRow]
+    missing: str

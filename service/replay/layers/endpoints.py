@@ -1,0 +1,43 @@
+"""HTTP: comparisons by layer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, status
+
+from service.platform.context import Context
+from service.platform.schemas import ActiveOrAttempt, StepPath
+from service.platform.security import Reader, Worker
+from service.replay.layers import service
+from service.replay.layers.schemas import LayersBody, LayersStepRead
+from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from service.replay.probes.schemas import PairKey
+from service.runs.runs.addresses import RunIdentifier
+
+router = APIRouter(prefix="/v1")
+
+
+@router.put("/leases/{lease}/layers", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
+def put_layers(
+    lease: LeaseIdentifier, token: LeaseToken, body: LayersBody, context: Context, principal: Worker
+) -> None:
+    """Store a comparison by layer; it counts when the job is complete."""
+    service.store_layers(context, principal, lease, token, body)
+
+
+@router.get("/runs/{run}/steps/{step}/layers", tags=["layers"])
+def read_layers(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    attempt: ActiveOrAttempt = None,
+    pair: Annotated[PairKey | None, Query(description="`compared/reference`; absent: the newest pairs")] = None,
+) -> LayersStepRead:
+    """Return the newest comparison by layer of each pair at a step: where in the network two scorers depart.
+
+    404 `layers-not-found`: none is done; request a probe of the kind `layers`.
+    """
+    with context.database.read() as session:
+        return service.read_layers(session, principal, run, step, attempt, pair)

@@ -1,0 +1,246 @@
+"""The configuration matrix of a step: its cells are probes of the kind `matrix`, measured when they are read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from foreshock.comparisons import comparison_name
+from foreshock.conclusions.configurations import MeasuredSetting, Setting, recommend
+from foreshock.configuration_grid import MOST_CELLS
+from foreshock.interval_names import interval_name
+from foreshock.json_values import finite_or_none
+from foreshock.scorers import REFERENCE, SCORERS
+from service.platform.context import ServiceContext
+from service.platform.database.dialect import database_now_us
+from service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from service.platform.problem import ProblemError
+from service.platform.security import Principal
+from service.platform.store.reading import present_file
+from service.replay.matrix import repository
+from service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
+from service.replay.matrix.schemas import CellRead, MatrixRead, MismatchRead, PairRead
+from service.replay.probes.job_bundles import waiting_reason
+from service.replay.probes.job_transitions import JobState
+from service.replay.probes.pinned_rollouts import PinnedRollouts
+from service.replay.probes.service import rollouts_of_probe
+from service.replay.workers.service import live_workers
+from service.runs.attempts.service import resolve_step
+from service.runs.runs.service import get_run
+
+# Cells of older rollouts and those on several kinds of hardware are read too.
+_MOST_READ = 4 * MOST_CELLS
+_MOST_PAIRS = 256
+
+
+class MatrixNotFound(ProblemError):
+    """The step has no configuration matrix: request one with `foreshock probe matrix`."""
+
+    status = 404
+    problem_type = "matrix-not-found"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A probe of the kind `matrix` with what is known before it is measured."""
+
+    probe: Probe
+    job: ProbeJob
+    hardware: str
+    options: dict[str, Any]
+    reason: str | None
+    files: CellFiles | None
+
+    @property
+    def id(self) -> str:
+        return self.probe.id
+
+    @property
+    def scorer(self) -> str:
+        return str(self.probe.scorers[0]["scorer"])
+
+
+def read_matrix(
+    context: ServiceContext, principal: Principal, run_id: str, step: int, attempt: int | None
+) -> MatrixRead:
+    """Return the newest matrix of a step. Raises RunNotFound, MatrixNotFound, TokensPurged, DecodersBusy."""
+    with context.database.read() as session:
+        cells, others, rollouts = _cells(context, session, principal, run_id, step, attempt)
+    scored = [cell.files for cell in cells if cell.files is not None]
+    reference = next((cell for cell in cells if cell.scorer == REFERENCE and cell.files is not None), None)
+    pairs = _pairs(cells, reference)
+    with present_file(f"a score of the matrix of step {step}"):
+        measured = context.decoders.run(measure_cells, rollouts, scored, pairs) if scored else None
+    changed = _changed(cells)
+    first = cells[0].probe
+    return MatrixRead(
+        run=first.run_id,
+        attempt=first.attempt,
+        step=first.step,
+        rollouts=first.rollouts,
+        tokens=first.tokens,
+        reference=reference.id if reference is not None else None,
+        cells=[_cell_read(cell, changed[cell.id], measured, reference) for cell in cells],
+        pairs=_pair_reads(cells, measured, reference),
+        recommendations=_recommendations(cells, changed, measured, reference),
+        other_cells=others,
+    )
+
+
+def _cells(
+    context: ServiceContext, session: Session, principal: Principal, run_id: str, step: int, attempt: int | None
+) -> tuple[list[_Cell], int, PinnedRollouts]:
+    """Return the cells over the rollouts and weights of the newest one, oldest first; the number of others."""
+    run = get_run(session, principal, run_id)
+    key = resolve_step(session, run_id, step, attempt)
+    found = repository.newest_cells(session, key, _MOST_READ)
+    if not found:
+        raise MatrixNotFound(
+            f"step {key.step} of attempt {key.attempt} has no configuration matrix; "
+            f"request one with `foreshock probe matrix {run.key} --step {key.step}`"
+        )
+    newest = found[0][0]
+    same = [each for each in found if _over(each[0]) == _over(newest)]
+    jobs = [job.id for _, job in same]
+    leases = repository.newest_leases(session, jobs)
+    files = defaultdict(list)
+    for shard in repository.shards_of_jobs(session, jobs):
+        files[shard.job_id].append(context.store.file(shard.file))
+    live = live_workers(session, run.project, database_now_us(session))
+    cells = []
+    for probe, job in reversed(same):
+        done = job.state == JobState.DONE and files[job.id]
+        cells.append(
+            _Cell(
+                probe=probe,
+                job=job,
+                hardware=_hardware(probe, job, leases.get(job.id)),
+                options=dict(next(iter(probe.options.values()), {})),
+                reason=job.reason or (waiting_reason(job, live) if job.state == JobState.QUEUED else None),
+                files=CellFiles(probe.id, tuple(files[job.id])) if done else None,
+            )
+        )
+    return cells, len(found) - len(same), rollouts_of_probe(context, session, newest)
+
+
+def _over(probe: Probe) -> tuple[str, Any]:
+    return probe.rollout_set_digest, probe.checkpoint["digest"]
+
+
+def _hardware(probe: Probe, job: ProbeJob, lease: Lease | None) -> str:
+    """Return where a cell was scored, or asked to be."""
+    where = [lease.accelerator, lease.device_name] if lease is not None else [probe.accelerator or "any"]
+    environment = job.environment if lease is not None else probe.environment
+    return ", ".join([*dict.fromkeys(where), *([environment] if environment else [])])
+
+
+def _pairs(cells: Sequence[_Cell], reference: _Cell | None) -> list[tuple[str, str]]:
+    """Return (target, behaviour) of what is compared: the reference with each, the trainer's with the engine's."""
+    scored = [cell for cell in cells if cell.files is not None]
+    pairs = [(reference.id, cell.id) for cell in scored if cell is not reference] if reference is not None else []
+    sides = {side: [cell for cell in scored if SCORERS[cell.scorer].side == side] for side in ("engine", "trainer")}
+    pairs += [
+        (trainer.id, engine.id)
+        for trainer in sides["trainer"]
+        for engine in sides["engine"]
+        if trainer.hardware == engine.hardware
+    ]
+    return pairs[:_MOST_PAIRS]
+
+
+def _changed(cells: Sequence[_Cell]) -> dict[str, dict[str, Any]]:
+    """Return the options of each cell that differ from those of its scorer's baseline: the plainest, oldest cell."""
+    baseline: dict[str, _Cell] = {}
+    for cell in cells:
+        before = baseline.get(cell.scorer)
+        if before is None or len(cell.options) < len(before.options):
+            baseline[cell.scorer] = cell
+    return {cell.id: _difference(baseline[cell.scorer].options, cell.options) for cell in cells}
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in after.items() if name not in before or before[name] != value}
+
+
+def _cell_read(
+    cell: _Cell, changed: dict[str, Any], measured: MeasuredCells | None, reference: _Cell | None
+) -> CellRead:
+    seconds = measured.seconds_per_token.get(cell.id) if measured is not None else None
+    found = _measures_of(measured, reference.id if reference is not None else "", cell.id)
+    return CellRead(
+        probe=cell.id,
+        scorer=cell.scorer,
+        options=cell.options,
+        changed=changed,
+        hardware=cell.hardware,
+        state=JobState(cell.job.state),
+        reason=cell.reason,
+        against_reference=_mismatch(found, REFERENCE, cell.scorer) if found is not None else None,
+        seconds_per_token=seconds,
+    )
+
+
+def _measures_of(measured: MeasuredCells | None, target: str, behaviour: str) -> CellMeasures | None:
+    pairs = measured.pairs if measured is not None else ()
+    return next((each for each in pairs if (each.target, each.behaviour) == (target, behaviour)), None)
+
+
+def _mismatch(found: CellMeasures, target: str, behaviour: str) -> MismatchRead:
+    return MismatchRead(
+        comparison=comparison_name(target, behaviour),
+        k3_kl=finite_or_none(found.k3_kl),
+        low=finite_or_none(found.low),
+        high=finite_or_none(found.high),
+        interval_name=interval_name(found.reliable),
+        mean_abs_d=finite_or_none(found.mean_abs_d),
+    )
+
+
+def _pair_reads(cells: Sequence[_Cell], measured: MeasuredCells | None, reference: _Cell | None) -> list[PairRead]:
+    names = {cell.id: cell.scorer for cell in cells}
+    return [
+        PairRead(
+            trainer=each.target, engine=each.behaviour,
+            mismatch=_mismatch(each, names[each.target], names[each.behaviour]),
+        )
+        for each in (measured.pairs if measured is not None else ())
+        if reference is None or each.target != reference.id
+    ]  # fmt: skip
+
+
+def _recommendations(
+    cells: Sequence[_Cell],
+    changed: Mapping[str, dict[str, Any]],
+    measured: MeasuredCells | None,
+    reference: _Cell | None,
+) -> list[str]:
+    """Return a sentence for each hardware and pair of scorers; of a side alone, against the reference."""
+    if measured is None:
+        return []
+    of = {cell.id: cell for cell in cells}
+    groups: defaultdict[tuple[str, str], list[MeasuredSetting]] = defaultdict(list)
+    paired = {(of[each.behaviour].hardware) for each in measured.pairs if not _is(reference, each.target)}
+    for each in measured.pairs:
+        target, behaviour = of[each.target], of[each.behaviour]
+        if _is(reference, each.target):
+            if behaviour.hardware in paired or SCORERS[behaviour.scorer].side is None:
+                continue
+            varied: tuple[_Cell, ...] = (behaviour,)
+        else:
+            varied = (behaviour, target)
+        name = comparison_name(target.scorer, behaviour.scorer)
+        settings = tuple(
+            Setting(cell.scorer, changed[cell.id], measured.seconds_per_token.get(cell.id)) for cell in varied
+        )
+        setting = MeasuredSetting(name, settings, each.k3_kl, each.low, each.high)
+        groups[behaviour.hardware, name].append(setting)
+    found = [(hardware, recommend(settings)) for (hardware, _), settings in groups.items()]
+    return [f"{hardware}: {sentence}" for hardware, sentence in found if sentence is not None]
+
+
+def _is(reference: _Cell | None, cell: str) -> bool:
+    return reference is not None and reference.id == cell

@@ -1,0 +1,1 @@
+"""Policies: which steps of a run are probed automatically, and what that may cost."""

@@ -1,0 +1,112 @@
+"""The HTTP schemas of comparisons of routed experts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from foreshock.interval_names import RANGE, RANGE_NOTE
+from foreshock.routing import MOST_LAYERS
+from service.platform.schemas import JsonObject
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Nats = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+ScoreName = Annotated[str, StringConstraints(max_length=201, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+(@[a-z0-9_.-]+)?$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ShareInterval(_Strict):
+    """A share of tokens, 0 to 1, with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
+
+    mean: Share | None
+    low: Share | None = Field(description=f"of a {RANGE}. {RANGE_NOTE}")
+    high: Share | None
+    clusters: Count = Field(description="prompt groups with such tokens")
+
+
+class NatsInterval(_Strict):
+    """A token mean in nats with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
+
+    mean: Nats | None
+    low: Nats | None = Field(description="a 95 % interval of k3 over all tokens if `reliable`, else a " + RANGE)
+    high: Nats | None
+    clusters: Count = Field(description="prompt groups with such tokens")
+
+
+class LayerRoutingBody(_Strict):
+    """The routing of one layer."""
+
+    layer: Count = Field(description="number of the layer in the model, from 0")
+    agreement: ShareInterval = Field(description="share of tokens with the same set of experts")
+    overlap: ShareInterval = Field(description="mean share of a token's experts that both sides chose")
+    first_differences: ShareInterval = Field(description="share of tokens whose first layer with a difference is this")
+
+
+class RoutedTokensBody(_Strict):
+    """The mismatch of some of the tokens."""
+
+    tokens: Count
+    rollouts: Count
+    k3_kl: NatsInterval = Field(description="mean k3; over all tokens an estimate of KL(μ‖π)")
+    abs_d: NatsInterval = Field(description="mean |log π − log μ|")
+
+
+class RoutingMeasuresBody(_Strict):
+    """Agreement of the experts of the target π and the behaviour μ over model-generated tokens."""
+
+    top_k: int = Field(ge=1, lt=2**15, description="experts that each layer routes a token to")
+    layers: list[LayerRoutingBody] = Field(min_length=1, max_length=MOST_LAYERS)
+    any_difference: ShareInterval = Field(description="share of tokens with another set of experts in any layer")
+    k3_share: ShareInterval = Field(description="share of the sum of k3 that these tokens carry")
+    all_tokens: RoutedTokensBody
+    agreeing: RoutedTokensBody = Field(description="tokens with the same experts in all layers")
+    differing: RoutedTokensBody = Field(description="tokens with a difference in any layer")
+    groups: Count = Field(description="prompt groups, by which the intervals are clustered")
+    excluded: Count = Field(description="tokens left out: their log-prob is not finite, or no state is before them")
+    reliable: bool = Field(description="the interval of k3 over all tokens is known to cover 95 %")
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        numbers = [each.layer for each in self.layers]
+        if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+            raise ValueError("layers must be in rising order, each once")
+        return self
+
+
+class RoutingBody(_Strict):
+    """A comparison of routed experts, as a worker sends it."""
+
+    target: ScoreName = Field(description="the score that gives π: a scorer, or scorer@variant")
+    behaviour: ScoreName = Field(description="the score that gives μ: a scorer, or scorer@variant")
+    target_fingerprint: JsonObject
+    behaviour_fingerprint: JsonObject
+    measures: RoutingMeasuresBody
+
+
+class RoutingRead(RoutingBody):
+    """A published comparison, and how it was made."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    # Checked when it was stored.
+    target_fingerprint: dict[str, Any]
+    behaviour_fingerprint: dict[str, Any]
+    rollouts: int = Field(description="rollouts of the probe")
+    tokens: int = Field(description="response tokens of the probe")
+    from_sample: bool = Field(description="a part of the step's rollouts")
+    published_at_us: int
+
+
+class RoutingStepRead(BaseModel):
+    """The newest comparison of each pair of scores at a step, the newest first."""
+
+    run: str
+    attempt: int
+    step: int
+    items: list[RoutingRead]

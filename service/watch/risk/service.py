@@ -1,0 +1,70 @@
+"""The risk of runs, from the alerts that stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, cast
+
+from sqlalchemy.orm import Session
+
+from foreshock.early_warning.risk import LEVELS, NO_PROBABILITY, Risk, RiskLevel, StandingAlert, assess
+from foreshock.severity import Severity
+from service.platform.security import Principal
+from service.runs.runs.service import get_run
+from service.watch.alerts.service import standing_of_runs
+from service.watch.detection.service import observed_steps
+from service.watch.risk import repository
+from service.watch.risk.schemas import RiskRead
+
+MOST_SEARCHED = 1000
+"""Runs with standing alerts whose risk one search computes."""
+
+# `assess` gives a level above "watch" to warnings and critical alerts only.
+_LEAST: Final[Mapping[RiskLevel, Sequence[Severity]]] = {
+    "watch": ("info", "warning", "critical"),
+    "elevated": ("warning", "critical"),
+    "high": ("warning", "critical"),
+    "critical": ("critical",),
+}
+
+
+class RunsAtRisk(NamedTuple):
+    """The ids of runs; `searched_all` is false if there are more runs with alerts than one search looks at."""
+
+    run_ids: tuple[str, ...]
+    searched_all: bool
+
+
+def read_risk(session: Session, principal: Principal, run_id: str) -> RiskRead:
+    """Return the risk of a run."""
+    get_run(session, principal, run_id)
+    risk = risks_of_runs(session, [run_id])[run_id]
+    step = observed_steps(session, [run_id]).get(run_id)
+    return RiskRead(
+        level=risk.level, score=risk.score, reasons=list(risk.reasons), note=NO_PROBABILITY, observed_step=step
+    )
+
+
+def risks_of_runs(
+    session: Session, run_ids: Sequence[str], observed: Mapping[str, int] | None = None
+) -> Mapping[str, Risk]:
+    """Return the risk of each run, in two queries, or one if its newest observed step is passed."""
+    alerts: dict[str, list[StandingAlert]] = {run_id: [] for run_id in run_ids}
+    for run_id, rule, severity, step in standing_of_runs(session, run_ids):
+        alerts[run_id].append(StandingAlert(rule, cast(Severity, severity), step))
+    steps = observed_steps(session, run_ids) if observed is None else observed
+    return {run_id: assess(of_run, steps.get(run_id)) for run_id, of_run in alerts.items()}
+
+
+def runs_at_risk(session: Session, projects: Sequence[str], level: RiskLevel) -> RunsAtRisk:
+    """Return the runs of at least this level, of the newest MOST_SEARCHED that have alerts, in three queries.
+
+    The project must equal all of `projects`. Raises ValueError for "calm", which every run has at least.
+    """
+    if level == "calm":
+        raise ValueError("level must be one of watch, elevated, high, critical, got 'calm'")
+    found = repository.newest_with_standing_alerts(session, projects, _LEAST[level], MOST_SEARCHED + 1)
+    searched = found[:MOST_SEARCHED]
+    risks = risks_of_runs(session, searched)
+    chosen = tuple(run_id for run_id in searched if risks[run_id].score >= LEVELS.index(level))
+    return RunsAtRisk(chosen, len(found) <= MOST_SEARCHED)

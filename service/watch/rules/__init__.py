@@ -1,0 +1,1 @@
+"""The rules that a run is watched with: the defaults, and changes of its own from some step on."""

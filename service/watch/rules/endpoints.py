@@ -1,0 +1,50 @@
+"""HTTP: rules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from foreshock.model_kind import ModelKind
+from service.platform.context import Context
+from service.platform.schemas import LARGEST_STEP
+from service.platform.security import Administrator, Reader
+from service.runs.runs.addresses import RunIdentifier
+from service.watch.rules import service
+from service.watch.rules.schemas import RulesPut, RulesRead, RulesVersionRead, RunRulesRead
+
+router = APIRouter(prefix="/v1/runs/{run}/rules", tags=["rules"])
+
+defaults = APIRouter(prefix="/v1/rules", tags=["rules"])
+
+
+@defaults.get("")
+def read_default_rules(principal: Reader, model_kind: Annotated[ModelKind | None, Query()] = None) -> RulesRead:
+    """Return the default rules of a kind of model, each with the source of its threshold, also as TOML."""
+    return service.read_default_rules(model_kind)
+
+
+@router.get("")
+def read_rules(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    step: Annotated[int, Query(ge=0, le=LARGEST_STEP, description="absent: the last one")] = LARGEST_STEP,
+) -> RunRulesRead:
+    """Return the rules that hold at a step, and every version of the run's changes."""
+    with context.database.read() as session:
+        return service.read_rules(session, principal, run, step)
+
+
+@router.put("")
+def set_rules(run: RunIdentifier, body: RulesPut, context: Context, principal: Administrator) -> RulesVersionRead:
+    """Change the run's rules from the file's step on; its alerts are derived again, its learning rate does not rise.
+
+    A version replaces the ones before it from its first step on; one without rules brings the defaults back.
+    """
+    return context.database.write(
+        lambda session: RulesVersionRead.model_validate(
+            service.set_rules(session, context.events, principal, run, body.toml)
+        )
+    )
