@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Level, Panel, PromQuery, Row, levels_of
+from dataclasses import replace
+from typing import Unpack
+
+from dashboards.layout import Dashboard, Row
+from dashboards.panels import RUN_OF_ROW, RUN_OF_SERIES, Level, Panel, PanelOptions, latest, levels_of, over_time
+from dashboards.queries import PromQuery
 from dashboards.run import TAIL, TAIL_LEVELS
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.model_kind import MODEL_KINDS, ModelKind
@@ -16,27 +21,43 @@ WITH_NAME = "* on (run) group_left (name) foreshock_run_info"
 PLUMBING = ("Time", "__name__", "job", "instance")
 
 
+def of_runs(title: str, metric: str, legend: str, description: str, **options: Unpack[PanelOptions]) -> Panel:
+    """Return a panel of a metric of every run over time, with the runs' names and a link to the page of each."""
+    return replace(over_time(title, f"{metric} {WITH_NAME}", legend, description, **options), link=RUN_OF_SERIES)
+
+
+def link_shares(title: str) -> Panel:
+    """Return the panel of where the mismatch of each run comes from."""
+    return of_runs(
+        title,
+        "foreshock_link_share_ratio",
+        "{{name}} {{link}}",
+        "Each link's share of E[d²] at the newest attributed step; a negative one cancels part of another.",
+        unit="percentunit",
+    )
+
+
 def fleet_dashboard() -> Dashboard:
     """Return the dashboard of all runs."""
     return Dashboard(
         uid="foreshock-fleet",
         title="Foreshock: all runs now",
         description="Mismatch, advice and alerts of every exported run, over time.",
+        page=("The runs' page", "/"),
         rows=(
             Row("Now", _now()),
             Row("Mismatch", _mismatch()),
             Row("Learning rate", _advice()),
-            Row("Probes", _probes()),
         ),
     )
 
 
 def _now() -> tuple[Panel, ...]:
     return (
-        Panel(
+        latest(
             "Open alerts",
-            "stat",
-            (PromQuery("sum(foreshock_alerts_open) or vector(0)", "open"),),
+            "sum(foreshock_alerts_open) or vector(0)",
+            "open",
             "Open alerts of every run. The run's page gives the reason and what to do.",
             width=6,
             height=6,
@@ -51,14 +72,16 @@ def _now() -> tuple[Panel, ...]:
             height=6,
             unit="s",
             levels=(Level(None, "green"), Level(1800, "yellow"), Level(7200, "red")),
+            link=RUN_OF_SERIES,
         ),
-        Panel(
+        latest(
             "Newest step",
-            "stat",
-            (PromQuery(f"foreshock_step {WITH_NAME}", "{{name}}"),),
+            f"foreshock_step {WITH_NAME}",
+            "{{name}}",
             "The newest closed step of each run.",
             width=9,
             height=6,
+            link=RUN_OF_SERIES,
         ),
         Panel(
             "Runs",
@@ -68,6 +91,7 @@ def _now() -> tuple[Panel, ...]:
             width=24,
             height=7,
             hidden_columns=(*PLUMBING, "Value"),
+            link=RUN_OF_ROW,
         ),
     )
 
@@ -84,6 +108,7 @@ def _mismatch_of_kind(kind: ModelKind) -> Panel:
         f"Estimate of KL(rollout‖trainer) in nats at the newest closed step. Healthy at lag 0: {known.text}.{unknown}",
         logarithmic=True,
         levels=levels_of(known),
+        link=RUN_OF_SERIES,
     )
 
 
@@ -100,40 +125,36 @@ def _mismatch() -> tuple[Panel, ...]:
             ),
             "Links of the chain, at the newest step that a probe replayed.",
             logarithmic=True,
+            link=RUN_OF_SERIES,
         ),
-        Panel(
+        over_time(
             f"Tail F(2), {TRAINER_ROLLOUT}",
-            "timeseries",
-            (PromQuery(f'foreshock_tail_2_ratio{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME}', "{{name}}"),),
+            f'foreshock_tail_2_ratio{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME}',
+            "{{name}}",
             f"Tokens off by more than a factor of two: {TAIL.text}.",
             unit="percentunit",
             levels=TAIL_LEVELS,
+            link=RUN_OF_SERIES,
         ),
-        Panel(
-            "Where the mismatch comes from",
-            "timeseries",
-            (PromQuery(f"foreshock_link_share_ratio {WITH_NAME}", "{{name}} {{link}}"),),
-            "Each link's share of E[d²] at the newest attributed step; a negative one cancels part of another.",
-            unit="percentunit",
-        ),
-        Panel(
+        link_shares("Where the mismatch comes from"),
+        of_runs(
             "Response length, mean",
-            "timeseries",
-            (PromQuery(f"foreshock_response_length_mean_tokens {WITH_NAME}", "{{name}}"),),
+            "foreshock_response_length_mean_tokens",
+            "{{name}}",
             "Tokens per response of the newest closed step.",
             minimum=0,
         ),
-        Panel(
+        of_runs(
             "Shards that are missing",
-            "timeseries",
-            (PromQuery(f"(foreshock_step_expected_shards - foreshock_step_shards) {WITH_NAME}", "{{name}}"),),
+            "(foreshock_step_expected_shards - foreshock_step_shards)",
+            "{{name}}",
             "Of the newest closed step. Above 0, its figures are of the rollouts that arrived.",
             minimum=0,
         ),
-        Panel(
+        of_runs(
             "Truncated responses",
-            "timeseries",
-            (PromQuery(f"foreshock_truncated_ratio {WITH_NAME}", "{{name}}"),),
+            "foreshock_truncated_ratio",
+            "{{name}}",
             "Responses cut at the length cap. Above one half, the mean length cannot show a surge.",
             unit="percentunit",
             minimum=0,
@@ -154,6 +175,15 @@ def _advice() -> tuple[Panel, ...]:
             "Multiplies the trainer's own schedule. In shadow mode the trainer gets 1.0.",
             minimum=0,
             maximum=1,
+            link=RUN_OF_SERIES,
+        ),
+        of_runs(
+            "Risk of a collapse",
+            "foreshock_run_risk",
+            "{{name}}",
+            "0 calm, 1 watch, 2 elevated, 3 high, 4 critical: an order from the alerts that stand, no probability.",
+            minimum=0,
+            maximum=4,
         ),
         Panel(
             "Open alerts by rule",
@@ -161,39 +191,6 @@ def _advice() -> tuple[Panel, ...]:
             (PromQuery("foreshock_alerts_open > 0", table=True),),
             "The run's page gives the reason of each and what to do.",
             hidden_columns=PLUMBING,
-        ),
-    )
-
-
-def _probes() -> tuple[Panel, ...]:
-    return (
-        Panel(
-            "Longest wait for a worker",
-            "timeseries",
-            (PromQuery("foreshock_probe_job_oldest_waiting_seconds", "{{accelerator}}"),),
-            "Waiting time of the oldest queued job. If it grows, start a worker with that accelerator.",
-            unit="s",
-            minimum=0,
-        ),
-        Panel(
-            "Workers",
-            "timeseries",
-            (PromQuery("foreshock_workers", "{{accelerator}}"),),
-            "Live workers: they asked for a job or sent a heartbeat in the last minutes.",
-            minimum=0,
-        ),
-        Panel(
-            "Probe jobs by state",
-            "timeseries",
-            (PromQuery("sum by (accelerator, state) (foreshock_probe_jobs)", "{{accelerator}} {{state}}"),),
-            "Queued, running, done, failed, skipped.",
-            minimum=0,
-        ),
-        Panel(
-            "Tries that failed in an hour",
-            "timeseries",
-            (PromQuery("increase(foreshock_probe_job_failures_total[1h])", "{{accelerator}}"),),
-            "GET /v1/probes/{probe} gives the reasons.",
-            minimum=0,
+            link=RUN_OF_ROW,
         ),
     )

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 from dashboards.fleet import fleet_dashboard
-from dashboards.panels import Dashboard
+from dashboards.layout import Dashboard
+from dashboards.probes import probes_dashboard
 from dashboards.rules import rules_file
 from dashboards.run import run_dashboard
+from dashboards.service import service_dashboard
 
 FOLDER = Path(__file__).parent / "grafana" / "json"
 RULES = Path(__file__).parent / "prometheus" / "rules.yml"
@@ -18,7 +20,7 @@ RULES = Path(__file__).parent / "prometheus" / "rules.yml"
 
 def dashboards() -> tuple[Dashboard, ...]:
     """Return every dashboard."""
-    return (fleet_dashboard(), run_dashboard())
+    return (fleet_dashboard(), run_dashboard(), probes_dashboard(), service_dashboard())
 
 
 def files() -> dict[Path, str]:

@@ -1,67 +1,39 @@
-"""Typed builders for the few Grafana panels that the dashboards are made of.
-
-Plain dataclasses that render to Grafana's JSON (schema version 41, Grafana 12): what a dashboard here needs is small,
-and a reader sees the whole of it on one page.
-"""
+"""The panels that the dashboards are made of, written as Grafana's JSON by its own builders."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal, TypedDict, TypeVar, Unpack
 
+from grafana_foundation_sdk.builders import common, stat, table, timeseries, trend
+from grafana_foundation_sdk.builders.dashboard import DashboardLink, FieldColor, ThresholdsConfig
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    BigValueTextMode,
+    FieldTextAlignment,
+    GraphDrawStyle,
+    GraphThresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    ScaleDistribution,
+    SortOrder,
+    TableCellHeight,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+
+from dashboards.queries import BuiltQuery, PromQuery, Query
 from foreshock.ranges import HealthyRange
 
-SCHEMA_VERSION = 41
-GRID_WIDTH = 24
+# The service's address as its users know it: a label of its own metric, so that no dashboard is edited to install it.
+SERVICE_URL = "foreshock"
+_ROOT = f"${{{SERVICE_URL}:raw}}"
 
-PROMETHEUS = {"type": "prometheus", "uid": "foreshock-prometheus"}
-POSTGRESQL = {"type": "grafana-postgresql-datasource", "uid": "foreshock-postgresql"}
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PromQuery:
-    """A PromQL expression; `table` asks for the newest value as rows instead of a series over time."""
-
-    expression: str
-    legend: str = ""
-    table: bool = False
-
-    datasource = PROMETHEUS
-
-    def target(self, reference: str) -> Json:
-        form = {"format": "table", "instant": True} if self.table else {"range": True}
-        return {
-            "refId": reference,
-            "datasource": PROMETHEUS,
-            "expr": self.expression,
-            "legendFormat": self.legend or "__auto",
-            **form,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class SqlQuery:
-    """A PostgreSQL query that answers with a table; the reader's role sees curves only."""
-
-    sql: str
-
-    datasource = POSTGRESQL
-
-    def target(self, reference: str) -> Json:
-        return {
-            "refId": reference,
-            "datasource": POSTGRESQL,
-            "rawSql": self.sql,
-            "rawQuery": True,
-            "editorMode": "code",
-            "format": "table",
-        }
-
-
-Query = PromQuery | SqlQuery
+Builder = timeseries.Panel | trend.Panel | stat.Panel | table.Panel
+Drawn = TypeVar("Drawn", timeseries.Panel, trend.Panel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +44,25 @@ class Level:
     colour: str
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a click on a value leads: a page of the service; `path` may name labels and fields of the value."""
+
+    title: str
+    path: str
+
+    def builder(self) -> DashboardLink:
+        """Return the link as Grafana's."""
+        return DashboardLink(self.title).url(_ROOT + self.path).target_blank(True)
+
+
+# Of a series or a row of Prometheus, which has the run's id as a label or column.
+RUN_OF_SERIES = Link("Open the run's page", "/runs/${__field.labels.run}")
+RUN_OF_ROW = Link("Open the run's page", "/runs/${__data.fields.run}")
+# Of a point over steps, in a dashboard that has the variable `run`.
+STEP_OF_POINT = Link("Open the step's page", "/runs/${run:raw}/steps/${__data.fields.step}")
+
+
 def levels_of(known: HealthyRange) -> tuple[Level, ...]:
     """Return green, yellow and red by the thresholds of a range whose direction is "above"."""
     thresholds = ((known.warning, "yellow"), (known.critical, "red"))
@@ -80,7 +71,10 @@ def levels_of(known: HealthyRange) -> tuple[Level, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. `kind` "trend" draws over the numeric column `step`, "timeseries" over time."""
+    """One panel. `kind` "trend" draws over the numeric column `step`, "timeseries" over time.
+
+    `link`: where a click on a value leads; a point over steps leads to its step.
+    """
 
     title: str
     kind: Literal["timeseries", "trend", "stat", "table"]
@@ -94,163 +88,103 @@ class Panel:
     maximum: float | None = None
     levels: Sequence[Level] = ()
     hidden_columns: Sequence[str] = ()
+    link: Link | None = None
 
-    def render(self, identifier: int, x: int, y: int) -> Json:
-        """Return the panel at its place of the grid."""
-        datasources = {query.datasource["uid"] for query in self.queries}
+    def build(self, identifier: int, x: int, y: int) -> models.Panel:
+        """Return the panel at its place of the grid.
+
+        Raises:
+            ValueError: The queries ask different data sources, which one panel cannot.
+        """
+        datasources = {query.datasource.uid: query.datasource for query in self.queries}
         if len(datasources) != 1:
             raise ValueError(f"panel {self.title!r} mixes datasources")
-        return {
-            "id": identifier,
-            "type": self.kind,
-            "title": self.title,
-            "description": self.description,
-            "datasource": self.queries[0].datasource,
-            "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
-            "targets": [query.target(chr(ord("A") + index)) for index, query in enumerate(self.queries)],
-            "fieldConfig": {"defaults": self._defaults(), "overrides": []},
-            "options": self._options(),
-            "transformations": self._transformations(),
-        }
-
-    def _defaults(self) -> Json:
-        defaults: Json = {"unit": self.unit, "color": {"mode": "palette-classic"}, "noValue": "no data yet"}
+        (datasource,) = datasources.values()
+        panel = self._panel()
+        panel.id(identifier).title(self.title).description(self.description).datasource(datasource)
+        panel.grid_pos(models.GridPos(self.height, self.width, x, y))
+        panel.unit(self.unit).no_value("no data yet").color_scheme(self._colours())
+        panel.targets([BuiltQuery(query.target(chr(ord("A") + index))) for index, query in enumerate(self.queries)])
         if self.minimum is not None:
-            defaults["min"] = self.minimum
+            panel.min(self.minimum)
         if self.maximum is not None:
-            defaults["max"] = self.maximum
+            panel.max(self.maximum)
         if self.levels:
-            steps = [{"color": level.colour, "value": level.at} for level in self.levels]
-            defaults["thresholds"] = {"mode": "absolute", "steps": steps}
-            if self.kind == "stat":
-                defaults["color"] = {"mode": "thresholds"}
-        if self.kind in ("timeseries", "trend"):
-            scale = {"type": "log", "log": 10} if self.logarithmic else {"type": "linear"}
-            defaults["custom"] = {
-                "drawStyle": "line",
-                "lineWidth": 2,
-                "fillOpacity": 0,
-                "showPoints": "auto",
-                "spanNulls": True,
-                "scaleDistribution": scale,
-                "thresholdsStyle": {"mode": "area" if self.levels else "off"},
-            }
-        return defaults
+            steps = [models.Threshold(level.at, level.colour) for level in self.levels]
+            panel.thresholds(ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps))
+        link = STEP_OF_POINT if self.kind == "trend" else self.link
+        if link is not None:
+            panel.data_links([link.builder()])
+        if self.hidden_columns:
+            hidden = {"excludeByName": dict.fromkeys(self.hidden_columns, True)}
+            panel.with_transformation(models.DataTransformerConfig("merge", options={}))
+            panel.with_transformation(models.DataTransformerConfig("organize", options=hidden))
+        return panel.build()
 
-    def _options(self) -> Json:
-        legend = {"displayMode": "list", "placement": "bottom", "showLegend": True}
-        tooltip = {"mode": "multi", "sort": "desc"}
+    def _colours(self) -> FieldColor:
+        by_level = self.kind == "stat" and self.levels
+        mode = models.FieldColorModeId.THRESHOLDS if by_level else models.FieldColorModeId.PALETTE_CLASSIC
+        return FieldColor().mode(mode)
+
+    def _panel(self) -> Builder:
         match self.kind:
-            case "trend":
-                return {"xField": "step", "legend": legend, "tooltip": tooltip}
-            case "timeseries":
-                return {"legend": legend, "tooltip": tooltip}
             case "stat":
-                reduce = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-                return {"reduceOptions": reduce, "colorMode": "background", "graphMode": "area", "textMode": "auto"}
+                return (
+                    stat.Panel()
+                    .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
+                    .color_mode(BigValueColorMode.BACKGROUND)
+                    .graph_mode(BigValueGraphMode.AREA)
+                    .text_mode(BigValueTextMode.AUTO)
+                )
             case "table":
-                return {"showHeader": True, "cellHeight": "sm"}
+                return (
+                    table.Panel()
+                    .show_header(True)
+                    .cell_height(TableCellHeight.SM)
+                    .align(FieldTextAlignment.AUTO)
+                    .inspect(False)
+                )
+            case "trend":
+                return self._drawn(trend.Panel().x_field("step"))
+            case "timeseries":
+                return self._drawn(timeseries.Panel())
 
-    def _transformations(self) -> list[Json]:
-        if not self.hidden_columns:
-            return []
-        hidden = dict.fromkeys(self.hidden_columns, True)
-        return [{"id": "merge", "options": {}}, {"id": "organize", "options": {"excludeByName": hidden}}]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A heading above the panels that follow it."""
-
-    title: str
-    panels: Sequence[Panel]
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A choice at the top of the dashboard, filled by a query."""
-
-    name: str
-    label: str
-    query: SqlQuery | PromQuery
-    several: bool = False
-
-    def render(self) -> Json:
-        if isinstance(self.query, SqlQuery):
-            query: Json | str = self.query.sql
-        else:
-            query = {"qryType": 1, "query": self.query.expression, "refId": "variable"}
-        return {
-            "name": self.name,
-            "label": self.label,
-            "type": "query",
-            "datasource": self.query.datasource,
-            "query": query,
-            "definition": query if isinstance(query, str) else query["query"],
-            "refresh": 2,
-            "multi": self.several,
-            "includeAll": self.several,
-            "sort": 0,
-        }
+    def _drawn(self, panel: Drawn) -> Drawn:
+        scale = common.ScaleDistributionConfig().type(ScaleDistribution.LINEAR)
+        if self.logarithmic:
+            scale = common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
+        style = GraphThresholdsStyleMode.AREA if self.levels else GraphThresholdsStyleMode.OFF
+        panel.draw_style(GraphDrawStyle.LINE).line_width(2).fill_opacity(0).show_points(VisibilityMode.AUTO)
+        panel.span_nulls(True).scale_distribution(scale)
+        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
+        panel.legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.LIST)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
+        return panel
 
 
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """A whole dashboard; panels flow from left to right and wrap at the grid's width."""
+class PanelOptions(TypedDict, total=False):
+    """The fields of a panel that have a default."""
 
-    uid: str
-    title: str
-    description: str
-    rows: Sequence[Row]
-    variables: Sequence[Variable] = field(default_factory=tuple)
-    refresh: str = "30s"
-    since: str = "now-24h"
-
-    def render(self) -> Json:
-        """Grafana's JSON."""
-        return {
-            "uid": self.uid,
-            "title": self.title,
-            "description": self.description,
-            "tags": ["foreshock"],
-            "schemaVersion": SCHEMA_VERSION,
-            "version": 1,
-            "editable": False,
-            "graphTooltip": 1,
-            "timezone": "utc",
-            "refresh": self.refresh,
-            "time": {"from": self.since, "to": "now"},
-            "templating": {"list": [variable.render() for variable in self.variables]},
-            "annotations": {"list": []},
-            "links": [_links_to_other_dashboards()],
-            "panels": self._panels(),
-        }
-
-    def _panels(self) -> list[Json]:
-        rendered: list[Json] = []
-        y = 0
-        for row in self.rows:
-            place = {"x": 0, "y": y, "w": GRID_WIDTH, "h": 1}
-            heading = {"type": "row", "title": row.title, "collapsed": False, "panels": [], "gridPos": place}
-            rendered.append({"id": len(rendered) + 1, **heading})
-            y += 1
-            x = tallest = 0
-            for panel in row.panels:
-                if x + panel.width > GRID_WIDTH:
-                    x, y, tallest = 0, y + tallest, 0
-                rendered.append(panel.render(len(rendered) + 1, x, y))
-                x += panel.width
-                tallest = max(tallest, panel.height)
-            y += tallest
-        return rendered
+    width: int
+    height: int
+    unit: str
+    logarithmic: bool
+    minimum: float
+    maximum: float
+    levels: Sequence[Level]
+    link: Link
 
 
-def _links_to_other_dashboards() -> Json:
-    return {
-        "type": "dashboards",
-        "title": "Foreshock",
-        "tags": ["foreshock"],
-        "asDropdown": True,
-        "includeVars": True,
-        "keepTime": True,
-    }
+def over_time(title: str, expression: str, legend: str, description: str, **options: Unpack[PanelOptions]) -> Panel:
+    """Return a panel of one expression of Prometheus over time."""
+    return Panel(title, "timeseries", (PromQuery(expression, legend),), description, **options)
+
+
+def latest(title: str, expression: str, legend: str, description: str, **options: Unpack[PanelOptions]) -> Panel:
+    """Return a panel of the newest values of one expression of Prometheus."""
+    return Panel(title, "stat", (PromQuery(expression, legend),), description, **options)

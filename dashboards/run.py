@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
-from dashboards.panels import Dashboard, Panel, Row, SqlQuery, Variable, levels_of
+from dashboards.layout import Dashboard, Row, Variable
+from dashboards.panels import Level, Panel, PanelOptions, latest, levels_of, over_time
+from dashboards.queries import PromQuery, SqlQuery
 from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.registry import measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
@@ -91,12 +93,23 @@ def shards() -> SqlQuery:
 COMPARISON = "${comparison:sqlstring}"
 
 
+def of_comparison(title: str, measures: Sequence[str], description: str, **options: Unpack[PanelOptions]) -> Panel:
+    """Return a panel of measures of the chosen comparison over steps."""
+    return Panel(title, "trend", (curves(COMPARISON, measures),), description, **options)
+
+
+def of_rollouts(title: str, measures: Sequence[str], description: str, **options: Unpack[PanelOptions]) -> Panel:
+    """Return a panel of measures of a step's rollouts over steps."""
+    return Panel(title, "trend", (curves("'rollout'", measures),), description, **options)
+
+
 def run_dashboard() -> Dashboard:
     """Return the dashboard of one run."""
     return Dashboard(
         uid="foreshock-run",
         title="Foreshock: one run over its steps",
         description="Mismatch, lengths, rewards and tails of one run, over training steps.",
+        page=("The run's page", "/runs/${run:raw}"),
         variables=(
             Variable(
                 "run",
@@ -120,6 +133,7 @@ def run_dashboard() -> Dashboard:
             Row("Tails and advantages", _tails()),
             Row("Rollouts", _rollouts()),
             Row("Training", _training()),
+            Row("Newest step, live", _live()),
         ),
     )
 
@@ -146,26 +160,34 @@ def _mismatch() -> tuple[Panel, ...]:
             "log axis.",
             logarithmic=True,
         ),
-        Panel(
+        of_comparison(
             "k3 / entropy",
-            "trend",
-            (curves(COMPARISON, ("k3_kl_per_entropy",)),),
+            ("k3_kl_per_entropy",),
             "Healthy k3 falls with entropy during a run; this ratio is steadier.",
             logarithmic=True,
         ),
-        Panel(
+        of_comparison(
             "Tail: tokens off by more than a factor of two",
-            "trend",
-            (curves(COMPARISON, ("tail(2)",)),),
+            ("tail(2)",),
             f"F(2) of R3: {TAIL.text}.",
             unit="percentunit",
             minimum=0,
             levels=TAIL_LEVELS,
         ),
-        Panel(
+        of_comparison(
+            "Ratios: their mean, and E[exp|d|]",
+            ("mean_ratio", "token_mult_prob_error"),
+            "Token means of π/μ and of the multiplicative error. 1 is agreement.",
+        ),
+        of_comparison(
+            "Difference of probabilities",
+            ("rollout_probs_diff_mean",),
+            "Token mean of |π − μ| as probabilities.",
+            minimum=0,
+        ),
+        of_comparison(
             "Effective sample size of token weights",
-            "trend",
-            (curves(COMPARISON, ("ess_token",)),),
+            ("ess_token",),
             "(Σρ)²/(N Σρ²), unclamped. 1 is agreement.",
             unit="percentunit",
             maximum=1,
@@ -175,37 +197,32 @@ def _mismatch() -> tuple[Panel, ...]:
 
 def _tails() -> tuple[Panel, ...]:
     return (
-        Panel(
+        of_comparison(
             "Size of d",
-            "trend",
-            (curves(COMPARISON, ("p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "max_abs_d")),),
-            "Quantiles of |log π − log μ| over tokens, in nats. 0 is not drawn on a log axis.",
+            ("mean_abs_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "max_abs_d"),
+            "Mean and quantiles of |log π − log μ| over tokens, in nats. 0 is not drawn on a log axis.",
             logarithmic=True,
         ),
-        Panel(
+        of_comparison(
             "Tail asymmetry",
-            "trend",
-            (curves(COMPARISON, ("tail_asymmetry(ln2)", "tail_asymmetry(1)", "tail_asymmetry(3)")),),
+            ("tail_asymmetry(ln2)", "tail_asymmetry(1)", "tail_asymmetry(3)"),
             "P(d < −τ) minus the weight of d > τ. Above 0: π ≪ μ at sampled tokens. Symmetric noise gives 0.",
         ),
-        Panel(
+        of_comparison(
             "Shape of the tails, k̂",
-            "trend",
-            (curves(COMPARISON, ("pareto_k", "pareto_k_inverse")),),
+            ("pareto_k", "pareto_k_inverse"),
             f"Of ρ and of 1/ρ. Above {LARGEST_TAIL_SHAPE:g} the interval of k3 is unreliable. If ratios reach e: above "
             f"{SHAPE.warning} an effective sample size, above {SHAPE.critical} a mean of ratios cannot be trusted.",
         ),
-        Panel(
+        of_comparison(
             "χ² both ways",
-            "trend",
-            (curves(COMPARISON, ("chi2_token", "reverse_chi2_token")),),
+            ("chi2_token", "reverse_chi2_token"),
             "If π ≪ μ, only the reverse one grows.",
             logarithmic=True,
         ),
-        Panel(
+        of_comparison(
             "Effective sample size of whole sequences",
-            "trend",
-            (curves(COMPARISON, ("ess_seq", "ess_seq_predicted")),),
+            ("ess_seq", "ess_seq_predicted"),
             "Estimated, if the sample is large enough, and predicted: exp(−2·KL·T).",
             logarithmic=True,
         ),
@@ -220,10 +237,9 @@ def _tails() -> tuple[Panel, ...]:
             ),
             "cov(A, d), and the mean of A·(ρ − 1) by the sign of A. 0: the mismatch is independent of the reward.",
         ),
-        Panel(
+        of_comparison(
             "Bad updates",
-            "trend",
-            (curves(COMPARISON, ("bad_update_fraction",)),),
+            ("bad_update_fraction",),
             "Tokens with A < 0 and μ − π ≥ 0.5 (DPPO): the update lowers π further.",
             unit="percentunit",
             minimum=0,
@@ -234,21 +250,25 @@ def _tails() -> tuple[Panel, ...]:
 def _rollouts() -> tuple[Panel, ...]:
     lengths = ("response_length_mean", "response_length_p50", "response_length_p90", "response_length_max")
     return (
-        Panel(
+        of_rollouts(
             "Response length",
-            "trend",
-            (curves("'rollout'", lengths),),
+            lengths,
             "Model-generated tokens per rollout, before any filtering. The decay schedule counts from a surge.",
             minimum=0,
         ),
-        Panel(
+        of_rollouts(
             "Truncated responses",
-            "trend",
-            (curves("'rollout'", ("truncated_fraction",)),),
+            ("truncated_fraction",),
             "If many responses are cut, their mean length cannot show a surge.",
             unit="percentunit",
             minimum=0,
             maximum=1,
+        ),
+        of_rollouts(
+            "Measured entropy",
+            ("entropy_mean",),
+            "Token mean of the logged entropy, in nats.",
+            minimum=0,
         ),
         Panel("Reward", "trend", (curves("'rollout'", ("reward_mean",)),), "Mean over rollouts."),
         Panel(
@@ -258,10 +278,9 @@ def _rollouts() -> tuple[Panel, ...]:
             "Shards of each closed step. With fewer than expected, its figures are of the rollouts that arrived.",
             minimum=0,
         ),
-        Panel(
+        of_rollouts(
             "Log-probs that are not finite",
-            "trend",
-            (curves("'rollout'", ("nonfinite_log_probs",)),),
+            ("nonfinite_log_probs",),
             "NaN and ±inf: counted, left out of every mean.",
             minimum=0,
         ),
@@ -273,4 +292,73 @@ def _training() -> tuple[Panel, ...]:
         Panel("Learning rate", "trend", (scalars("lr"),), "As the trainer reports it.", unit="sci", width=8),
         Panel("Gradient norm", "trend", (scalars("grad_norm"),), "Before clipping.", width=8, logarithmic=True),
         Panel("Entropy", "trend", (scalars("entropy"),), "Nats per token, as the trainer reports it.", width=8),
+    )
+
+
+def _live() -> tuple[Panel, ...]:
+    run = '{run="${run:raw}"}'
+    return (
+        over_time(
+            "k3 by probability under the engine",
+            f"foreshock_bucket_k3_kl_nats{run}",
+            "{{bucket}}",
+            "Token mean of k3 of the newest step, by the probability that the engine gave the token. A mismatch of "
+            "precision is largest at low probabilities.",
+            logarithmic=True,
+        ),
+        over_time(
+            "Tokens by probability under the engine",
+            f"foreshock_bucket_tokens{run}",
+            "{{bucket}}",
+            "Response tokens of the newest step.",
+            logarithmic=True,
+        ),
+        over_time(
+            "Lag",
+            f"foreshock_lag_mean_versions{run}",
+            "versions",
+            "Token mean of the trainer's weights version minus the version that sampled. Ranges hold at lag 0.",
+            minimum=0,
+        ),
+        Panel(
+            "Advice",
+            "timeseries",
+            (
+                PromQuery(f"foreshock_advice_revision{run}", "newest revision"),
+                PromQuery(f"foreshock_advice_acknowledged_revision{run}", "acknowledged by the trainer"),
+            ),
+            "The trainer follows the advice if both lines are one. In mode shadow it is not asked to.",
+            minimum=0,
+        ),
+        latest(
+            "Mode of the advice",
+            f"foreshock_advice_mode{run} == 1",
+            "{{mode}}",
+            "`apply`: the trainer multiplies its learning rate by the advised scale. `shadow`: nothing is changed.",
+            width=8,
+            height=6,
+        ),
+        latest(
+            "Since the last sign of life",
+            f"time() - foreshock_last_seen_timestamp_seconds{run}",
+            "run",
+            "Of the trainer's client: a heartbeat or data.",
+            unit="s",
+            width=8,
+            height=6,
+            levels=(Level(None, "green"), Level(300, "yellow"), Level(1800, "red")),
+        ),
+        Panel(
+            "Log-probs that are not finite, newest step",
+            "stat",
+            (
+                PromQuery(f"foreshock_nonfinite_log_probs{run}", "logged"),
+                PromQuery(f"foreshock_nonfinite_target_log_probs{run}", "target of {{comparison}}"),
+                PromQuery(f"foreshock_nonfinite_behaviour_log_probs{run}", "behaviour of {{comparison}}"),
+            ),
+            "NaN and ±inf: counted, left out of every mean.",
+            width=8,
+            height=6,
+            levels=(Level(None, "green"), Level(1, "red")),
+        ),
     )
