@@ -26,9 +26,13 @@ class PaddedBatch:
     response_mask: torch.Tensor  # [B, W - 1] bool; True if the *next* token is one of the response
 
 
-def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> PaddedBatch:
-    """Right-pad each prompt + response to the longest; the masks come from lengths, never from ids."""
-    width = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
+def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], least_width: int = 0) -> PaddedBatch:
+    """Right-pad each prompt + response to the longest, or to `least_width` tokens if that is wider.
+
+    The masks come from lengths, never from ids.
+    """
+    longest = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
+    width = max(longest, least_width)
     token_ids = torch.full((len(prompts), width), PAD, dtype=torch.int64)
     attention_mask = torch.zeros_like(token_ids)
     response_mask = torch.zeros((len(prompts), width - 1), dtype=torch.bool)
@@ -40,6 +44,13 @@ def pad(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) ->
     return PaddedBatch(token_ids, attention_mask, response_mask)
 
 
+def next_token_distributions(model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True) -> torch.Tensor:
+    """Return the log-probabilities of every next token, in nats: [B, W - 1, vocabulary] float32."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = model(input_ids=batch.token_ids, attention_mask=batch.attention_mask, use_cache=False).logits
+    return torch.log_softmax(logits[:, :-1].float(), dim=-1)
+
+
 def next_token_log_probs(
     model: Qwen3ForCausalLM, batch: PaddedBatch, *, autocast: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,9 +58,7 @@ def next_token_log_probs(
 
     Values are undefined at positions where `response_mask` is False.
     """
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        logits = model(input_ids=batch.token_ids, attention_mask=batch.attention_mask, use_cache=False).logits
-    distribution = torch.log_softmax(logits[:, :-1].float(), dim=-1)
+    distribution = next_token_distributions(model, batch, autocast=autocast)
     chosen = distribution.gather(-1, batch.token_ids[:, 1:, None]).squeeze(-1)
     entropy = -(distribution.exp() * distribution).sum(-1).detach()
     return chosen, entropy

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.tiny_rl.sampler import Response, Sampler
+from examples.tiny_rl.sampler import Response
 from examples.tiny_rl.task import MAX_RESPONSE_TOKENS, Problem, reward
 from examples.tiny_rl.trainer import Update, rloo_advantages
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+
+
+class SamplesResponses(Protocol):
+    """What samples responses: vLLM (`Sampler`), or another policy in its place."""
+
+    def sample(self, prompts: Sequence[Sequence[int]], responses_per_prompt: int) -> list[list[Response]]:
+        """Return `responses_per_prompt` independent responses to each prompt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +78,9 @@ class StepRollouts:
         )
 
 
-def sample_step(step: int, sampler: Sampler, problems: list[Problem], responses_per_prompt: int) -> StepRollouts:
+def sample_step(
+    step: int, sampler: SamplesResponses, problems: list[Problem], responses_per_prompt: int
+) -> StepRollouts:
     """Sample `responses_per_prompt` responses to each problem and compute their rewards."""
     groups = sampler.sample([problem.prompt_token_ids for problem in problems], responses_per_prompt)
     return StepRollouts(

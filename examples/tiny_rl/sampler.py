@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from examples.tiny_rl.model import MAX_POSITIONS
 from examples.tiny_rl.task import END_OF_SEQUENCE, MAX_RESPONSE_TOKENS
@@ -26,7 +28,7 @@ class Response:
 class Sampler:
     """vLLM with one model loaded. Temperature 1 and no truncation: the logged μ is the sampling distribution."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, kv_cache_dtype: str = "auto") -> None:
         # vLLM reads these at import: the engine runs in this process, and its cache stays small.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -39,6 +41,7 @@ class Sampler:
             str(folder),
             skip_tokenizer_init=True,
             dtype="bfloat16",
+            kv_cache_dtype=kv_cache_dtype,
             enforce_eager=True,
             enable_prefix_caching=False,
             generation_config="vllm",
@@ -53,12 +56,14 @@ class Sampler:
     def version(self) -> str:
         return str(self._vllm.__version__)
 
-    def sample(self, prompts: Sequence[Sequence[int]], responses_per_prompt: int) -> list[list[Response]]:
-        """Return `responses_per_prompt` independent responses to each prompt."""
+    def sample(
+        self, prompts: Sequence[Sequence[int]], responses_per_prompt: int, max_tokens: int = MAX_RESPONSE_TOKENS
+    ) -> list[list[Response]]:
+        """Return `responses_per_prompt` independent responses of at most `max_tokens` tokens to each prompt."""
         parameters = self._vllm.SamplingParams(
             n=responses_per_prompt,
             temperature=1.0,
-            max_tokens=MAX_RESPONSE_TOKENS,
+            max_tokens=max_tokens,
             stop_token_ids=[END_OF_SEQUENCE],
             logprobs=0,
             detokenize=False,
@@ -93,6 +98,10 @@ class Sampler:
     def reload(self, folder: Path) -> None:
         """Load the weights of a checkpoint folder. `reload_check` verifies that they arrived."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Load weights from memory, by their names in a checkpoint. The caller verifies that they arrived."""
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
 
     def _as_prompts(self, sequences: Sequence[Sequence[int]]) -> list[Any]:
         return [self._vllm.TokensPrompt(prompt_token_ids=list(sequence)) for sequence in sequences]

@@ -44,8 +44,10 @@ class Problem:
         return "".join(f" {partial}" for partial in accumulate(self.digits)) + self.direct_answer()
 
 
-def draw_problem(random_source: random.Random) -> Problem:
-    count = random_source.randint(FEWEST_DIGITS, MOST_DIGITS)
+def draw_problem(
+    random_source: random.Random, fewest_digits: int = FEWEST_DIGITS, most_digits: int = MOST_DIGITS
+) -> Problem:
+    count = random_source.randint(fewest_digits, most_digits)
     return Problem(tuple(random_source.randint(0, 9) for _ in range(count)))
 
 

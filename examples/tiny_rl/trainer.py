@@ -1,13 +1,14 @@
 """RLOO: one gradient step on fresh rollouts, in bfloat16 autocast over float32 master weights.
 
 The log-probabilities of the forward pass whose gradient is taken are log π **before** the update. A trainer logs them
-as its old log-probs, and they are compared with the engine's log μ. No correction of the mismatch is applied.
+as its old log-probs, and they are compared with the engine's log μ. No correction of the mismatch is applied unless a
+caller passes one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from transformers import Qwen3ForCausalLM
 
 from examples.tiny_rl.policy import next_token_log_probs, pad
+
+Correction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Gives the weight of each token from log π (detached) and the mask of response tokens, both [B, W − 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,21 @@ class Trainer:
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         advantages: NDArray[np.float64],
+        least_width: int = 0,
+        correction: Correction | None = None,
     ) -> Update:
-        """Score all responses and take one step along the policy gradient of Σ_i A_i log π(y_i | x_i) / N."""
-        batch = pad(prompts, responses)
+        """Score all responses and take one step along the policy gradient of Σ_i A_i Σ_t w_it log π(y_it) / N.
+
+        `least_width` is that of `pad`; w is 1 without a `correction`.
+        """
+        batch = pad(prompts, responses, least_width)
         log_probs, entropy = next_token_log_probs(self.model, batch)
         gradient_norm = math.nan
         if np.any(advantages != 0.0):
-            per_response = torch.where(batch.response_mask, log_probs, 0.0).sum(-1)
+            weighted = log_probs
+            if correction is not None:
+                weighted = log_probs * correction(log_probs.detach(), batch.response_mask)
+            per_response = torch.where(batch.response_mask, weighted, 0.0).sum(-1)
             loss = -(torch.from_numpy(advantages).float() * per_response).mean()
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from examples.tiny_rl.policy import next_token_log_probs, pad
-from examples.tiny_rl.task import END_OF_SEQUENCE, Problem, draw_problem, encode
+from examples.tiny_rl.task import END_OF_SEQUENCE, FEWEST_DIGITS, MOST_DIGITS, Problem, draw_problem, encode
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ class Lesson:
     """True: direct answers are guesses, the answer of another problem with as many digits."""
     peak_learning_rate: float
     batch_size: int
+    fewest_digits: int = FEWEST_DIGITS
+    most_digits: int = MOST_DIGITS
 
 
 BOTH_WAYS = Lesson(steps=1600, worked_share=0.5, guessing=False, peak_learning_rate=4e-3, batch_size=128)
@@ -66,7 +68,7 @@ def _teach(model: Qwen3ForCausalLM, lesson: Lesson, random_source: random.Random
 def _draw_batch(random_source: random.Random, lesson: Lesson) -> tuple[list[list[int]], list[list[int]]]:
     prompts, answers = [], []
     for _ in range(lesson.batch_size):
-        problem = draw_problem(random_source)
+        problem = draw_problem(random_source, lesson.fewest_digits, lesson.most_digits)
         if random_source.random() < lesson.worked_share:
             text = problem.worked_answer()
         elif lesson.guessing:

@@ -1,0 +1,245 @@
+"""Write docs/closed-loop.md and its plot from the results: `python -m examples.closed_loop.analyse`.
+
+With `--check` nothing is written, and the exit status is 1 if the document is not that of the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from examples.closed_loop.__main__ import RESULTS
+from examples.closed_loop.outcome import (
+    ArmOutcome,
+    Outcome,
+    best_safe_arm,
+    compare,
+    complete_seeds,
+    mismatch_seeds,
+    outcomes,
+    paired_interval,
+    setting_names,
+)
+from examples.closed_loop.plan import ARMS, SEEDS, SETTINGS, Arm, Plan, Setting, plans
+from examples.closed_loop.text import CLOSING, OPENING
+from examples.collapses.results import Result, read_results
+from foreshock.commands.svg_curve import Series, svg_curve
+from foreshock.early_warning.detectors import REWARD_KEY
+
+DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "closed-loop.md"
+IMAGES: Final = DOCUMENT.parent / "images"
+
+RIVALS: Final[tuple[Arm, ...]] = ("sham", "matched", "tenth", "cosine")
+DRAWN: Final[tuple[Arm, ...]] = ("constant", "advice", "tenth", "token-tis")
+COLOURS: Final = ("#c0392b", "#2471a3", "#7d8790", "#b9770e")
+TRAILING_STEPS: Final = 5
+
+_NOT_FILLED = ("#", "|", "-", "`", "<", "!")
+
+
+def document(results: dict[str, Result], seeds: int = SEEDS) -> str:
+    """Return the text of docs/closed-loop.md."""
+    found = outcomes(results, seeds)
+    planned = plans(seeds)
+    sections = [
+        OPENING.format(
+            progress=f"{len(found)} of {len(planned)} runs are done: {len(SETTINGS)} settings × {len(ARMS)} arms × "
+            f"{seeds} seeds.",
+            example=planned[2].name,
+            arms="\n".join(f"- `{arm}`: {meaning}." for arm, meaning in ARMS.items()),
+        ),
+        *(_setting(setting, found) for setting in SETTINGS),
+        CLOSING,
+    ]
+    blocks = "\n\n".join(section.strip() for section in sections).split("\n\n")
+    return (
+        "\n\n".join(
+            block if block.startswith(_NOT_FILLED) else textwrap.fill(block, 120, break_on_hyphens=False)
+            for block in blocks
+        )
+        + "\n"
+    )
+
+
+def plots(results: dict[str, Result], seeds: int = SEEDS) -> dict[str, str]:
+    """Return the plot of each setting that has complete seeds, by file name."""
+    found = outcomes(results, seeds)
+    drawn = {}
+    for setting in SETTINGS:
+        complete = complete_seeds(found, setting.name)
+        if complete:
+            drawn[plot_name(setting)] = _plot(setting, results, complete)
+    return drawn
+
+
+def plot_name(setting: Setting) -> str:
+    return f"closed-loop-{setting.name}.svg"
+
+
+def _setting(setting: Setting, found: Sequence[Outcome]) -> str:
+    complete = complete_seeds(found, setting.name)
+    title = f"## Setting `{setting.name}`"
+    if len(complete) < 2:
+        return f"{title}\n\nNot run: fewer than two seeds of it have every arm."
+    of_mismatch = mismatch_seeds(found, setting.name, complete)
+    arms = compare(found, setting.name, complete)
+    parts = [
+        title,
+        f"{len(complete)} seeds. {_collapses(found, setting.name, complete, of_mismatch)}",
+        f"![Reward by step, one line an arm](images/{plot_name(setting)})",
+        _table(arms, best_safe_arm(found, setting.name, complete)),
+        _reading(arms),
+        _advice(found, setting.name, complete),
+        _against_rivals(found, setting.name, complete),
+    ]
+    if len(of_mismatch) >= 2 and len(of_mismatch) < len(complete):
+        parts += [
+            f"Only the {len(of_mismatch)} seeds whose collapse is of mismatch:",
+            _table(compare(found, setting.name, of_mismatch), best_safe_arm(found, setting.name, of_mismatch)),
+        ]
+    return "\n\n".join(parts)
+
+
+def _collapses(found: Sequence[Outcome], setting: str, seeds: Sequence[int], of_mismatch: Sequence[int]) -> str:
+    constant = [
+        each.collapse
+        for each in found
+        if each.plan.setting.name == setting and each.plan.arm == "constant" and each.plan.seed in seeds
+    ]
+    steps = sorted(step for step in constant if step is not None)
+    if not steps:
+        return "The constant arm collapsed in none of them, so this setting says nothing about a collapse."
+    return (
+        f"The constant arm collapsed in {len(steps)} of them, at steps {', '.join(map(str, steps))}; "
+        f"{len(of_mismatch)} of these collapses are of mismatch."
+    )
+
+
+def _table(arms: Sequence[ArmOutcome], safe: Arm) -> str:
+    rows = [
+        "| arm | collapsed (95 %) | saved (95 %) | reward, last fifth | minus constant (95 %) | Σ η |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for each in arms:
+        name = f"`{each.arm}`" + (" (best safe arm)" if each.arm == safe else "")
+        low, high = each.difference_interval
+        difference = "–" if each.arm == "constant" else f"{each.difference:+.2f} ({low:+.2f} to {high:+.2f})"
+        rows.append(
+            f"| {name} | {_share(each.collapsed, each.runs, each.collapsed_interval)} | "
+            f"{_share(each.saved, each.runs, each.saved_interval)} | {each.last_reward:.2f} | {difference} | "
+            f"{each.learning_rate_share:.0%} |"
+        )
+    return "\n".join(rows)
+
+
+def _share(count: int, total: int, interval: tuple[float, float]) -> str:
+    return f"{count}/{total} ({interval[0]:.0%}–{interval[1]:.0%})"
+
+
+def _reading(arms: Sequence[ArmOutcome]) -> str:
+    """Say of each arm only what its interval allows."""
+    better = [f"`{each.arm}`" for each in arms if each.difference_interval[0] > 0.0 and each.arm != "twin"]
+    worse = [f"`{each.arm}`" for each in arms if each.difference_interval[1] < 0.0 and each.arm != "twin"]
+    unclear = [
+        f"`{each.arm}`"
+        for each in arms
+        if each.arm not in ("constant", "twin") and each.difference_interval[0] <= 0.0 <= each.difference_interval[1]
+    ]
+    said = [
+        f"More reward at the end than the constant arm: {', '.join(better) or 'no arm'}.",
+        f"Less: {', '.join(worse) or 'no arm'}.",
+        f"Cannot tell: {', '.join(unclear) or 'no arm'}.",
+    ]
+    return " ".join(said)
+
+
+def _advice(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> str:
+    by = {(each.plan.arm, each.plan.seed): each for each in found if each.plan.setting.name == setting}
+    acted = [by["advice", seed] for seed in seeds if by["advice", seed].first_change is not None]
+    before = sum(
+        1
+        for each in acted
+        for collapse in (by["constant", each.plan.seed].collapse,)
+        if collapse is not None and each.first_change is not None and each.first_change <= collapse - 3
+    )
+    collapsed = sum(by["constant", seed].collapse is not None for seed in seeds)
+    return (
+        f"The advice lowered the learning rate in {len(acted)} of {len(seeds)} runs; in {before} of the {collapsed} "
+        "seeds whose constant arm collapsed it did so at least 3 steps before that arm's collapse."
+    )
+
+
+def _against_rivals(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> str:
+    """Say whether the advice gained more than as little learning rate without the signals, by paired intervals."""
+    rewards = {(each.plan.arm, each.plan.seed): each.last_reward for each in found if each.plan.setting.name == setting}
+    said = []
+    for arm in RIVALS:
+        differences = [rewards["advice", seed] - rewards[arm, seed] for seed in seeds]
+        low, high = paired_interval(differences)
+        verdict = "more" if low > 0.0 else "less" if high < 0.0 else "cannot tell"
+        said.append(f"`{arm}` {np.mean(differences):+.2f} ({low:+.2f} to {high:+.2f}; {verdict})")
+    return (
+        "The advice's last reward minus that of arms that lower the learning rate without the signals: "
+        f"{', '.join(said)}. Only `sham` has the same decay, at another time: where it does as well, the time of the "
+        "alarm is not what helped."
+    )
+
+
+def _plot(setting: Setting, results: dict[str, Result], seeds: Sequence[int]) -> str:
+    series = [Series(arm, _median_reward(setting, arm, results, seeds)) for arm in DRAWN]
+    steps = list(range(1, len(series[0].values) + 1))
+    picture = svg_curve("Median reward over seeds", steps, series)
+    colours = "".join(f".series-{place}{{stroke:{colour}}}" for place, colour in enumerate(COLOURS, start=1))
+    style = (
+        "<style>text{font:10px sans-serif;fill:#5c6670}.grid{stroke:#c9d0d6;stroke-width:.5}"
+        f".line{{fill:none;stroke-width:1.6}}{colours}</style>"
+    )
+    legend = "".join(
+        f'<text x="{70 + 110 * place}" y="22" style="fill:{colour}">{arm}</text>'
+        for place, (arm, colour) in enumerate(zip(DRAWN, COLOURS, strict=True))
+    )
+    opening = picture.index(">") + 1
+    head = picture[:opening].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return f"{head}{style}{picture[opening:].removesuffix('</svg>')}{legend}</svg>\n"
+
+
+def _median_reward(setting: Setting, arm: Arm, results: dict[str, Result], seeds: Sequence[int]) -> list[float]:
+    """Return the median over seeds of the trailing mean reward of five steps; steps that a run lacks count as 0."""
+    planned = Plan(setting, arm, seeds[0]).settings.steps
+    rewards = np.zeros((len(seeds), planned))
+    for row, seed in enumerate(seeds):
+        found = results[Plan(setting, arm, seed).name]
+        rewards[row, found.steps - 1] = found.columns[REWARD_KEY]
+    kernel = np.ones(TRAILING_STEPS)
+    counts = np.convolve(np.ones(planned), kernel)[:planned]
+    trailing = np.stack([np.convolve(row, kernel)[:planned] / counts for row in rewards])
+    return [float(value) for value in np.median(trailing, axis=0)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the document. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the document is not current")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    results = read_results(options.results)
+    wanted = {DOCUMENT: document(results)} | {IMAGES / name: text for name, text in plots(results).items()}
+    if options.check:
+        stale = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
+        for path in stale:
+            print(f"{path} is not that of the results: run python -m examples.closed_loop.analyse", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in wanted.items():
+        path.write_text(text, "utf-8")
+    print(f"{DOCUMENT}: {len(results)} runs, settings {', '.join(setting_names())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

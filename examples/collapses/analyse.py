@@ -1,0 +1,265 @@
+"""Write docs/collapses.md from the results: `python -m examples.collapses.analyse`; `--check` changes nothing.
+
+All of the document is made from the Parquet files. The tables of Foreshock's own rules also depend on the rules; they
+name the configuration that they were made with, and a check under another configuration leaves them out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from examples.collapses import tables
+from examples.collapses.grid import DOSES, LEARNING_RATES, SEEDS, SEEDS_PER_CYCLE, RunSettings, grid
+from examples.collapses.labels import REWARD_FLOOR
+from examples.collapses.leads import MOST_FALSE_ALARMS
+from examples.collapses.results import RESULTS, Result, read_results
+from examples.collapses.summary import FIRST_STEP, LAST_STEP, Summary, closed_steps, summarize
+from examples.collapses.text import CLOSING, OPENING
+from foreshock.backtest.replay import replay_run
+from foreshock.backtest.scoring import LOWERS_RATE, lowering_of, score, scores_of
+from foreshock.early_warning.detectors import WarningConfiguration
+
+DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "collapses.md"
+
+LEAST_COLLAPSES: Final = 30
+"""Collapses of the tuning part below which no probability is claimed, and no calibration is shown."""
+
+AIMED_HITS: Final = 0.9
+AIMED_FALSE_ALARMS: Final = 1.0
+"""What the rules are meant to reach: the share of collapses of mismatch warned of, and false alarms per 1,000."""
+
+_NOT_FILLED: Final = ("#", "|", "-", "`", "<")
+
+_RULES = re.compile(r"<!-- rules: (\S+) -->\n.*?<!-- end of rules -->", re.DOTALL)
+
+
+def document(results: dict[str, Result]) -> str:
+    """Return the text of docs/collapses.md. `results` must not be empty."""
+    runs = summarize(results)
+    configuration = WarningConfiguration.for_model("dense")
+    parts: dict[str, tables.Part] = {
+        name: [
+            (run, replay_run(run.name, steps, configuration, REWARD_FLOOR), steps)
+            for run in runs
+            if run.part == name
+            for steps in (closed_steps(results[run.name]),)
+        ]
+        for name in ("tuning", "locked")
+    }
+    sections = [
+        OPENING.format(progress=_progress(runs), command=_command(runs)),
+        _how(runs, results),
+        _responses(runs),
+        _leads(parts["tuning"], parts["locked"]),
+        f"<!-- rules: {configuration.digest()} -->\n{_rules(parts)}\n\n<!-- end of rules -->",
+        _calibration(runs),
+        CLOSING,
+    ]
+    blocks = "\n\n".join(section.strip() for section in sections).split("\n\n")
+    return "\n\n".join(map(_filled, blocks)) + "\n"
+
+
+def is_current(text: str, results: dict[str, Result]) -> bool:
+    """Return whether a document's text is the one of these results.
+
+    The tables of the rules are compared only if the document names the configuration of today's rules.
+    """
+    expected = document(results)
+    today, then = _RULES.search(expected), _RULES.search(text)
+    if today is None or then is None:
+        return False
+    if today[1] != then[1]:
+        return _RULES.sub("", expected) == _RULES.sub("", text)
+    return expected == text
+
+
+def _filled(block: str) -> str:
+    """Return a paragraph in lines of at most 120 characters; headings, tables, lists and code as they are."""
+    return block if block.startswith(_NOT_FILLED) else textwrap.fill(block, 120, break_on_hyphens=False)
+
+
+def _progress(runs: list[Summary]) -> str:
+    planned = {each.name for each in grid()}
+    done = sum(run.name in planned for run in runs)
+    collapsed = sum(run.collapse is not None for run in runs)
+    text = (
+        f"**{done} of the {len(planned)} runs of the grid are done** ({len(DOSES)} doses × {len(LEARNING_RATES)} "
+        f"learning rates × {SEEDS} seeds), {collapsed} of them collapsed."
+    )
+    if done == len(planned):
+        return text
+    cells = Counter((run.dose, run.learning_rate) for run in runs)
+    counts = [cells[dose.name, rate] for dose in DOSES for rate in LEARNING_RATES]
+    locked = sum(run.part == "locked" for run in runs)
+    return (
+        f"{text} The grid is not complete: a cell has {min(counts)} to {max(counts)} of {SEEDS} runs, and "
+        f"{locked} runs are of the locked part. Every statement below is about the runs that are done."
+    )
+
+
+def _command(runs: list[Summary]) -> str:
+    seconds = float(np.median([run.cpu_seconds / run.steps for run in runs]))
+    return f"{seconds:.2f} CPU seconds in the median, {sum(run.cpu_seconds for run in runs) / 60:.0f} CPU minutes"
+
+
+def _how(runs: list[Summary], results: dict[str, Result]) -> str:
+    settings = RunSettings(DOSES[0], LEARNING_RATES[0], 0)
+    made_by = [result.made_by for result in results.values()]
+    engines = sorted({f"vLLM {each['engine']['engine_version']}" for each in made_by})
+    trainers = sorted({f"torch {each['trainer']['engine_version']}" for each in made_by})
+    machines = sorted({f"{each['engine']['device_name']} ({each['engine']['cpu_isa']})" for each in made_by})
+    errors = [run.engine_error for run in runs if np.isfinite(run.engine_error)]
+    error = f" The largest mean difference that a run saw is {max(errors):.3f} nats." if errors else ""
+    return f"""
+## How the runs are made
+
+Made with {", ".join([*engines, *trainers])} on {", ".join(machines)}, one thread. {settings.prompts} prompts ×
+{settings.responses} responses a step, sums of {settings.fewest_digits} to {settings.most_digits} digits, at most
+{settings.max_response_tokens} tokens a response, {settings.steps} steps or until {settings.steps_after_collapse} steps
+after a collapse is confirmed.
+
+Each run begins with a check: the engine, given the start's weights again, must score a fixed set bit for bit as it did
+when it was started. At every {settings.fixed_every}th step responses to 48 fixed prompts are sampled and scored by
+torch in float32, with the trainer's weights (the frozen scorer) and with the weights that the engine was given.{error}
+
+**Labels.** A collapse is the first step from which the median of the newest five rewards is below half of the best for
+ten observations (`foreshock/early_warning/collapse.py`; floor {REWARD_FLOOR:g}). It is one *of mismatch* only if the
+run with the same learning rate and seed and no mismatch did not collapse. That twin is one sample: its problems are the
+same, but its sampled tokens are others, so near the learning rate at which runs without mismatch begin to collapse the
+kind is partly chance.
+
+**Split.** Seed s is for tuning if s mod {SEEDS_PER_CYCLE} = 0, else locked; the rule was committed before the first run
+(`grid.py`). The runs of one seed are given the same problems, so the seed is the unit.
+
+{tables.kinds(runs)}"""
+
+
+def _responses(runs: list[Summary]) -> str:
+    return f"""
+## Dose and response
+
+k3 is that of `trainer/rollout`, the median over steps {FIRST_STEP} to {LAST_STEP} before the collapse, then the median
+and range over the runs; for `none` the k3 of the frozen scorer is the trainer's own bfloat16 against float32. Intervals
+are exact (Clopper and Pearson). Runs of one seed and of neighbouring learning rates
+are alike, so intervals over several learning rates are too narrow.
+
+{tables.dose_response(runs)}
+
+Collapses / runs of each cell, with the steps of the collapses:
+
+{tables.by_learning_rate(runs)}
+
+Each run beside its twin, the run with the same learning rate and seed and no mismatch, by which of them collapsed. A
+dose that does harm collapses in more pairs than its twin does; one half is chance.
+
+{tables.paired(runs)}
+
+The same runs by k3 instead of dose:
+
+{tables.by_k3(runs)}"""
+
+
+def _leads(tuning: tables.Part, locked: tables.Part) -> str:
+    text = f"""
+## Which signals lead
+
+One simple alarm for each signal: the median of the newest five values is θ times the median of the first ten (1/θ for a
+fall). θ is the lowest of the tried ones with at most {MOST_FALSE_ALARMS:g} false alarms per 1,000 healthy steps on the
+tuning part; the locked part is judged at that θ. Hits, leads (median and range, in steps) and false alarms are defined
+as by `foreshock backtest`: a hit starts between min(200, t/2) and 3 steps before the collapse at t. Collapses in the
+first ten steps leave no baseline and are not counted.
+
+{tables.leads(tuning, locked)}
+
+The ROC of each signal on the {"locked" if locked else "tuning"} part: hit share and false alarms per 1,000 healthy
+steps at each θ.
+
+{tables.signal_rocs(locked or tuning)}"""
+    if locked:
+        text += f"""
+
+The best of each signal at no more than {AIMED_FALSE_ALARMS:g} false alarm per 1,000 on the tuning part, alone or
+together with a reward that is below its best by a given share; where none has so few, the one with the fewest. Both
+conditions must hold at the same step:
+
+{tables.pairs(tuning, locked, AIMED_FALSE_ALARMS)}"""
+    else:
+        text += "\n\nNo run of the locked part is done, so none of these figures is confirmed."
+    return text
+
+
+def _rules(parts: dict[str, tables.Part]) -> str:
+    text = """## What Foreshock's own rules warn of
+
+All default rules for a dense model, replayed step by step over the same files. The rules of mismatch that hold at lag 0
+only are silent for the doses `lag…`. Small batches (64 responses, some 800 tokens) make every signal noisier than
+in a large run.
+"""
+    for name, part in parts.items():
+        if part:
+            text += f"\nThe {name} part, {len(part)} runs:\n\n{tables.rules(scores_of([each[1] for each in part]))}\n"
+            text += f"\n{_of_mismatch(part)}\n"
+    return text.strip()
+
+
+def _of_mismatch(part: tables.Part) -> str:
+    """Say how many collapses of mismatch were warned of, and at what cost over all runs of the part."""
+    mismatch = [each[1] for each in part if each[0].kind == "mismatch"]
+    acting = score(LOWERS_RATE, mismatch, [lowering_of(run) for run in mismatch])
+    everywhere = score(LOWERS_RATE, [each[1] for each in part], [lowering_of(each[1]) for each in part])
+    total = acting.hits + acting.misses
+    rate = everywhere.false_alarms_per_1000
+    reached = total > 0 and acting.hits >= AIMED_HITS * total and rate <= AIMED_FALSE_ALARMS
+    return (
+        f"Of its {total} usable collapses of mismatch, the rules that lower the learning rate warned of "
+        f"{tables.share(acting.hits, total)} at least 3 steps before, at {rate:.1f} false alarms per 1,000 over all "
+        f"runs. The aim is {AIMED_HITS:.0%} at {AIMED_FALSE_ALARMS:g}: {'reached' if reached else 'not reached'}."
+    )
+
+
+def _calibration(runs: list[Summary]) -> str:
+    tuning, locked = ([run for run in runs if run.part == part] for part in ("tuning", "locked"))
+    collapses = sum(run.collapse is not None for run in tuning)
+    text = f"""
+## Calibration
+
+A probability of collapse is predicted for a locked run only from the tuning runs of its cell (learning rate × bin of
+k3), and none is claimed from fewer than {LEAST_COLLAPSES} collapses.
+"""
+    if collapses < LEAST_COLLAPSES or not locked:
+        return (
+            f"{text}\nThe tuning part has {collapses} collapses and the locked part {len(locked)} runs: no calibration "
+            "is shown yet."
+        )
+    return f"{text}\n{tables.calibration(tuning, locked)}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the document. Returns 1 if `--check` finds that it is not current."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if the document is not current")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    results = read_results(options.results)
+    if not results:
+        print(f"no results in {options.results}: make collapses", file=sys.stderr)
+        return 1
+    if not options.check:
+        DOCUMENT.write_text(document(results))
+        print(f"wrote {DOCUMENT}")
+        return 0
+    current = is_current(DOCUMENT.read_text(), results)
+    print("current" if current else f"{DOCUMENT} is not current: python -m examples.collapses.analyse")
+    return 0 if current else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
