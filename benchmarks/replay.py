@@ -64,9 +64,14 @@ class Replayer:
         scorer: str,
         variant: str = "",
         environment: EngineEnvironment = AS_IT_IS,
+        *,
+        fresh: bool = False,
         **options: object,
     ) -> tuple[NDArray[np.float32], Fingerprint]:
-        """Return the log-probs [T] of `batch` under `weights`, computed in `environment`, and their fingerprint."""
+        """Return the log-probs [T] of `batch` under `weights`, computed in `environment`, and their fingerprint.
+
+        `fresh`: in an engine that never held other weights.
+        """
         rollouts, scores = self._folder / "rollouts.parquet", self._folder / "scores.parquet"
         rollouts.write_bytes(encode_rollouts(batch))
         command = ScoreCommand(
@@ -80,6 +85,7 @@ class Replayer:
             accelerator="cpu",
             rollouts=str(rollouts),
             scores=str(scores),
+            fresh=fresh,
         )
         self._pool.score(command, lambda tokens: None, environment=environment)
         scored = decode_scores(scores.read_bytes())

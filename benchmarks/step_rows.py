@@ -96,11 +96,12 @@ def _add_steps(
     steps: range,
     session: Session,
 ) -> None:
+    # A run without a step of rollouts is watched by its scalars.
+    session.execute(update(Run).where(Run.id == run).values(last_step=steps[-1]))
     for step in steps:
         for table in COPIED:
             insert_rows(session, table, [_copy(row, run, step) for row in rows[table.name].get(step % period, ())])
         events.publish(session, StepClosed(run, 1, step))
-    session.execute(update(Run).where(Run.id == run).values(last_step=steps[-1]))
 
 
 def _copy(row: Mapping[str, Any], run: str, step: int) -> dict[str, Any]:

@@ -1,13 +1,24 @@
-"""What an answer may be: no 5xx, a problem document for every error, and what the OpenAPI document has for the rest."""
+"""What an answer may be: no 5xx, and what the OpenAPI document has: each error by its status and problem type."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 PROBLEM = "application/problem+json"
+
+
+def problem_types(responses: Mapping[str, Any], status: int) -> list[str]:
+    """Return the problem types that an operation declares for a status."""
+    for content in responses.get(str(status), {}).get("content", {}).values():
+        for part in content["schema"].get("allOf", ()):
+            found: list[str] = part.get("properties", {}).get("type", {}).get("enum", [])
+            if found:
+                return found
+    return []
 
 
 @dataclass(slots=True)
@@ -43,6 +54,10 @@ class Tally:
         if status >= 400:
             if media_type != PROBLEM:
                 self.note(f"{where}: {status} as {media_type or 'no type'}", example)
+                return
+            kind = json.loads(body)["type"]
+            if kind not in problem_types(responses, status):
+                self.note(f"{where}: {status} {kind} is not documented", example)
             return
         documented = responses.get(str(status))
         if documented is None:

@@ -15,6 +15,7 @@ from benchmarks.bad_input.answers import Tally
 from benchmarks.bad_input.documents import hostile_document
 from benchmarks.bad_input.scene import STEP, Scene
 from benchmarks.bad_input.tables import bomb, damaged, hostile_table
+from foreshock.scorers import REFERENCE, TRAINER_REPLAY
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 from tests.service.sending import PARQUET
 
@@ -93,7 +94,11 @@ def _document_request(scene: Scene, number: int, source: random.Random) -> Reque
         run=scene.run, step=number % STEP, lease=scene.holder.lease["lease"], attempt=1, client="c",
         probe=scene.holder.lease["job"]["probe"],
     )  # fmt: skip
-    headers = {"X-Foreshock-Lease-Token": str(scene.holder.token)} if path.endswith("weights-search") else {}
+    headers = (
+        {"X-Foreshock-Lease-Token": str(scene.holder.token)}
+        if path.endswith(("weights-search", "layers", "routing"))
+        else {}
+    )
     return Request(method, path, url, scope, hostile_document(valid, source), "application/json", headers)
 
 
@@ -104,6 +109,24 @@ def _documents(scene: Scene, number: int) -> list[tuple[str, str, str, Any]]:
     search = {
         "step": STEP, "scorer": scene.scorer, "rollouts": 6, "tokens": 40, "floor_k3": 1e-4,
         "replays": [{"step": STEP, "part": "all", "k3_kl": 1e-3, "k3_low": 1e-4, "k3_high": 1e-2, "max_abs_d": 0.1}],
+    }  # fmt: skip
+    mean = {"mean": 1e-3, "low": 1e-4, "high": 1e-2}
+    distance = {"relative_l2": mean, "relative_l2_p99": 0.1, "cosine": mean}
+    layers = {
+        "step": STEP, "compared": TRAINER_REPLAY, "reference": REFERENCE, "rollouts": 6, "groups": 2,
+        "tokens": 40, "states": 40, "non_finite": 0, "compared_fingerprint": {}, "reference_fingerprint": {"flags": {}},
+        "layers": [{"name": name, "distance": distance, "compared_floor": distance, "reference_floor": distance}
+                   for name in ("embeddings", "layers.0", "norm")],
+    }  # fmt: skip
+    share = {"mean": 0.5, "low": 0.25, "high": 0.75, "clusters": 2}
+    tokens = {"tokens": 20, "rollouts": 3, "k3_kl": share, "abs_d": share}
+    routing = {
+        "target": TRAINER_REPLAY, "behaviour": REFERENCE, "target_fingerprint": {}, "behaviour_fingerprint": {},
+        "measures": {
+            "top_k": 2, "any_difference": share, "k3_share": share, "all_tokens": tokens, "agreeing": tokens,
+            "differing": tokens, "groups": 2, "excluded": 0, "reliable": False,
+            "layers": [{"layer": 0, "agreement": share, "overlap": share, "first_differences": share}],
+        },
     }  # fmt: skip
     checkpoint = {"root": "runs", "path": "step-1", "digest": "sha256:" + "ab" * 32, "model_kind": "dense"}
     run = {"key": f"run {number}", "project": "p", "model": "m", "initial_learning_rate": 1e-6, "length_cap": 100}
@@ -126,6 +149,8 @@ def _documents(scene: Scene, number: int) -> list[tuple[str, str, str, Any]]:
         ("POST", "/v1/leases/{lease}/heartbeat", "worker", lease()),
         ("POST", "/v1/leases/{lease}/fail", "worker", {**lease(), "reason": "x", "kind": "retry"}),
         ("PUT", "/v1/leases/{lease}/weights-search", "worker", search),
+        ("PUT", "/v1/leases/{lease}/layers", "worker", layers),
+        ("PUT", "/v1/leases/{lease}/routing", "worker", routing),
         ("POST", "/v1/runs/{run}/lr-advice/ack", "ingest", {"revision": 1, "step": 3, "applied_lr": 1e-6}),
         ("POST", "/v1/runs/{run}/lr-advice/decisions", "admin", {"kind": "hold", "reason": "a reason"}),
     ]

@@ -32,6 +32,11 @@ _MOST_OF_ONE = 4
 GRACE_SECONDS, LONG_GRACE_SECONDS = 2.0, 3600.0
 
 
+def _grace_of(plan: RunPlan) -> str:
+    """Return the grace time of the steps of a run. Nothing is missing in a serial run, whose advice is compared."""
+    return str(LONG_GRACE_SECONDS if plan.serial else GRACE_SECONDS)
+
+
 class Campaign:
     """Kills of the service on one database, `most` in all, drawn from a seed."""
 
@@ -89,9 +94,8 @@ class Campaign:
         number = self.totals.runs
         draw = random.Random(f"{self._seed}-{self.name}-{number}")
         plan = plan_run(self._seed * 100_003 + number, serial=number % 2 == 1, phases=self._phases)
-        grace = LONG_GRACE_SECONDS if plan.serial else GRACE_SECONDS
         served.kill()
-        served.settings["FORESHOCK_STEP_GRACE_SECONDS"] = str(grace)
+        served.settings["FORESHOCK_STEP_GRACE_SECONDS"] = _grace_of(plan)
         stop = threading.Event()
         sender = RunSender(served.url, plan, stop=stop)
         thread = threading.Thread(target=_until_stopped, args=(sender,), name="senders")
@@ -128,11 +132,16 @@ class Campaign:
         """Verify the run before the newest: what a crash left to the sweeper takes up to half a minute."""
         if self._pending is None:
             return
-        if not served.alive:
-            served.start()
-        served.wait_until("/readyz")
         plan, sender = self._pending
         self._pending = None
+        if (grace := _grace_of(plan)) != served.settings["FORESHOCK_STEP_GRACE_SECONDS"]:
+            # What the plan never sends is waited for as long as its own grace says.
+            served.kill()
+            served.settings["FORESHOCK_STEP_GRACE_SECONDS"] = grace
+        if not served.alive:
+            served.start()
+        if not served.wait_until("/readyz"):
+            raise RuntimeError(f"the service ended by itself: {served.end_of_log()}")
         reference = RunSender(clean.url, plan, canonical=True)
         reference.run()
         database, clean_database = Database(served.database_url), Database(clean.database_url)

@@ -14,7 +14,7 @@ import numpy as np
 from sqlalchemy import select
 
 from benchmarks.faults.senders import Journal, RunSender
-from benchmarks.faults.workload import Item
+from benchmarks.faults.workload import Item, RunPlan
 from benchmarks.step_rows import comparable
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
@@ -22,7 +22,7 @@ from service.platform.database.session import Database
 from service.platform.database.tables import Shard, Step
 from service.platform.database.tables.exact import ExactShard
 from service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
-from service.watch.alerts.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _SETTLE_SECONDS = 60.0
 # Whether they fire depends on when messages arrive, not on the data:
@@ -82,7 +82,7 @@ def verify_run(
         if ours[table] != theirs[table]:
             findings.problem("mismatches", f"{where}: {table}: {_first_difference(ours[table], theirs[table])}")
     _check_snapshots(findings, where, ours["detector_snapshots"], theirs["detector_snapshots"])
-    mine, others = _alerts(ours["alerts"]), _alerts(theirs["alerts"])
+    mine, others = (_alerts(rows["alerts"], sender.plan) for rows in (ours, theirs))
     findings.counts["alerts"] += len(mine)
     for row in others:
         findings.counts[f"compared_alerts_of_{row['rule']}"] += 1
@@ -186,8 +186,14 @@ def _check_snapshots(findings: Findings, where: str, ours: list[dict[str, Any]],
             findings.problem("mismatches", f"{where}: the detectors' state after {key} differs")
 
 
-def _alerts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the alerts that stand. Those that were retracted tell of the order of arrival, not of the data."""
+def _alerts(rows: list[dict[str, Any]], plan: RunPlan) -> list[dict[str, Any]]:
+    """Return the alerts that stand. Those that were retracted tell of the order of arrival, not of the data.
+
+    A step whose shards never come closes after the grace time. If a rewind supersedes it before, it is never judged;
+    if it comes later, it is: then the alerts of superseded steps tell which came first.
+    """
+    if plan.some_never_sent:
+        rows = [row for row in rows if not plan.is_superseded(row["attempt"], row["step"])]
     kept = [row for row in rows if row["state"] != "retracted" and row["rule"] not in _OF_ARRIVAL]
     # Of steps that were superseded.
     kept = [row for row in kept if row["rule"] != INCOMPLETE_STEP or row["state"] != "resolved"]

@@ -84,6 +84,10 @@ class RunPlan:
         """Return the number of steps that are uploaded, those of superseded tails included."""
         return len({(item.attempt, item.step) for phase in self.phases for item in phase.canonical if item.is_shard})
 
+    def is_superseded(self, attempt: int, step: int) -> bool:
+        """Return whether a later attempt begins at or before the step."""
+        return any(phase.attempt > attempt and phase.resume_step <= step for phase in self.phases)
+
 
 def plan_run(seed: int, *, serial: bool, phases: int = 5, senders: int = 4) -> RunPlan:
     """Return the run of a seed: `phases` phases of nine steps, with a rewind before the last but one."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import psycopg
+from psycopg import sql
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES
@@ -26,6 +28,20 @@ def start_runs(http: httpx.Client, count: int, prefix: str) -> list[str]:
         runs.append(run.json()["id"])
         http.post(f"/v1/runs/{runs[-1]}/attempts", json={"key": "first"}).raise_for_status()
     return runs
+
+
+def fill_postgresql(url: str, run: str, steps: int) -> None:
+    """Give a run of a PostgreSQL database so many closed steps with two measured comparisons."""
+    with psycopg.connect(url) as connection, connection.cursor() as cursor:
+        for table, rows in (("steps", _steps(run, steps)), ("measurements", _measurements(run, steps))):
+            names = sql.SQL(", ").join(map(sql.Identifier, rows[0]))
+            command = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(table), names)
+            with cursor.copy(command) as copy:
+                for row in rows:
+                    copy.write_row(list(row.values()))
+        cursor.execute(
+            "UPDATE runs SET last_step = %s, rollouts = %s, tokens = %s WHERE id = %s", (steps - 1, steps, steps, run)
+        )
 
 
 def fill_steps(folder: Path, runs: Sequence[str], steps: int) -> None:
@@ -64,7 +80,7 @@ def _measurements(run: str, steps: int) -> list[dict[str, object]]:
 
 def _measured(run: str, steps: int) -> Iterator[dict[str, object]]:
     for step in range(steps):
-        key = {"run_id": run, "attempt": 1, "step": step, "from_sample": 0, "computed_at_us": step}
+        key = {"run_id": run, "attempt": 1, "step": step, "from_sample": False, "computed_at_us": step}
         values = {column: 1e-3 * math.sin(step * 0.01 + place) + 1e-2 for place, column in enumerate(_COLUMNS)}
         for comparison in (STEP_ROW, TRAINER_ROLLOUT):
             yield {**key, "comparison": comparison, **values}
