@@ -65,14 +65,20 @@ def test_same_seed_gives_the_same_bodies() -> None:
 
 def test_undocumented_answers_and_server_errors_are_faults() -> None:
     tally = Tally()
-    responses: dict[str, Any] = {"200": {"content": {"application/json": {}}}}
+    declared = {"allOf": [{}, {"properties": {"type": {"enum": ["urn:invalid"]}}}]}
+    responses: dict[str, Any] = {
+        "200": {"content": {"application/json": {}}},
+        "422": {"content": {"application/problem+json": {"schema": declared}}},
+    }
     json, problem = {"content-type": "application/json"}, {"content-type": "application/problem+json"}
     operation = ("GET", "/v1/runs")
     tally.judge(operation, responses, 200, json, b"{}", "")
-    tally.judge(operation, responses, 422, problem, b"{}", "")
+    tally.judge(operation, responses, 422, problem, b'{"type": "urn:invalid"}', "")
     assert not tally.faults
-    tally.judge(operation, responses, 503, problem, b"{}", "")
+    tally.judge(operation, responses, 422, problem, b'{"type": "urn:another"}', "")
+    tally.judge(operation, responses, 404, problem, b'{"type": "urn:invalid"}', "")
+    tally.judge(operation, responses, 503, json, b"{}", "")
     tally.judge(operation, responses, 404, json, b"{}", "")
     tally.judge(operation, responses, 201, json, b"{}", "")
     tally.judge(operation, responses, 200, {"content-type": "text/html"}, b"<p>", "")
-    assert sum(tally.faults.values()) == 4
+    assert sum(tally.faults.values()) == 7

@@ -89,8 +89,8 @@ def test_docker_compose_accepts_the_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_compose_file_has_the_five_services(services: dict[str, dict[str, Any]]) -> None:
-    assert {"service", "database", "prometheus", "grafana", "worker"} <= services.keys()
+def test_compose_file_has_the_seven_services(services: dict[str, dict[str, Any]]) -> None:
+    assert {"service", "database", "object-store", "prometheus", "alertmanager", "grafana", "worker"} <= services.keys()
     assert "profiles" not in services["worker"], "a plain `docker compose up` starts a worker"
 
 
@@ -153,7 +153,7 @@ def test_images_are_pinned_to_a_version(services: dict[str, dict[str, Any]]) -> 
 def test_servers_have_a_health_check_and_other_services_disable_it(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
         check = service["healthcheck"]
-        if "ports" in service or name == "database":
+        if "ports" in service or name in ("database", "object-store"):
             assert check["test"][0] == "CMD", name
             assert check["interval"], name
             assert check["retries"], name
@@ -163,7 +163,7 @@ def test_servers_have_a_health_check_and_other_services_disable_it(services: dic
 
 def test_every_published_port_is_bound_to_loopback_by_default(services: dict[str, dict[str, Any]]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
-    assert len(ports) == 3
+    assert len(ports) == 4
     assert all(port.startswith("${FORESHOCK_BIND:-127.0.0.1}:") for port in ports)
 
 
@@ -171,6 +171,19 @@ def test_the_database_is_not_published(services: dict[str, dict[str, Any]], comp
     assert "ports" not in services["database"]
     assert services["database"]["networks"] == ["data"]
     assert compose["networks"]["data"]["internal"] is True
+
+
+def test_only_the_service_reaches_the_object_store(
+    services: dict[str, dict[str, Any]], compose: dict[str, Any]
+) -> None:
+    assert "ports" not in services["object-store"]
+    assert services["object-store"]["networks"] == ["objects"]
+    assert [name for name, each in services.items() if "objects" in each["networks"]] == ["object-store", "service"]
+    assert compose["networks"]["objects"]["internal"] is True
+    command = services["object-store"]["command"]
+    assert "-master.telemetry=false" in command
+    bucket = services["service"]["environment"]["FORESHOCK_STORE_URL"].partition("s3://")[2].partition("/")[0]
+    assert f"-bucket={bucket}" in command, "the store makes the bucket that the service uses"
 
 
 def test_no_secret_is_written_in_the_file_and_empty_ones_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,41 +14,58 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
+from fastapi.routing import APIRoute
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 from dashboards.generate import FOLDER, RULES, dashboards, stale_files
-from dashboards.panels import GRID_WIDTH, POSTGRESQL, PROMETHEUS, Panel, PromQuery, SqlQuery
+from dashboards.layout import GRID_WIDTH
+from dashboards.panels import Panel
+from dashboards.queries import POSTGRESQL, PROMETHEUS, PromQuery, SqlQuery
 from service.platform.database.schema import upgrade
-from service.present.exporter.families import FAMILIES, exposed_names
+from service.present.pages.endpoints import pages
+from tests.dashboards.filling import filled
+from tests.dashboards.metrics import LABELS, METRIC, REASONS, metrics_without_panel
+from tests.monitoring import promtool
 from tests.paths import REPOSITORY
 from tests.service.postgres import PostgresCluster, start_postgres
 
 PROVISIONING = REPOSITORY / "dashboards" / "grafana" / "provisioning"
 READER_SQL = REPOSITORY / "dashboards" / "grafana" / "reader.sql"
 DASHBOARDS = {dashboard.uid: dashboard.render() for dashboard in dashboards()}
-SQL_VARIABLE = re.compile(r"\$\{(\w+):sqlstring\}")
 
 
 def panels_of(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-def targets(datasource: dict[str, str], key: str) -> list[tuple[str, str]]:
+def targets(datasource: DataSourceRef, key: str) -> list[tuple[str, str]]:
     """(where, query) of every panel that asks this data source."""
     return [
         (f"{uid}: {panel['title']}", target[key])
         for uid, dashboard in DASHBOARDS.items()
         for panel in panels_of(dashboard)
         for target in panel["targets"]
-        if target["datasource"] == datasource
+        if target["datasource"] == datasource.to_json()
     ]
 
 
-def variables(datasource: dict[str, str]) -> list[tuple[str, str]]:
+def page_paths() -> list[str]:
+    return [route.path for route in pages.routes if isinstance(route, APIRoute)]
+
+
+def query_text(query: str | dict[str, Any]) -> str:
+    return query if isinstance(query, str) else str(query["query"])
+
+
+def variables(datasource: DataSourceRef) -> list[tuple[str, str]]:
     return [
-        (f"{uid}: variable {variable['name']}", variable["definition"])
+        (f"{uid}: variable {variable['name']}", query_text(variable["query"]))
         for uid, dashboard in DASHBOARDS.items()
         for variable in dashboard["templating"]["list"]
-        if variable["datasource"] == datasource
+        if variable["datasource"] == datasource.to_json()
     ]
 
 
@@ -106,7 +124,7 @@ def test_every_panel_has_a_description_and_a_provisioned_source(uid: str) -> Non
 def test_panel_with_two_sources_is_refused() -> None:
     mixed = Panel("mixed", "timeseries", (PromQuery("up"), SqlQuery("SELECT 1")), "two sources")
     with pytest.raises(ValueError, match="mixes datasources"):
-        mixed.render(1, 0, 0)
+        mixed.build(1, 0, 0)
 
 
 def test_provisioning_matches_the_compose_file() -> None:
@@ -128,31 +146,54 @@ def test_provisioning_matches_the_compose_file() -> None:
 
 def test_every_metric_that_a_panel_asks_for_is_exported() -> None:
     for where, expression in [*EXPRESSIONS, *variables(PROMETHEUS)]:
-        for name in re.findall(r"foreshock_\w+", expression):
-            assert name in exposed_names(), f"{where} asks for {name}"
+        for name in METRIC.findall(expression):
+            assert name in LABELS, f"{where} asks for {name}"
+
+
+def test_every_metric_has_a_panel_or_a_reason() -> None:
+    assert metrics_without_panel() == set(REASONS)
 
 
 def test_every_label_that_a_legend_names_is_on_its_metric() -> None:
-    labels = {family.name: set(family.labels) for family in FAMILIES}
     for dashboard in DASHBOARDS.values():
         for panel in panels_of(dashboard):
             for target in panel["targets"]:
                 names = re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))
-                metrics = re.findall(r"foreshock_\w+", target.get("expr", ""))
-                known = set().union(*(labels[metric.removesuffix("_total")] for metric in metrics))
+                metrics = METRIC.findall(target.get("expr", ""))
+                # Prometheus adds the labels of its target.
+                known = {"instance"}.union(*(LABELS[metric] for metric in metrics))
                 assert set(names) <= known, panel["title"]
 
 
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_links_lead_to_pages_of_the_service(uid: str) -> None:
+    """Every link is that of a route, with a variable, a label or a column where the route has a parameter."""
+    routes = {re.sub(r"\{\w+\}", "*", path) for path in page_paths()}
+    document = DASHBOARDS[uid]
+    links = [link["url"] for link in document["links"] if link["type"] == "link"]
+    for panel in panels_of(document):
+        links += [link["url"] for link in panel["fieldConfig"]["defaults"].get("links", [])]
+    assert links
+    for url in links:
+        path = url.removeprefix("${foreshock:raw}")
+        assert path != url, f"{url} does not begin with the service's address"
+        assert re.sub(r"\$\{[\w.:]+\}", "*", path) in routes, url
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_document_is_read_and_written_by_the_schema_without_loss(uid: str) -> None:
+    register_default_plugins()
+    text = (FOLDER / f"{uid}.json").read_text()
+    read = models.Dashboard.from_json(json.loads(text))
+    assert json.loads(json.dumps(read, cls=JSONEncoder)) == json.loads(text)
+
+
 def test_prometheus_itself_accepts_every_expression(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        if os.environ.get("CI"):
-            pytest.fail("promtool is missing: apt-get install prometheus")
-        pytest.skip("promtool is missing: apt-get install prometheus")
+    checker = promtool()
     rules = [{"record": f"panel:{number}", "expr": expr} for number, (_, expr) in enumerate(EXPRESSIONS)]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    done = subprocess.run([promtool, "check", "rules", str(path)], capture_output=True, text=True)
+    done = subprocess.run([checker, "check", "rules", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"{len(EXPRESSIONS)} rules found" in done.stdout
 
@@ -218,18 +259,13 @@ def reader(database_url: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         yield connection
 
 
-def filled(sql: str, run: str = "run_1") -> str:
-    """The query as Grafana sends it: `${name:sqlstring}` becomes a quoted literal."""
-    values = {"run": run, "comparison": "trainer/rollout"}
-    return SQL_VARIABLE.sub(lambda match: "'" + values[match[1]].replace("'", "''") + "'", sql)
-
-
 @pytest.mark.parametrize(("where", "sql"), SQL, ids=[where for where, _ in SQL])
 def test_every_sql_query_runs_as_the_reader(reader: psycopg.Connection[tuple[Any, ...]], where: str, sql: str) -> None:
     query = filled(sql)
     assert "$" not in query, "variables are quoted by Grafana (:sqlstring), never pasted in"
     rows = reader.execute(query.encode()).fetchall()
-    if "'rollout'" not in sql:
+    # Every query on data of real runs: test_live.py.
+    if where.startswith("foreshock-run") and "'rollout'" not in sql:
         assert rows, where
 
 

@@ -40,7 +40,7 @@ def test_chain_goes_from_rollout_to_trainer() -> None:
 def test_name_engine_and_implementation_agree(scorer: Scorer) -> None:
     engine, dot, _ = scorer.name.partition(".")
     assert (scorer.engine is None) == (not dot)
-    assert scorer.engine in (None, engine)
+    assert scorer.engine in (None, engine) or ENGINES[str(scorer.engine)].remote
     assert scorer.engine is None or scorer.engine in ENGINES
     assert scorer.implementation is None or scorer.engine is not None
 
@@ -71,7 +71,7 @@ def test_no_explanation_is_cut_off_whichever_scores_are_missing(earlier: str, la
 
 
 def test_logged_score_takes_the_noise_of_its_replays() -> None:
-    assert noise_floor_scorers("rollout") == ("vllm.decode", "vllm.prefill")
+    assert noise_floor_scorers("rollout") == ("vllm.decode", "vllm.prefill", "vllm.http", "sglang.http")
     assert noise_floor_scorers("trainer") == ("torch.trainer",)
     assert noise_floor_scorers("torch.trainer") == ("torch.trainer",)
     assert noise_floor_scorers("another.scorer") == ("another.scorer",)
@@ -107,15 +107,21 @@ def test_score_name_splits_into_scorer_and_variant() -> None:
 
 def test_new_row_is_in_the_chain_the_default_probe_and_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Scorer(
-        "sglang.http", "SGLang over HTTP", 2, SCORERS["vllm.prefill"].place, "sglang", "probes.scorers.sglang:score"
+        "other.prefill", "another engine", 2, SCORERS["vllm.prefill"].place, "other", "probes.scorers.other:score"
     )
     monkeypatch.setitem(SCORERS, row.name, row)
     assert row.name in available_scorers()
-    assert chain_of({"rollout", "sglang.http", "trainer"})[2] == "sglang.http"
-    assert cause_of_link("sglang.http", "torch.trainer") == cause_of_link("vllm.prefill", "torch.trainer")
-    assert noise_floor_scorers("rollout") == ("vllm.decode", "vllm.prefill", "sglang.http")
+    assert chain_of({"rollout", "other.prefill", "trainer"})[2] == "other.prefill"
+    assert cause_of_link("other.prefill", "torch.trainer") == cause_of_link("vllm.prefill", "torch.trainer")
+    assert noise_floor_scorers("rollout") == (
+        "vllm.decode",
+        "vllm.prefill",
+        "vllm.http",
+        "sglang.http",
+        "other.prefill",
+    )
     # If both engines scored a step, the first row of the table is in the chain.
-    assert chain_of({"vllm.prefill", "sglang.http"})[2] == "vllm.prefill"
+    assert chain_of({"vllm.prefill", "other.prefill"})[2] == "vllm.prefill"
 
 
 def code_texts(path: Path) -> Iterator[str]:

@@ -33,3 +33,24 @@ def test_api_key_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings()
     assert settings.api_key is not None
     assert "very_secret" not in str(settings.shown()) + repr(settings)
+
+
+def test_servers_of_engines_are_parsed_and_their_keys_masked() -> None:
+    settings = load_settings(
+        engine_servers="vllm=http://127.0.0.1:8000/, sglang=https://host:30000", engine_server_keys="vllm=secret"
+    )
+    assert settings.engine_servers == {"vllm": "http://127.0.0.1:8000", "sglang": "https://host:30000"}
+    assert settings.shown()["engine_server_keys"] == "vllm=set"
+    assert "secret" not in str(settings.shown())
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "127.0.0.1:8000", "http://user:secret@host", "http://h?q=1"])
+def test_address_of_a_server_that_is_no_plain_url_raises(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="FORESHOCK_ENGINE_SERVERS"):
+        load_settings(engine_servers=f"vllm={address}")
+
+
+def test_error_for_malformed_keys_does_not_show_them() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(engine_server_keys="a-secret-without-a-name")
+    assert "secret" not in str(raised.value)

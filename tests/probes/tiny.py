@@ -35,6 +35,31 @@ def save_checkpoint(folder: Path, seed: int, **configuration: object) -> Path:
     return folder
 
 
+def save_mixture_of_experts(folder: Path, seed: int, layers: int = 1) -> Path:
+    """Save a randomly initialised Qwen3-MoE with two of four experts per token and layer, and an untied head."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(seed)
+    configuration = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
+    Qwen3MoeForCausalLM(configuration).save_pretrained(folder)
+    return folder
+
+
 def make_rollouts(
     count: int = 10, seed: int = 0, attributes: BatchAttributes | None = None, **columns: Any
 ) -> RolloutBatch:

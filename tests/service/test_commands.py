@@ -38,6 +38,7 @@ def test_a_used_port_is_refused_before_the_service_says_that_it_listens(tmp_path
     assert f"cannot listen on 127.0.0.1:{port}: another program listens on port {port}" in refused.stderr
     assert "listens on http" not in refused.stdout
     assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "foreshock-data").exists(), "a refused service leaves nothing behind"
 
 
 def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: Path) -> None:

@@ -11,14 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreshock.backtest.clocks import compared
 from foreshock.backtest.readers import UnreadableRun, read_run
 from foreshock.backtest.replay import Episode, RecordedRun, replay_episodes
-from foreshock.backtest.scoring import score
+from foreshock.backtest.roc import STRICTNESS, roc_points, stricter
+from foreshock.backtest.scoring import ALL_WARNINGS, LOWERS_RATE, lowering_of, score, scores_of, warnings_of
 from foreshock.commands.backtest import command
 from foreshock.early_warning.collapse import collapse_step, hit_window
 from foreshock.early_warning.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep, WarningConfiguration
 from foreshock.early_warning.exact_intervals import poisson_interval, proportion_interval
+from foreshock.errors import ConfigurationError
 
+DEFAULT = WarningConfiguration()
 ROWS = [(1, 100.0, 0.5), (2, 110.0, 0.25), (3, 120.0, -0.125)]
 
 
@@ -105,6 +109,23 @@ def test_score_counts_hits_late_and_false_alarms_apart() -> None:
     assert result.healthy_share_in_alarm == 5 / 149
 
 
+def test_rules_of_one_cause_that_overlap_are_one_alarm_together() -> None:
+    steps, armed = tuple(range(1, 101)), (True,) * 100
+    episodes = (
+        Episode("k3", "warning", 10, 20, "mismatch", lowers_rate=True),
+        Episode("chi2", "warning", 12, 40, "mismatch"),
+        Episode("ess", "critical", 35, None, "mismatch", lowers_rate=True),
+        Episode("fall", "warning", 36, 50, "reward"),
+        Episode("skew", "info", 5, 90, "mismatch"),
+    )
+    run = RecordedRun("a", steps, armed, episodes, None, usable=False)
+    assert [(each.start, each.end) for each in warnings_of(run)] == [(10, None), (36, 50)]
+    # Apart from the others these two do not overlap.
+    assert [(each.start, each.end) for each in lowering_of(run)] == [(10, 20), (35, None)]
+    by_rule = {each.rule: each.false_alarms for each in scores_of([run])}
+    assert by_rule == {ALL_WARNINGS: 2, LOWERS_RATE: 2, "k3": 1, "chi2": 1, "ess": 1, "fall": 1, "skew": 1}
+
+
 def test_intervals_are_the_exact_ones() -> None:
     assert poisson_interval(0) == pytest.approx((0.0, 3.6889), abs=1e-3)
     assert poisson_interval(2) == pytest.approx((0.2422, 7.2247), abs=1e-3)
@@ -152,4 +173,69 @@ def test_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert answer["runs"][0]["collapse"] == 123
     surge = next(each for each in answer["rules"] if each["rule"] == "length_surge")
     assert (surge["hits"], surge["misses"], surge["leads"], surge["false_alarms"]) == (1, 0, [39], 0)
-    assert len(answer["roc"]) == 9
+    assert {point["strictness"] for point in answer["roc"]} == set(STRICTNESS)
+    assert {"length_surge", "reward_fall", ALL_WARNINGS} <= {point["score"]["rule"] for point in answer["roc"]}
+    # A surge at 81: the schedule of 145 steps halves once, for the last 16 of 160 steps.
+    assert answer["runs"][0]["learning_rate_sum_lost"] == pytest.approx(16 * 0.5 / 160)
+
+
+def test_schedule_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    file = str(collapsing(tmp_path / "run.csv"))
+    assert command.run(parser.parse_args([file, "--json", "--multiplier", "1.2", "--factor", "0.25"])) == 0
+    # A surge at 81: the first halving is at step 97, to a quarter.
+    assert json.loads(capsys.readouterr().out)["runs"][0]["learning_rate_sum_lost"] == pytest.approx(64 * 0.75 / 160)
+    with pytest.raises(ConfigurationError, match="factor must satisfy 0 < factor < 1, got 2"):
+        command.run(parser.parse_args([file, "--factor", "2"]))
+
+
+def test_page_needs_no_other_file_and_escapes_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    file, page = collapsing(tmp_path / "a<b>.csv"), tmp_path / "page.html"
+    assert command.run(parser.parse_args([str(file), "--html", str(page)])) == 0
+    capsys.readouterr()
+    text = page.read_text()
+    assert "a&lt;b&gt;.csv" in text
+    assert "<script" not in text
+    assert "http" not in text
+    assert text.count("<svg") == len({point.score.rule for point in roc_points(["a"], [read_run(file)], DEFAULT)})
+    assert text.count("class=default") == text.count("<svg")
+
+
+def test_stricter_thresholds_never_fire_earlier() -> None:
+    random = np.random.default_rng(3)
+    lengths = 500.0 * np.exp(np.r_[np.zeros(60), np.linspace(0.0, 1.5, 20), np.full(60, 1.5)])
+    steps = [
+        ClosedStep(step, {LENGTH_KEY: float(length * np.exp(0.05 * random.normal()))})
+        for step, length in enumerate(lengths, start=1)
+    ]
+    starts = []
+    for factor in STRICTNESS:
+        episodes, _ = replay_episodes(steps, stricter(DEFAULT, factor))
+        starts.append(min((each.start for each in episodes if each.rule == "length_surge"), default=999))
+    assert starts == sorted(starts)
+    assert starts[0] < 75 < 999 == starts[-1]
+
+
+def test_baselines_have_at_most_the_alarms_of_the_rule() -> None:
+    steps = [ClosedStep(step, {LENGTH_KEY: 100.0 if step % 20 else 400.0}) for step in range(1, 201)]
+    episodes = (Episode("r", "warning", 60, 70), Episode("r", "warning", 120, 130))
+    run = RecordedRun("a", tuple(range(1, 201)), (True,) * 200, episodes, None, usable=False)
+    by_rule = {each.rule: each for each in compared([run], [steps])}
+    assert by_rule["r: clock, every 100 observations"].false_alarms == 2
+    assert by_rule["r: shifted circularly, 20 times"].false_alarms == 40
+    # It crosses at 60, 80, … 200: only as many count as the rule has.
+    assert by_rule["r: lengths of 3× the mean of the first 50"].false_alarms == 2
+
+
+def test_share_of_healthy_time_has_an_interval_over_runs() -> None:
+    steps, armed = tuple(range(1, 101)), (True,) * 100
+    runs = [RecordedRun(str(number), steps, armed, (), None, usable=False) for number in range(10)]
+    episodes = [(Episode("r", "warning", 1, 50),) if number < 2 else () for number in range(10)]
+    result = score("r", runs, episodes)
+    low, high = result.healthy_share_in_alarm_interval
+    assert result.healthy_share_in_alarm == 0.1
+    assert 0.0 <= low < 0.1 < high < 0.3
+    assert score("r", runs[:1], episodes[:1]).healthy_share_in_alarm_interval == (0.0, 1.0)

@@ -47,8 +47,10 @@ def test_attribution_of_a_service_without_searches_has_none() -> None:
 
 
 def arguments(**given: object) -> argparse.Namespace:
-    names = ("scorer", "accelerator", "environment", "max_rollouts", "trainer_autocast", "trainer_master_dtype")
-    values = dict.fromkeys((*names, "max_candidates")) | {"step": 60, "weights_search": True, "exact": False}
+    names = ("scorer", "accelerator", "environment", "priority", "max_rollouts", "max_candidates")
+    trainer = ("trainer_autocast", "trainer_master_dtype")
+    kinds = {"weights_search": True, "exact": False, "layers": False, "routing": False}
+    values = dict.fromkeys((*names, *trainer)) | {"step": 60, **kinds}
     return argparse.Namespace(**(values | given))
 
 
@@ -65,7 +67,7 @@ def test_search_requests_one_engine_scorer() -> None:
     ("given", "message"),
     [
         ({"trainer_autocast": "none"}, "--weights-search replays the engine"),
-        ({"exact": True}, "--exact and --weights-search are two probes"),
+        ({"exact": True}, "--exact and --weights-search are different probes"),
         ({"weights_search": False, "max_candidates": 3}, "--max-candidates is an option of --weights-search"),
     ],
 )

@@ -176,6 +176,23 @@ def test_watch_prints_steps_and_alerts(imported: RunningService, capsys: pytest.
     assert text.splitlines()[-1] == "the run is finished"
 
 
+@pytest.mark.parametrize(("first", "says"), [(30, False), (31, True), (9999, True)])
+def test_watch_beyond_the_end_names_the_newest_step(
+    imported: RunningService, capsys: pytest.CaptureFixture[str], first: int, says: bool
+) -> None:
+    assert run(imported, "watch", "imported", "--from-step", str(first), "--once") == 0
+    text = capsys.readouterr().out
+    assert (f"no step from {first} on: the run has newest step 30\n" in text) == says
+    assert ("\nstep 30 " in text) == (not says)
+
+
+def test_watch_of_a_run_without_a_step_says_so(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    with httpx.Client(base_url=imported.url) as http:
+        http.post("/v1/runs", json={"key": "empty"}).raise_for_status()
+    assert run(imported, "watch", "empty", "--from-step", "3", "--once") == 0
+    assert "no step from 3 on: the run has no step yet\n" in capsys.readouterr().out
+
+
 def test_repeated_probe_request_finds_the_same_probe(
     imported: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +215,18 @@ def test_repeated_probe_request_finds_the_same_probe(
     assert "probe of step 20: queued" in capsys.readouterr().out
 
 
+def test_cancelled_probe_is_shown_with_its_reason(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(imported, "probe", "imported", "20", "--scorer", "torch.bfloat16", "--no-wait", "--json") == 0
+    probe = json.loads(capsys.readouterr().out)["id"]
+    assert run(imported, "probe", "imported", probe) != 0
+    assert f"foreshock probe cancel {probe}" in capsys.readouterr().err
+    assert run(imported, "probe", "cancel", probe) == 0
+    assert "skipped" in (shown := capsys.readouterr().out)
+    assert "the probe was cancelled" in shown
+    assert run(imported, "probe", "cancel", "probe_none") == 1
+    assert "there is no probe probe_none" in capsys.readouterr().err
+
+
 def test_exact_probe_requests_the_pair_beside_the_scorers(
     imported: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,7 +238,7 @@ def test_exact_probe_requests_the_pair_beside_the_scorers(
     assert run(imported, *words) == 0
     assert "exact(torch.trainer, vllm.prefill)" in capsys.readouterr().out
     assert run(imported, *words, "--weights-search") != 0
-    assert "--exact and --weights-search are two probes" in capsys.readouterr().err
+    assert "--exact and --weights-search are different probes" in capsys.readouterr().err
 
 
 def test_probe_without_weights_shows_the_reason(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +247,7 @@ def test_probe_without_weights_shows_the_reason(imported: RunningService, capsys
     assert status == 1
     assert "no checkpoint is announced for step 7 of attempt 1 (the newest that are: 20)" in shown.err
     assert "log_checkpoint(step, root=…, path=…)" in shown.err
-    assert "POST" not in shown.err
+    assert not re.search(r"\b(GET|PUT|POST)\b|/v1/", shown.err)
 
 
 def test_report_of_a_step_without_rollouts_is_an_error(

@@ -20,6 +20,7 @@ from foreshock.early_warning.decisions import (
     set_mode,
 )
 from foreshock.early_warning.detectors import OpenSignal
+from foreshock.early_warning.schedule import ScheduleSettings
 
 
 def observed(
@@ -71,6 +72,28 @@ def test_retracted_surge_ends_the_schedule_and_keeps_past_halvings() -> None:
     state = fold(log_after(observed(114, 110), observed(250, None)))
     assert state.schedule is None
     assert [state.scale(step) for step in (198, 250, 396, 1000)] == [0.5, 0.5, 0.5, 0.5]
+
+
+def test_past_halvings_stay_as_deep_as_they_were() -> None:
+    mild = ScheduleSettings(factor=0.8, floor=0.4)
+    log = log_after(
+        replace(observed(114, 110), schedule=mild),
+        # Retracted; then a rule halves; then another surge, under other constants.
+        observed(250, None),
+        observed(260, None, (RUNAWAY,)),
+        replace(observed(300, 290, (RUNAWAY,)), schedule=ScheduleSettings(factor=0.9, floor=0.05)),
+    )
+    states = [fold(log[:count]) for count in range(1, len(log) + 1)]
+    assert [decision.kind for decision in log] == ["surge", "retract", "rule_halving", "surge"]
+    assert [state.scale(250) for state in states] == [0.8] * 4
+    assert [state.scale(261) for state in states[2:]] == pytest.approx([0.64, 0.64])
+    assert [(state.factor, state.floor) for state in states] == [(0.8, 0.4)] * 4
+    # A surge that was retracted before it lowered anything leaves nothing.
+    early = fold(log_after(replace(observed(114, 110), schedule=mild), observed(150, None)))
+    assert (early.factor, early.floor, early.halvings) == (0.5, 0.1, ())
+    # After a halving by a rule the schedule is as deep as that one.
+    halved = log_after(observed(60, None, (RUNAWAY,)), replace(observed(114, 110, (RUNAWAY,)), schedule=mild))
+    assert (fold(halved).factor, fold(halved).floor, fold(halved).scale(114)) == (0.5, 0.1, 0.5)
 
 
 def test_rule_halves_once_per_signal() -> None:

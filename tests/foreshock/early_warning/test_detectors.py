@@ -104,10 +104,10 @@ def test_step_out_of_order_is_refused() -> None:
 
 
 def test_firing_rules_that_move_the_learning_rate_are_open_signals() -> None:
-    k3 = np.r_[np.full(30, 5e-4), np.full(10, 2e-2), np.full(10, 5e-4)]
+    k3 = np.r_[np.full(30, 5e-4), np.full(10, 0.2), np.full(10, 5e-4)]
     steps = closed_steps({K3: k3})
     state, _ = watch(steps[:35])
-    assert open_signals(state, CONFIGURATION) == (OpenSignal("mismatch_runaway", 33),)
+    assert open_signals(state, CONFIGURATION) == (OpenSignal("mismatch_runaway", 35),)
     state, _ = watch(steps)
     assert open_signals(state, CONFIGURATION) == ()
 
@@ -123,3 +123,21 @@ def test_detectors_read_the_quantities_of_their_rules_only() -> None:
     assert K3 in CONFIGURATION.keys
     assert "scalars:grad_norm" in CONFIGURATION.keys
     assert not any(key.endswith("@baseline") for key in CONFIGURATION.keys)
+
+
+def test_sum_of_the_learning_rate_does_not_depend_on_how_steps_are_grouped() -> None:
+    rates = [ClosedStep(step, {"scalars:lr": 1e-6 / 3}) for step in range(1, 101)]
+    whole, _ = watch(rates)
+    gaps, _ = watch([each for each in rates if each.step % 7 == 1 or each.step == 100])
+    assert whole.learning_rate_sum == gaps.learning_rate_sum == pytest.approx(100e-6 / 3)
+
+
+def test_state_forgets_a_late_value_in_the_middle_of_a_healthy_run() -> None:
+    random = np.random.default_rng(5)
+    values = [
+        ClosedStep(step, {LENGTH: float(1000.0 * np.exp(0.1 * noise)), "scalars:lr": 1e-6})
+        for step, noise in enumerate(random.normal(size=600), start=1)
+    ]
+    whole, _ = watch(values)
+    missing, _ = watch([each for each in values if each.step != 200])
+    assert missing.to_bytes() == whole.to_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -9,18 +10,28 @@ from hypothesis import strategies as st
 
 from foreshock.early_warning.advice_state import Decision, fold
 from foreshock.early_warning.decisions import Observation, decide
-from foreshock.early_warning.default_rules import K3
+from foreshock.early_warning.default_rules import K3, default_rules
 from foreshock.early_warning.detectors import (
     LENGTH_KEY,
     REWARD_KEY,
     ClosedStep,
+    RulesFromStep,
     WarningConfiguration,
     WarningState,
     advance,
+    holding_signals,
     open_signals,
 )
+from foreshock.early_warning.schedule import ScheduleSettings
 
-CONFIGURATION = WarningConfiguration()
+# One rule holds the learning rate, and rules change within the histories.
+HOLDING = tuple(replace(rule, effect="hold") if rule.name == "mismatch_rise" else rule for rule in default_rules())
+CONFIGURATION = WarningConfiguration(
+    changed_rules=(
+        RulesFromStep(50, HOLDING, ScheduleSettings(multiplier=0.5, factor=0.8, floor=0.3, minimum_period=4)),
+        RulesFromStep(90, default_rules(), ScheduleSettings(minimum_period=6)),
+    )
+)
 LEVELS = st.lists(
     st.tuples(
         st.integers(3, 20),
@@ -68,7 +79,10 @@ def test_scale_of_consecutive_steps_only_falls(
         state = replay(known)
         log = [Decision.from_json(each.to_json()) for each in log]
         signals = open_signals(state, CONFIGURATION)
-        log += decide(log, Observation(1, max(known), step, state.surge_step, signals, at_us=step))
+        holds = holding_signals(state, CONFIGURATION)
+        schedule = CONFIGURATION.schedule_at(state.surge_step or 0)
+        seen = Observation(1, max(known), step, state.surge_step, signals, at_us=step, schedule=schedule, holds=holds)
+        log += decide(log, seen)
     assert all(later <= earlier for earlier, later in pairwise(given_out))
     assert all(0.1 <= scale <= 1.0 for scale in given_out)
 

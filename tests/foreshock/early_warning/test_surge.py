@@ -87,8 +87,9 @@ def test_very_early_surge_alone_does_not_move_the_learning_rate() -> None:
 
 @pytest.mark.parametrize("signal", ["scalars:grad_norm", "trainer/rollout:k3_kl"])
 def test_very_early_surge_counts_once_corroborated(signal: str) -> None:
-    level = 0.4 if signal == "scalars:grad_norm" else 5e-4
-    other = np.r_[np.full(29, level), np.full(60, 8 * level)]
+    # The rule on k3 pools steps: five of sixty times the baseline are as much evidence as many of eight times.
+    level, rise = (0.4, 8.0) if signal == "scalars:grad_norm" else (1e-4, 60.0)
+    other = np.r_[np.full(29, level), np.full(60, rise * level)]
     state, events = watch(closed_steps({LENGTH: early_curve(), signal: other}))
     assert state.surge_step == 10
     moving = [event for event in events if event.moves_learning_rate]

@@ -6,11 +6,15 @@ import asyncio
 import inspect
 import io
 import math
+import os
 import re
 import subprocess
+import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,11 +29,12 @@ from foreshock.measures.registry import MEASURES
 from foreshock.reading import api
 from foreshock.reading.async_reader import AsyncReader
 from foreshock.reading.reader import Reader
+from foreshock.reading.remembered import RememberedAnswers
 from foreshock.reading.request import Listing
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
 from tests.foreshock.running_service import RunningService
-from tests.paths import DOCS
+from tests.paths import DOCS, REPOSITORY
 from tests.ports import free_port
 
 PAGE = DOCS / "api.md"
@@ -75,7 +80,7 @@ def made(real_service: RunningService, tmp_path_factory: pytest.TempPathFactory)
     spool = tmp_path_factory.mktemp("spool")
     client = foreshock.Client(real_service.url, run_key="my-run", spool_directory=spool, strict=True)
     with client.start_run(model="M", model_kind="dense", initial_learning_rate=1e-6):
-        client.log_change(10, "length_cap", before=100, after=200, note="longer")
+        client.log_change(3, "length_cap", before=100, after=200, note="longer")
         client.log_checkpoint(20, root="weights", path="run/step_20", digest=DIGEST)
         for step in STEPS:
             batch = random_batch(step, rollouts=8, largest=3.0 if 17 <= step < 23 else 0.1)
@@ -158,7 +163,7 @@ def test_project_of_the_reader_bounds_every_list_and_key(made: Made, open_reader
 
 
 def test_every_page_of_a_list_is_read(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreshock.reading.request._ITEMS_ON_A_PAGE", 7)
+    monkeypatch.setattr("foreshock.reading.request.ITEMS_ON_A_PAGE", 7)
     steps = list(reader.steps("my-run"))
     assert [step.step for step in steps] == STEPS
     assert all(step.closed and step.rollouts == 8 and step.shards == 1 for step in steps)
@@ -167,7 +172,7 @@ def test_every_page_of_a_list_is_read(reader: Any, monkeypatch: pytest.MonkeyPat
 
 def test_changes_and_checkpoints(reader: Any) -> None:
     (change,) = (each for each in reader.changes("my-run") if each.kind == "length_cap")
-    assert (change.step, change.before, change.after, change.note, change.rebaseline) == (10, 100, 200, "longer", True)
+    assert (change.step, change.before, change.after, change.note, change.rebaseline) == (3, 100, 200, "longer", True)
     (checkpoint,) = reader.checkpoints("my-run")
     assert (checkpoint.step, checkpoint.root, checkpoint.path, checkpoint.digest) == (
         20,
@@ -271,6 +276,92 @@ def test_health_alerts_advice_and_probes(made: Made, reader: Any) -> None:
         reader.attribution("my-run", 5)
 
 
+def test_lint_corrections_and_theory(reader: Any) -> None:
+    lint = reader.lint("my-run", 20)
+    assert (lint.step, lint.attempt, lint.rollouts) == (20, 1, 8)
+    assert {check.name for check in lint.checks} >= {warning.name for warning in lint.warnings}
+    of_run = reader.lint_of_run("my-run")
+    assert of_run.checked_steps == 30
+    assert of_run.clean_steps <= 30
+    corrections = reader.corrections("my-run", 20, names=["token_tis"], thresholds=["2", "3"])
+    assert [item.threshold for item in corrections.items] == ["2", "3"]
+    assert all(0 < item.ess <= 1 and item.affected.untouched.sequences <= 8 for item in corrections.items)
+    assert len(reader.corrections("my-run", 20).items) > 2
+    theory = reader.theory("my-run", 20, delta_max=0.25)
+    assert theory.horizon.delta_max == 0.25
+    assert theory.bias.sequences <= 8
+    assert math.isnan(reader.theory("my-run", 20).horizon.value)
+    with pytest.raises(Rejected, match="exact"):
+        reader.exact("my-run", 20)
+    with pytest.raises(Rejected, match="exact"):
+        reader.exact_tokens("my-run", 20, count=3)
+
+
+def test_answers_that_have_not_changed_are_not_sent_again(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[int] = []
+    original = RememberedAnswers.body
+
+    def noted(held: RememberedAnswers, request: object, response: httpx.Response) -> bytes:
+        statuses.append(response.status_code)
+        return original(held, request, response)
+
+    monkeypatch.setattr(RememberedAnswers, "body", noted)
+    first = reader.lint("my-run", 20)
+    assert reader.lint("my-run", 20) == first
+    assert reader.lint("my-run", 21) != first
+    curve, again = (reader.measurements("my-run", measures=["k3_kl"]).columns["k3_kl"] for _ in range(2))
+    assert np.array_equal(curve, again, equal_nan=True)
+    assert [run.key for run in reader.runs()] == [run.key for run in reader.runs()]
+    assert statuses == [200, 304, 200, 200, 304, 200, 304]
+
+
+def test_long_polls_end_at_a_change_or_after_the_time(made: Made, open_reader: Callable[..., Any]) -> None:
+    reader = open_reader(made.url)
+    # Nobody decides on a run that has ended.
+    httpx.patch(f"{made.url}/v1/runs/{made.run}", json={"state": "running"}, timeout=60).raise_for_status()
+    begin = time.monotonic()
+    # The first call does not wait.
+    advice, alerts = reader.advice("my-run", wait_seconds=20), reader.changed_alerts("my-run", wait_seconds=20)
+    assert time.monotonic() - begin < 10
+    assert {alert.id for alert in alerts} == {alert.id for alert in reader.alerts("my-run")}
+    assert reader.advice("my-run", wait_seconds=0.3) == advice
+    assert reader.changed_alerts("my-run", wait_seconds=0.3) == alerts
+    assert time.monotonic() - begin >= 0.6
+    # The run is that of both readers.
+    body = {"kind": "release" if advice.advice.phase == "held" else "hold", "reason": "a test"}
+    url = f"{made.url}/v1/runs/{made.run}/lr-advice/decisions"
+    deciding = threading.Timer(0.5, lambda: httpx.post(url, json=body, timeout=60))
+    deciding.start()
+    changed = reader.advice("my-run", wait_seconds=30)
+    deciding.join()
+    assert changed.advice.revision > advice.advice.revision
+    httpx.patch(f"{made.url}/v1/runs/{made.run}", json={"state": "finished"}, timeout=60).raise_for_status()
+
+
+def test_remembered_answers_are_bounded() -> None:
+    held = RememberedAnswers(most_bytes=100)
+
+    def answer(body: bytes, tag: str | None = '"a"', status: int = 200) -> httpx.Response:
+        return httpx.Response(status, content=body, headers={} if tag is None else {"ETag": tag})
+
+    for number in range(5):
+        assert held.body(number, answer(bytes(25), f'"{number}"')) == bytes(25)
+    # Four of 25 bytes fit; the one that was used longest ago is gone.
+    assert [held.headers(number) for number in range(5)] == [
+        {}, *({"If-None-Match": f'"{number}"'} for number in range(1, 5))
+    ]  # fmt: skip
+    assert held.body(1, answer(b"", status=304)) == bytes(25)
+    held.body("new", answer(b"new"))
+    assert held.headers(1)
+    assert not held.headers(2)
+    held.body("large", answer(bytes(26)))
+    held.body(1, answer(b"untagged", None))
+    assert not held.headers("large")
+    assert not held.headers(1)
+    with pytest.raises(ValueError, match="304"):
+        held.body("unknown", answer(b"", status=304))
+
+
 def test_invalid_names_are_refused_by_the_service_with_what_exists(reader: Any) -> None:
     with pytest.raises(Rejected, match="did you mean 'k3_kl'") as raised:
         reader.measurements("my-run", measures=["k3_k"])
@@ -298,6 +389,25 @@ def test_python_of_the_page_runs(made: Made, code: str, capsys: pytest.CaptureFi
 def test_commands_of_the_page_run(made: Made, commands: str) -> None:
     strict = "set -euo pipefail\n" + commands.replace(ADDRESS, made.url)
     subprocess.run(["bash", "-c", strict], check=True, capture_output=True, timeout=60)
+
+
+def curls_of_other_pages() -> list[str]:
+    """Return the curl commands of every other document, with the lines that continue them."""
+    pages = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
+    texts = [page.read_text() for page in pages if page != PAGE]
+    return [command for text in texts for command in re.findall(r"^curl (?:.*\\\n)*.*$", text, re.MULTILINE)]
+
+
+def test_curl_commands_of_other_pages_run(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "my-rules.toml").write_text("version = 1\neffective_from_step = 40\n")
+    environment = os.environ | {"FORESHOCK_URL": made.url, "RUN": made.run, "KEY": "fsk_none"}
+    commands = curls_of_other_pages()
+    assert commands
+    for command in commands:
+        failing = command.replace("curl ", "curl -sSf ", 1).replace(ADDRESS, made.url)
+        done = subprocess.run(["bash", "-c", failing], capture_output=True, timeout=60, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, f"{command}: {done.stderr.decode()}"
+        assert done.stdout, command
 
 
 def test_page_names_every_method_of_the_readers() -> None:

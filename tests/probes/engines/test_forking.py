@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from probes.engines.protocol import Failed, LoadedWeights, Progress, ScoreCommand, Scored, parse_reply
+from probes.engines.protocol import Failed, Progress, ScoreCommand, Scored, parse_reply
 from tests.probes.engines.test_process import score_command, wait_until_gone
+from tests.probes.tiny import save_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +70,9 @@ def parent() -> Iterator[Parent]:
 def test_each_model_has_its_own_process_and_all_exit_with_the_worker(
     parent: Parent, tmp_path: Path, checkpoints: Path
 ) -> None:
-    first, second = (score_command(tmp_path, checkpoints / name) for name in ("first", "second"))
-    pids = [parent.score(first), parent.score(first), parent.score(second)]
+    first = score_command(tmp_path, checkpoints / "first")
+    other = score_command(tmp_path, save_checkpoint(tmp_path / "other", seed=1, num_hidden_layers=1))
+    pids = [parent.score(first), parent.score(first), parent.score(other)]
     assert pids[0] == pids[1] != pids[2]
     assert wait_until_gone(pids[0])
     assert parent.process.pid not in pids
@@ -86,19 +88,18 @@ def test_each_model_has_its_own_process_and_all_exit_with_the_worker(
     assert wait_until_gone(last[0].pid)
 
 
-def test_weights_are_exchanged_in_the_process_of_those_that_they_replace(
+def test_other_weights_of_a_model_go_to_its_process_unless_a_fresh_one_is_asked_for(
     parent: Parent, tmp_path: Path, checkpoints: Path
 ) -> None:
     first, second = (score_command(tmp_path, checkpoints / name) for name in ("first", "second"))
-    held = LoadedWeights(folder=first.weights_folder, digest=first.weights_digest)
-    in_place = second.model_copy(update={"in_place_of": held})
-    pids = [parent.score(first), parent.score(in_place), parent.score(in_place)]
+    fresh = [command.model_copy(update={"fresh": True}) for command in (first, second)]
+    pids = [parent.score(fresh[0]), parent.score(fresh[0]), parent.score(second)]
     assert pids[0] == pids[1] == pids[2]
-    # Its weights are others now: it serves no command with the ones that it was started with.
-    fresh = parent.score(first)
-    assert fresh != pids[0]
+    # It has held other weights: it no longer counts as fresh, with either of them.
+    again = parent.score(fresh[1])
+    assert again != pids[0]
     assert wait_until_gone(pids[0])
-    assert parent.score(second) not in (fresh, pids[0])
+    assert parent.score(fresh[0]) not in (again, pids[0])
 
 
 def test_parent_of_a_killed_child_ends_by_the_same_signal(parent: Parent, tmp_path: Path, checkpoints: Path) -> None:

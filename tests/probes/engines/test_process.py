@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -50,6 +52,18 @@ def score_command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any)
     return ScoreCommand(**(values | fields))
 
 
+def test_processes_that_an_engine_spawns_import_its_main_module(
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The import holds them to the instruction set of the engine; multiprocessing imports no module named __main__.
+    words = psutil.Process(engine.pid).cmdline()
+    name = words[words.index("-m") + 1]
+    monkeypatch.setitem(sys.modules, "__main__", importlib.import_module(name))
+    prepared = multiprocessing.spawn.get_preparation_data("child")
+    assert prepared["init_main_from_name"] == name
+    assert not name.endswith("__main__")
+
+
 def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
     """Return True if the process ends in time; a zombie counts as ended."""
     deadline = time.monotonic() + seconds
@@ -74,7 +88,8 @@ def test_engine_reports_progress_and_stays_for_the_next_command(
     assert scores.sample_ids == rollouts.sample_ids
     assert scores.num_tokens == rollouts.num_tokens == progress[-1]
     assert progress == sorted(progress)
-    assert len(progress) == 3
+    # One report a batch: of sequences of 22, 19, 17, 16 and 6 tokens only 17 and 16 pad little enough to share a batch.
+    assert len(progress) == 4
     pid = engine.pid
     # The process continues after a command that fails.
     with pytest.raises(EngineError, match="no_such_option") as caught:

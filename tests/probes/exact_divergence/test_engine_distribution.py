@@ -16,7 +16,7 @@ from probes.exact_divergence import ExactDivergences, LogitSource, SourceError
 from probes.exact_divergence.engine_distribution import EngineDistribution
 from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
 from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.vllm_prefill import BYTES_PER_LOGIT, PrefillOptions
+from probes.scorers.vllm_arguments import BYTES_PER_LOGIT, VllmOptions
 from tests.paths import RECORDED
 from tests.probes.held import K3_ON_LOWER_CPU, HeldProcess
 
@@ -30,7 +30,7 @@ def recorded() -> RolloutBatch:
 def trainer_against_engine(rollouts: RolloutBatch) -> ExactDivergences:
     trainer = ModelDistribution(load_model(WEIGHTS), autocast=torch.bfloat16)
     # 32 tokens per engine step, so that most prompts come in two chunks.
-    engine = EngineDistribution(WEIGHTS, PrefillOptions(logits_bytes=32 * BYTES_PER_LOGIT * 16))
+    engine = EngineDistribution(WEIGHTS, VllmOptions(logits_bytes=32 * BYTES_PER_LOGIT * 16))
     return exact_divergences_of_models(trainer, engine, rollouts, batch_size=128)
 
 
@@ -75,9 +75,9 @@ def test_trainer_against_engine_agrees_with_logs_and_k3_and_feeds_corrections_an
 def test_unsupported_options_and_weights_raise_before_the_engine_starts() -> None:
     rollouts = recorded()
     with pytest.raises(UnsupportedScoreError, match="tensor_parallel_size"):
-        EngineDistribution(WEIGHTS, PrefillOptions(tensor_parallel_size=2))
+        EngineDistribution(WEIGHTS, VllmOptions(tensor_parallel_size=2))
     with pytest.raises(UnsupportedScoreError, match="batch_size"):
-        EngineDistribution(WEIGHTS, PrefillOptions(batch_size=4))
+        EngineDistribution(WEIGHTS, VllmOptions(batch_size=4))
     with pytest.raises(SourceError, match=rf"\[3, 9\].*\[{rollouts.num_tokens}, 16\]"):
         EngineDistribution(WEIGHTS).divergences(LogitSource(torch.zeros(3, 4), torch.zeros(9, 4)), rollouts, (1,))
     with pytest.raises(UnsupportedScoreError, match=r"config\.json"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from foreshock.digests import weights_digest
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import (
     BatchAttributes,
@@ -60,7 +61,7 @@ class Runner:
             scorer=scorer,
             variant="",
             weights_folder=str(self._weights),
-            weights_digest="sha256:" + "ab" * 32,
+            weights_digest=weights_digest(self._weights),
             weights_version=None,
             options=dict(options.get(scorer, {})),
             accelerator="cpu",

@@ -28,9 +28,18 @@ def test_every_available_scorer_has_a_function_of_three_arguments(name: str) -> 
 
 
 @pytest.mark.parametrize("name", SCORERS)
-def test_engine_is_the_part_of_the_name_before_the_dot(name: str) -> None:
-    assert SCORERS[name].engine == name.partition(".")[0]
-    assert SCORERS[name].engine in ENGINES
+def test_engine_is_the_part_of_the_name_before_the_dot_or_a_server(name: str) -> None:
+    engine = ENGINES[SCORERS[name].engine]
+    assert engine.remote or engine.name == name.partition(".")[0]
+
+
+def test_scorer_of_a_server_is_offered_if_its_server_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORESHOCK_ENGINE_SERVERS", raising=False)
+    assert "FORESHOCK_ENGINE_SERVERS='vllm=http://host:port'" in str(scorer_named("vllm.http").lacks())
+    assert "vllm.http" not in installed_scorers()
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", "vllm=http://127.0.0.1:8000")
+    assert "vllm.http" in installed_scorers()
+    assert "sglang.http" not in installed_scorers()
 
 
 def test_scorers_of_installed_engines_are_offered() -> None:

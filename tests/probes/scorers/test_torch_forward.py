@@ -78,7 +78,7 @@ def test_trainer_default_is_autocast_over_float32_weights(checkpoints: Path) -> 
 
 def test_precisions_differ_and_are_in_the_fingerprint(checkpoints: Path) -> None:
     rollouts = make_rollouts(17)
-    exact = score(checkpoints / "first", rollouts, "torch.float32")
+    exact = score(checkpoints / "first", rollouts, "torch.float32", batching="in_order")
     autocast = score(checkpoints / "first", rollouts, "torch.trainer")
     head = score(checkpoints / "first", rollouts, "torch.trainer", head_dtype="float32")
     coarse = score(checkpoints / "first", rollouts, "torch.bfloat16")
@@ -159,7 +159,7 @@ def test_checkpoint_with_missing_parameters_raises(checkpoints: Path, tmp_path: 
         score(folder, make_rollouts(2))
 
 
-def test_soft_capped_model_is_not_scored_in_pieces(tmp_path: Path) -> None:
+def test_soft_capped_model_is_scored_whole_and_in_pieces(tmp_path: Path) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     torch.manual_seed(0)
@@ -169,10 +169,26 @@ def test_soft_capped_model_is_not_scored_in_pieces(tmp_path: Path) -> None:
     )  # fmt: skip
     Gemma2ForCausalLM(configuration).save_pretrained(tmp_path / "gemma")
     rollouts = make_rollouts(5)
-    given = score(tmp_path / "gemma", rollouts, attention_implementation="eager").log_probs
-    np.testing.assert_allclose(given, one_by_one(tmp_path / "gemma", rollouts), atol=2e-3)
+    expected = one_by_one(tmp_path / "gemma", rollouts)
+    for logits_bytes in (1 << 20, 1):
+        given = score(tmp_path / "gemma", rollouts, attention_implementation="eager", logits_bytes=logits_bytes)
+        np.testing.assert_allclose(given.log_probs, expected, atol=2e-3)
+
+
+def test_model_that_scales_its_logits_is_not_scored_in_pieces(tmp_path: Path) -> None:
+    from transformers import CohereConfig, CohereForCausalLM
+
+    torch.manual_seed(0)
+    configuration = CohereConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, logit_scale=0.5, initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    CohereForCausalLM(configuration).save_pretrained(tmp_path / "cohere")
+    rollouts = make_rollouts(5)
+    given = score(tmp_path / "cohere", rollouts).log_probs
+    np.testing.assert_allclose(given, one_by_one(tmp_path / "cohere", rollouts), atol=2e-5)
     with pytest.raises(UnsupportedScoreError, match="logits_bytes"):
-        score(tmp_path / "gemma", rollouts, attention_implementation="eager", logits_bytes=1)
+        score(tmp_path / "cohere", rollouts, logits_bytes=1)
 
 
 def test_model_stays_loaded_until_weights_change(checkpoints: Path) -> None:

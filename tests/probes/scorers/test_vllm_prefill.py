@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.replay import Replayer
-from foreshock.digests import weights_digest
-from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_scores, encode_rollouts
-from probes.engines.pool import EnginePool
+from foreshock.rollouts import BatchAttributes, RolloutBatch
 from probes.engines.process import EngineError
-from probes.engines.protocol import LoadedWeights, ScoreCommand
 from tests.probes.tiny import VOCABULARY, make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -49,49 +46,6 @@ def test_batching_and_chunked_prefill_do_not_change_log_probs(replay: Replayer, 
     bounded, bounded_by = replay.score(rollouts, weights, "vllm.prefill", logits_bytes=10 * VOCABULARY * 20, **FLOAT32)
     np.testing.assert_allclose(bounded, plain, atol=1e-4)
     assert bounded_by.flags["max_num_batched_tokens"] == "20"
-
-
-def test_other_weights_run_in_another_process(replay: Replayer, checkpoints: Path) -> None:
-    rollouts = make_rollouts(9)
-    first, made_by = replay.score(rollouts, checkpoints / "first", "vllm.prefill")
-    pid = replay.process_ids()["vllm"]
-    again, _ = replay.score(rollouts, checkpoints / "first", "vllm.prefill")
-    assert replay.process_ids()["vllm"] == pid
-    second, _ = replay.score(rollouts, checkpoints / "second", "vllm.prefill")
-    assert replay.process_ids()["vllm"] != pid
-    assert again.tobytes() == first.tobytes()
-    assert np.abs(second - first).max() > 0.1
-    assert (made_by.dtype, made_by.temperature, made_by.logprobs_mode) == ("bfloat16", 1.0, "raw_logprobs")
-    assert made_by.attention_backend
-
-
-def test_weights_loaded_in_place_score_as_in_an_engine_started_with_them(
-    tmp_path: Path, engines: EnginePool, replay: Replayer, checkpoints: Path
-) -> None:
-    rollouts = make_rollouts(9)
-    fresh, _ = replay.score(rollouts, checkpoints / "second", "vllm.prefill")
-    first, _ = replay.score(rollouts, checkpoints / "first", "vllm.prefill")
-    pid = replay.process_ids()["vllm"]
-    (tmp_path / "rollouts.parquet").write_bytes(encode_rollouts(rollouts))
-    first_digest, second_digest = (weights_digest(checkpoints / name) for name in ("first", "second"))
-    command = ScoreCommand(
-        number=0,
-        scorer="vllm.prefill",
-        variant="",
-        weights_folder=str(checkpoints / "second"),
-        weights_digest=second_digest,
-        weights_version=None,
-        options={},
-        accelerator="cpu",
-        rollouts=str(tmp_path / "rollouts.parquet"),
-        scores=str(tmp_path / "scores.parquet"),
-        in_place_of=LoadedWeights(folder=str(checkpoints / "first"), digest=first_digest),
-    )
-    engines.score(command, lambda tokens: None)
-    assert replay.process_ids()["vllm"] == pid
-    in_place = decode_scores((tmp_path / "scores.parquet").read_bytes())
-    assert in_place.log_probs.tobytes() == fresh.tobytes() != first.tobytes()
-    assert in_place.fingerprint.weights_digest == second_digest
 
 
 def test_unsupported_request_raises_with_the_reason(replay: Replayer, checkpoints: Path) -> None:

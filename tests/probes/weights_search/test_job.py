@@ -1,4 +1,4 @@
-"""A search goes on when an engine cannot exchange weights in place, or cannot load one candidate."""
+"""A search confirms its result in a fresh engine, and goes on when an engine cannot load one candidate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.probes.weights_search.test_search import (
 )
 
 
-def search(tmp_path: Path, refuses: Callable[[ScoreCommand], EngineError | None]) -> tuple[WeightsSearch, list[str]]:
+def search(tmp_path: Path, refuses: Callable[[ScoreCommand], EngineError | None]) -> WeightsSearch:
     """Search for a head of step 1 among steps 1 and 59; `refuses` returns the error of a command, None to score it."""
     batch = RolloutBatch.from_lists(
         [f"s{row}" for row in range(ROLLOUTS)],
@@ -68,26 +68,21 @@ def search(tmp_path: Path, refuses: Callable[[ScoreCommand], EngineError | None]
         scores=str(scores),
     )
     plain = encoded(tensors_of(STEP))
-    lines: list[str] = []
     scored = {"": plain, "rebatched": plain}
-    found = search_weights(STEP, library.find(base), candidates, library, template, scored, score, lines.append)
-    return found, lines
+    return search_weights(STEP, library.find(base), candidates, library, template, scored, score, print)
 
 
-def test_engine_that_cannot_exchange_weights_is_started_for_each_replay(tmp_path: Path) -> None:
+def test_best_weights_are_confirmed_in_an_engine_that_never_held_others(tmp_path: Path) -> None:
     asked: list[bool] = []
 
-    def refuses(command: ScoreCommand) -> EngineError | None:
-        asked.append(command.in_place_of is not None)
-        return EngineError("reload_weights is not implemented", "retry") if asked[-1] else None
+    def refuses(command: ScoreCommand) -> None:
+        asked.append(command.fresh)
 
-    found, lines = search(tmp_path, refuses)
+    found = search(tmp_path, refuses)
     assert (found.done[0].step, found.done[0].part) == (1, "lm_head")
     assert found.best_is_confirmed
-    # It is asked for an exchange once only.
-    assert asked[:2] == [True, False]
-    assert not any(asked[2:])
-    assert "reload_weights is not implemented" in lines[1]
+    assert asked[-1]
+    assert not any(asked[:-1])
 
 
 def test_candidate_that_the_engine_cannot_load_is_skipped(tmp_path: Path) -> None:
@@ -95,7 +90,7 @@ def test_candidate_that_the_engine_cannot_load_is_skipped(tmp_path: Path) -> Non
         of_59 = Path(command.weights_folder).name == "59"
         return EngineError("vLLM cannot load the checkpoint", "final") if of_59 else None
 
-    found, _ = search(tmp_path, refuses)
+    found = search(tmp_path, refuses)
     skipped = {(each.step, each.part): each.skipped for each in found.replays if each.skipped}
     assert skipped == {(59, "all"): "vLLM cannot load the checkpoint"}
     assert (found.done[0].step, found.done[0].part) == (1, "lm_head")

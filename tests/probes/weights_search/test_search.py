@@ -64,14 +64,14 @@ class FakeEngine:
     def __init__(self) -> None:
         self.started: list[Path] = []
 
-    def __call__(self, folder: Path, digest: str, *, in_place_of: Weights | None) -> NDArray[np.float32]:
+    def __call__(self, folder: Path, digest: str, *, fresh: bool) -> NDArray[np.float32]:
         found: Tensors = {}
         for path in sorted(folder.glob("*.safetensors")):
             found |= load_file(path)
         if json.loads((folder / "config.json").read_text())["tie_word_embeddings"]:
-            assert in_place_of is None, "a tied head cannot be exchanged in place"
+            assert fresh, "a tied head cannot be exchanged in place"
             found[HEAD] = found[EMBEDDINGS]
-        if in_place_of is None:
+        if fresh:
             self.started.append(folder)
         return log_probs_of(found)
 
@@ -195,9 +195,9 @@ def test_nothing_but_unusable_candidates_ends_without_a_replay(tmp_path: Path) -
 
 def test_weights_that_are_replaced_during_the_search_end_it(tmp_path: Path, candidates: list[Candidate]) -> None:
     class Trainer(FakeEngine):
-        def __call__(self, folder: Path, digest: str, *, in_place_of: Weights | None) -> NDArray[np.float32]:
+        def __call__(self, folder: Path, digest: str, *, fresh: bool) -> NDArray[np.float32]:
             (tmp_path / "59" / "config.json").write_text("{}")
-            return super().__call__(tmp_path / "30", digest, in_place_of=in_place_of)
+            return super().__call__(tmp_path / "30", digest, fresh=fresh)
 
     found = search(tmp_path, tensors_of(1), candidates, engine=Trainer())
     assert found.ended.startswith("it could not go on: the files in '59' changed during scoring")

@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from service.platform.database.engine import make_engine
-from service.platform.database.packing import unpack
+from service.platform.database.packing import is_newer_than_sparse, unpack
 from service.platform.database.schema import newest_revision, upgrade
 from service.platform.database.tables import Base
 from service.platform.settings import Settings
@@ -20,6 +20,7 @@ from tests.service.sending import make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
 
 LAST_RELEASE = "0016"
+BEFORE_DERIVED_STATISTICS = "0027"
 
 
 def rows_of(url: str, columns: dict[str, set[str]] | None = None) -> dict[str, list[str]]:
@@ -52,6 +53,19 @@ def columns_of(url: str) -> dict[str, set[str]]:
     return found
 
 
+def newer_packings(url: str) -> set[str]:
+    """Return the tables with blobs that releases before 0028 cannot read."""
+    engine = make_engine(url)
+    found: set[str] = set()
+    with engine.begin() as connection:
+        for table in ("measurement_statistics", "shard_statistics", "shard_lint"):
+            for row in connection.execute(sa.text(f'SELECT * FROM "{table}"')):
+                blobs = (bytes(value) for value in row if isinstance(value, bytes | memoryview))
+                found.update({table} if any(map(is_newer_than_sparse, blobs)) else ())
+    engine.dispose()
+    return found
+
+
 def _shown(value: Any) -> str:
     """Return a value as it is read: documents may be JSON or packed, and blobs packed or not."""
     if isinstance(value, bytes | memoryview):
@@ -81,6 +95,8 @@ def test_data_survives_the_way_to_the_last_release_and_back(http: httpx.Client, 
         sender.put_shard(step, make_batch(seed=step)).raise_for_status()
         sender.put_scalars(step, {"reward": 0.5, "entropy": 1.0}).raise_for_status()
     sender.put_statistics(4, make_batch(seed=4)).raise_for_status()
+    for shard in (0, 1):
+        sender.put_shard(6, make_batch(seed=6 + shard), shard=shard, shards=2).raise_for_status()
     announce_checkpoint(sender, 1)
     ask_for_probe(sender, 1, ["vllm.prefill", "torch.float32"]).raise_for_status()
     work_off(http)
@@ -89,11 +105,17 @@ def test_data_survives_the_way_to_the_last_release_and_back(http: httpx.Client, 
     filled = {table for table, rows in at_head.items() if rows}
     assert {"runs", "steps", "shards", "shard_statistics", "measurements", "scores", "attributions"} <= filled
 
+    assert newer_packings(url) >= {"measurement_statistics", "shard_statistics", "shard_lint"}
+    upgrade(url, BEFORE_DERIVED_STATISTICS)
+    assert newer_packings(url) == set()
     upgrade(url, LAST_RELEASE)
     columns = columns_of(url)
     assert "deletions" not in columns
     old = rows_of(url, columns)
-    assert {table: len(rows) for table, rows in old.items()} == {table: len(at_head[table]) for table in columns}
+    expected = {table: len(at_head[table]) for table in columns}
+    # Two rows of each of the four shards that are their whole steps.
+    expected["shard_statistics"] += 8
+    assert {table: len(rows) for table, rows in old.items()} == expected
     upgrade(url)
     assert rows_of(url, columns) == old
     engine = make_engine(url)

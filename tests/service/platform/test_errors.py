@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from openapi_spec_validator import validate
 
+from benchmarks.bad_input.answers import problem_types
 from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
@@ -24,13 +25,19 @@ _BAD_VALUES = ("no-such-thing", "-1", "99999999999999999999", "%00", "run_000000
 _METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
 
 
+def declared(app: FastAPI, route: APIRoute, method: str) -> dict[str, Any]:
+    """Return the responses of an operation in the OpenAPI document."""
+    responses: dict[str, Any] = app.openapi()["paths"][route.path][method.lower()]["responses"]
+    return responses
+
+
 def api_routes(app: FastAPI) -> list[APIRoute]:
     """Return the routes of the API; pages answer in HTML."""
     return [route for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/v1")]
 
 
-def assert_problem(answer: httpx.Response, where: str) -> None:
-    """Assert the shape that every error has."""
+def assert_problem(answer: httpx.Response, where: str, responses: dict[str, Any] | None = None) -> None:
+    """Assert the shape that every error has, and that the `responses` of its operation declare it."""
     assert answer.headers["content-type"] == "application/problem+json", f"{where}: {answer.text[:200]}"
     document: dict[str, Any] = answer.json()
     assert document["status"] == answer.status_code, where
@@ -39,6 +46,9 @@ def assert_problem(answer: httpx.Response, where: str) -> None:
     assert document["detail"], where
     assert set(document) <= {"type", "title", "status", "detail", "row", "column", "errors", "request_id"}, where
     assert document["request_id"] == answer.headers["X-Request-Id"], where
+    if responses is not None:
+        declared = problem_types(responses, answer.status_code)
+        assert document["type"] in declared, f"{where}: {answer.status_code} {document['type']} is not declared"
 
 
 @pytest.mark.slow
@@ -64,7 +74,7 @@ def test_bad_paths_queries_and_bodies_are_problems_on_every_route(app: FastAPI, 
                         method, path, params=query, content=content, headers={"Content-Type": media_type}
                     )
                     if answer.status_code >= 400:
-                        assert_problem(answer, f"{method} {path}")
+                        assert_problem(answer, f"{method} {path}", declared(app, route, method))
                         assert answer.status_code < 500, f"{method} {path}: {answer.text}"
                         asked += 1
                     else:
@@ -90,7 +100,7 @@ def test_invalid_json_bodies_are_problems(app: FastAPI, http: httpx.Client) -> N
                     method, path, content=json.dumps(body), headers={"Content-Type": "application/json"}
                 )
                 if answer.status_code >= 400:
-                    assert_problem(answer, f"{method} {path} {body}")
+                    assert_problem(answer, f"{method} {path} {body}", declared(app, route, method))
                     assert answer.status_code < 500, f"{method} {path}: {answer.text}"
 
 
@@ -128,8 +138,34 @@ def test_openapi_document_is_valid_and_declares_every_error(app: FastAPI, http: 
     for route in api_routes(app):
         for method in route.methods:
             responses = document["paths"][route.path][method.lower()]["responses"]
-            content = responses["default"]["content"]
-            assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+            assert "default" not in responses
+            for status in {"400", "401", "403", "413", "415", "422", "429", "500", "503"}:
+                assert problem_types(responses, int(status)), f"{method} {route.path} {status}"
+            for name, response in responses.items():
+                if name >= "400":
+                    assert list(response["content"]) == ["application/problem+json"], f"{method} {route.path} {name}"
+
+
+def test_problems_of_a_route_are_those_that_its_code_can_raise(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+
+    def names(method: str, path: str, status: int) -> set[str]:
+        types = problem_types(paths[f"/v1/{path}"][method]["responses"], status)
+        return {each.removeprefix("urn:foreshock:problem:") for each in types}
+
+    shards = "runs/{run}/steps/{step}/rollouts/{shard}"
+    assert names("put", shards, 404) == {"run-not-found", "attempt-not-found"}
+    assert names("put", shards, 409) == {"run-key-ambiguous", "shard-conflict", "shard-count-conflict"}
+    assert names("put", shards, 413) == {"decoder-died", "limit-exceeded"}
+    assert names("put", shards, 503) == {
+        "database-unavailable", "decoders-busy", "storage-unavailable", "uploads-busy"
+    }  # fmt: skip
+    assert names("get", "runs/{run}/steps/{step}/tokens", 410) == {"run-deleted", "tokens-gone", "tokens-purged"}
+    assert names("get", "runs/{run}/steps/{step}/tokens", 406) == {"not-acceptable"}
+    # Raised by what an upload of scores hands to the upload of any shard.
+    assert names("put", "leases/{lease}/scores/{shard}", 409) == {"lease-lost", "scores-conflict"}
+    assert names("get", "measures", 404) == set()
+    assert names("get", "hardware", 408) == set()
 
 
 def test_documentation_and_health_routes_answer(http: httpx.Client) -> None:

@@ -20,8 +20,12 @@ COLUMNAR = {"/v1/runs/{run}/measurements", "/v1/runs/{run}/scalars"}
 BOUNDED = {
     "/v1/measures": "the measures of the registry",
     "/v1/hardware": "the 500 workers seen last, and their accelerators",
+    "/v1/rules": "the default rules, a fixed list",
+    "/v1/runs/{run}/rules": "the rules of one run, and at most 100 versions of them",
+    "/v1/runs/{run}/risk": "a reason for each family of rules",
     "/v1/service": "the checks, jobs and figures of a fixed list",
     "/v1/probes/{probe}": "the scorers, pairs and jobs of one request, whose numbers its schema bounds",
+    "/v1/runs/{run}/probe-policy": "at most 32 scorers",
     "/v1/runs/{run}/health": "a sentence and a measure for each entry of a fixed list",
     "/v1/runs/{run}/lint": "one entry for each check of the catalogue, with at most 10 places",
     "/v1/runs/{run}/steps/{step}/lint": "one entry for each check of the catalogue",
@@ -30,9 +34,12 @@ BOUNDED = {
     "/v1/runs/{run}/steps/{step}/buckets": "a fixed number of buckets, or `limit` token ids",
     "/v1/runs/{run}/steps/{step}/corrections": "the corrections of the catalogue",
     "/v1/runs/{run}/steps/{step}/exact": "the pairs of the table of scorers",
-    "/v1/runs/{run}/steps/{step}/exact/tokens": "at most 1,000 tokens, or one rollout",
+    "/v1/runs/{run}/steps/{step}/exact/tokens": "at most 1,000 tokens, or FORESHOCK_MAX_ANSWER_VALUES of one rollout",
+    "/v1/runs/{run}/steps/{step}/layers": "at most eight pairs, of a model's layers, whose number the schema bounds",
+    "/v1/runs/{run}/steps/{step}/matrix": "at most four times the cells of one matrix, and 256 pairs",
+    "/v1/runs/{run}/steps/{step}/routing": "at most 16 pairs, of a model's layers, whose number the schema bounds",
     "/v1/runs/{run}/steps/{step}/theory": "notes of fixed sentences",
-    "/v1/runs/{run}/steps/{step}/tokens": "at most 1,000 tokens, or one rollout",
+    "/v1/runs/{run}/steps/{step}/tokens": "at most 1,000 tokens, or FORESHOCK_MAX_ANSWER_VALUES of one rollout",
     "/v1/runs/{run}/steps/{step}/weights-search": "the replays of one request, whose number its schema bounds",
 }
 

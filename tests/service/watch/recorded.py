@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.changes import ChangeKind
@@ -13,7 +13,7 @@ from foreshock.early_warning.advice_state import AdviceState, fold
 from service.app import subscribe_handlers
 from service.platform.database.dialect import upsert
 from service.platform.database.session import Database
-from service.platform.database.tables import Alert, DetectorSnapshot, Step, measurements
+from service.platform.database.tables import Alert, DetectorSnapshot, Run, Step, measurements
 from service.platform.database.tables.measurements import MEASUREMENT_KEY
 from service.platform.events import EventBus
 from service.platform.security import UNRESTRICTED
@@ -24,11 +24,17 @@ from service.runs.changes.service import announce_change
 from service.runs.events import StepClosed
 from service.runs.runs.schemas import RunCreate
 from service.runs.runs.service import get_or_create_run
+from service.runs.scalars.schemas import ScalarsPut
+from service.runs.scalars.service import put_scalars
 from service.runs.step_key import StepKey
 from service.watch.advice import repository as advice
 
 LENGTH = "rollout:response_length_mean"
 K3 = "trainer/rollout:k3_kl"
+SURGE = [100.0] * 10 + [260.0] * 8
+"""Lengths at `SURGE_STEPS`. They surge at step 111: the period of the default schedule is 199."""
+
+SURGE_STEPS = range(101, 119)
 
 
 @dataclass
@@ -41,7 +47,7 @@ class RecordedRun:
     alert_versions: list[int] = field(default_factory=list)
     events: EventBus = field(default_factory=lambda: subscribe_handlers(EventBus()))
 
-    def begin(self, key: str = "a-run", **fields: str) -> RecordedRun:
+    def begin(self, key: str = "a-run", **fields: object) -> RecordedRun:
         """Create the run and its first attempt."""
 
         def work(session: Session) -> str:
@@ -73,6 +79,7 @@ class RecordedRun:
                 comparison, _, measure = name.partition(":")
                 row = {**key, "comparison": comparison, "from_sample": False, "computed_at_us": 1, measure: value}
                 upsert(session, measurements, [row], MEASUREMENT_KEY)
+            session.execute(update(Run).where(Run.id == self.run).values(last_step=step))
             self.events.publish(session, StepClosed(self.run, number, step))
 
         self.database.write(work)
@@ -84,6 +91,14 @@ class RecordedRun:
         """Close one step after the other."""
         for step, *row in zip(steps, *series.values(), strict=False):
             self.close(step, dict(zip(series, row, strict=True)))
+
+    def log(self, step: int, values: Mapping[str, float | None], attempt: int | None = None) -> None:
+        """Put scalars of a step."""
+        number = self.attempt if attempt is None else attempt
+        body = ScalarsPut(values=dict(values))
+        self.database.write(
+            lambda session: put_scalars(session, self.events, UNRESTRICTED, self.run, number, step, body)
+        )
 
     def announce(self, step: int, kind: ChangeKind) -> None:
         """Announce a change of the newest attempt."""

@@ -109,3 +109,13 @@ def test_values_too_large_to_split_are_summed_plainly(odd: list[float]) -> None:
 def test_empty_array_has_empty_parts() -> None:
     high, low = summable_parts(np.zeros(0))
     assert high.size == low.size == 0
+
+
+def test_one_sum_is_read_as_all_of_them() -> None:
+    high, low = np.array([[1e16, -2.5], [math.inf, 0.0]]), np.array([[1.0, 1e-20], [0.0, -0.0]])
+    sums = CompensatedSums.of_columns([(high[:, 0], low[:, 0]), (high[:, 1], low[:, 1])])
+    assert [[sums.at((row, column)) for column in range(2)] for row in range(2)] == sums.value.tolist()
+    np.testing.assert_array_equal(sums.to_array(), np.stack([sums.high, sums.low]))
+    first = CompensatedSums(sums.high[0], sums.low[0])
+    for index in range(2):
+        assert Fraction(*first.exact_ratio(index)) == Fraction(first.high[index]) + Fraction(first.low[index])

@@ -118,7 +118,15 @@ def test_upgrade_keeps_stored_values_and_new_measures_are_null(empty_database: s
     (old,), (new,) = before.pop("measurements"), after.pop("measurements")
     (old_run,), (new_run,) = before.pop("runs"), after.pop("runs")
     assert after == before
-    later = ("declared_model_kind", "derived_model_kind", "seen_at_us", "last_shard_at_us", "retention")
+    later = (
+        "declared_model_kind",
+        "derived_model_kind",
+        "seen_at_us",
+        "last_shard_at_us",
+        "retention",
+        "scalar_names",
+        "rules_version",
+    )
     assert new_run == {
         **old_run,
         **dict.fromkeys([*later, "rows_removed_at_us"]),

@@ -78,10 +78,11 @@ def test_upgrade_migrates_to_the_newest_and_back_to_a_named_revision(
 ) -> None:
     url = f"sqlite:///{tmp_path}/foreshock.db"
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", url)
+    words = iter(("new database", "database", "database"))
     for revision, expected in ((None, newest_revision()), ("0016", "0016"), (None, newest_revision())):
         upgrade_command(revision)
         assert revision_of(url) == expected
-        assert capsys.readouterr().out == f"the database has revision {expected}\n"
+        assert capsys.readouterr().out == f"the {next(words)} {tmp_path}/foreshock.db has revision {expected}\n"
     with existing_database(url) as database:
         database.ping()
 

@@ -39,6 +39,16 @@ def test_an_error_of_the_driver_is_one_of_sqlalchemy(database: Database, names: 
     assert name_of(database, "three") == ("three",)
 
 
+def test_each_transaction_of_a_session_has_a_connection_of_its_own(database: Database) -> None:
+    with database.read() as session:
+        assert _NAME.first(session, {"id": "one"}) is None
+        first = session.connection()
+        session.rollback()
+        assert first.closed
+        database.write(lambda writing: add(writing, "one"))
+        assert _NAME.first(session, {"id": "one"}) == ("one",)
+
+
 def test_what_listens_is_told(database: Database) -> None:
     seen = []
     with database.read() as session:

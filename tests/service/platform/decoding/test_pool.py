@@ -15,10 +15,12 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from foreshock.errors import InvalidRolloutsError
+from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.rollouts import decode_rollouts, encode_rollouts
 from service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
-from service.platform.settings import Settings
+from service.platform.settings import Settings, load_settings
 from service.runs.rollouts.shards import PRELOAD
+from tests.service.sending import make_batch
 
 Found = TypeVar("Found")
 _MEBIBYTE = 1 << 20
@@ -179,3 +181,24 @@ def _wait_for(found: Callable[[], Found]) -> Found:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return value
+
+
+def count_tokens(body: bytes) -> int:
+    """Decode a body."""
+    return decode_rollouts(body).num_tokens
+
+
+@pytest.mark.parametrize("mebibytes", [256, 1024])
+def test_small_body_is_decoded_with_any_memory_that_may_be_set(mebibytes: int) -> None:
+    batch = make_batch()
+    pool = DecoderPool(Settings(decode_processes=1, decode_memory_bytes=mebibytes * _MEBIBYTE), PRELOAD)
+    try:
+        assert pool.run(count_tokens, encode_rollouts(batch)) == batch.num_tokens
+    finally:
+        pool.close()
+
+
+def test_memory_that_no_table_fits_into_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_DECODE_MEMORY_BYTES", str(128 * _MEBIBYTE))
+    with pytest.raises(ConfigurationError, match=r"FORESHOCK_DECODE_MEMORY_BYTES.*268435456"):
+        load_settings()

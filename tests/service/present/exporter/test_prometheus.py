@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.monitoring import ask, running_prometheus, wait_for
 from tests.paths import PROMETHEUS
-from tests.ports import free_port
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 
@@ -22,54 +17,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def prometheus_url(server: RunningServer, prometheus: str, tmp_path: Path) -> Iterator[str]:
+def prometheus_url(server: RunningServer, tmp_path: Path) -> Iterator[str]:
     """A Prometheus of this test's own, with the shipped rules, scraping the service each second."""
     configuration = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(PROMETHEUS / "rules.yml")],
         "scrape_configs": [{"job_name": "foreshock", "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}]}],
     }
-    file = tmp_path / "prometheus.json"  # JSON is YAML
-    file.write_text(json.dumps(configuration))
-    port = free_port()
-    with (tmp_path / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                prometheus,
-                f"--config.file={file}",
-                f"--storage.tsdb.path={tmp_path / 'tsdb'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=120)
-
-
-def ask(url: str, query: str) -> list[dict[str, Any]]:
-    """The result of an instant query; empty while Prometheus is starting."""
-    try:
-        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=60)
-    except httpx.TransportError:
-        return []
-    if answer.status_code == 503:
-        return []
-    result: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["result"]
-    return result
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
-    """Wait until `condition` returns a true value; return it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.25)
-    raise AssertionError("it did not come in time")
+    with running_prometheus(configuration, tmp_path) as url:
+        yield url
 
 
 def test_prometheus_reads_what_the_service_measured(http: httpx.Client, prometheus_url: str) -> None:

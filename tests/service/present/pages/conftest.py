@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from service.app import create_app
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
+from tests.service.present.pages import fleet as runs
+from tests.service.present.pages.browsing import ARGUMENTS, MISSING, PATIENCE_MS, Visit
 from tests.service.sending import Sender
 from tests.service.server import RunningServer
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
@@ -118,7 +123,82 @@ def site(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, decode
         yield Site(http, server.url, run, replayed, send_run(http, HOSTILE, HOSTILE, steps=1))
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A service with the five kinds of run, which no test changes."""
+
+    http: httpx.Client
+    url: str
+    ids: dict[str, str]
+
+    def address(self, name: str) -> str:
+        """Return the page of a run."""
+        return f"/runs/default/{name}"
+
+    def get(self, name: str, path: str, **query: Any) -> Any:
+        """Return an answer of the API about a run."""
+        return self.http.get(f"/v1/runs/{self.ids[name]}/{path}", params=query).raise_for_status().json()
+
+    def measured(self, name: str, comparison: str, measure: str) -> dict[int, float]:
+        """Return a measure of a run by step."""
+        columns = self.get(name, "measurements", comparison=comparison, measure=measure)["columns"]
+        return dict(zip(columns["step"], columns[measure], strict=True))
+
+
+@pytest.fixture(scope="package")
+def fleet(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, decoders: DecoderPool) -> Iterator[Fleet]:
+    """A service with a run of each kind; that with the mismatch is replayed, and its trainer follows the advice."""
+    folder = tmp_path_factory.mktemp("fleet")
+    shutil.copy(sqlite_template, folder / "foreshock.db")
+    settings = Settings(
+        database_url=f"sqlite:///{folder / 'foreshock.db'}", store_url=str(folder / "tokens"),
+        step_grace_seconds=0.5, sweep_interval_seconds=0.2,
+    )  # fmt: skip
+    with (
+        RunningServer(create_app(settings, decoders)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        senders = {name: runs.send_kind(http, name) for name in runs.KINDS}
+        runs.acknowledge(senders["mismatch"])
+        runs.replay_as_engine_difference(senders["mismatch"], runs.KINDS["mismatch"])
+        runs.wait_until_closed(senders["incomplete"])
+        yield Fleet(http, server.url, {name: sender.run for name, sender in senders.items()})
+
+
 @pytest.fixture
 def own_run(http: httpx.Client) -> SentRun:
     """A short run in a service of the test's own, to change."""
     return send_run(http, "own", "my own run", steps=2)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """The machine's own Chromium."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        if os.environ.get("CI"):
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """One window for all visits: the browser keeps what it has loaded and compiled."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    # Plotly is 5 MB of script; on a busy machine that takes its time.
+    context.set_default_timeout(PATIENCE_MS)
+    context.set_default_navigation_timeout(PATIENCE_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def visit(window: BrowserContext) -> Iterator[Visit]:
+    """A visit with a wide screen."""
+    page = window.new_page()
+    yield Visit(page)
+    page.close()

@@ -2,113 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from service.present.pages.presenters.figures import RUN_PLOTS
+from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Site, replay, send_run
 
 pytestmark = pytest.mark.slow
-
-PATIENCE_MS = 240_000
-MISSING = "Chromium is missing: apt-get install chromium"
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
-# What the browser itself keeps of every breach of the page's policy.
-RECORD_BREACHES = """
-window.breaches = [];
-document.addEventListener("securitypolicyviolation", (event) => {
-  window.breaches.push(`${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`);
-});
-"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """The machine's own Chromium."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        if os.environ.get("CI"):
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def window(browser: Browser) -> Iterator[BrowserContext]:
-    """One window for all visits: the browser keeps what it has loaded and compiled."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    # Plotly is 5 MB of script; on a busy machine that takes its time.
-    context.set_default_timeout(PATIENCE_MS)
-    context.set_default_navigation_timeout(PATIENCE_MS)
-    yield context
-    context.close()
-
-
-class Visit:
-    """A page with what went wrong on it."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.faults: list[str] = []
-        self._asked: set[Request] = set()
-        self.origin = ""
-        self._left: set[Request] = set()
-        page.add_init_script(RECORD_BREACHES)
-        page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
-        page.on("pageerror", lambda error: self._note(True, str(error)))
-        # A page that is left while it refreshes itself gives up what it asked for.
-        page.on("requestfailed", lambda r: self._note(r not in self._left, f"{r.failure}: {r.url}"))
-        # Playwright marks the functions that it is given, which a built-in method does not let it.
-        page.on("request", lambda request: self._asked.add(request))
-        page.on("request", lambda request: self._note(not request.url.startswith(self.origin), f"left: {request.url}"))
-
-    def _note(self, wrong: bool, words: str) -> None:
-        if wrong:
-            self.faults.append(words)
-
-    def open(self, site_url: str, path: str) -> Page:
-        """Load the page and wait until its figures are drawn."""
-        self.origin = site_url
-        self.go(site_url + path)
-        self.page.wait_for_selector("body[data-drawn=yes]")
-        return self.page
-
-    def go(self, address: str) -> None:
-        """Leave the page for another one."""
-        self._left = set(self._asked)
-        self.page.goto(address)
-
-    def assert_clean(self) -> None:
-        assert self.page.evaluate("window.breaches") == []
-        assert self.faults == []
 
 
 @pytest.fixture(params=["light", "dark"])
 def scheme(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def visit(window: BrowserContext) -> Iterator[Visit]:
-    """A visit with a wide screen."""
-    page = window.new_page()
-    yield Visit(page)
-    page.close()
 
 
 def drawn_traces(page: Page, plot: str) -> int:
@@ -150,6 +58,7 @@ def test_plots_have_a_label_for_screen_readers(visit: Visit, site: Site) -> None
     label = page.locator('[role=img][data-figure$="/mismatch.json"]').get_attribute("aria-label")
     assert re.match(r"Mismatch per token \(k3\)\. trainer/rollout: [\d.]+e-5 at step 12, between", str(label))
     caption = page.locator('section:has([data-figure$="/mismatch.json"]) figcaption')
+    caption.locator("summary").click()
     assert "healthy" not in caption.inner_text()
     assert "warning > 1e-3" in caption.inner_text()
     assert page.get_by_role("main").count() == 1
@@ -183,7 +92,8 @@ def test_no_page_is_wider_than_the_screen(visit: Visit, site: Site, width: int) 
 
 def test_a_step_fetches_its_worst_tokens(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, f"{site.run.address}/steps/5")
-    assert page.get_by_role("region", name="Worst tokens").locator("tbody tr").count() == 20
+    tables = page.get_by_role("region", name="Worst tokens").locator("table")
+    assert [tables.nth(at).locator("tbody tr").count() for at in range(2)] == [20, 8]
     assert drawn_traces(page, "buckets") == 3
     visit.assert_clean()
 

@@ -44,7 +44,7 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_runs(http: httpx
     def executed_for_list() -> int:
         with statements() as executed:
             page = http.get("/").raise_for_status().text
-        assert page.count('data-column="k3 trainer/rollout"') == runs
+        assert page.count('data-column="k3"') == runs
         return len(executed)
 
     counts = []
@@ -53,9 +53,10 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_runs(http: httpx
         for _ in range(more):
             send_run(http, f"run {runs}", steps=2, noise=0.4)
             runs += 1
-        counts.append(executed_for_list())
-    # One of them reads the summaries of steps that are not pooled yet.
-    assert counts[0] == counts[1] <= 9, counts
+        # What the service does in the background meanwhile is counted too, and can only add.
+        counts.append(min(executed_for_list() for _ in range(12)))
+    # One of them reads the summaries of steps that are not pooled yet, one the rewards, one the incomplete steps.
+    assert counts[0] == counts[1] <= 12, counts
 
 
 def test_the_list_shows_the_mismatch_pooled_over_the_newest_active_steps(http: httpx.Client) -> None:
@@ -64,7 +65,7 @@ def test_the_list_shows_the_mismatch_pooled_over_the_newest_active_steps(http: h
 
     def shown() -> float:
         page = http.get("/").raise_for_status().text
-        _, _, rest = page.partition('data-column="k3 trainer/rollout" class="number">')
+        _, _, rest = page.partition('data-column="k3" class="number">')
         return float(rest.partition("<")[0].partition(" ")[0])
 
     def pooled(steps: int) -> float:

@@ -14,13 +14,16 @@ from sqlalchemy import update
 
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact, encode_exact
+from service.app import create_app
 from service.maintenance.remeasure.service import remeasure_step
 from service.platform.database.tables import ExactDivergence
+from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
-from service.replay.exact.schemas import ExactMeasuresRead
+from service.replay.exact.schemas import ExactMeasuresRead, ExactToken
 from service.runs.step_key import StepKey
 from tests.foreshock.rollouts.exact_batches import exact_of, random_log_probs, sampled_from
 from tests.service.sending import Sender, make_batch, start_run
+from tests.service.server import RunningServer
 from tests.service.stored import list_files
 from tests.service.working import (
     PAIR,
@@ -245,8 +248,26 @@ def test_tokens_are_read_by_rollout_and_by_size(run: Sender) -> None:
     assert [token["token_id"] for token in items] == rollouts.response_token_ids[start:stop].tolist()
     assert [token["position"] for token in items] == list(range(stop - start))
     assert {token["sample_id"] for token in items} == {name}
+    part = run.get("steps/1/exact/tokens", sample_id=name, from_position=1, to_position=2).json()["items"]
+    assert part == items[1:3]
     assert run.get("steps/1/exact/tokens", sample_id="nobody").status_code == 404
     assert run.get("steps/1/exact/tokens", pair="vllm.prefill/torch.trainer").status_code == 404
+
+
+def test_a_rollout_beyond_the_cap_of_answers_is_read_in_parts(settings: Settings, decoders: DecoderPool) -> None:
+    app = create_app(settings.model_copy(update={"max_answer_values": 3 * len(ExactToken.model_fields)}), decoders)
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        run, rollouts = start_run(http), make_batch(12)
+        run.put_shard(1, rollouts).raise_for_status()
+        announce_checkpoint(run, 1)
+        publish(run)
+        assert rollouts.response_lengths[4] > 3
+        path, name = "steps/1/exact/tokens", rollouts.sample_ids[4]
+        answer = run.get(path, sample_id=name)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:answer-too-large")
+        assert "from_position" in answer.json()["detail"]
+        part = run.get(path, sample_id=name, to_position=2).raise_for_status()
+        assert len(part.json()["items"]) == 3
 
 
 def test_steps_without_divergences_name_the_request_that_makes_them(run: Sender) -> None:

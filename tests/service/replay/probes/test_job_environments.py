@@ -73,9 +73,15 @@ def test_fingerprints_of_a_run_come_from_its_batches_and_else_from_its_attempt()
 
 def test_each_side_wants_its_own_environment_and_the_other_one_if_its_own_is_unknown() -> None:
     both = wanted_environments(None, {"rollout": OF_AMD, "trainer": ON_INTEL})
-    assert {name: each.names for name, each in both.items()} == {"vllm": NAMES, "torch": ("avx2",)}
+    assert {name: each.names for name, each in both.items()} == {
+        "vllm": NAMES,
+        "torch": ("avx2",),
+        # A server that runs elsewhere has the environment that it has.
+        "http": (),
+    }
     one = wanted_environments("run", {"rollout": OF_AMD, "trainer": None})
-    assert set(one.values()) == {WantedEnvironment(NAMES, is_required=True)}
+    assert {one["vllm"], one["torch"]} == {WantedEnvironment(NAMES, is_required=True)}
+    assert one["http"].names == ()
     assert {each.names for each in wanted_environments("any", {"rollout": OF_AMD}).values()} == {()}
     assert {each.names for each in wanted_environments(None, {}).values()} == {()}
 

@@ -138,8 +138,7 @@ def test_concurrent_equal_requests_get_one_probe(run: Sender) -> None:
 @pytest.mark.parametrize(
     ("step", "scorers", "fields", "slug", "expected"),
     [
-        (3, ["vllm.unknown"], {}, "unknown-scorer", "available scorers: vllm.prefill, torch.trainer"),
-        (3, ["vllm.decode"], {}, "unknown-scorer", "'vllm.decode' is not implemented in this release"),
+        (3, ["vllm.unknown"], {}, "unknown-scorer", "available scorers: vllm.decode, vllm.prefill, vllm.http"),
         (3, ["trainer.rollout"], {}, "unknown-scorer", "unknown scorer 'trainer.rollout'"),
         (3, ["vllm.prefill@shaken"], {}, "unknown-scorer", "unknown variant 'shaken'"),
         (3, ["vllm.prefill", "vllm.prefill"], {}, "probe-not-possible", "named twice"),

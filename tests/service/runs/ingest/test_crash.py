@@ -33,6 +33,8 @@ def service_that_dies_in(function: str, settings: Settings) -> Iterator[httpx.Cl
         "FORESHOCK_DATABASE_URL": settings.database_url,
         "FORESHOCK_STORE_URL": settings.store_url,
         "PYTHONPATH": str(REPOSITORY),
+        # A process that compiles the pass would take the processors from the decoder of the first upload.
+        "FORESHOCK_TOKEN_PASS": "numpy",
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.service.runs.ingest.crashing_service", str(port), function],

@@ -68,7 +68,9 @@ def test_any_split_into_statistics_and_tokens_gives_the_measures_of_full_logging
         # Measures, quantiles of the histograms and intervals by prompt: as equal as shards of tokens are.
         assert_alike(dict(split[comparison].measures), dict(expected.measures), 1e-9)
         assert not split[comparison].from_sample
-    alone, merged = (ComparisonStatistics.from_bytes(each[TRAINER_ROLLOUT].statistics) for each in (whole, split))
+    alone, merged = (
+        ComparisonStatistics.from_bytes(bytes(each[TRAINER_ROLLOUT].statistics)) for each in (whole, split)
+    )
     np.testing.assert_array_equal(merged.histogram, alone.histogram)
     for condition in CONDITIONS:
         expected_table, table = alone.condition_table(condition), merged.condition_table(condition)

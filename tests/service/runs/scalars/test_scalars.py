@@ -12,16 +12,21 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy.orm import Session
 
+from foreshock.early_warning.detectors import WarningConfiguration
 from service.app import create_app
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
 from service.runs.attempts.service import attempts_of_run
 from service.runs.events import ScalarsChanged, StepClosed, StepEvent
+from service.watch.detection.configurations import WatchedRun
 from service.watch.detection.history import closed_steps_after
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 
 KEYS = ("scalars:grad_norm", "scalars:loss", "scalars:entropy", "rollout:response_length_mean", "trainer/rollout:k3_kl")
+WATCHED = WatchedRun(
+    WarningConfiguration(), "digest", KEYS, scalars_only=False, declared={}, names=("entropy", "grad_norm", "loss")
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Itera
 
     def note(session: Session, event: StepEvent) -> None:
         attempts = attempts_of_run(session, event.run_id)
-        history = closed_steps_after(session, event.run_id, attempts, event.step - 1, KEYS)
+        history = closed_steps_after(session, event.run_id, attempts, event.step - 1, WATCHED)
         seen.append(Seen(event, history[0][0].values))
 
     app = create_app(settings, decoders)

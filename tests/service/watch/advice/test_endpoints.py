@@ -17,17 +17,14 @@ from service.platform.etag import etag_of
 from service.watch.long_polls.waiters import READ_AGAIN_SECONDS
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
-from tests.service.watch.recorded import K3, LENGTH, RecordedRun
-
-SURGE = [100.0] * 10 + [260.0] * 8
-STEPS = range(101, 119)  # surges at 111: the period is 199
+from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
 
 
 @pytest.fixture
 def surged(http: httpx.Client, app: FastAPI) -> RecordedRun:
     """A run in mode apply that surged at step 111; `http` talks to its service."""
     run = RecordedRun(app.state.context.database).begin(advice_mode="apply")
-    run.close_all({LENGTH: SURGE}, STEPS)
+    run.close_all({LENGTH: SURGE}, SURGE_STEPS)
     return run
 
 
@@ -71,6 +68,18 @@ def test_answer_is_the_whole_state(http: httpx.Client, surged: RecordedRun) -> N
     assert [alert["rule"] for alert in advice["alerts"]] == ["length_surge"]
     scales = [http.get(address(surged), params={"step": step}).json()["scale"] for step in (198, 199, 398, 597, 796)]
     assert scales == [1.0, 0.5, 0.25, 0.125, 0.1]
+
+
+def test_policy_of_probes_says_whose_weights_are_wanted(http: httpx.Client) -> None:
+    run = start_run(http)
+
+    def wanted(step: int) -> object:
+        return run.get("lr-advice", step=step).raise_for_status().json()["want_weights_at_step"]
+
+    assert (wanted(7), wanted(50)) == (50, 100)
+    policy = {"every_steps": 20, "scorers": [{"scorer": "torch.float32"}]}
+    http.put(f"/v1/runs/{run.run}/probe-policy", json=policy).raise_for_status()
+    assert (wanted(7), wanted(19), wanted(20)) == (20, 20, 40)
 
 
 def test_client_computes_the_same_scale_for_every_step(http: httpx.Client, surged: RecordedRun) -> None:
@@ -157,7 +166,7 @@ def test_long_poll_ends_at_a_change(http: httpx.Client, surged: RecordedRun, new
     elif news == "alert":
         http.post(f"/v1/runs/{surged.run}/alerts/{surged.alerts()[0].id}/resolve").raise_for_status()
     else:
-        surged.close_all({LENGTH: [260.0] * 3, K3: [2e-2] * 3}, range(119, 122))
+        surged.close_all({LENGTH: [260.0] * 5, K3: [0.2] * 5}, range(119, 124))
     waiting.join(timeout=60)
     assert [answer.status_code for answer in answers] == [200]
     # Woken, not found when the state is read again.
@@ -264,3 +273,27 @@ def test_surge_in_rollouts_reaches_the_advice_feed(http: httpx.Client, server: R
         assert "length_surge" in {alert.rule for alert in feed.alerts}
         # Nothing changes any more, and yet the feed hears which weights are wanted next.
         wait_until(lambda: (feed.want_weights_at_step or 0) > 360)
+
+
+def test_run_that_has_ended_is_offered_nothing_until_it_runs_again(http: httpx.Client, surged: RecordedRun) -> None:
+    running = http.get(address(surged)).json()
+    assert running["reason"].endswith("No mismatch, gradient or reward signal corroborates it.")
+    http.patch(f"/v1/runs/{surged.run}", json={"state": "finished"}).raise_for_status()
+    ended = http.get(address(surged)).json()
+    assert ended["reason"] == "The run has ended: there is nothing to advise."
+    assert (ended["next_decay_step"], ended["want_weights_at_step"]) == (None, None)
+    # The state is absolute: a late poll still gets it.
+    assert ended["schedule"] == running["schedule"]
+    refused = operate(http, surged, "halve")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:foreshock:problem:advice-conflict")
+    assert "set it to 'running'" in refused.json()["detail"]
+    http.patch(f"/v1/runs/{surged.run}", json={"state": "running"}).raise_for_status()
+    assert http.get(address(surged)).json()["next_decay_step"] == 199
+
+
+def test_sum_of_the_learning_rate_is_a_second_clock(http: httpx.Client, surged: RecordedRun) -> None:
+    assert http.get(address(surged)).json()["learning_rate_sum"] is None
+    for step in (119, 120):
+        surged.log(step, {"lr": 1e-6})
+        surged.close(step, {LENGTH: 260.0})
+    assert http.get(address(surged)).json()["learning_rate_sum"] == pytest.approx(2e-6)

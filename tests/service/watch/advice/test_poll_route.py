@@ -8,14 +8,12 @@ from fastapi import FastAPI
 
 from service.platform.database.session import Database
 from service.platform.keys.limits import KeyLimits
-from service.platform.keys.service import Scope, create_key, new_secret, revoke_key
+from service.platform.keys.service import Scope, revoke_key
 from service.watch.advice.poll_route import poll_of
+from tests.service.two_routes import answer_of_both, make_key
 from tests.service.watch.recorded import RecordedRun
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
-# A parameter that only the declared route knows; it changes nothing where the run is named by its id.
-DECLARED = {"project": "any"}
 
 
 @pytest.fixture
@@ -23,31 +21,11 @@ def run(http: httpx.Client, app: FastAPI) -> RecordedRun:
     return RecordedRun(app.state.context.database).begin(advice_mode="apply")
 
 
-def make_key(database: Database, *scopes: Scope, project: str | None = None) -> tuple[str, dict[str, str]]:
-    secret = new_secret()
-    key = database.write(lambda session: create_key(session, secret, "test", project, scopes).id)
-    return key, {"Authorization": f"Bearer {secret}"}
-
-
-def content_of(answer: httpx.Response) -> tuple[object, ...]:
-    """Return the status, the headers and the body without what differs between any two requests."""
-    headers = {name: text for name, text in answer.headers.items() if name not in ("date", "x-request-id")}
-    body = answer.content
-    if answer.is_error:
-        body = repr({**answer.json(), "request_id": ""}).encode()
-        headers.pop("content-length")
-    return answer.status_code, headers, body
-
-
 def both(
     http: httpx.Client, run: str, headers: dict[str, str] | None = None, **parameters: str | float
 ) -> tuple[object, ...]:
     """Return the answer, which is that of the declared route too."""
-    url = f"/v1/runs/{run}/lr-advice"
-    polled = content_of(http.get(url, params=parameters, headers=headers))
-    declared = content_of(http.get(url, params={**parameters, **DECLARED}, headers=headers))
-    assert polled == declared
-    return polled
+    return answer_of_both(http, f"/v1/runs/{run}/lr-advice", headers, parameters)
 
 
 @on_sqlite

@@ -86,7 +86,7 @@ def test_alerts_on_delivery_are_the_same_in_any_order_of_arrival(http: httpx.Cli
         (2, "incomplete_step", 6),
         (2, "split_ranks", 6),
     ]
-    assert seen[0][0]["evidence"] == {"steps": {"4": [1, 2]}}
+    assert seen[0][0]["evidence"] == {"steps": {"4": [1, 2]}, "missing_at_newest_step": [1]}
 
 
 def test_rewind_takes_superseded_steps_out_of_the_alert(http: httpx.Client, app: FastAPI) -> None:
@@ -122,7 +122,7 @@ def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Cli
         close_overdue(app)
     (alert,) = alerts(http, sender.run, "incomplete_step")
     assert (alert["severity"], alert["state"], alert["step"]) == ("warning", "open", 3)
-    assert "step 4 has 1 of 2 shards, and 1 earlier steps lack shards too" in alert["why"]
+    assert "step 4 has 1 of 2 shards (missing: shard 1), and 1 earlier steps lack shards too" in alert["why"]
     answer = http.get(f"/v1/runs/{sender.run}/measurements", params={"comparison": "trainer/rollout"}).json()
     assert answer["incomplete_steps"] == [
         {"step": step, "attempt": 1, "shards": 1, "expected_shards": 2} for step in (4, 3)
@@ -131,7 +131,7 @@ def test_incomplete_step_is_said_everywhere_until_it_is_complete(http: httpx.Cli
     of_step = [http.get(f"/v1/runs/{sender.run}/steps/3/{part}") for part in parts]
     assert [each.json()["incomplete"] for each in of_step] == [answer["incomplete_steps"][1]] * len(parts)
     assert "closed with 1 of 2 shards" in http.get(f"/runs/{sender.run}/steps/3").text
-    assert "Step 4 closed with 1 of 2 shards" in http.get(f"/runs/{sender.run}").text
+    assert "Step 4 closed with 1 of 2 shards (missing: shard 1)" in http.get(f"/runs/{sender.run}").text
     assert "1 open" in http.get("/").text
     metrics = http.get("/metrics").text
     assert f'foreshock_step_shards{{run="{sender.run}"}} 1.0' in metrics

@@ -18,7 +18,7 @@ from tests.service.watch.recorded import K3, RecordedRun
 def alarmed(http: httpx.Client, app: FastAPI) -> RecordedRun:
     """A run whose mismatch is critical from the start: three alerts, over HTTP at `http`."""
     run = RecordedRun(app.state.context.database).begin()
-    run.close_all({K3: [2e-2] * 12}, range(1, 13))
+    run.close_all({K3: [0.2] * 12}, range(1, 13))
     return run
 
 
@@ -85,7 +85,7 @@ def test_alerts_of_all_runs_are_listed_last_changed_first_and_filtered(
     http: httpx.Client, alarmed: RecordedRun, app: FastAPI
 ) -> None:
     other = RecordedRun(app.state.context.database).begin("another-run", project="another")
-    other.close_all({K3: [2e-2] * 12}, range(1, 13))
+    other.close_all({K3: [0.2] * 12}, range(1, 13))
     found = http.get("/v1/alerts").raise_for_status().json()["items"]
     changed = [(alert["changed_at_us"], alert["id"]) for alert in found]
     assert changed == sorted(changed, reverse=True)

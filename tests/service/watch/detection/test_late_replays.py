@@ -18,6 +18,7 @@ from service.app import subscribe_handlers
 from service.platform.database.session import Database
 from service.platform.database.tables import DueReplay
 from service.platform.events import EventBus
+from service.watch.detection import late_replays, replay_detectors
 from service.watch.detection.events import ReplayDue
 from service.watch.detection.late_replays import make_due_replay
 from service.watch.detection.replay_detectors import MILESTONE_STEPS, RECENT_STATES, STEPS_IN_TRANSACTION
@@ -32,7 +33,7 @@ def values_at(step: int) -> dict[str, float]:
     return {LENGTH: surge * (100.0 + math.sin(step)), K3: 2e-2 if 60 < step < 90 else 1e-4 * (1 + step % 3)}
 
 
-def outcome(run: RecordedRun) -> object:
+def outcome(run: RecordedRun) -> tuple[list[Any], list[Any]]:
     """Return what the detectors made of a run."""
     alerts = [
         (alert.rule, alert.step, alert.value, alert.evidence, alert.cleared_step, alert.state)
@@ -56,6 +57,15 @@ def closed_run(
     for step in range(1, steps + 1):
         run.close(step, changed.get(step) or values_at(step))
     return run
+
+
+@pytest.fixture
+def sqlite_database(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
+    """A database for long histories: closing hundreds of steps takes seconds."""
+    shutil.copy(sqlite_template, tmp_path / "foreshock.db")
+    database = Database(f"sqlite:///{tmp_path}/foreshock.db")
+    yield database
+    database.close()
 
 
 def test_late_data_gives_the_result_of_a_history_that_was_never_different(database: Database) -> None:
@@ -110,6 +120,72 @@ def test_steps_that_close_during_a_replay_are_replayed_with_it(database: Databas
     assert make_due_replay(handlers, late.run, racing)  # type: ignore[arg-type]
     assert racing.writes == 1
     assert outcome(late) == expected
+
+
+def test_replay_ends_where_the_states_are_the_stored_ones_again(sqlite_database: Database) -> None:
+    steps = 450
+    expected = outcome(closed_run(sqlite_database, "in order", {}, steps))
+    # A surge and an alert that clears lie within the replay; k3 of the late step fires nothing.
+    late = closed_run(sqlite_database, "late", {20: {LENGTH: 140.0, K3: 1e-4}}, steps)
+    with statements() as seen:
+        late.close(20, values_at(20))
+    assert outcome(late) == expected
+    written = sum(rows for statement, rows in seen if statement.startswith("INSERT INTO detector_snapshots"))
+    assert 0 < written < steps // MILESTONE_STEPS
+    assert due(sqlite_database) == []
+    late.close(steps + 1, values_at(steps + 1))
+    assert late.snapshots()[-1].step == steps + 1
+
+
+def test_replay_of_a_long_history_keeps_few_states_and_has_the_same_result(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long history is one of few steps here: the bounds are lowered instead."""
+    for name, value in (("_STEPS_READ_FIRST", 30), ("_STEPS_READ_AT_ONCE", 70), ("_STEPS_WITH_DENSE_STATES", 30)):
+        monkeypatch.setattr(late_replays, name, value)
+    monkeypatch.setattr(replay_detectors, "SPARSE_MILESTONE_STEPS", 50)
+    steps = 250
+    in_order = closed_run(sqlite_database, "in order", {}, steps)
+    late = closed_run(sqlite_database, "late", {3: {LENGTH: 900.0, K3: 3e-2}, 120: {LENGTH: 60.0}}, steps)
+    for step in (3, 120):
+        late.close(step, values_at(step))
+        assert due(sqlite_database) == []
+    (alerts, expected), (alerts_late, found) = outcome(in_order), outcome(late)
+    assert alerts_late == alerts
+    assert len(found) < len(expected)
+    assert set(found) < set(expected)
+    assert [each[0] for each in found if each[2]][-2:] == [225, 250]
+    for run in (in_order, late):
+        run.close(steps + 1, values_at(steps + 1))
+    assert outcome(late)[1][-1] == outcome(in_order)[1][-1]
+    assert late.decisions() == in_order.decisions()
+
+
+def test_two_late_steps_are_both_replayed_when_the_first_is_soon_forgotten(sqlite_database: Database) -> None:
+    steps = 450
+    expected = outcome(closed_run(sqlite_database, "in order", {}, steps))
+    late = closed_run(sqlite_database, "late", {20: {LENGTH: 140.0}, 380: {LENGTH: 900.0, K3: 3e-2}}, steps)
+    handlers, late.events = late.events, EventBus()
+    subscribe_without(late.events, ReplayDue)
+    for step in (380, 20):
+        late.close(step, values_at(step))
+    assert make_due_replay(handlers, late.run, sqlite_database)
+    assert outcome(late) == expected
+
+
+def test_alert_that_clears_after_the_replay_stays_cleared(sqlite_database: Database) -> None:
+    def values(step: int) -> dict[str, float]:
+        return {LENGTH: 100.0, K3: 2e-2 if 60 < step < 430 else 1e-4}
+
+    outcomes = []
+    for key, first in (("in order", 100.0), ("late", 140.0)):
+        run = RecordedRun(sqlite_database).begin(key)
+        for step in range(1, 451):
+            run.close(step, values(step) | ({LENGTH: first} if step == 50 else {}))
+        run.close(50, values(50))
+        outcomes.append(outcome(run))
+    assert outcomes[0] == outcomes[1]
+    assert ("mismatch_critical", 75, "resolved") in [(each[0], each[1], each[5]) for each in outcomes[0][0]]
 
 
 def test_writer_does_no_more_for_late_data_of_a_longer_run(sqlite_template: Path, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from foreshock.early_warning.detectors import WarningState
 from service.platform.security import UNRESTRICTED
 from service.watch.alerts import service as alerts
+from service.watch.detection import replay_detectors
 from service.watch.detection.replay_detectors import MILESTONE_STEPS, RECENT_STATES
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
@@ -42,6 +44,29 @@ def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: Recorded
     alerts = [(a.rule, a.step, a.value, a.evidence) for a in recorded.alerts()]
     assert alerts
     assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == alerts
+
+
+def test_states_that_are_read_again_go_on_as_those_in_memory(
+    recorded: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {LENGTH: SURGE, K3: [0.2] * 9 + [1e-4] * 9}
+    recorded.close_all(values, STEPS)
+    read_again = RecordedRun(recorded.database).begin("read again")
+    read: list[bytes] = []
+    from_bytes = WarningState.from_bytes
+
+    def noted(data: bytes) -> WarningState:
+        read.append(data)
+        return from_bytes(data)
+
+    monkeypatch.setattr(replay_detectors._STATES, "get", lambda stored: None)
+    monkeypatch.setattr(WarningState, "from_bytes", noted)
+    read_again.close_all(values, STEPS)
+    assert len(read) >= len(STEPS) - 1
+    assert [each.state for each in read_again.snapshots()] == [each.state for each in recorded.snapshots()]
+    assert [(each.rule, each.step, each.state) for each in read_again.alerts()] == [
+        (each.rule, each.step, each.state) for each in recorded.alerts()
+    ]
 
 
 def test_announced_change_is_no_surge_whether_it_is_announced_before_or_afterwards(recorded: RecordedRun) -> None:
@@ -91,30 +116,30 @@ def test_late_data_retracts_an_alert_and_ends_the_schedule(recorded: RecordedRun
 
 
 def test_cleared_alert_is_resolved_and_late_data_opens_it_again(recorded: RecordedRun) -> None:
-    recorded.close_all({K3: [2e-2] * 6 + [1e-4] * 4}, range(1, 11))
+    recorded.close_all({K3: [0.2] * 6 + [1e-4] * 4}, range(1, 11))
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
-    assert (alert.step, alert.state, alert.cleared_step, alert.changed_by) == (3, "resolved", 9, "detector")
-    recorded.close(8, {K3: 2e-2})
+    assert (alert.step, alert.state, alert.cleared_step, alert.changed_by) == (5, "resolved", 9, "detector")
+    recorded.close(8, {K3: 0.2})
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
     assert (alert.state, alert.cleared_step) == ("open", None)
 
 
 def test_alert_from_before_the_replayed_steps_clears(recorded: RecordedRun) -> None:
-    recorded.close_all({K3: [2e-2] * 60 + [1e-4] * 3}, range(1, 64))
+    recorded.close_all({K3: [0.2] * 60 + [1e-4] * 3}, range(1, 64))
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
-    assert (alert.step, alert.state, alert.cleared_step) == (3, "resolved", 63)
+    assert (alert.step, alert.state, alert.cleared_step) == (5, "resolved", 63)
 
 
 def test_alert_resolved_by_a_person_stays_resolved_after_a_replay(recorded: RecordedRun) -> None:
-    recorded.close_all({K3: [2e-2] * 6}, range(1, 7))
+    recorded.close_all({K3: [0.2] * 6}, range(1, 7))
     alert = next(alert for alert in recorded.alerts() if alert.rule == "mismatch_critical")
     recorded.database.write(lambda session: alerts.resolve(session, UNRESTRICTED, recorded.run, alert.id))
-    recorded.close(2, {K3: 3e-2})
-    assert recorded.states()[("mismatch_critical", 3)] == "resolved"
+    recorded.close(2, {K3: 0.3})
+    assert recorded.states()[("mismatch_critical", 5)] == "resolved"
 
 
 def test_alert_version_grows_with_changes_only(recorded: RecordedRun) -> None:
-    recorded.close_all({K3: [1e-4] * 3 + [2e-2] * 6 + [1e-4] * 6}, range(1, 16))
+    recorded.close_all({K3: [1e-4] * 3 + [0.2] * 6 + [1e-4] * 6}, range(1, 16))
     versions = recorded.alert_versions
     assert versions == sorted(versions)
     assert versions[2] == 0
@@ -170,7 +195,7 @@ def test_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun) 
 
 
 def test_runaway_mismatch_halves_once(recorded: RecordedRun) -> None:
-    recorded.close_all({K3: [5e-4] * 12 + [3e-2] * 10}, range(1, 23))
+    recorded.close_all({K3: [5e-4] * 12 + [0.3] * 10}, range(1, 23))
     assert recorded.decisions() == ["rule_halving"]
-    assert recorded.states()[("mismatch_runaway", 15)] == "open"
-    assert recorded.advice().halvings == (16,)
+    assert recorded.states()[("mismatch_runaway", 17)] == "open"
+    assert recorded.advice().halvings == (18,)

@@ -85,7 +85,7 @@ def test_change_costs_one_query_however_many_wait(database: Database) -> None:
         await asyncio.sleep(0.3)
         statements.clear()
         begin = time.monotonic()
-        await asyncio.to_thread(run.close_all, {K3: [2e-2] * 12}, range(1, 13))
+        await asyncio.to_thread(run.close_all, {K3: [0.2] * 12}, range(1, 13))
         await asyncio.gather(*waiting)
         seconds = time.monotonic() - begin
         await polls.stop()
@@ -107,7 +107,7 @@ def test_change_between_the_look_and_the_wait_is_not_missed(database: Database) 
         polls.start()
         with polls.waiter(run.run) as waiter:
             known = await polls.version(run.run)
-            await asyncio.to_thread(run.close_all, {K3: [2e-2] * 12}, range(1, 13))
+            await asyncio.to_thread(run.close_all, {K3: [0.2] * 12}, range(1, 13))
             await asyncio.sleep(0.5)
             begin = time.monotonic()
             await waiter.until(lambda now: now != known, 30)
@@ -131,7 +131,7 @@ def test_change_that_nobody_announces_is_found_by_the_fallback(
         polls.start()
         waiting = asyncio.create_task(wait(polls, run.run))
         await asyncio.sleep(0.3)
-        await asyncio.to_thread(run.close_all, {K3: [2e-2] * 12}, range(1, 13))
+        await asyncio.to_thread(run.close_all, {K3: [0.2] * 12}, range(1, 13))
         await asyncio.wait_for(waiting, 20)
         await polls.stop()
 
@@ -148,7 +148,7 @@ async def wait(polls: LongPolls, run_id: str) -> RunVersion | None:
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_change_by_another_process_ends_a_poll(http: httpx.Client, app: FastAPI, database_url: str) -> None:
     run = RecordedRun(app.state.context.database).begin()
-    run.close_all({K3: [2e-2] * 12}, range(1, 13))
+    run.close_all({K3: [0.2] * 12}, range(1, 13))
     address = f"/v1/runs/{run.run}/alerts"
     etag = http.get(address).headers["ETag"]
 

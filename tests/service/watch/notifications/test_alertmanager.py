@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,62 +12,22 @@ from sqlalchemy import update
 
 from service.platform.database.tables import Notification
 from service.platform.notification_targets import NotificationTarget
-from tests.ports import free_port
+from tests.monitoring import running_alertmanager, wait_for
 from tests.service.watch.notifications.conftest import Alerting
 from tests.service.watch.notifications.receiver import Receiver
 
 pytestmark = pytest.mark.slow
 
 
-def program() -> str:
-    found = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
-    if found is None:
-        message = "Alertmanager is not installed: apt-get install prometheus-alertmanager"
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
-
-
 @pytest.fixture
 def alertmanager(receiver: Receiver, tmp_path: Path) -> Iterator[str]:
     """An Alertmanager of this test's own, whose receiver is `receiver`."""
-    configuration = tmp_path / "alertmanager.yml"
-    configuration.write_text(
+    configuration = (
         "route: {receiver: hook, group_wait: 100ms, group_interval: 1s, repeat_interval: 1h}\n"
         f"receivers: [{{name: hook, webhook_configs: [{{url: '{receiver.url}/from-alertmanager'}}]}}]\n"
     )
-    url = f"http://127.0.0.1:{free_port()}"
-    with (tmp_path / "alertmanager.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                program(), f"--config.file={configuration}", f"--storage.path={tmp_path / 'data'}",
-                f"--web.listen-address={url.removeprefix('http://')}", "--cluster.listen-address=",
-            ],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            wait_for(lambda: _is_ready(url))
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/-/ready", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not come in time")
+    with running_alertmanager(configuration, tmp_path) as url:
+        yield url
 
 
 def test_alertmanager_gets_the_alert_keeps_it_and_is_told_its_end(

@@ -22,6 +22,7 @@ from service.watch.notifications.service import Notifier, fill_outbox, send_next
 from tests.ports import free_port
 from tests.service.watch.notifications.conftest import Alerting
 from tests.service.watch.notifications.receiver import Receiver
+from tests.service.watch.recorded import K3, RecordedRun
 
 Make = Callable[..., NotificationTarget]
 
@@ -257,3 +258,21 @@ def test_the_command_sends_a_test_message(
     with pytest.raises(ConfigurationError, match="target away did not take the message: ConnectError") as raised:
         console.send_test("away")
     assert "secret-token" not in str(raised.value)
+
+
+def test_one_message_for_an_episode_unless_it_grows_worse(alerting: Alerting, target: Make, receiver: Receiver) -> None:
+    run = RecordedRun(alerting.context.database).begin("mismatch")
+    # The baseline is half of the level that is critical: the rules on k3 fire one after the other, for one cause.
+    run.close_all({K3: [5e-3] * 20}, range(1, 21))
+    alerting.notify(target())
+    run.close_all({K3: [0.3] * 20}, range(21, 41))
+    for _ in range(2):
+        alerting.notify(target())
+    rules = {alert.rule: alert.severity for alert in run.alerts()}
+    assert len(rules) >= 4
+    told = [(body["alert"]["rule"], body["alert"]["severity"]) for body in receiver.bodies]
+    assert [severity for _, severity in told] == ["warning", "critical"]
+    # A new episode has a message of its own.
+    run.close_all({K3: [1e-4] * 8 + [0.3] * 60}, range(41, 109))
+    alerting.notify(target())
+    assert [body["alert"]["severity"] for body in receiver.bodies] == ["warning", "critical", "critical"]

@@ -44,8 +44,10 @@ def magnitudes(inputs: TokenInputs) -> Float64:
     rows, count = rows[kept], inputs.offsets.size - 1
     target, behaviour = inputs.target[kept].astype(np.float64), inputs.behaviour[kept].astype(np.float64)
     d = target - behaviour
-    with np.errstate(over="ignore"):
+    # Zero times an overflow is masked below.
+    with np.errstate(over="ignore", invalid="ignore"):
         above, chi2 = np.expm1(d), np.square(np.expm1(d))
+        skew = _of_tokens(inputs.advantage, kept, rows) * np.abs(above)
     entropy = _of_tokens(inputs.entropy, kept, rows)
     advantage = _of_tokens(inputs.advantage, kept, rows)
     # Squares about a mean are a difference of squares.
@@ -61,8 +63,8 @@ def magnitudes(inputs: TokenInputs) -> Float64:
         "advantage": advantage,
         "advantage2": np.square(advantage),
         "advantage_d": advantage * np.abs(d),
-        "positive_advantage_skew": np.multiply(advantage, np.abs(above), where=advantage > 0, out=np.zeros_like(d)),
-        "negative_advantage_skew": np.multiply(advantage, np.abs(above), where=advantage > 0, out=np.zeros_like(d)),
+        "positive_advantage_skew": np.where(advantage > 0, skew, 0.0),
+        "negative_advantage_skew": np.where(advantage > 0, skew, 0.0),
         "d_with_advantage": np.abs(d),
         "within_target": np.square(probabilities[0]),
         "within_behaviour": np.square(probabilities[1]),
@@ -73,9 +75,17 @@ def magnitudes(inputs: TokenInputs) -> Float64:
     for name, values in terms.items():
         sums[:, TOKEN_SUMS.index(name)] = np.bincount(rows, values, count)
     sums[:, TOKEN_SUMS.index("d")] = sums[:, TOKEN_SUMS.index("abs_d")]
-    of_squares = [np.sqrt(sums[:, TOKEN_SUMS.index(name)]) for name in ("within_target", "within_behaviour")]
-    sums[:, TOKEN_SUMS.index("within_product")] = of_squares[0] * of_squares[1]
+    sums[:, TOKEN_SUMS.index("within_product")] = np.prod([_norms(each, rows, count) for each in probabilities], axis=0)
     return sums
+
+
+def _norms(values: Float64, rows: NDArray[np.int64], count: int) -> Float64:
+    """Return the root of the sum of squares of each rollout; squares of small values would underflow."""
+    largest = np.zeros(count)
+    np.maximum.at(largest, rows, values)
+    scale = np.where(largest > 0, largest, 1.0)
+    norms: Float64 = scale * np.sqrt(np.bincount(rows, np.square(values / scale[rows]), count))
+    return norms
 
 
 def _of_tokens(values: NDArray[np.floating] | None, kept: NDArray[np.bool_], rows: NDArray[np.int64]) -> Float64:

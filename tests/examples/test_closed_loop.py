@@ -1,0 +1,197 @@
+"""The closed loop without an engine: plan, arms, outcomes, and what the document claims."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from examples.closed_loop.__main__ import RESULTS, main, needed_by
+from examples.closed_loop.analyse import DOCUMENT, IMAGES, document, plots
+from examples.closed_loop.arms import control_of, scales_of, sequence_weights, token_weights
+from examples.closed_loop.outcome import (
+    best_safe_arm,
+    compare,
+    complete_seeds,
+    mismatch_seeds,
+    outcome_of,
+    outcomes,
+    paired_interval,
+)
+from examples.closed_loop.plan import ARMS, FIRST_SEED, SEEDS, SETTINGS, Arm, Plan, plans
+from examples.collapses.grid import SEEDS as SEEDS_OF_THE_GRID
+from examples.collapses.results import Result, read_results
+from examples.collapses.run import START
+from examples.tiny_rl.model import load_model
+from examples.tiny_rl.trainer import Trainer, TrainerOptions
+
+SETTING = SETTINGS[0]
+HEALTHY = [0.5] * 150
+COLLAPSING = [0.5] * 60 + [0.1] * 90
+
+
+def result(plan: Plan, rewards: list[float], scales: list[float] | None = None) -> Result:
+    steps = np.arange(1, len(rewards) + 1, dtype=np.int32)
+    columns = {
+        "rollout:reward_mean": np.array(rewards, np.float32),
+        "scalars:lr": np.array([plan.setting.learning_rate * scale for scale in scales or [1.0] * 150], np.float32),
+    }
+    return Result(plan.to_json(), "all steps", 1.0, 2.0, {}, steps, columns)
+
+
+def results(rewards: Mapping[Arm, list[float]], seeds: int = 2) -> dict[str, Result]:
+    chosen = [plan for plan in plans(seeds) if plan.setting == SETTING]
+    return {plan.name: result(plan, rewards.get(plan.arm, COLLAPSING)) for plan in chosen}
+
+
+def test_every_run_comes_after_those_it_is_made_from_and_seeds_are_new() -> None:
+    order = [plan.name for plan in plans()]
+    assert len(set(order)) == len(order) == len(SETTINGS) * len(ARMS) * SEEDS
+    for plan in plans():
+        assert all(order.index(other.name) < order.index(plan.name) for other in needed_by(plan))
+        assert plan.seed >= FIRST_SEED > SEEDS_OF_THE_GRID
+        assert plan.of(plan.arm, plan.partner).partner == plan.seed != plan.partner
+    assert SEEDS >= 10
+    with pytest.raises(ValueError, match="even"):
+        plans(3)
+
+
+def test_twin_has_no_mismatch_and_a_run_goes_on_after_a_collapse() -> None:
+    twin, constant = Plan(SETTING, "twin", 1000).settings, Plan(SETTING, "constant", 1000).settings
+    assert twin.dose.exact
+    assert (twin.learning_rate, twin.seed) == (constant.learning_rate, constant.seed)
+    assert constant.steps_after_collapse > constant.steps
+
+
+def test_schedules_of_the_arms() -> None:
+    advice = {1000: [1.0] * 100 + [0.5] * 50, 1001: [1.0] * 50 + [0.25] * 100}
+
+    def finished(plan: Plan) -> Result:
+        assert plan.arm == "advice"
+        return result(plan, HEALTHY, advice[plan.seed])
+
+    scales = {
+        arm: [control_of(Plan(SETTING, arm, 1000), finished).scale(step) for step in range(1, 151)] for arm in ARMS
+    }
+    for arm in ("twin", "constant", "token-tis", "sequence-mis", "advice"):
+        assert scales[arm] == [1.0] * 150
+    assert scales["tenth"] == [0.1] * 150
+    assert scales["cosine"][0] == 1.0
+    assert scales["cosine"][75] == pytest.approx(0.5)
+    assert 0.0 < scales["cosine"][-1] < 1e-3
+    assert scales["matched"] == pytest.approx([125 / 150] * 150)
+    assert scales["sham"] == advice[1001]
+
+
+def test_advice_arm_lowers_the_rate_from_the_step_after_the_alarm() -> None:
+    control = control_of(Plan(SETTING, "advice", 1000), lambda plan: pytest.fail("needs no other run"))
+    for step in range(1, 41):
+        control.observe(step, {"trainer/rollout:ess_token": 0.99 if step <= 20 else 0.4, "rollout:reward_mean": 0.5})
+    # The median of five is beyond with the third value, at step 23.
+    assert [control.scale(step) for step in (1, 23, 24, 40)] == [1.0, 1.0, 0.5, 0.5]
+
+
+def test_weights_of_the_corrections_are_those_of_their_formulas() -> None:
+    d = torch.tensor([[0.0, math.log(1.5), math.log(3.0), 0.0], [-1.0, 0.2, 0.3, 0.1]])
+    assert torch.allclose(token_weights(d)[0], torch.tensor([1.0, 1.5, 2.0, 1.0]))
+    sequence = sequence_weights(d)
+    # ρ_seq = 4.5 is beyond 2; the other is exp(−0.4), the same for each of its tokens.
+    assert sequence[0].tolist() == [0.0] * 4
+    assert torch.allclose(sequence[1], torch.full((4,), math.exp(-0.4)))
+
+
+def test_correction_weights_the_gradient_and_none_leaves_it_as_it_was() -> None:
+    prompts, responses, advantages = [[1, 2], [3, 4]], [[5, 6, 7], [8, 9]], np.array([1.0, -0.5])
+
+    def updated(correction: object) -> list[torch.Tensor]:
+        trainer = Trainer(load_model(START), TrainerOptions(learning_rate=1e-3))
+        trainer.step(prompts, responses, advantages, correction=correction)  # type: ignore[arg-type]
+        return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+    plain = updated(None)
+    assert all(map(torch.equal, plain, updated(lambda log_pi, mask: torch.ones_like(log_pi))))
+    dropped = updated(lambda log_pi, mask: torch.tensor([[1.0], [0.0]]).expand_as(log_pi))
+    assert not all(map(torch.equal, plain, dropped))
+
+
+def test_outcome_is_the_reward_of_the_last_fifth_and_the_share_of_the_learning_rate() -> None:
+    plan = Plan(SETTING, "advice", 1000)
+    found = outcome_of(plan, result(plan, [0.9] * 120 + [0.6] * 30, [1.0] * 75 + [0.5] * 75))
+    assert found.last_reward == pytest.approx(0.6)
+    assert found.learning_rate_share == pytest.approx(0.75)
+    assert (found.first_change, found.collapse) == (76, None)
+    # Weights that are not finite end a run: what it lacks is no reward.
+    early = outcome_of(plan, result(plan, [0.5] * 130, [1.0] * 130))
+    assert early.last_reward == pytest.approx(0.5 * 10 / 30)
+    assert scales_of(result(plan, HEALTHY)) == [1.0] * 150
+
+
+def test_a_collapse_is_of_mismatch_only_if_the_twin_survives() -> None:
+    seeds = [1000, 1001]
+    survives = outcomes(results({"twin": HEALTHY}), 2)
+    assert mismatch_seeds(survives, SETTING.name, seeds) == seeds
+    assert mismatch_seeds(outcomes(results({}), 2), SETTING.name, seeds) == []
+
+
+def test_saved_is_judged_against_the_best_safe_arm_and_not_the_twin() -> None:
+    found = outcomes(results({"twin": [0.9] * 150, "tenth": HEALTHY, "cosine": [0.46] * 150, "sham": [0.4] * 150}), 2)
+    assert best_safe_arm(found, SETTING.name, [1000, 1001]) == "tenth"
+    saved = {each.arm: each.saved for each in compare(found, SETTING.name, [1000, 1001])}
+    assert saved == dict.fromkeys(ARMS, 0) | {"twin": 2, "tenth": 2, "cosine": 2}
+
+
+def test_only_seeds_with_every_arm_count() -> None:
+    found = results({"twin": HEALTHY})
+    del found[Plan(SETTING, "sham", 1001).name]
+    assert complete_seeds(outcomes(found, 2), SETTING.name) == [1000]
+    assert "Not run: fewer than two seeds of it have every arm." in document(found, 2)
+    assert list(plots(found, 2)) == [f"closed-loop-{SETTING.name}.svg"]
+
+
+def test_document_says_better_only_where_the_interval_allows_it() -> None:
+    text = document(results({"twin": HEALTHY, "advice": HEALTHY, "sham": HEALTHY}), 2).replace("\n", " ")
+    assert "More reward at the end than the constant arm: `advice`, `sham`." in text
+    assert "`sham` +0.00 (+0.00 to +0.00; cannot tell)" in text
+    assert "`matched` +0.40 (+0.40 to +0.40; more)" in text
+    better = document(results({"twin": HEALTHY, "cosine": HEALTHY}), 2).replace("\n", " ")
+    assert "`cosine` -0.40 (-0.40 to -0.40; less)" in better
+    nothing = document(results({"twin": HEALTHY}), 2).replace("\n", " ")
+    assert "More reward at the end than the constant arm: no arm." in nothing
+    assert "Cannot tell: `advice`" in nothing
+
+
+def test_interval_over_seeds_covers_the_mean() -> None:
+    random = np.random.default_rng(3)
+    covered = 0
+    for _ in range(400):
+        low, high = paired_interval(random.normal(0.1, 0.2, size=10))
+        covered += low <= 0.1 <= high
+    # A bootstrap of ten values is a little too narrow.
+    assert 0.86 <= covered / 400 <= 0.97
+    assert paired_interval([0.1]) == (-math.inf, math.inf)
+
+
+def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "lag8", "--results", str(tmp_path)]) == 2
+    assert "no run is called 'lag8'; runs are called as lag8-lr0.0001-twin-seed1000" in capsys.readouterr().err
+
+
+def test_document_and_plots_are_those_of_the_committed_results() -> None:
+    found = read_results(RESULTS)
+    assert DOCUMENT.read_text("utf-8") == document(found)
+    for name, text in plots(found).items():
+        assert (IMAGES / name).read_text("utf-8") == text
+
+
+def test_committed_results_are_small_and_their_settings_are_those_of_the_plan() -> None:
+    found = read_results(RESULTS)
+    planned = {plan.name: plan for plan in plans()}
+    assert found
+    for name, each in found.items():
+        assert each.settings == json.loads(json.dumps(planned[name].to_json()))
+    assert sum(path.stat().st_size for path in RESULTS.glob("*.parquet")) < 20e6

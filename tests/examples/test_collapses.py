@@ -1,0 +1,278 @@
+"""The benchmark of collapses without an engine: grid, split, labels, doses, result files, alarms, the document."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from examples.collapses.__main__ import main, missing_runs
+from examples.collapses.analyse import DOCUMENT, document, is_current
+from examples.collapses.grid import DOSES, LEARNING_RATES, SEEDS, Dose, RunSettings, grid, part_of
+from examples.collapses.labels import kind_of, label
+from examples.collapses.leads import RATIOS, Signal, alarms, chosen_ratio, roc
+from examples.collapses.pairs import Alarm, best_alarm, reward_drops, scores_of
+from examples.collapses.results import (
+    RESULTS,
+    Result,
+    UnreadableResult,
+    columns_of,
+    read_result,
+    read_results,
+    result_file,
+    write_result,
+)
+from examples.collapses.run import START
+from examples.collapses.sampling import ExactSource, round_to_bits, sampler_weights
+from examples.collapses.summary import summarize
+from examples.collapses.tables import paired
+from examples.tiny_rl.model import load_model
+from examples.tiny_rl.policy import next_token_distributions, pad
+from examples.tiny_rl.task import Problem, encode
+from examples.tiny_rl.trainer import Trainer, TrainerOptions
+from foreshock.backtest.replay import RecordedRun
+from foreshock.early_warning.detectors import REWARD_KEY, ClosedStep
+
+HEALTHY = [0.5] * 60
+COLLAPSING = [0.5] * 30 + [0.1] * 30
+
+
+def result(name: str, rewards: list[float], **columns: list[float]) -> tuple[str, Result]:
+    """Return a result as the runner writes it, with these rewards."""
+    (settings,) = (each for each in grid() if each.name == name)
+    rows = [
+        {
+            "rollout:reward_mean": reward,
+            "trainer/rollout:k3_kl": 1e-3,
+            "fixed:float32_k3_kl": 1e-3,
+            **{key: values[step] for key, values in columns.items()},
+        }
+        for step, reward in enumerate(rewards)
+    ]
+    made_by = {
+        "engine": {"engine_version": "1", "device_name": "a CPU", "cpu_isa": "AVX2"},
+        "trainer": {"engine_version": "2"},
+    }
+    steps = np.arange(1, len(rewards) + 1, dtype=np.int32)
+    return name, Result(settings.to_json(), "all steps", 1.0, 2.0, made_by, steps, columns_of(rows))
+
+
+def test_grid_has_every_cell_once_and_at_least_120_runs() -> None:
+    cells = Counter((run.dose.name, run.learning_rate, run.seed) for run in grid())
+    assert set(cells.values()) == {1}
+    assert len(cells) == len(DOSES) * len(LEARNING_RATES) * SEEDS >= 120
+    assert len({run.name for run in grid()}) == len(cells)
+
+
+def test_every_prefix_of_the_grid_is_balanced_over_doses() -> None:
+    for end in range(1, len(grid()) + 1):
+        counts = Counter({dose.name: 0 for dose in DOSES})
+        counts.update(run.dose.name for run in grid()[:end])
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_all_runs_of_a_seed_are_in_one_part_and_a_third_is_for_tuning() -> None:
+    assert [part_of(seed) for seed in range(6)] == ["tuning", "locked", "locked"] * 2
+    assert all(run.part == part_of(run.seed) for run in grid())
+
+
+def test_label_is_the_first_step_that_stays_low() -> None:
+    steps = list(range(1, 61))
+    assert label(steps, HEALTHY) is None
+    # The median of five is low from the third low value on.
+    assert label(steps, COLLAPSING) == 33
+
+
+def test_a_collapse_is_of_mismatch_only_if_the_twin_survives() -> None:
+    assert kind_of("a", "twin", {"a": None, "twin": 5}) == "none"
+    assert kind_of("a", "twin", {"a": 9, "twin": None}) == "mismatch"
+    assert kind_of("a", "twin", {"a": 9, "twin": 5}) == "learning rate"
+    assert kind_of("a", "twin", {"a": 9}) == "unknown"
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_rounding_keeps_few_values_a_row_within_half_a_spacing(bits: int) -> None:
+    matrix = torch.randn(8, 400, generator=torch.Generator().manual_seed(0))
+    matrix[3] = 0.0
+    rounded = round_to_bits(matrix, bits)
+    spacing = matrix.abs().amax(dim=1) / (2 ** (bits - 1) - 1)
+    assert all(len(row.unique()) <= 2**bits - 1 for row in rounded)
+    assert bool(((rounded - matrix).abs().amax(dim=1) <= spacing * 0.5001).all())
+    assert torch.equal(round_to_bits(rounded, bits), rounded) or bits > 4
+    assert not rounded[3].any()
+
+
+def test_partial_sync_keeps_the_named_tensor_and_rounding_spares_vectors() -> None:
+    start = {"lm_head.weight": torch.zeros(2, 2), "norm.weight": torch.zeros(3)}
+    now = {"lm_head.weight": torch.ones(2, 2), "norm.weight": torch.tensor([0.1, 0.2, 1.0])}
+    (partial,) = (dose for dose in DOSES if dose.unsynced)
+    held = sampler_weights(partial, now, start)
+    assert torch.equal(held["lm_head.weight"], start["lm_head.weight"])
+    assert torch.equal(held["norm.weight"], now["norm.weight"])
+    assert torch.equal(sampler_weights(Dose("", "", weight_bits=2), now, start)["norm.weight"], now["norm.weight"])
+
+
+def test_trainers_pass_as_sampler_gives_the_trainers_numbers_bit_for_bit() -> None:
+    settings = RunSettings(DOSES[0], 1e-4, 0)
+    trainer = Trainer(load_model(START), TrainerOptions(learning_rate=settings.learning_rate))
+    prompts = [Problem((1, 2, 3)).prompt_token_ids, Problem((9, 8, 7, 6, 5)).prompt_token_ids]
+    torch.manual_seed(0)
+    groups = ExactSource(trainer.model, settings).sample(prompts, 4)
+    responses = [response for group in groups for response in group]
+    rows = [prompt for prompt in prompts for _ in range(4)]
+    update = trainer.step(rows, [each.token_ids for each in responses], np.ones(8), settings.width)
+    logged = np.concatenate([each.log_probs for each in responses]).astype(np.float32)
+    assert np.array_equal(update.log_probs, logged)
+
+
+def test_trainers_pass_as_sampler_samples_its_own_distribution() -> None:
+    settings = replace(RunSettings(DOSES[0], 1e-4, 0), max_response_tokens=2)
+    model = load_model(START)
+    prompt = encode("1+2+3=")
+    torch.manual_seed(0)
+    (group,) = ExactSource(model, settings).sample([prompt], 2000)
+    counts = np.bincount([each.token_ids[0] for each in group], minlength=16)
+    with torch.no_grad():
+        distribution = next_token_distributions(model, pad([prompt], [[0]]))[0, len(prompt) - 1].exp().double().numpy()
+    error = np.sqrt(distribution * (1 - distribution) * 2000)
+    assert np.all(np.abs(counts - 2000 * distribution) <= 4 * error + 1)
+
+
+def test_result_file_keeps_values_and_settings_and_leaves_no_part(tmp_path: Path) -> None:
+    name, written = result("w4-lr0.0003-seed1", COLLAPSING)
+    write_result(result_file(tmp_path, name), written)
+    found = read_result(result_file(tmp_path, name))
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.parquet"]
+    assert (found.dose, found.learning_rate, found.seed) == ("w4", 3e-4, 1)
+    np.testing.assert_array_equal(found.columns["rollout:reward_mean"], np.array(COLLAPSING, np.float32))
+
+
+def test_missing_values_stay_missing_in_a_result_file(tmp_path: Path) -> None:
+    _, written = result("bf16-lr0.0002-seed0", HEALTHY)
+    rows = [{"a": 1.0}, {"a": 2.0, "b": 3.0}]
+    write_result(tmp_path / "x.parquet", replace(written, steps=np.array([1, 2], np.int32), columns=columns_of(rows)))
+    np.testing.assert_array_equal(read_result(tmp_path / "x.parquet").columns["b"], np.array([np.nan, 3.0], np.float32))
+
+
+def test_other_parquet_files_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"step": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(UnreadableResult, match="no result of this benchmark"):
+        read_result(tmp_path / "other.parquet")
+
+
+def test_a_run_is_missing_until_its_file_has_its_final_name(tmp_path: Path) -> None:
+    first, second = grid()[:2]
+    (tmp_path / f"{first.name}.part").write_bytes(b"half")
+    assert missing_runs(grid(), tmp_path)[0] == first
+    (tmp_path / f"{first.name}.parquet").write_bytes(b"")
+    assert missing_runs(grid(), tmp_path)[0] == second
+
+
+def test_nothing_is_started_if_all_runs_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in grid():
+        result_file(tmp_path, run.name).touch()
+    assert main(["--results", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "all runs are done\n"
+
+
+def steps_of(values: list[float]) -> list[ClosedStep]:
+    return [ClosedStep(step, {"x": value}) for step, value in enumerate(values, start=1)]
+
+
+def test_alarm_starts_when_the_median_has_risen_and_ends_when_it_is_back() -> None:
+    steps = steps_of([1.0] * 20 + [4.0] * 10 + [1.0] * 10)
+    (episode,) = alarms(steps, Signal("x", "x rises"), 2.0)
+    assert (episode.start, episode.end) == (23, 33)
+    assert not alarms(steps, Signal("x", "x rises"), 5.0)
+    assert not alarms(steps, Signal("x", "x falls", falls=True), 2.0)
+    assert len(alarms(steps_of([4.0] * 20 + [1.0] * 9), Signal("x", "x falls", falls=True), 2.0)) == 1
+
+
+def test_alarm_needs_a_baseline_above_zero() -> None:
+    assert not alarms(steps_of([0.0] * 20 + [4.0] * 10), Signal("x", "x rises"), 2.0)
+    assert not alarms(steps_of([1.0] * 10), Signal("x", "x rises"), 0.1)
+
+
+def test_threshold_is_the_lowest_with_few_false_alarms() -> None:
+    steps = steps_of([1.0] * 20 + [1.7] * 10 + [1.0] * 30)
+    run = RecordedRun("healthy", tuple(range(1, 61)), (True,) * 60, (), None, False)
+    scores = roc(Signal("x", "x rises"), [run], [steps])
+    assert [scores[ratio].false_alarms for ratio in RATIOS] == [1, 1, 0, 0, 0, 0, 0]
+    assert chosen_ratio(scores) == 2.0
+
+
+def test_pair_of_signals_needs_both_at_one_step() -> None:
+    # The signal rises at step 21 for good; the reward falls by a fifth at step 41, at first for nine steps.
+    signal, rewards = Signal("x", "x rises"), [1.0] * 40 + [0.8] * 9 + [1.0] * 11 + [0.8] * 20
+    steps = [
+        ClosedStep(step, {"x": 1.0 if step <= 20 else 4.0, REWARD_KEY: reward})
+        for step, reward in enumerate(rewards, start=1)
+    ]
+    run = RecordedRun("healthy", tuple(range(1, 81)), (True,) * 80, (), None, False)
+    tried = [Alarm(signal, 2.0, drop) for drop in (0.0, 0.1, 0.3)] + [Alarm(signal, 5.0, 0.1)]
+    assert [found.false_alarms for _, found in scores_of(tried, [run], [steps])] == [1, 2, 0, 0]
+    drops = reward_drops(steps)
+    assert (drops[42], drops[43], drops[52]) == pytest.approx((0.0, 0.2, 0.0))
+    alarm, found = best_alarm(signal, [run], [steps], 1.0)
+    assert (found.hits, found.false_alarms) == (0, 0)
+    assert alarm.drop >= 0.2 or alarm.ratio > 4.0
+
+
+def test_summary_takes_the_mismatch_before_the_collapse() -> None:
+    k3 = [1e-3] * 32 + [1.0] * 28
+    name, collapsed = result("w4-lr0.0003-seed1", COLLAPSING, **{"trainer/rollout:k3_kl": k3})
+    twin, healthy = result("none-lr0.0003-seed1", HEALTHY)
+    first, second = summarize({name: collapsed, twin: healthy})
+    assert (first.name, first.kind, first.collapse) == (twin, "none", None)
+    assert (second.name, second.kind, second.collapse, second.part) == (name, "mismatch", 33, "locked")
+    assert second.k3 == pytest.approx(1e-3)
+    assert second.usable
+
+
+def test_pairs_count_how_a_run_and_its_twin_ended() -> None:
+    runs = summarize(
+        dict([
+            result("none-lr0.0003-seed0", HEALTHY),
+            result("none-lr0.0003-seed1", COLLAPSING),
+            result("w4-lr0.0003-seed0", COLLAPSING),
+            result("w4-lr0.0003-seed1", HEALTHY),
+            result("w4-lr0.0003-seed2", COLLAPSING),
+        ])
+    )  # fmt: skip
+    (row,) = (line for line in paired(runs).splitlines() if line.startswith("| `w4`"))
+    assert row == "| `w4` | 2 | 0 | 1 | 1 | 0 | 1/2 (1–99 %) |"
+
+
+def test_document_says_that_the_grid_is_not_complete() -> None:
+    text = document(dict([result("w4-lr0.0003-seed0", COLLAPSING), result("none-lr0.0003-seed0", HEALTHY)]))
+    assert "**2 of the 132 runs of the grid are done**" in text
+    assert "The grid is not complete: a cell has 0 to 1 of 3 runs" in " ".join(text.split())
+    assert "no calibration is shown yet" in " ".join(text.split())
+    # No figure stands for a part without runs.
+    assert re.search(r"^\| reward falls \|.*\| – \| – \| – \|$", text, re.MULTILINE)
+
+
+def test_document_is_the_one_of_the_committed_results() -> None:
+    results = read_results(RESULTS)
+    planned = {run.name for run in grid()}
+    assert set(results) <= planned
+    # To write it: python -m examples.collapses.analyse
+    assert is_current(DOCUMENT.read_text(), results)
+    assert not is_current(DOCUMENT.read_text().replace("collapsed", "fell", 1), results)
+
+
+def test_committed_results_are_small_and_their_settings_are_those_of_the_grid() -> None:
+    expected = {run.name: run.to_json() | {"part": run.part} for run in grid()}
+    for name, found in read_results(RESULTS).items():
+        wanted = expected[name]
+        assert {**found.settings, "dose": None} == {**wanted, "dose": None}
+        assert found.settings["dose"]["name"] == wanted["dose"]["name"]
+        assert found.dose != "none" or not found.columns["trainer/rollout:max_abs_d"].any()
+    assert sum(path.stat().st_size for path in RESULTS.glob("*.parquet")) < 20e6

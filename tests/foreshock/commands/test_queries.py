@@ -1,0 +1,27 @@
+"""What the commands read of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.queries import RunQueries
+from foreshock.reading.watch_records import ProbeRecord
+
+
+def test_probes_that_publish_no_score_make_no_probed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {1: "layers", 2: "matrix", 3: "routing", 4: "exact", 5: "weights", 6: "layers", 7: "exact"}
+    probes = [ProbeRecord(f"probe_{step}", "run", 1, step, kind, "done") for step, kind in kinds.items()]
+    probes += [
+        ProbeRecord("probe_8", "run", 1, 6, "exact", "done"),
+        ProbeRecord("probe_9", "run", 1, 9, "exact", "queued"),
+    ]
+
+    def listed(queries: RunQueries) -> Iterator[ProbeRecord]:
+        return iter(probes)
+
+    monkeypatch.setattr(RunQueries, "_probes", listed)
+    with ServiceConnection("http://127.0.0.1:1", None) as connection:
+        assert RunQueries(connection, "run").probed_steps() == (4, 5, 6, 7)

@@ -1,0 +1,73 @@
+"""A comparison by layer through the command, the real service, a worker and a real engine process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from foreshock import Reader
+from foreshock.commands.main import main
+from foreshock.digests import weights_digest
+from foreshock.layer_divergence import Departure
+from probes.console import WorkerConsole
+from probes.engines.pool import EnginePool
+from probes.worker import Worker
+from tests.probes.conftest import RunningService
+from tests.probes.test_worker import TORCH, ProbedRun, settings, start_run
+from tests.probes.tiny import make_rollouts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROLLOUTS = make_rollouts(24, group_ids=[f"p{row % 8}" for row in range(24)])
+
+
+@pytest.fixture
+def run(service: RunningService, checkpoints: Path) -> Iterator[ProbedRun]:
+    started = start_run(service, ROLLOUTS)
+    started.announce(weights_digest(checkpoints / "first"))
+    yield started
+    service.http.delete(f"/v1/runs/{started.run}")
+
+
+def work(run: ProbedRun, checkpoints: Path, engines: EnginePool) -> str:
+    console = StringIO()
+    worker = Worker(settings(run.service, checkpoints), WorkerConsole(console), scorers=TORCH, engines=engines)
+    worker.run(once=True, until_idle_seconds=60.0)
+    return console.getvalue()
+
+
+def test_command_shows_where_bfloat16_departs_from_float32(
+    run: ProbedRun, checkpoints: Path, engines: EnginePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["probe", run.run, "1", "--layers", "--url", run.service.url]
+    assert main([*command, "--no-wait", "--json"]) == 0
+    probe = json.loads(capsys.readouterr().out)
+    log = work(run, checkpoints, engines)
+    assert run.read(probe["id"])["state"] == "done", log
+    assert "depart first at layers.0" in log
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "Hidden states of torch.trainer against torch.float32" in shown
+    assert "torch.trainer and torch.float32 depart first at layers.0: " in " ".join(shown.split())
+    (item,) = run.service.http.get(f"/v1/runs/{run.run}/steps/1/layers").raise_for_status().json()["items"]
+    assert (item["states"], item["non_finite"], item["groups"]) == (ROLLOUTS.num_tokens, 0, 8)
+    assert item["layers"][0]["distance"]["relative_l2"]["mean"] == 0.0
+    assert item["compared_fingerprint"]["autocast"] == "bfloat16"
+    assert item["reference_fingerprint"]["weights_digest"] == weights_digest(checkpoints / "first")
+    with Reader(run.service.url) as reader:
+        (found,) = reader.layers(run.run, 1, pair="torch.trainer/torch.float32")
+    assert found.departure == Departure("layers.0", "layers.0")
+    assert (found.step, found.states, found.in_words()) == (1, ROLLOUTS.num_tokens, item["sentence"])
+
+
+def test_refused_option_is_the_reason_of_the_failure(run: ProbedRun, checkpoints: Path, engines: EnginePool) -> None:
+    body = {"step": 1, "kind": "layers", "options": {"torch.float32": {"padding": "sideways"}}}
+    probe = run.service.http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status().json()
+    work(run, checkpoints, engines)
+    found = run.read(probe["id"])
+    assert found["state"] == "failed"
+    assert "padding" in found["reason"]

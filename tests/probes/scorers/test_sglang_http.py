@@ -1,0 +1,102 @@
+"""`sglang.http` reads answers in the format of SGLang's documentation; no real server is run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreshock.rollouts import RolloutBatch
+from probes.scorers.request import UnsupportedScoreError
+from tests.probes.scorers.test_torch_forward import score
+
+ROLLOUTS = RolloutBatch.from_lists(["a", "b"], [[3, 4], [5]], [[6, 7], [8]])
+
+
+class Answers:
+    """Answers in the documented format; each is a list [log-prob, token id, text]."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: dict[str, Any] = {"model_path": str(folder), "is_generation": True, "weight_version": "default"}
+        self.entries: list[list[list[Any]]] = [
+            [[None, 4, None], [-0.5, 6, None], [-0.25, 7, None]],
+            [[None, 5, None], [-2.0, 8, None]],
+        ]
+        self.received: dict[str, Any] = {}
+
+
+@pytest.fixture
+def answers(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    """Answers that are served at the address of the settings."""
+    chosen = Answers(checkpoints / "first")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = {"/get_model_info": chosen.model, "/get_server_info": {"version": "0.5.9", "tp_size": 2}}
+            self._answer(known.get(self.path))
+
+        def do_POST(self) -> None:
+            chosen.received = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._answer([{"text": "", "meta_info": {"input_token_logprobs": each}} for each in chosen.entries])
+
+        def _answer(self, body: Any) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(200 if body is not None else 404)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", f"sglang=http://127.0.0.1:{server.server_port}")
+    yield chosen
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_log_probs_are_read_at_the_responses_tokens(answers: Answers, checkpoints: Path) -> None:
+    scored = score(checkpoints / "first", ROLLOUTS, "sglang.http")
+    assert scored.log_probs.tolist() == [-0.5, -0.25, -2.0]
+    assert answers.received["input_ids"] == [[3, 4, 6, 7], [5, 8]]
+    assert answers.received["logprob_start_len"] == [1, 0]
+    assert scored.fingerprint.engine_version == "0.5.9"
+    assert (scored.fingerprint.flags["tp_size"], scored.fingerprint.flags["weights_seen_by"]) == ("2", "folder")
+
+
+def test_weights_version_of_the_server_is_compared_with_the_checkpoints(answers: Answers, checkpoints: Path) -> None:
+    answers.model |= {"model_path": "hub/name", "weight_version": "7"}
+    scored = score(checkpoints / "first", ROLLOUTS, "sglang.http")
+    assert scored.fingerprint.flags["weights_seen_by"] == "version"
+    answers.model["weight_version"] = "6"
+    with pytest.raises(UnsupportedScoreError, match="holds the weights version 6, the checkpoint has 7"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.http")
+
+
+def test_answer_with_other_tokens_is_refused(answers: Answers, checkpoints: Path) -> None:
+    answers.entries[0][2][1] = 9
+    with pytest.raises(UnsupportedScoreError, match="other tokens"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.http")
+
+
+def test_answer_of_another_kind_of_server_is_refused(answers: Answers, checkpoints: Path) -> None:
+    answers.model.pop("model_path")
+    with pytest.raises(UnsupportedScoreError, match="has no 'model_path'"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.http")
+
+
+def test_worker_without_a_server_says_which_setting_names_one(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORESHOCK_ENGINE_SERVERS", raising=False)
+    with pytest.raises(UnsupportedScoreError, match="FORESHOCK_ENGINE_SERVERS='sglang="):
+        score(checkpoints / "first", ROLLOUTS, "sglang.http")

@@ -1,0 +1,136 @@
+"""`vllm.http` on a real vLLM server: its log-probs are the model's, and a server with other weights is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from benchmarks.replay import Replayer
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from probes.engines.process import EngineError
+from probes.scorers.request import UnsupportedScoreError
+from tests.probes.scorers.test_torch_forward import score
+from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+KEY = "a key of the server"
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Save a tokenizer of one word per id: vLLM's completions need one."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A checkpoint, and the address of a vLLM server that was started on it."""
+    root = tmp_path_factory.mktemp("served")
+    weights = save_checkpoint(root / "weights", seed=1)
+    save_tokenizer(weights)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--enforce-eager", "--no-enable-prefix-caching", "--dtype", "float32"]
+    command += ["--max-model-len", "64", "--served-model-name", "policy", "--api-key", KEY]
+    log = root / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 600
+        while True:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            try:
+                if httpx.get(f"{address}/health", trust_env=False).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        yield weights, address
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture
+def configured(served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The checkpoint of the server that the worker's settings name."""
+    weights, address = served
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", f"vllm={address}")
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVER_KEYS", f"vllm={KEY}")
+    return weights
+
+
+def test_log_probs_of_the_server_are_the_models(configured: Path) -> None:
+    rollouts = make_rollouts(17)
+    by_server = score(configured, rollouts, "vllm.http", batch_size=5)
+    by_torch = score(configured, rollouts, "torch.float32").log_probs
+    np.testing.assert_allclose(by_server.log_probs, by_torch, atol=1e-4)
+    made_by = by_server.fingerprint
+    assert (made_by.engine, made_by.flags["model"], made_by.flags["weights_seen_by"]) == ("vllm", "policy", "folder")
+    assert made_by.engine_version
+    assert made_by.device_name is None
+
+
+def test_empty_prompts_and_responses_are_scored(configured: Path) -> None:
+    rollouts = RolloutBatch.from_lists(["a", "b", "c", "d"], [[], [3], [4], []], [[5, 6], [], [7], [8]])
+    by_server = score(configured, rollouts, "vllm.http").log_probs
+    assert np.isnan(by_server).tolist() == [True, False, False, True]
+    np.testing.assert_allclose(by_server, score(configured, rollouts).log_probs, atol=1e-4)
+
+
+def test_engine_process_reads_the_server_from_the_workers_settings(configured: Path, replay: Replayer) -> None:
+    rollouts = make_rollouts(5)
+    by_server, _ = replay.score(rollouts, configured, "vllm.http")
+    np.testing.assert_allclose(by_server, score(configured, rollouts).log_probs, atol=1e-4)
+
+
+def test_server_with_other_weights_is_refused(configured: Path, checkpoints: Path) -> None:
+    with pytest.raises(UnsupportedScoreError, match="cannot be seen to hold the checkpoint"):
+        score(checkpoints / "second", make_rollouts(2), "vllm.http")
+
+
+def test_what_a_server_cannot_score_is_refused(configured: Path) -> None:
+    processed = BatchAttributes(logprobs_mode="processed_logprobs", temperature=0.5)
+    with pytest.raises(UnsupportedScoreError, match="raw ones"):
+        score(configured, make_rollouts(2, attributes=processed), "vllm.http")
+    with pytest.raises(UnsupportedScoreError, match="maximum model length"):
+        score(configured, RolloutBatch.from_lists(["a"], [[1] * 40], [[2] * 30]), "vllm.http")
+
+
+def test_wrong_key_names_the_setting(configured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVER_KEYS", "vllm=another")
+    with pytest.raises(UnsupportedScoreError, match="FORESHOCK_ENGINE_SERVER_KEYS='vllm="):
+        score(configured, make_rollouts(2), "vllm.http")
+
+
+def test_server_that_is_down_is_a_reason_to_retry(
+    configured: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from probes.engines.pool import EnginePool
+
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", "vllm=http://127.0.0.1:9")
+    pool = EnginePool(tmp_path)
+    try:
+        with pytest.raises(EngineError, match="correct FORESHOCK_ENGINE_SERVERS") as raised:
+            Replayer(tmp_path, pool).score(make_rollouts(2), configured, "vllm.http")
+    finally:
+        pool.close()
+    assert raised.value.kind == "retry"

@@ -1,0 +1,172 @@
+"""Workers on a real, local Ray: placed by accelerator type, restarted when they are killed, stopped by a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from foreshock.digests import weights_digest
+from foreshock.errors import ConfigurationError
+from probes.ray_workers import RayPlacement
+from tests.ports import free_port
+from tests.probes.conftest import RunningService
+from tests.probes.test_worker import ProbedRun, start_run
+from tests.probes.tiny import make_rollouts
+
+_ACTOR = "ray::WorkerActor"
+# Said on both sides: without it, a head asks for a token if this user's home has one, and a client sends none.
+_AUTHENTICATION = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of one node that declares two H100, as processes of its own."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="fs-ray-", dir="/tmp") as folder:
+        command = [
+            str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}",
+            "--node-ip-address=127.0.0.1", "--num-cpus=2", "--num-gpus=2", "--include-dashboard=false",
+            "--disable-usage-stats", "--object-store-memory=100000000", f"--temp-dir={folder}",
+            '--resources={"accelerator_type:H100": 2}',
+        ]  # fmt: skip
+        log = Path(folder) / "head.log"
+        with log.open("wb") as sink:
+            environment = {**os.environ, **_AUTHENTICATION}
+            head = subprocess.Popen(
+                command, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            deadline = time.monotonic() + 120
+            while "Ray runtime started" not in log.read_text(errors="replace"):
+                if head.poll() is not None or time.monotonic() > deadline:
+                    pytest.fail(log.read_text(errors="replace"))
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}"
+        finally:
+            _end(head)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and every one that it started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        for each in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.kill()
+    process.wait()
+
+
+def actors() -> dict[int, psutil.Process]:
+    """The processes of workers on Ray, by process id."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(part.startswith(_ACTOR) for part in process.cmdline()[:1]):
+                found[process.pid] = process
+    return found
+
+
+@contextlib.contextmanager
+def workers_on_ray(
+    service: RunningService, address: str, root: Path, log: Path, accelerator_type: str = "H100"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `foreshock worker --ray` with two workers until the block ends."""
+    command = [
+        sys.executable, "-m", "probes.commands", "--ray", "--workers", "2", "--accelerator-type", accelerator_type,
+        "--cpus-per-worker", "0.5", "--scorers", "torch.float32", "--name", "on-ray",
+    ]  # fmt: skip
+    environment = {
+        **os.environ, **_AUTHENTICATION, "RAY_ADDRESS": address, "FORESHOCK_URL": service.url,
+        "FORESHOCK_ACCELERATOR": "cpu", "FORESHOCK_WEIGHTS_ROOTS": f"runs={root}", "FORESHOCK_LEASE_WAIT_SECONDS": "1",
+        "FORESHOCK_SHUTDOWN_GRACE_SECONDS": "1",
+    }  # fmt: skip
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def wait_until_logged(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while text not in log.read_text(errors="replace"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(log.read_text(errors="replace"))
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def run(service: RunningService) -> Iterator[ProbedRun]:
+    """A run that is deleted after the test."""
+    started = start_run(service, make_rollouts(150))
+    yield started
+    service.http.delete(f"/v1/runs/{started.run}")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_restarted_by_ray_and_its_job_is_done(
+    service: RunningService, run: ProbedRun, checkpoints: Path, ray_address: str, tmp_path: Path
+) -> None:
+    run.announce(weights_digest(checkpoints / "first"))
+    with workers_on_ray(service, ray_address, checkpoints, tmp_path / "log") as process:
+        wait_until_logged(tmp_path / "log", "starting 2 workers on Ray", process)
+        # One rollout at a time, so that there is time to kill its worker.
+        probe = run.probe("torch.float32", options={"torch.float32": {"batch_size": 1}})
+        run.wait_for(probe, {"running"})
+        before = actors()
+        assert len(before) == 2
+        for each in before.values():
+            each.kill()
+        done = run.wait_for(probe, {"done", "failed"})
+        after = actors()
+        assert process.poll() is None
+    assert done["state"] == "done"
+    (job,) = done["jobs"]
+    assert job["attempts"] >= 2
+    assert job["worker"] in ("on-ray-0", "on-ray-1")
+    assert "lease expired" in job["reasons"][0]
+    assert after
+    assert not set(after) & set(before)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_signal_and_wait_for_an_accelerator_that_is_missing(
+    service: RunningService, checkpoints: Path, ray_address: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with workers_on_ray(service, ray_address, checkpoints, log, accelerator_type="A100") as process:
+        wait_until_logged(log, "the cluster has no accelerator of type A100 (it has: H100)", process)
+        assert actors() == {}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+
+
+def test_a_worker_that_is_placed_by_accelerator_type_has_one_gpu_and_unlimited_restarts() -> None:
+    placed = RayPlacement(8, "H100").options()
+    assert (placed["accelerator_type"], placed["num_gpus"]) == ("H100", 1.0)
+    assert (placed["max_restarts"], placed["max_task_retries"]) == (-1, -1)
+    anywhere = RayPlacement(2).options()
+    assert "accelerator_type" not in anywhere
+    assert anywhere["num_gpus"] == 0.0
+    assert RayPlacement(2, "H100", gpus=4).options()["num_gpus"] == 4
+
+
+def test_a_number_of_workers_below_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--workers must be at least 1, got 0"):
+        RayPlacement(0)

@@ -1,0 +1,72 @@
+"""A page in Chromium with what went wrong on it."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, Request
+
+PATIENCE_MS = 240_000
+MISSING = "Chromium is missing: apt-get install chromium"
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+# What the browser itself keeps of every breach of the page's policy.
+RECORD_BREACHES = """
+window.breaches = [];
+document.addEventListener("securitypolicyviolation", (event) => {
+  window.breaches.push(`${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`);
+});
+"""
+
+
+class Visit:
+    """A page with what went wrong on it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.faults: list[str] = []
+        self._asked: set[Request] = set()
+        self.origin = ""
+        self._left: set[Request] = set()
+        self._leaving = False
+        page.add_init_script(RECORD_BREACHES)
+        page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
+        page.on("pageerror", lambda error: self._note(True, str(error)))
+        page.on("requestfailed", lambda r: self._note(not self._is_given_up(r), f"{r.failure}: {r.url}"))
+        # Playwright marks the functions that it is given, which a built-in method does not let it.
+        page.on("request", lambda request: self._asked.add(request))
+        page.on("request", lambda request: self._note(self._leaves(request.url), f"left: {request.url}"))
+
+    def _leaves(self, address: str) -> bool:
+        """Return whether an address is of another origin; a blob is made by the page itself."""
+        return not address.removeprefix("blob:").startswith(self.origin)
+
+    def _is_given_up(self, request: Request) -> bool:
+        """Return whether a page asked for it that was left meanwhile: it may refresh itself at that moment."""
+        return request in self._left or (self._leaving and request.failure == "net::ERR_ABORTED")
+
+    def _note(self, wrong: bool, words: str) -> None:
+        if wrong:
+            self.faults.append(words)
+
+    def open(self, site_url: str, path: str) -> Page:
+        """Load the page and wait until its figures are drawn."""
+        self.origin = site_url
+        self.go(site_url + path)
+        self.page.wait_for_selector("body[data-drawn=yes]")
+        return self.page
+
+    def go(self, address: str) -> None:
+        """Leave the page for another one."""
+        self._left = set(self._asked)
+        self._leaving = True
+        self.page.goto(address)
+        self._leaving = False
+
+    def assert_clean(self) -> None:
+        assert self.page.evaluate("window.breaches") == []
+        assert self.faults == [], self.faults

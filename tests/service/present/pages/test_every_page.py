@@ -1,0 +1,130 @@
+"""Every page on phones and on wide screens, light and dark: nothing is cut, found by axe-core, or out of reach.
+
+With FORESHOCK_SCREENSHOTS=FOLDER each page is also saved there as a picture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.service.present.pages.browsing import Visit
+from tests.service.present.pages.conftest import Fleet
+from tests.service.present.pages.fleet import KINDS, REPLAYED_STEP
+from tests.service.present.pages.test_accessibility import serious
+
+pytestmark = pytest.mark.slow
+SIZES = {390: 844, 768: 1024, 1280: 900, 1920: 1080}
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+MOST_SCREENS = 5
+MOST_WORDS = 250
+STEP = f"/runs/default/mismatch/steps/{REPLAYED_STEP}"
+PAGES: dict[str, Callable[[Fleet], str]] = {
+    "runs": lambda fleet: "/",
+    "run": lambda fleet: fleet.address("mismatch"),
+    "step": lambda fleet: STEP,
+    "rollout": lambda fleet: f"{STEP}/rollouts/{REPLAYED_STEP}-0-0",
+    "rules": lambda fleet: f"{fleet.address('mismatch')}/rules",
+    "alerts": lambda fleet: "/alerts",
+    "hardware": lambda fleet: "/hardware",
+    "compare": lambda fleet: f"/compare?run={fleet.ids['learning']}&run={fleet.ids['mismatch']}",
+    "service": lambda fleet: "/service",
+}
+# Words that begin within the first two screens; those of closed details and of screen readers are not seen.
+COUNT_WORDS = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let words = 0;
+  while (walker.nextNode()) {
+    const text = walker.currentNode, parent = text.parentElement;
+    if (!text.textContent.trim() || parent.closest(".visually-hidden, .skip, option, noscript, svg")) continue;
+    if (!parent.checkVisibility({ visibilityProperty: true })) continue;
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    const box = range.getBoundingClientRect();
+    if (box.height && box.top + scrollY < 2 * innerHeight) words += text.textContent.trim().split(/\\s+/).length;
+  }
+  return words;
+}"""
+MARK_ACTIONS = """() => {
+  const found = [...document.querySelectorAll("a[href], button, select, input:not([type=hidden]), summary")]
+    .filter((each) => each.checkVisibility({ visibilityProperty: true }) && !each.disabled);
+  found.forEach((each, at) => { each.dataset.action = at; });
+  return found.map((each) => each.innerText || each.name || each.getAttribute("aria-label") || each.tagName);
+}"""
+FOCUSED = """() => {
+  const at = document.activeElement, style = getComputedStyle(at);
+  return at === document.body ? null : [at.dataset.action ?? "", style.outlineStyle !== "none"];
+}"""
+
+
+def opened(visit: Visit, fleet: Fleet, address: str, width: int) -> Page:
+    """Open a page at a width, and wait until it is drawn, if it has anything to draw."""
+    visit.origin = fleet.url
+    visit.page.set_viewport_size({"width": width, "height": SIZES[width]})
+    visit.go(fleet.url + address)
+    if visit.page.locator("script[type=module]").count():
+        visit.page.wait_for_selector("body[data-drawn=yes]")
+    return visit.page
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_whole_at_every_width_in_light_and_dark(visit: Visit, fleet: Fleet, name: str) -> None:
+    folder = os.environ.get("FORESHOCK_SCREENSHOTS")
+    for width in SIZES:
+        page = opened(visit, fleet, PAGES[name](fleet), width)
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, scheme)
+            assert serious(page) == [], (width, scheme)
+            if folder:
+                page.screenshot(path=Path(folder) / f"{name}-{width}-{scheme}.png", full_page=True)
+    visit.assert_clean()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_phone_scrolls_less_than_five_screens(visit: Visit, fleet: Fleet, name: str) -> None:
+    page = opened(visit, fleet, PAGES[name](fleet), 390)
+    assert page.evaluate("document.documentElement.scrollHeight / innerHeight") < MOST_SCREENS
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", KINDS)
+def test_first_two_screens_of_a_run_have_few_words(visit: Visit, fleet: Fleet, name: str, width: int) -> None:
+    page = opened(visit, fleet, fleet.address(name), width)
+    assert page.evaluate(COUNT_WORDS) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(("name", "width"), [*((name, 1280) for name in PAGES), ("run", 390)])
+def test_keyboard_reaches_every_action_and_shows_where_it_is(visit: Visit, fleet: Fleet, name: str, width: int) -> None:
+    page = opened(visit, fleet, PAGES[name](fleet), width)
+    actions = page.evaluate(MARK_ACTIONS)
+    reached: set[str] = set()
+    for _ in range(3 * len(actions) + 20):
+        page.keyboard.press("Tab")
+        found = page.evaluate(FOCUSED)
+        if found is None:
+            break
+        action, is_outlined = found
+        assert is_outlined or not action, actions[int(action)]
+        reached.add(action)
+    assert [text for at, text in enumerate(actions) if str(at) not in reached] == []
+
+
+def test_folded_card_of_a_phone_opens_by_keyboard_and_is_drawn(visit: Visit, fleet: Fleet) -> None:
+    page = opened(visit, fleet, fleet.address("mismatch"), 390)
+    button = page.get_by_role("button", name="Response length", exact=True)
+    plot = page.locator('[data-figure$="/length.json"]')
+    assert button.get_attribute("aria-expanded") == "false"
+    assert not plot.is_visible()
+    button.focus()
+    page.keyboard.press("Enter")
+    plot.locator("svg.main-svg").first.wait_for()
+    assert button.get_attribute("aria-expanded") == "true"
+    page.get_by_role("link", name="Learning rate", exact=True).click()
+    page.get_by_text("Next decay step").wait_for()
+    visit.assert_clean()

@@ -1,0 +1,87 @@
+"""Five kinds of run are shown right, also before any script runs: the verdict, and the tiles of the first screen."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from playwright.sync_api import Browser
+
+from foreshock.ranges import required_range
+from service.present.pages.figures.changes import Band
+from service.present.pages.presenters.marks import disjoint
+from tests.service.present.pages.conftest import Fleet
+from tests.service.present.pages.fleet import KINDS, SILENT_FROM, SILENT_RANK
+
+VERDICTS = {
+    "learning": r"Healthy: k3 of trainer/rollout, .*\. Reward 0\.\d+, no collapse\.",
+    "learning-rate": r"Critical since step 40: the reward fell from 0\.80 to 0\.0\d+.*in its healthy range: look at "
+    "the learning rate and the data of these steps first.",
+    "mismatch": r"Critical since step 50: the reward fell .* critical: the mismatch may be the cause\.",
+    "experts": r"Healthy( so far)?: k3 of trainer/rollout, .*\. Reward 0\.\d+, no collapse\.",
+    "incomplete": rf"Warning since step {SILENT_FROM}: incomplete step\. Closed without all shards: .*"
+    rf"\(missing: shard {SILENT_RANK}\)",
+}
+
+
+def verdict_in(page: str) -> str:
+    found = re.search(r'class="verdict [a-z]*"><p><strong>(.*?)</strong>', page, re.S)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_first_answer_has_the_verdict_of_the_run(fleet: Fleet, name: str) -> None:
+    assert re.match(VERDICTS[name], verdict_in(fleet.http.get(fleet.address(name)).raise_for_status().text))
+
+
+def test_verdict_tells_since_when_as_the_api_does(fleet: Fleet) -> None:
+    rewards = fleet.measured("mismatch", "rollout", "reward_mean")
+    fallen = next(step for step, reward in rewards.items() if reward < 0.35)
+    assert f"since step {fallen}:" in verdict_in(fleet.http.get(fleet.address("mismatch")).text)
+
+
+def test_mixture_of_experts_is_judged_by_its_own_range(fleet: Fleet) -> None:
+    page = fleet.http.get(fleet.address("experts")).text
+    k3 = next(each["mean"] for each in fleet.get("experts", "health")["measures"] if each["measure"] == "k3_kl")
+    dense, experts = required_range("k3_kl", "dense"), required_range("k3_kl", "moe")
+    assert (dense.verdict(k3), experts.verdict(k3)) == ("warning", "healthy")
+    assert f"healthy {experts.healthy}" in page
+    assert "No open alert" in page
+
+
+def test_list_marks_what_is_ill_and_nothing_else(fleet: Fleet) -> None:
+    page = fleet.http.get("/").raise_for_status().text
+    rows = {name: re.search(rf'aria-label="Compare {name}".*?</tr>', page, re.S) for name in KINDS}
+    texts = {name: found[0] for name, found in rows.items() if found is not None}
+    assert "fell at step 40" in texts["learning-rate"]
+    assert "fell at step 50" in texts["mismatch"]
+    assert "steps incomplete" in texts["incomplete"]
+    for name in ("learning", "experts"):
+        assert "badge warning" not in texts[name]
+        assert "badge critical" not in texts[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_verdict_is_on_the_first_screen_without_javascript(fleet: Fleet, browser: Browser, name: str) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(fleet.url + fleet.address(name))
+    verdict = page.locator(".verdict strong")
+    box = verdict.bounding_box()
+    assert re.match(VERDICTS[name], verdict.inner_text())
+    assert box is not None
+    assert box["y"] + box["height"] < 844
+    context.close()
+
+
+def test_bands_of_alerts_do_not_cover_each_other() -> None:
+    bands = [Band(5, 20, "warning"), Band(8, 20, "warning"), Band(10, 12, "critical"), Band(30, 30, "warning")]
+    assert disjoint(bands) == [
+        Band(5, 10, "warning"),
+        Band(10, 12, "critical"),
+        Band(12, 20, "warning"),
+        Band(30, 31, "warning"),
+    ]

@@ -1,0 +1,147 @@
+"""Pages over several runs: the list with its filters, the comparison, the alerts, hardware × configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+from urllib.parse import urlencode
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.rollouts import encode_rollouts
+from foreshock.rollouts.batch import RolloutBatch
+from service.platform.body_limits import PARQUET_MEDIA_TYPE
+from tests.service.present.pages.browsing import Visit
+from tests.service.present.pages.conftest import Site, rollouts, send_run
+
+
+def rewarded(step: int, reward: float) -> RolloutBatch:
+    """The rollouts of a step, all with nearly the same reward."""
+    batch = rollouts(step, 0.01)
+    noise = np.random.default_rng(step).normal(0.0, 0.01, batch.num_rollouts)
+    object.__setattr__(batch, "reward", (reward + noise).clip(0.0, 1.0).astype(np.float32))
+    return batch
+
+
+def send_falling(http: httpx.Client, key: str, fall_at: int, steps: int, **settings: object) -> str:
+    """Send a run whose reward falls from 0.8 to 0.05 at a step, and return its id."""
+    run = http.post("/v1/runs", json={"key": key, "model": "tiny", **settings}).raise_for_status().json()
+    http.post(
+        f"/v1/runs/{run['id']}/attempts", json={"key": "first", "fingerprint": {"rollout": {"engine": key}}}
+    ).raise_for_status()
+    for step in range(1, steps + 1):
+        body = encode_rollouts(rewarded(step, 0.8 if step < fall_at else 0.05))
+        address = f"/v1/runs/{run['id']}/steps/{step}/rollouts/0"
+        http.put(address, content=body, headers={"Content-Type": PARQUET_MEDIA_TYPE}).raise_for_status()
+    return str(run["id"])
+
+
+@pytest.fixture(scope="module")
+def fallen(site: Site) -> str:
+    """The id of a run whose reward fell at step 12."""
+    return send_falling(site.http, "fallen", 12, 26, hardware="a board", trainer="a trainer", engine="an engine")
+
+
+def names_in(page: str) -> list[str]:
+    return re.findall(r'<th scope="row"><a href="[^"]+">([^<]+)</a>', page)
+
+
+def test_list_says_whose_reward_fell_and_when(site: Site, fallen: str) -> None:
+    page = site.http.get("/", params={"search": "fallen"}).raise_for_status().text
+    assert "fell at step 12" in page
+    assert 'class="spark"' in page
+    assert "fell at" not in site.http.get("/", params={"search": "a healthy run"}).text
+
+
+def test_list_is_searched_and_filtered_and_pages_keep_the_filter(site: Site, fallen: str) -> None:
+    assert names_in(site.http.get("/", params={"search": "FALL"}).text) == ["fallen"]
+    assert "fallen" in names_in(site.http.get("/", params={"model": "tiny", "state": "running"}).text)
+    assert names_in(site.http.get("/", params={"model": "another"}).text) == []
+    assert "No run matches" in site.http.get("/", params={"state": "failed"}).text
+    assert names_in(site.http.get("/", params={"project": "another"}).text) == []
+    many = [site.http.post("/v1/runs", json={"key": f"many {number}", "model": "many"}).json() for number in range(26)]
+    following = re.search(r'href="(/\?[^"]+)">Older', site.http.get("/", params={"model": "many"}).text)
+    assert following is not None
+    assert names_in(site.http.get(following[1].replace("&amp;", "&")).text) == ["many 0"]
+    for run in many:
+        site.http.delete(f"/v1/runs/{run['id']}").raise_for_status()
+
+
+def test_incomplete_steps_are_marked_in_the_list(site: Site) -> None:
+    run = send_run(site.http, "incomplete one", steps=1)
+    body = encode_rollouts(rollouts(2, 0.01))
+    address = f"/v1/runs/{run.id}/steps/2/rollouts/0?shards=2"
+    site.http.put(address, content=body, headers={"Content-Type": PARQUET_MEDIA_TYPE}).raise_for_status()
+    assert "incomplete</span>" not in site.http.get("/", params={"search": "incomplete one"}).text
+    site.http.post(f"/v1/runs/{run.id}/attempts", json={"key": "second", "resume_step": 3}).raise_for_status()
+    page = site.http.get("/", params={"search": "incomplete one"}).text
+    closed = site.http.get(f"/v1/runs/{run.id}/steps").json()["items"][1]["closed"]
+    assert ("1 step incomplete" in page) == closed
+
+
+def test_collapsed_run_opens_with_its_fall(site: Site, fallen: str) -> None:
+    page = site.http.get(f"/runs/{fallen}").raise_for_status().text
+    assert re.search(r"<strong>Critical since step 12: the reward fell from 0\.[78]\d to \d", page)
+    assert '<li class="tile critical"><h2>Reward' in page
+
+
+def test_comparison_has_what_differs_and_a_line_for_each_run(site: Site, fallen: str) -> None:
+    query = urlencode([("run", site.run.id), ("run", fallen), ("run", fallen)])
+    page = site.http.get(f"/compare?{query}").raise_for_status().text
+    assert "2 runs compared" in page
+    different, _, equal = page.partition("settings are equal")
+    for name in ("hardware", "last step", "rollout.engine"):
+        assert f'<th scope="row">{name}</th>' in different
+    assert '<th scope="row">model</th>' in equal
+    figure = site.http.get(f"/pages/compare/reward.json?{query}").json()
+    assert [trace["name"] for trace in figure["data"]] == ["a healthy run", "fallen"]
+    assert len({json.dumps(trace["line"]["color"]) for trace in figure["data"]}) == 2
+    assert "missing" in site.http.get(f"/pages/compare/entropy.json?{query}").json()
+
+
+@pytest.mark.parametrize("query", ["", "run=" + "&run=".join(f"run_{at}" for at in range(21))])
+def test_comparison_of_no_run_or_too_many_says_what_to_do(site: Site, query: str) -> None:
+    answer = site.http.get(f"/compare?{query}")
+    assert answer.status_code == 422
+    assert "expected 1 to 20 runs" in answer.text
+
+
+def test_alerts_of_all_runs_are_listed_and_filtered(site: Site, fallen: str) -> None:
+    found = site.http.get("/v1/alerts", params={"limit": 200}).raise_for_status().json()["items"]
+    page = site.http.get("/alerts").raise_for_status().text
+    assert found, "the fall of the reward opens an alert"
+    assert "reward fall" in page
+    assert 'href="/runs/default/fallen"' in page
+    assert "No such alert" in site.http.get("/alerts", params={"state": "retracted"}).text
+    infos = sum(each["severity"] == "info" for each in found)
+    assert site.http.get("/alerts", params={"severity": "info"}).text.count('data-column="State"') == min(infos, 50)
+
+
+def test_hardware_shows_the_mismatch_of_each_configuration(site: Site, fallen: str) -> None:
+    page = site.http.get("/hardware").raise_for_status().text
+    row = re.search(r'<tr><th scope="row">a board</th>.*?</tr>', page, re.S)
+    assert row is not None
+    assert "an engine, a trainer, tiny" in row[0]
+    assert re.search(r'data-column="k3" class="number">[\d.e-]+', row[0])
+    assert "Workers that replay" in page
+
+
+@pytest.mark.slow
+def test_runs_are_ticked_and_compared_with_one_zoom(visit: Visit, site: Site, fallen: str) -> None:
+    page = visit.page
+    visit.origin = site.url
+    page.goto(f"{site.url}/?search=al")
+    page.get_by_label("Compare fallen").check()
+    page.get_by_label("Compare a healthy run").check()
+    page.get_by_role("button", name="Compare the ticked runs").click()
+    page.wait_for_selector("body[data-drawn=yes]")
+    assert page.get_by_role("heading", level=1).inner_text() == "2 runs compared"
+    reward, k3 = '[data-figure*="/reward.json"]', '[data-figure*="/k3.json"]'
+    assert page.locator(f"{reward} g.trace").count() == 2
+    page.evaluate(f"""Plotly.relayout(document.querySelector('{reward}'),
+        {{"xaxis.range[0]": 2, "xaxis.range[1]": 6}})""")
+    page.wait_for_function(f"() => document.querySelector('{k3}')._fullLayout.xaxis.range[1] === 6")
+    assert "from=2" in page.url
+    visit.assert_clean()

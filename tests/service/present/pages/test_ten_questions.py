@@ -1,0 +1,172 @@
+"""Ten questions, each answered from the page of runs in at most three clicks, as the API answers them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Locator, Page
+
+from service.present.pages.formatting import number
+from tests.service.present.pages.browsing import Visit
+from tests.service.present.pages.conftest import Fleet
+from tests.service.present.pages.fleet import KINDS, REPLAYED_STEP
+
+pytestmark = pytest.mark.slow
+MOST_CLICKS = 3
+
+
+class Reader:
+    """A person who begins at the page of runs, and clicks at most three times."""
+
+    def __init__(self, visit: Visit, fleet: Fleet) -> None:
+        self.clicks = 0
+        self.page: Page = visit.page
+        visit.origin = fleet.url
+        visit.open(fleet.url, "/")
+
+    def click(self, target: Locator) -> None:
+        """Click, and wait until the page that follows is drawn."""
+        self.clicks += 1
+        assert self.clicks <= MOST_CLICKS
+        target.click()
+
+    def follow(self, target: Locator) -> None:
+        """Click on what leads to another page, and wait until that is drawn."""
+        before = self.page.url
+        self.click(target)
+        self.page.wait_for_function("old => location.href !== old", arg=before)
+        self.page.wait_for_load_state()
+        if self.page.locator("script[type=module]").count():
+            self.page.wait_for_selector("body[data-drawn=yes]")
+
+    def follow_run(self, name: str) -> None:
+        """Open a run of the list."""
+        self.follow(self.page.get_by_role("row").get_by_role("link", name=name, exact=True))
+
+    def tile(self, title: str) -> Locator:
+        """Return a tile of a run's first screen."""
+        return self.page.locator(".tile").filter(has=self.page.get_by_role("heading", name=title, exact=True))
+
+
+@pytest.fixture
+def reader(visit: Visit, fleet: Fleet) -> Iterator[Reader]:
+    """A reader of the page of runs, on which nothing goes wrong."""
+    yield Reader(visit, fleet)
+    visit.assert_clean()
+
+
+def test_is_this_run_healthy(reader: Reader, fleet: Fleet) -> None:
+    reader.follow_run("learning")
+    health = fleet.get("learning", "health")
+    assert health["verdict"] == "healthy"
+    assert reader.page.locator(".verdict strong").inner_text().startswith(health["sentences"][0].removesuffix("."))
+
+
+def test_since_when_is_it_ill(reader: Reader, fleet: Fleet) -> None:
+    rewards = fleet.measured("mismatch", "rollout", "reward_mean")
+    fallen = next(step for step, reward in rewards.items() if reward < 0.5 * rewards[1])
+    row = reader.page.get_by_role("row").filter(has_text="mismatch")
+    assert f"fell at step {fallen}" in row.inner_text()
+    reader.follow_run("mismatch")
+    assert f"since step {fallen}:" in reader.page.locator(".verdict strong").inner_text()
+    first = min(each["step"] for each in fleet.get("mismatch", "alerts")["items"] if "mismatch" in each["rule"])
+    shown = reader.page.locator(".alerts summary", has_text="mismatch:").inner_text()
+    assert int(shown.rpartition("since step ")[2]) <= first
+
+
+def test_which_rank_is_missing(reader: Reader, fleet: Fleet) -> None:
+    reader.follow_run("incomplete")
+    (alert,) = [each for each in fleet.get("incomplete", "alerts")["items"] if each["rule"] == "incomplete_step"]
+    (missing,) = alert["evidence"]["missing_at_newest_step"]
+    assert f"(missing: shard {missing}" in reader.page.locator("[data-part=incomplete]").inner_text()
+    assert "Each rank sends one shard" in reader.page.locator("[data-part=incomplete]").inner_text()
+
+
+def test_which_token_was_worst_and_what_did_each_scorer_give_it(reader: Reader, fleet: Fleet) -> None:
+    (token,) = fleet.get("mismatch", f"steps/{REPLAYED_STEP}/tokens", worst=1)["items"]
+    reader.follow_run("mismatch")
+    field = reader.page.get_by_label("Go to step")
+    reader.click(field)
+    field.fill(str(REPLAYED_STEP))
+    before = reader.page.url
+    field.press("Enter")
+    reader.page.wait_for_function("old => location.href !== old", arg=before)
+    reader.page.wait_for_selector("body[data-drawn=yes]")
+    worst = reader.page.get_by_role("region", name="Worst tokens").locator("tbody tr").first
+    assert worst.get_by_role("link").inner_text() == token["sample_id"]
+    reader.follow(worst.get_by_role("link"))
+    panel = reader.page.locator(".rollout .token").inner_text()
+    assert f"Position {token['position']}, id {token['token_id']}, d = " in panel
+    assert len(token["log_probs"]) == 5
+    for name, value in token["log_probs"].items():
+        found = re.search(rf"{re.escape(name)}\s+−([\d.]+)", panel)
+        assert found is not None, name
+        assert -float(found[1]) == pytest.approx(value, rel=1e-4)
+
+
+def test_how_do_these_two_runs_differ(reader: Reader, fleet: Fleet) -> None:
+    reader.click(reader.page.get_by_label("Compare learning", exact=True))
+    reader.click(reader.page.get_by_label("Compare mismatch", exact=True))
+    reader.follow(reader.page.get_by_role("button", name="Compare the ticked runs"))
+    runs = [fleet.http.get(f"/v1/runs/{fleet.ids[name]}").json() for name in ("mismatch", "learning")]
+    row = reader.page.get_by_role("row").filter(has_text="hardware").locator("td").all_inner_texts()
+    assert sorted(row) == sorted(run["hardware"] for run in runs)
+    assert reader.page.get_by_role("row").filter(has_text="model kind").is_hidden(), "equal in both"
+
+
+def test_which_hardware_has_the_larger_mismatch(reader: Reader, fleet: Fleet) -> None:
+    reader.follow(reader.page.get_by_role("link", name="Hardware"))
+    k3 = {name: fleet.get(name, "health")["measures"][0]["mean"] for name in KINDS}
+    worst = fleet.http.get(f"/v1/runs/{fleet.ids[max(k3, key=lambda name: k3[name])]}").json()
+    first = reader.page.locator("tbody tr").first.inner_text()
+    assert worst["hardware"] in first
+    assert number(max(k3.values())) in first
+    assert "largest mismatch first" in reader.page.locator("caption").first.inner_text()
+
+
+def test_what_did_the_trainer_do_to_its_learning_rate_and_why(reader: Reader, fleet: Fleet) -> None:
+    advice = fleet.get("mismatch", "lr-advice")
+    reader.follow_run("mismatch")
+    panel = reader.page.locator("[data-part=advice]").inner_text()
+    assert f"× {advice['advised_scale']:g}" in panel
+    assert advice["reason"] in panel
+    assert f"applied {advice['applied']['scale']:g} at step {advice['applied']['step']}" in panel
+
+
+def test_which_alerts_are_open_over_all_runs(reader: Reader, fleet: Fleet) -> None:
+    reader.follow(reader.page.get_by_role("link", name="Alerts"))
+    items = fleet.http.get("/v1/alerts", params={"state": "open", "limit": 200}).json()["items"]
+    rows = reader.page.locator("tbody tr")
+    shown = {
+        (
+            row.locator("th").inner_text(),
+            row.locator("[data-column=Run]").inner_text(),
+            row.locator("a").last.inner_text(),
+        )
+        for row in rows.all()
+    }
+    assert shown == {(each["rule"].replace("_", " "), each["run_key"], str(each["step"])) for each in items}
+
+
+def test_is_the_mismatch_from_the_engine_or_from_the_lag(reader: Reader, fleet: Fleet) -> None:
+    read = fleet.get("mismatch", f"steps/{REPLAYED_STEP}/attribution")
+    (cause,) = [each for each in read["conclusions"] if each["names_cause"]]
+    link = next(each for each in read["links"] if each["name"] == cause["link"])
+    reader.follow_run("mismatch")
+    tile = reader.tile("Mismatch from").inner_text()
+    assert link["cause"].partition(":")[0] in tile
+    assert f"{100 * link['share']:.0f} % of step {REPLAYED_STEP}" in tile
+    reader.click(reader.tile("Mismatch from").get_by_role("link"))
+    assert reader.page.locator("#figure-attribution").is_visible()
+
+
+def test_do_the_lengths_grow_with_the_reward(reader: Reader, fleet: Fleet) -> None:
+    reader.follow_run("learning")
+    for title, measure in (("Reward", "reward_mean"), ("Response length", "response_length_mean")):
+        values = fleet.measured("learning", "rollout", measure)
+        lowest, highest = min(values, key=lambda step: values[step]), max(values, key=lambda step: values[step])
+        note = reader.tile(title).inner_text()
+        assert f"{number(values[lowest])} (step {lowest}) to {number(values[highest])} (step {highest})" in note
+        assert lowest < highest

@@ -1,0 +1,203 @@
+"""The figures of tokens show what the measurements and the rollouts hold, and are drawn within the pages' policy."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.present.pages.figures import Figure, Missing
+from service.present.pages.figures.heat_map import HeatMapColumns, heat_map_figure
+from service.present.pages.figures.tokens import TokenPoints, token_figure
+from service.present.pages.presenters.token_figures import MOST_STEPS
+from service.runs.rollouts.sampled_tokens import MOST_SAMPLED
+from tests.service.present.pages.browsing import Visit
+from tests.service.present.pages.conftest import Fleet, SentRun, Site, rollouts
+from tests.service.sending import Sender, make_batch, start_run
+
+ON_HEAT_MAP = '[data-figure$="/heat-map.json"]'
+ON_TOKENS = '[data-figure$="/tokens.json"]'
+
+
+def drawn(figure: Figure | Missing) -> Figure:
+    assert isinstance(figure, Figure), figure
+    json.dumps(figure.to_json(), allow_nan=False)
+    return figure
+
+
+class TestHeatMap:
+    COLUMNS = HeatMapColumns(
+        comparison="trainer/rollout",
+        steps=[10, 20, 30],
+        of_steps=300,
+        edges=[0.0, 1e-4, 1e-2, 0.1, 1.0],
+        tokens=[[0, 3, 5, 100], [0, 0, 7, 100], [0, 2, 0, 100]],
+        mean_abs_d=[[math.nan, 0.2, 0.02, 0.001], [math.nan, math.nan, 0.03, 0.0], [math.nan, 0.9, math.nan, 0.001]],
+    )
+
+    def test_each_bucket_with_tokens_is_a_cell_at_its_step(self) -> None:
+        figure = drawn(heat_map_figure(self.COLUMNS))
+        grey, coloured = figure.traces
+        assert list(zip(grey["x"], grey["base"], strict=True)) == [(20, 1.5)]
+        cells = zip(coloured["x"], coloured["base"], coloured["marker"]["color"], strict=True)
+        assert list(cells) == [
+            (10, -0.5, pytest.approx(math.log10(0.2), abs=1e-3)),
+            (10, 0.5, pytest.approx(math.log10(0.02), abs=1e-3)),
+            (10, 1.5, -3),
+            (20, 0.5, pytest.approx(math.log10(0.03), abs=1e-3)),
+            (30, -0.5, pytest.approx(math.log10(0.9), abs=1e-3)),
+            (30, 1.5, -3),
+        ]
+        assert set(coloured["width"]) == {10}
+        assert (coloured["marker"]["cmin"], coloured["marker"]["cmax"]) == (-3, 0)
+        assert figure.layout["yaxis"]["ticktext"] == ["1e-4–0.01", "0.1–1"]
+
+    def test_caption_says_which_steps_and_summary_names_the_worst_cell(self) -> None:
+        figure = drawn(heat_map_figure(self.COLUMNS))
+        assert "3 of 300 steps, equally far apart." in figure.caption
+        assert figure.summary == (
+            "Mean |d| is largest, 0.9, at step 30 for tokens of probability 1e-4–0.01 (2 tokens)."
+        )
+
+    def test_data_has_a_row_for_each_cell(self) -> None:
+        columns = drawn(heat_map_figure(self.COLUMNS)).to_json()["columns"]
+        assert columns["training step"] == [10, 10, 10, 20, 20, 30, 30]
+        assert columns["tokens"] == [3, 5, 100, 7, 100, 2, 100]
+        assert columns["mean |d|, nats"] == [0.2, 0.02, 0.001, 0.03, 0.0, 0.9, 0.001]
+
+
+class TestSingleTokens:
+    def test_sign_of_d_chooses_the_series_and_zeros_are_counted(self) -> None:
+        log_behaviour = [math.log(0.5), math.log(1e-3), math.log(0.25), 0.0]
+        figure = drawn(token_figure(TokenPoints("trainer/rollout", 7, log_behaviour, [-0.1, 0.3, 0.0, 0.0], "All.")))
+        lower, higher = figure.traces
+        assert (lower["name"], lower["x"], lower["y"]) == ("π < μ", [0.5], [0.1])
+        assert (higher["name"], higher["x"], higher["y"]) == ("π > μ", [0.001], [0.3])
+        assert "2 tokens with d = 0 are not drawn." in figure.caption
+        assert "largest is 0.3, at probability 0.001; 1 have π < μ." in figure.summary
+        assert figure.columns["d, nats"] == [-0.1, 0.3, 0.0, 0.0]
+
+    def test_equal_scores_are_said_to_be_equal(self) -> None:
+        figure = token_figure(TokenPoints("trainer/rollout", 7, [-1.0, -2.0], [0.0, 0.0], "All 2 tokens."))
+        assert isinstance(figure, Missing)
+        assert figure.why == "The two scores are equal at all 2 sampled tokens. All 2 tokens."
+
+    def test_without_tokens_there_is_a_text(self) -> None:
+        assert isinstance(token_figure(TokenPoints("trainer/rollout", 7, [], [], "")), Missing)
+
+
+def figure_of(http: httpx.Client, run: SentRun, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = http.get(f"/pages/runs/{run.id}/{path}.json").raise_for_status().json()
+    return found
+
+
+def test_heat_map_agrees_with_the_buckets_of_every_step(site: Site) -> None:
+    columns = figure_of(site.http, site.run, "figures/heat-map")["columns"]
+    for step in range(1, 13):
+        of_step = site.http.get(f"/v1/runs/{site.run.id}/steps/{step}/buckets").raise_for_status().json()["columns"]
+        pairs = zip(of_step["tokens"], of_step["mean_abs_d"], strict=True)
+        held = [(tokens, pytest.approx(mean)) for tokens, mean in pairs if tokens]
+        at = [row for row, of in enumerate(columns["training step"]) if of == step]
+        assert [(columns["tokens"][row], columns["mean |d|, nats"][row]) for row in at] == held
+
+
+def test_heat_map_of_a_long_run_has_few_columns_and_the_newest_step(http: httpx.Client) -> None:
+    sender = start_run(http, "long")
+    for step in range(1, 2 * MOST_STEPS + 2):
+        sender.put_shard(step, make_batch(4, seed=step)).raise_for_status()
+    figure = http.get(f"/pages/runs/{sender.run}/figures/heat-map.json").raise_for_status().json()
+    steps = sorted(set(figure["columns"]["training step"]))
+    assert steps == list(range(1, 2 * MOST_STEPS + 2, 3))
+    assert f"{len(steps)} of {2 * MOST_STEPS + 1} steps, equally far apart." in figure["caption"]
+    # A new step joins the others, which stay.
+    newest = 2 * MOST_STEPS + 2
+    sender.put_shard(newest, make_batch(4, seed=newest)).raise_for_status()
+    columns = http.get(f"/pages/runs/{sender.run}/figures/heat-map.json").raise_for_status().json()["columns"]
+    assert sorted(set(columns["training step"])) == [*steps, newest]
+
+
+def test_single_tokens_are_those_that_were_sent(site: Site) -> None:
+    figure = figure_of(site.http, site.run, "steps/5/figures/tokens")
+    batch = rollouts(5, 0.01)
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    d = batch.trainer_log_probs.astype(np.float64) - batch.rollout_log_probs
+    assert d.size < MOST_SAMPLED
+    assert sorted(figure["columns"]["d, nats"]) == pytest.approx(sorted(d.tolist()), rel=1e-3)
+    assert sum(len(trace["x"]) for trace in figure["data"]) == np.count_nonzero(d)
+    assert f"All {d.size:,} tokens." in figure["caption"]
+
+
+def test_large_step_says_what_it_drew_from(http: httpx.Client) -> None:
+    sender: Sender = start_run(http, "large")
+    sender.put_shard(1, make_batch(640)).raise_for_status()
+    figure = http.get(f"/pages/runs/{sender.run}/steps/1/figures/tokens.json").raise_for_status().json()
+    assert len(figure["columns"]["d, nats"]) == MOST_SAMPLED
+    assert "2,000 tokens drawn at random from the " in figure["caption"]
+    assert " of 8 row groups of the token files, also chosen at random." in figure["caption"]
+
+
+def test_run_without_two_scores_has_texts(http: httpx.Client) -> None:
+    sender = start_run(http, "half")
+    sender.put_shard(1, make_batch(trainer_log_probs=None)).raise_for_status()
+    address = f"/pages/runs/{sender.run}"
+    heat_map = http.get(f"{address}/figures/heat-map.json").raise_for_status().json()
+    assert heat_map["missing"] == "No closed step has log-probs of two scorers yet."
+    tokens = http.get(f"{address}/steps/1/figures/tokens.json").raise_for_status().json()
+    assert tokens["missing"] == "step 1 of attempt 1 has no trainer/rollout."
+
+
+@pytest.mark.slow
+class TestInTheBrowser:
+    def test_a_cell_of_the_heat_map_opens_its_step(self, visit: Visit, site: Site) -> None:
+        page = visit.open(site.url, site.run.address)
+        cells = page.locator(f"{ON_HEAT_MAP} g.trace.bars path")
+        figure = figure_of(site.http, site.run, "figures/heat-map")
+        assert cells.count() == len(figure["columns"]["tokens"])
+        colours = set(cells.evaluate_all("paths => paths.map((path) => getComputedStyle(path).fill)"))
+        assert len(colours) > 5
+        page.locator(ON_HEAT_MAP).scroll_into_view_if_needed()
+        cells.last.hover(force=True)
+        page.locator(f"{ON_HEAT_MAP} .hovertext", has_text="step 12").wait_for()
+        cells.last.click(force=True)
+        page.wait_for_url("**/steps/12")
+        visit.assert_clean()
+
+    def test_cells_touch_each_other_over_time_too(self, visit: Visit, fleet: Fleet) -> None:
+        page = visit.open(fleet.url, f"{fleet.address('mismatch')}?x=time")
+        assert page.locator("#curves").evaluate("form => form.elements.x.value") == "time"
+        boxes = page.locator(f"{ON_HEAT_MAP} g.trace.bars").last.evaluate(
+            "trace => [...trace.querySelectorAll('path')].map((path) => path.getBoundingClientRect().width)"
+        )
+        area = page.locator(f"{ON_HEAT_MAP} .nsewdrag").first.bounding_box()
+        assert area is not None
+        assert len(boxes) > 64
+        assert sum(boxes) > 0.5 * area["width"]
+        visit.assert_clean()
+
+    def test_heat_map_is_saved_as_a_table_and_as_a_picture(self, visit: Visit, site: Site) -> None:
+        page = visit.open(site.url, site.run.address)
+        card = page.locator(f"section:has({ON_HEAT_MAP})")
+        with page.expect_download() as table:
+            card.get_by_role("button", name="Data").click()
+        lines = table.value.path().read_text().splitlines()
+        assert lines[0] == 'training step,probability,tokens,"mean |d|, nats"'
+        assert len(lines) == 1 + len(figure_of(site.http, site.run, "figures/heat-map")["columns"]["tokens"])
+        with page.expect_download() as picture:
+            card.get_by_role("button", name="PNG").click()
+        assert picture.value.path().stat().st_size > 5_000
+        visit.assert_clean()
+
+    def test_single_tokens_are_drawn_on_log_axes(self, visit: Visit, site: Site) -> None:
+        page = visit.open(site.url, f"{site.run.address}/steps/5")
+        figure = figure_of(site.http, site.run, "steps/5/figures/tokens")
+        points = page.locator(f"{ON_TOKENS} g.trace path.point")
+        assert points.count() == sum(len(trace["x"]) for trace in figure["data"])
+        axes = page.locator(ON_TOKENS).evaluate("e => [e._fullLayout.xaxis.type, e._fullLayout.yaxis.type]")
+        assert axes == ["log", "log"]
+        assert "sampled tokens, half have" in str(page.locator(ON_TOKENS).get_attribute("aria-label"))
+        visit.assert_clean()

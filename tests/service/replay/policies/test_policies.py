@@ -1,0 +1,214 @@
+"""Policies of automatic probes: which steps they choose, once each, with which sample, and within which budget."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from foreshock.clock import now_us
+from foreshock.page_addresses import run_page_path
+from foreshock.rollouts.sampling import select_rollouts
+from foreshock.scorers import default_scorers
+from service.platform.context import ServiceContext
+from service.platform.database.session import Database
+from service.platform.keys.service import Scope
+from service.replay.policies.automatic import UNFINISHED_AT_ONCE, make_automatic_probes
+from service.runs.steps.closing import close_waiting_steps
+from tests.service.replay.leases.test_access import client_with_key
+from tests.service.replay.probes.test_priorities import add_alert
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.server import RunningServer
+from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run with closed steps and their checkpoints."""
+    sender = start_run(http)
+    log_steps(sender, 2, 3, 5, 14, 21)
+    return sender
+
+
+@pytest.fixture
+def context(app: FastAPI) -> ServiceContext:
+    """The service's own parts, to do its background work at once."""
+    found: ServiceContext = app.state.context
+    return found
+
+
+def log_steps(sender: Sender, *steps: int) -> None:
+    """Log closed steps of 12 rollouts with their checkpoints."""
+    for step in steps:
+        sender.put_shard(step, make_batch(12, seed=step)).raise_for_status()
+        announce_checkpoint(sender, step)
+
+
+def set_policy(sender: Sender, **fields: Any) -> dict[str, Any]:
+    answer = sender.http.put(f"/v1/runs/{sender.run}/probe-policy", json=fields).raise_for_status()
+    read: dict[str, Any] = answer.json()
+    return read
+
+
+def probes_of(sender: Sender) -> list[dict[str, Any]]:
+    """The run's probes, the oldest first."""
+    return list(reversed(sender.get("probes").json()["items"]))
+
+
+def probed_steps(sender: Sender) -> list[int]:
+    return [probe["step"] for probe in probes_of(sender)]
+
+
+def test_a_run_has_no_policy_until_one_is_set(run: Sender, context: ServiceContext) -> None:
+    read = run.get("probe-policy").json()
+    assert (read["state"], read["every_steps"], read["on_alerts"], read["changed_at_us"]) == ("off", None, False, None)
+    assert [each["scorer"] for each in read["scorers"]] == list(default_scorers())
+    assert make_automatic_probes(context) == 0
+    assert probes_of(run) == []
+
+
+def test_the_first_step_with_a_checkpoint_of_each_interval_is_probed_once(
+    http: httpx.Client, run: Sender, context: ServiceContext
+) -> None:
+    set_policy(run, every_steps=10, rollouts=4, scorers=[{"scorer": "vllm.prefill"}])
+    assert make_automatic_probes(context) == 3
+    assert probed_steps(run) == [2, 14, 21]
+    assert make_automatic_probes(context) == 0
+    work_off(http)
+    assert make_automatic_probes(context) == 0
+    # A later step of an interval that has its probe is not due, one of a new interval is.
+    log_steps(run, 25, 30)
+    assert make_automatic_probes(context) == 1
+    assert probed_steps(run) == [2, 14, 21, 30]
+    assert run.get("probe-policy").json()["automatic_probes"] == 4
+
+
+def test_a_late_shard_gives_a_step_no_second_automatic_probe(
+    http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = start_run(http, "late")
+    set_policy(sender, every_steps=1, rollouts=4)
+    sender.put_shard(1, make_batch(12), shards=2).raise_for_status()
+    announce_checkpoint(sender, 1)
+    # The step is not closed yet.
+    assert make_automatic_probes(context) == 0
+    monkeypatch.setattr("service.runs.steps.closing.now_us", lambda: now_us() + 10**13)
+    close_waiting_steps(context)
+    assert make_automatic_probes(context) == 1
+    sender.put_shard(1, make_batch(3, seed=1), shard=1, shards=2).raise_for_status()
+    assert make_automatic_probes(context) == 0
+    assert probed_steps(sender) == [1]
+
+
+def test_the_sample_keeps_the_distribution_of_lengths(http: httpx.Client, run: Sender, context: ServiceContext) -> None:
+    set_policy(run, every_steps=100, rollouts=4, scorers=[{"scorer": "vllm.prefill"}])
+    make_automatic_probes(context)
+    (probe,) = probes_of(run)
+    assert (probe["rollouts"], probe["from_sample"]) == (4, True)
+    everything, sample = make_batch(12, seed=2), take_lease(http).rollouts()
+    chosen = select_rollouts(everything.sample_ids, everything.response_lengths, 4)
+    assert list(sample.sample_ids) == [everything.sample_ids[row] for row in chosen]
+    # One of each quarter of the lengths.
+    quarters = np.sort(everything.response_lengths).reshape(4, 3)
+    assert all(
+        low <= each <= high for each, (low, _, high) in zip(np.sort(sample.response_lengths), quarters, strict=True)
+    )
+
+
+def test_steps_near_an_open_alert_come_first(run: Sender, context: ServiceContext, database: Database) -> None:
+    add_alert(database, run.run, 24)
+    set_policy(run, every_steps=100, on_alerts=True, rollouts=4, scorers=[{"scorer": "vllm.prefill"}])
+    assert make_automatic_probes(context) == 3
+    probes = probes_of(run)
+    assert {probe["step"]: probe["jobs"][0]["priority"] for probe in probes} == {
+        14: "urgent",
+        21: "urgent",
+        2: "normal",
+    }
+    assert [probe["step"] for probe in probes][:2] == [14, 21]
+
+
+def test_only_a_few_automatic_probes_wait_at_once(run: Sender, context: ServiceContext, http: httpx.Client) -> None:
+    set_policy(run, every_steps=1, rollouts=4, scorers=[{"scorer": "vllm.prefill"}])
+    assert make_automatic_probes(context) == UNFINISHED_AT_ONCE
+    assert make_automatic_probes(context) == 0
+    assert work_off(http) == UNFINISHED_AT_ONCE
+    assert make_automatic_probes(context) == 1
+    assert probed_steps(run) == [2, 3, 5, 14, 21]
+
+
+def test_automatic_probes_stop_when_the_budget_is_spent(
+    http: httpx.Client, run: Sender, context: ServiceContext
+) -> None:
+    set_policy(run, every_steps=10, rollouts=4, scorers=[{"scorer": "vllm.prefill"}], budget_seconds=0.05)
+    assert make_automatic_probes(context) == 3
+    holder = take_lease(http)
+    time.sleep(0.1)
+    holder.fail("final", "out of memory").raise_for_status()
+    read = run.get("probe-policy").json()
+    assert (read["state"], read["spent_seconds"] >= 0.1) == ("budget_spent", True)
+    assert "budget is spent" in read["note"]
+    assert read["note"] in http.get(run_page_path("default", "a-run"), follow_redirects=True).text
+    log_steps(run, 31)
+    assert make_automatic_probes(context) == 0
+    states = {probe["step"]: (probe["state"], probe["reason"]) for probe in probes_of(run)}
+    assert states.pop(holder.lease["job"]["step"]) == ("failed", "out of memory")
+    assert len(states) == 2
+    assert all(state == "skipped" and "budget" in reason for state, reason in states.values())
+    # A person's probe is not refused, also one of a step whose automatic probe was ended.
+    ended = next(probe for probe in probes_of(run) if probe["step"] in states)
+    http.post(f"/v1/probes/{ended['id']}/retry").raise_for_status()
+    ask_for_probe(run, 3).raise_for_status()
+    assert make_automatic_probes(context) == 0
+    assert {ask_for_lease(http).json()["job"]["step"] for _ in range(2)} == {3, ended["step"]}
+    # With a larger budget they go on.
+    assert set_policy(run, every_steps=10, rollouts=4, budget_seconds=3600)["state"] == "active"
+    assert make_automatic_probes(context) == 1
+    assert probed_steps(run)[-1] == 31
+
+
+def test_a_step_that_cannot_be_probed_is_counted_and_not_tried_again(run: Sender, context: ServiceContext) -> None:
+    set_policy(run, every_steps=100, rollouts=4)
+    batch = make_batch(3, seed=7)
+    run.put_shard(1, batch, shard=0, shards=2).raise_for_status()
+    run.put_shard(1, batch, shard=1, shards=2).raise_for_status()
+    announce_checkpoint(run, 1)
+    made = make_automatic_probes(context) + make_automatic_probes(context)
+    read = run.get("probe-policy").json()
+    assert (made, read["automatic_probes"], read["impossible_steps"]) == (1, 1, 1)
+    assert probed_steps(run) == [2]
+
+
+def test_changes_of_the_policy_are_for_administrators_and_recorded(
+    server: RunningServer, app: FastAPI, run: Sender
+) -> None:
+    url = f"/v1/runs/{run.run}/probe-policy"
+    with client_with_key(server, app, None, Scope.INGEST, Scope.READ) as trainer:
+        assert trainer.get(url).status_code == 200
+        assert trainer.put(url, json={"every_steps": 10}).status_code == 403
+    with client_with_key(server, app, None, Scope.ADMIN) as admin:
+        admin.put(url, json={"every_steps": 10}).raise_for_status()
+        admin.put(url, json={"on_alerts": True}).raise_for_status()
+        found = [each for each in admin.get("/v1/audit").json()["items"] if each["action"] == "probe-policy.set"]
+    newest, oldest = found
+    assert (oldest["before"], oldest["after"]["every_steps"]) == (None, 10)
+    assert (newest["before"]["every_steps"], newest["after"]["every_steps"]) == (10, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"every_steps": 0}, "invalid-request"),
+        ({"budget_seconds": -1}, "invalid-request"),
+        ({"every": 5}, "invalid-request"),
+        ({"scorers": [{"scorer": "vllm.prefil"}]}, "unknown-scorer"),
+    ],
+)
+def test_an_invalid_policy_is_refused(run: Sender, fields: dict[str, Any], problem: str) -> None:
+    answer = run.http.put(f"/v1/runs/{run.run}/probe-policy", json=fields)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    assert answer.json()["type"] == f"urn:foreshock:problem:{problem}"

@@ -1,0 +1,131 @@
+"""Priorities: the order of leases, steps near an alert, later changes, and jobs that wait for days."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.platform.context import ServiceContext
+from service.platform.database.dialect import database_now_us
+from service.platform.database.session import Database
+from service.platform.database.tables import Alert
+from service.replay.near_alerts import ALERT_WINDOW_STEPS
+from service.replay.probes.job_ranks import Priority, rank_us
+from service.replay.probes.priorities import raise_jobs_near_alerts
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
+
+LEVELS = list(Priority)
+DAY_US = 24 * 3_600 * 1_000_000
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run with four closed steps and their checkpoints."""
+    sender = start_run(http)
+    for step in (1, 2, 3, 40):
+        sender.put_shard(step, make_batch(3, seed=step)).raise_for_status()
+        announce_checkpoint(sender, step)
+    return sender
+
+
+def add_alert(database: Database, run: str, step: int, state: str = "open") -> None:
+    """Store an alert of the run."""
+    alert = Alert(
+        id=f"alert_{step}", run_id=run, attempt=1, rule="k3_high", step=step, severity="warning", value=1.0,
+        threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state=state, cleared_step=None,
+        changed_by="detector", version=1, opened_at_us=1, changed_at_us=1,
+    )  # fmt: skip
+    database.write(lambda session: session.add(alert))
+
+
+def leased_steps(http: httpx.Client) -> list[int]:
+    """Lease every queued job and return their steps in that order."""
+    steps = []
+    while (answer := ask_for_lease(http)).status_code == 200:
+        steps.append(answer.json()["job"]["step"])
+    return steps
+
+
+def test_jobs_are_leased_by_priority_and_then_by_age(http: httpx.Client, run: Sender) -> None:
+    for step, priority in ((1, "low"), (2, None), (3, "normal"), (40, "high")):
+        asked = {} if priority is None else {"priority": priority}
+        probe = ask_for_probe(run, step, **asked).raise_for_status().json()
+        assert probe["priority"] == priority
+        assert [job["priority"] for job in probe["jobs"]] == [priority or "normal"]
+    assert leased_steps(http) == [40, 2, 3, 1]
+
+
+def test_a_step_near_an_open_alert_is_urgent_unless_another_priority_is_requested(
+    http: httpx.Client, run: Sender, database: Database
+) -> None:
+    add_alert(database, run.run, 40 - ALERT_WINDOW_STEPS)
+    add_alert(database, run.run, 3, "resolved")
+    assert ask_for_probe(run, 3).json()["jobs"][0]["priority"] == "normal"
+    near = ask_for_probe(run, 40).json()
+    assert (near["priority"], near["jobs"][0]["priority"]) == (None, "urgent")
+    assert ask_for_probe(run, 40, ["torch.float32"], priority="low").json()["jobs"][0]["priority"] == "low"
+    assert leased_steps(http) == [40, 3, 40]
+
+
+def test_queued_jobs_become_urgent_when_an_alert_opens(
+    http: httpx.Client, run: Sender, database: Database, app: FastAPI
+) -> None:
+    context: ServiceContext = app.state.context
+    ask_for_probe(run, 1)
+    ask_for_probe(run, 40)
+    ask_for_probe(run, 40, ["torch.float32"], priority="low")
+    assert raise_jobs_near_alerts(context) == 0
+    add_alert(database, run.run, 41)
+    assert raise_jobs_near_alerts(context) == 1
+    assert raise_jobs_near_alerts(context) == 0
+    assert leased_steps(http) == [40, 1, 40]
+
+
+def test_an_equal_request_with_another_priority_moves_its_queued_jobs(http: httpx.Client, run: Sender) -> None:
+    first = ask_for_probe(run, 1).json()
+    ask_for_probe(run, 2)
+    answer = ask_for_probe(run, 2, priority="high")
+    assert answer.status_code == 200
+    assert [job["priority"] for job in answer.json()["jobs"]] == ["high"]
+    assert ask_for_probe(run, 1).json()["id"] == first["id"]
+    (entry,) = [each for each in http.get("/v1/audit").json()["items"] if each["action"] == "probe.priority"]
+    assert (entry["before"], entry["after"]) == ({"priority": None}, {"priority": "high"})
+    assert leased_steps(http) == [2, 1]
+
+
+def test_a_retried_probe_keeps_its_priority(http: httpx.Client, run: Sender) -> None:
+    probe = ask_for_probe(run, 1, priority="high").json()["id"]
+    take_lease(http).fail("final").raise_for_status()
+    ask_for_probe(run, 2)
+    http.post(f"/v1/probes/{probe}/retry").raise_for_status()
+    assert leased_steps(http) == [1, 2]
+
+
+def test_unknown_priority_is_refused(run: Sender) -> None:
+    answer = ask_for_probe(run, 1, priority="asap")
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+
+
+def test_a_low_job_is_leased_before_urgent_ones_that_came_days_later(
+    http: httpx.Client, run: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_for_probe(run, 1, priority="low")
+    ask_for_probe(run, 2, priority="urgent")
+    with monkeypatch.context() as later:
+        later.setattr("service.replay.probes.service.database_now_us", lambda s: database_now_us(s) + 3 * DAY_US + 1)
+        ask_for_probe(run, 3, priority="urgent")
+    assert leased_steps(http) == [2, 1, 3]
+
+
+@given(
+    jobs=st.lists(st.tuples(st.sampled_from(LEVELS), st.integers(0, 10 * DAY_US)), min_size=2, max_size=2, unique=True)
+)
+def test_priority_decides_within_a_day_and_age_in_the_end(jobs: list[tuple[Priority, int]]) -> None:
+    (first, first_at), (second, second_at) = sorted(jobs, key=lambda job: rank_us(job[1], job[0]))
+    if abs(first_at - second_at) < DAY_US:
+        assert (-LEVELS.index(first), first_at) <= (-LEVELS.index(second), second_at)
+    assert first_at - second_at <= (len(LEVELS) - 1) * DAY_US

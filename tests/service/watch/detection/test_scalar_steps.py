@@ -1,0 +1,200 @@
+"""A run that logs scalars only is watched as one with rollouts, whatever order its scalars arrive in."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.platform.database.session import Database
+from service.platform.database.tables import Run, ScalarTail
+from service.platform.security import UNRESTRICTED
+from service.runs.runs.schemas import RunUpdate
+from service.runs.runs.service import update_run
+from service.watch.detection.scalar_tails import close_scalar_tails
+from tests.service.sending import make_batch, start_run
+from tests.service.watch.recorded import LENGTH, RecordedRun
+
+# verl's names. The lengths triple from step 41 on, and the gradient norm rises with them.
+STEPS = range(1, 61)
+ROWS: dict[int, dict[str, float | None]] = {
+    step: {
+        "response_length/mean": (100.0 if step <= 40 else 300.0) + step % 3,
+        "actor/grad_norm": (0.4 if step <= 40 else 3.0) + 0.01 * (step % 4),
+        "critic/rewards/mean": 0.5,
+        "perf/throughput": 1000.0 * step,
+    }
+    for step in STEPS
+}
+
+
+def closed(run: RecordedRun) -> list[int]:
+    """Return the steps up to which the detectors got: the newest one only is known, as the last snapshot."""
+    return [snapshot.step for snapshot in run.snapshots()]
+
+
+def found(run: RecordedRun) -> list[tuple[str, int, float, str]]:
+    return [(alert.rule, alert.step, alert.value, alert.state) for alert in run.alerts() if alert.state != "retracted"]
+
+
+def test_scalars_raise_alerts_and_advice(recorded: RecordedRun) -> None:
+    for step, row in ROWS.items():
+        recorded.log(step, row)
+    assert closed(recorded)[-1] == 59
+    rules = {rule for rule, *_ in found(recorded)}
+    assert {"length_surge", "gradient_rise"} <= rules
+    schedule = recorded.advice().schedule
+    assert schedule is not None
+    assert schedule.surge_step == 41
+
+
+def test_step_closes_when_scalars_of_a_later_step_come(recorded: RecordedRun) -> None:
+    recorded.log(1, {"reward": 1.0})
+    recorded.log(1, {"entropy": 1.0})
+    assert closed(recorded) == []
+    recorded.log(2, {"perf/throughput": 1.0})
+    assert closed(recorded) == []
+    recorded.log(5, {"reward": 1.0})
+    assert closed(recorded) == [1]
+    recorded.log(3, {"entropy": 1.0})
+    assert closed(recorded) == [1, 3]
+
+
+def test_any_order_of_arrival_gives_the_same_state_and_alerts(recorded: RecordedRun) -> None:
+    for step, row in ROWS.items():
+        recorded.log(step, row)
+    straight, alerts = recorded.snapshots()[-1].state, found(recorded)
+    assert alerts
+    for seed in (7,):
+        other = RecordedRun(recorded.database).begin(f"order-{seed}")
+        # Every scalar by itself, within any step before or after any other.
+        items = [(step, name) for step, row in ROWS.items() for name in row]
+        random.Random(seed).shuffle(items)
+        for step, name in items:
+            other.log(step, {name: ROWS[step][name]})
+        make_due(other)
+        assert other.snapshots()[-1].state == straight
+        assert found(other) == alerts
+
+
+def make_due(run: RecordedRun) -> None:
+    """Late scalars are replayed by their transaction's caller; nothing may be due afterwards."""
+    from service.watch.detection import repository
+
+    with run.database.read() as session:
+        assert repository.runs_with_due_replay(session, 10) == []
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(order=st.permutations(list(range(12))), resume=st.integers(0, 12))
+def test_order_and_resume_do_not_change_the_result(recorded: RecordedRun, order: list[int], resume: int) -> None:
+    def play(key: str, steps: list[int]) -> RecordedRun:
+        run = RecordedRun(recorded.database).begin(key)
+        for step in steps:
+            run.log(step, ROWS[step + 34])
+        run.resume(resume)
+        for step in [each for each in steps if each >= resume]:
+            run.log(step, {name: 2.0 * (value or 0.0) for name, value in ROWS[step + 34].items()})
+        return run
+
+    numbers = "-".join(map(str, order))
+    one, other = play(f"a-{numbers}-{resume}", sorted(order)), play(f"b-{numbers}-{resume}", order)
+    states = [run.snapshots()[-1].state if run.snapshots() else None for run in (one, other)]
+    assert states[0] == states[1]
+    scales = [one.advice().scale(step) for step in range(300)]
+    assert all(later <= earlier for earlier, later in pairwise(scales))
+
+
+def test_late_scalars_of_a_closed_step_change_it(recorded: RecordedRun) -> None:
+    for step, row in ROWS.items():
+        recorded.log(step, row)
+    assert ("gradient_rise", 43) in {(rule, step) for rule, step, *_ in found(recorded)}
+    for step in range(41, 61):
+        recorded.log(step, {"actor/grad_norm": 0.4})
+    assert "gradient_rise" not in {rule for rule, *_ in found(recorded)}
+
+
+def test_declared_names_override_the_well_known_ones(recorded: RecordedRun) -> None:
+    other = RecordedRun(recorded.database).begin("declared", scalar_names={"response_length/mean": "perf/throughput"})
+    for step in range(1, 45):
+        row = {"response_length/mean": 100.0 if step <= 30 else 300.0, "perf/throughput": 50.0}
+        recorded.log(step, row)
+        other.log(step, row)
+    assert [rule for rule, *_ in found(recorded)] == ["length_surge"]
+    assert found(other) == []
+    # Without the declaration the history is read again.
+    other.database.write(
+        lambda session: update_run(session, other.events, UNRESTRICTED, other.run, RunUpdate(scalar_names=None))
+    )
+    assert found(other) == found(recorded)
+
+
+def test_rollouts_take_over_from_scalars(recorded: RecordedRun) -> None:
+    for step in range(1, 45):
+        recorded.log(step, {"response_length/mean": 100.0 if step <= 30 else 300.0})
+    assert [rule for rule, *_ in found(recorded)] == ["length_surge"]
+    recorded.close(45, {LENGTH: 100.0})
+    assert found(recorded) == []
+    assert closed(recorded) == [45]
+
+
+def test_newest_step_closes_after_the_grace_time_or_when_the_run_ends(http: httpx.Client, app: FastAPI) -> None:
+    context, run, ended = app.state.context, start_run(http, "silent"), start_run(http, "ended")
+    for each in (run, ended):
+        for step in (1, 2):
+            each.put_scalars(step, {"reward": 1.0}).raise_for_status()
+        assert each.get("lr-advice").json()["observed_step"] == 1
+    http.patch(f"/v1/runs/{ended.run}", json={"state": "finished"}).raise_for_status()
+    assert close_scalar_tails(context) == 1
+    assert ended.get("lr-advice").json()["observed_step"] == 2
+    assert run.get("lr-advice").json()["observed_step"] == 1
+    short = replace(context, settings=context.settings.model_copy(update={"step_grace_seconds": 1e-6}))
+    assert close_scalar_tails(short) == 1
+    assert close_scalar_tails(short) == 0
+    assert run.get("lr-advice").json()["observed_step"] == 2
+    # Late scalars of a step that the grace time closed, then the next step.
+    run.put_scalars(2, {"entropy": 0.5}).raise_for_status()
+    run.put_scalars(3, {"entropy": 0.5}).raise_for_status()
+    assert run.get("lr-advice").json()["observed_step"] == 2
+
+
+def test_pages_exporter_and_api_answer_for_a_run_without_rollouts(http: httpx.Client) -> None:
+    run = start_run(http, "scalars-only")
+    for step, row in ROWS.items():
+        run.put_scalars(step, row).raise_for_status()
+    assert {alert["rule"] for alert in run.get("alerts").json()["items"]} >= {"length_surge"}
+    for path in (f"/runs/{run.run}", f"/runs/{run.run}/alerts", "/runs"):
+        assert http.get(path, follow_redirects=True).status_code < 500, path
+    text = http.get("/metrics").raise_for_status().text
+    assert f'foreshock_observed_step{{run="{run.run}"' in text or run.run in text
+    assert run.put_shard(61, make_batch()).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [({"rewrd": "x"}, "did you mean"), ({"reward": "x", "rollout:reward_mean": "y"}, "same quantity")],
+)
+def test_invalid_declaration_is_refused(http: httpx.Client, names: dict[str, str], message: str) -> None:
+    answer = http.post("/v1/runs", json={"key": "k", "scalar_names": names})
+    assert answer.status_code == 422
+    assert message in answer.text
+
+
+def test_tail_of_a_run_is_one_row(recorded: RecordedRun, database: Database) -> None:
+    for step in (1, 2, 3):
+        recorded.log(step, {"reward": 1.0})
+    with database.read() as session:
+        tail = session.get(ScalarTail, recorded.run)
+        assert tail is not None
+        assert (tail.attempt, tail.step, tail.closed) == (1, 3, False)
+        run = session.get(Run, recorded.run)
+        assert run is not None
+        assert run.last_step is None
