@@ -1,5 +1,8 @@
 # make demo    replay a recorded run with real engines and show the pages; ONCE=1 exits at the end
+# make collapses  make the missing runs of examples/collapses; RUNS=10: the next ten. Long: nice -n 19 make collapses
+# make closed-loop  make the missing runs of examples/closed_loop, as above
 # make test    run everything that CI runs
+# make docs    build the documentation site into build/site; SERVE=1 serves it on http://localhost:8000
 # make bench-… measure one claim; prints a table and a line of key=value pairs, exits 1 if the bar is not reached
 
 VENV   ?= .venv
@@ -7,12 +10,12 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 export VENV PYTHON
 
-BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
+BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-late-shards bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
 	bench-called-intervals bench-held-processes bench-steps bench-disk bench-truth bench-connect bench-faults bench-ingest bench-queries \
-	bench-bad-input
+	bench-bad-input bench-pages bench-dashboards bench-jobs bench-probes bench-closed-loop
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint types imports pytest format $(BENCHES) screenshot clean
+.PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs screenshot clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -21,11 +24,20 @@ demo:
 	@scripts/setup_environment.sh demo
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
+closed-loop: setup
+	@$(BIN)/python -m examples.closed_loop $(if $(RUNS),--runs $(RUNS))
+
+collapses: setup
+	@$(BIN)/python -m examples.collapses $(if $(RUNS),--runs $(RUNS))
+
 setup:
 	@scripts/setup_environment.sh test
 	@scripts/setup_programs.sh
 
 test: setup lint types imports pytest
+
+docs: setup
+	@$(BIN)/python -m scripts.documentation $(if $(SERVE),--serve)
 
 lint: setup
 	$(BIN)/ruff check .

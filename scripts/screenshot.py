@@ -1,24 +1,57 @@
-"""Take the README's picture: the page of the demo's run, in a real browser. Run `make demo ONCE=1` first."""
+"""Take the pictures of the README and the tour: pages of the demo's run, in a real browser.
+
+Run `make demo ONCE=1` first.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
-import httpx
-from playwright.sync_api import sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
 
 from benchmarks.running_service import running_service
+from foreshock import Reader
+from foreshock.page_addresses import run_page_path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PICTURE = REPOSITORY / "docs" / "images" / "run.png"
-WIDTH, HEIGHT = 1280, 1500
+IMAGES = REPOSITORY / "docs" / "images"
+WIDTH = 1280
+LAST_STEP = 160
+COLOURS = 128
+"""Of a picture's palette: pages have few colours, and a picture takes a third of the bytes."""
+_READY = "body[data-drawn=yes]"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture: the path of its page, with `{run}`, `{step}` and `{rollout}`, and its height in pixels.
+
+    `scroll_to` selects the element at its top, `click` one that is clicked first.
+    """
+
+    name: str
+    path: str
+    height: int
+    scroll_to: str | None = None
+    click: str | None = None
+
+
+PICTURES = (
+    Picture("run", "{run}", 1100),
+    Picture("runs", "/", 420),
+    Picture("step", "{step}", 1000),
+    Picture("rollout", "{rollout}", 700),
+)
 
 
 def main() -> int:
+    """Take every picture; return the exit status."""
     data = REPOSITORY / "foreshock-data"
     if not data.is_dir():
         print(f"{data} does not exist; run `make demo ONCE=1` first", file=sys.stderr)
@@ -27,21 +60,48 @@ def main() -> int:
     if browser_program is None:
         print("neither chromium nor google-chrome is installed; run `sudo apt-get install chromium`", file=sys.stderr)
         return 1
+    IMAGES.mkdir(exist_ok=True)
     with running_service(REPOSITORY) as address, sync_playwright() as playwright:
-        run = httpx.get(f"{address}/v1/runs").json()["items"][0]["id"]
+        places = pages_of_the_demo(address)
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=browser_program, args=[*arguments, "--disable-gpu"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
-        page.goto(f"{address}/runs/{run}")
-        page.wait_for_selector("body[data-drawn=yes]", timeout=120_000)
-        PICTURE.parent.mkdir(exist_ok=True)
-        page.screenshot(path=PICTURE)
+        for picture in PICTURES:
+            file = IMAGES / f"{picture.name}.png"
+            size = write_small(file, take(browser, picture, address + picture.path.format(**places)))
+            print(f"{file.relative_to(REPOSITORY)}: {size / 1000:.0f} kB")
         browser.close()
     (REPOSITORY / "serve.log").unlink(missing_ok=True)
-    if shutil.which("optipng"):
-        subprocess.run(["optipng", "-quiet", str(PICTURE)], check=True)
-    print(PICTURE.relative_to(REPOSITORY))
     return 0
+
+
+def pages_of_the_demo(address: str) -> dict[str, str]:
+    """Return the paths of the demo's run, its last step, and the rollout with the largest |d| there."""
+    with Reader(address) as reader:
+        run = next(reader.runs())
+        worst = reader.worst_tokens(run.id, LAST_STEP, count=1).columns["sample_id"][0]
+    path = run_page_path(run.project, run.key)
+    return {"run": path, "step": f"{path}/steps/{LAST_STEP}", "rollout": f"{path}/steps/{LAST_STEP}/rollouts/{worst}"}
+
+
+def take(browser: Browser, picture: Picture, address: str) -> bytes:
+    """Return the picture of a page, in light colours."""
+    page = browser.new_page(viewport={"width": WIDTH, "height": picture.height}, color_scheme="light")
+    page.goto(address)
+    page.wait_for_selector(_READY, timeout=120_000)
+    if picture.click:
+        page.click(picture.click)
+    if picture.scroll_to:
+        page.evaluate("selector => document.querySelector(selector).scrollIntoView()", picture.scroll_to)
+    taken = page.screenshot()
+    page.close()
+    return taken
+
+
+def write_small(file: Path, taken: bytes) -> int:
+    """Write a picture with a palette of its own; return its size in bytes."""
+    with Image.open(BytesIO(taken)) as image:
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    return file.stat().st_size
 
 
 if __name__ == "__main__":

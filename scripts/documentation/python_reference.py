@@ -1,0 +1,64 @@
+"""The page of the Python reference: the public names of each package, documented by their docstrings."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+_HEAD: Final = """# Python
+
+The public names: those in the `__all__` of these modules. `import foreshock` imports neither torch nor a web framework;
+names are imported when they are first used.
+"""
+MODULES: Final = {
+    "foreshock": "Log, follow the advice, read",
+    "foreshock.errors": "Errors",
+    "foreshock.rollouts": "Rollouts and their codec",
+    "foreshock.measures": "Measures",
+    "foreshock.measures.exact": "Exact divergences",
+    "foreshock.corrections": "Corrections",
+    "foreshock.theory": "Theory",
+    "foreshock.lint": "The semantics lint",
+    "foreshock.learning_rate": "Learning rate",
+    "foreshock.integrations.trl": "TRL",
+    "foreshock.exporters": "Exporters",
+    "foreshock.importers": "Importers",
+    "foreshock.ranges": "Healthy ranges",
+    "foreshock.scorers": "Scorers",
+}
+"""Documented modules -> title."""
+_NOT_DOCUMENTED = frozenset({"__version__"})
+
+
+def page() -> str:
+    """Return the text of the page, in which `::: name` stands for the documentation of a name.
+
+    A name that another module has already is a link to it.
+    """
+    parts, places = [_HEAD], dict[str, str]()
+    for module, title in MODULES.items():
+        parts.append(f"## {title}: `{module}`\n\n{_first_paragraph(module)}\n")
+        for name in public_names(module):
+            path = _definition(module, name)
+            if path in places:
+                parts.append(f"`{name}`: see [`{places[path]}.{name}`][{path}].\n")
+            else:
+                places[path] = module
+                parts.append(f"::: {path}\n")
+    return "\n".join(parts)
+
+
+def public_names(module: str) -> list[str]:
+    """Return the documented names of a module, in order."""
+    return [name for name in sorted(importlib.import_module(module).__all__) if name not in _NOT_DOCUMENTED]
+
+
+def _first_paragraph(module: str) -> str:
+    return " ".join((importlib.import_module(module).__doc__ or "").strip().partition("\n\n")[0].split())
+
+
+def _definition(module: str, name: str) -> str:
+    """Return the path at which the name is defined; that of a constant or an alias of a type is that of its module."""
+    value = getattr(importlib.import_module(module), name)
+    home = getattr(value, "__module__", None) or ""
+    return f"{home}.{value.__qualname__}" if home.startswith("foreshock.") and callable(value) else f"{module}.{name}"
