@@ -1,28 +1,10 @@
-"""The table of a comparison by layer, and what `foreshock probe --layers` requests."""
+"""The table of a comparison by layer."""
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-import pytest
-
-from foreshock.commands.probe import _request
 from foreshock.commands.report_layers import layers_lines
-from foreshock.errors import ConfigurationError
-from foreshock.layer_divergence import LAYERS_KIND
-
-NAMES = ("scorer", "accelerator", "environment", "priority", "max_rollouts", "max_candidates", "trainer_autocast")
-
-
-def arguments(**given: object) -> argparse.Namespace:
-    values = dict.fromkeys((*NAMES, "trainer_master_dtype")) | {
-        "step": 60,
-        "weights_search": False,
-        "exact": False,
-        "layers": True,
-    }
-    return argparse.Namespace(**(values | given))
 
 
 def mean(value: float | None) -> dict[str, float | None]:
@@ -53,15 +35,3 @@ def test_table_has_a_row_for_each_place() -> None:
     assert any("2 states left out" in line for line in lines)
     assert lines[-1] == "  → They depart first at layers.0."
     assert max(map(len, lines)) <= 100
-
-
-def test_request_names_the_scorers_in_their_order() -> None:
-    assert _request(arguments()) == {"step": 60, "scorers": [], "kind": LAYERS_KIND}
-    asked = _request(arguments(scorer=["torch.trainer", "torch.bfloat16"], trainer_autocast="none", max_rollouts=8))
-    assert [each["scorer"] for each in asked["scorers"]] == ["torch.trainer", "torch.bfloat16"]
-    assert asked["options"] == {"torch.trainer": {"autocast": None}}
-
-
-def test_two_kinds_of_probes_at_once_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--exact and --layers are different probes"):
-        _request(arguments(exact=True))

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
 
-import pytest
-
-from foreshock.commands.probe import _request
 from foreshock.commands.report_weights import MOST_ROWS, weights_search_lines
 from foreshock.commands.text import Paint
-from foreshock.errors import ConfigurationError
 from foreshock.reading.attribution_records import WeightsReplayRecord, WeightsSearchRecord, attribution_record
-from foreshock.weights_search import PROBE_KIND
 
 PLAIN = Paint(io.StringIO())
 
@@ -44,33 +38,3 @@ def test_attribution_of_a_service_without_searches_has_none() -> None:
     link = {"name": "trainer/rollout", "cause": "", "k3_kl": 0.1}
     answer = {"chain": ["rollout", "trainer"], "links": [link], "whole": link, "tokens": 1, "rollouts": 1}
     assert attribution_record(3, answer).weights_search is None
-
-
-def arguments(**given: object) -> argparse.Namespace:
-    names = ("scorer", "accelerator", "environment", "priority", "max_rollouts", "max_candidates")
-    trainer = ("trainer_autocast", "trainer_master_dtype")
-    kinds = {"weights_search": True, "exact": False, "layers": False, "routing": False}
-    values = dict.fromkeys((*names, *trainer)) | {"step": 60, **kinds}
-    return argparse.Namespace(**(values | given))
-
-
-def test_search_requests_one_engine_scorer() -> None:
-    assert _request(arguments(max_candidates=3)) == {
-        "step": 60,
-        "kind": PROBE_KIND,
-        "scorers": [],
-        "max_candidates": 3,
-    }
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"trainer_autocast": "none"}, "--weights-search replays the engine"),
-        ({"exact": True}, "--exact and --weights-search are different probes"),
-        ({"weights_search": False, "max_candidates": 3}, "--max-candidates is an option of --weights-search"),
-    ],
-)
-def test_options_of_another_probe_are_refused(given: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        _request(arguments(**given))

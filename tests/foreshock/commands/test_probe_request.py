@@ -1,0 +1,54 @@
+"""What `foreshock probe` requests for the words of a command line, read by its own parser."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from foreshock.commands.probe import ProbeCommand, _request
+from foreshock.errors import ConfigurationError
+from foreshock.layer_divergence import LAYERS_KIND
+from foreshock.routing import ROUTING_KIND
+from foreshock.weights_search import PROBE_KIND as WEIGHTS_SEARCH_KIND
+
+
+def request(*options: str) -> dict[str, Any]:
+    """Return the request for `foreshock probe RUN 60 OPTIONS`."""
+    command = ProbeCommand()
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    return _request(parser.parse_args(["run", "60", *options]))
+
+
+@pytest.mark.parametrize(("option", "kind"), [("--layers", LAYERS_KIND), ("--routing", ROUTING_KIND)])
+def test_comparison_leaves_the_scorers_to_the_service(option: str, kind: str) -> None:
+    assert request(option) == {"step": 60, "scorers": [], "kind": kind}
+
+
+def test_comparison_names_the_scorers_in_their_order() -> None:
+    words = ("--scorer", "torch.trainer", "--scorer", "torch.bfloat16", "--trainer-autocast", "none")
+    asked = request("--layers", *words, "--max-rollouts", "8")
+    assert [each["scorer"] for each in asked["scorers"]] == ["torch.trainer", "torch.bfloat16"]
+    assert asked["options"] == {"torch.trainer": {"autocast": None}}
+
+
+def test_weights_search_requests_one_engine_scorer() -> None:
+    asked = request("--weights-search", "--max-candidates", "3")
+    assert asked == {"step": 60, "kind": WEIGHTS_SEARCH_KIND, "scorers": [], "max_candidates": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--weights-search --trainer-autocast none", "--weights-search replays the engine"),
+        ("--weights-search --exact", "--exact and --weights-search are different probes"),
+        ("--layers --exact", "--exact and --layers are different probes"),
+        ("--layers --routing", "--layers and --routing are different probes"),
+        ("--max-candidates 3", "--max-candidates is an option of --weights-search"),
+    ],
+)
+def test_options_of_another_probe_are_refused(options: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        request(*options.split())
