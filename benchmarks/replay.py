@@ -1,8 +1,9 @@
 """Compare replayed log-probs with the logged ones. `make bench-replay`
 
-Every checkpointed step of every recorded run is scored by vLLM's prefill (compared with the logged μ) and by a forward
-pass set up as the trainer's (compared with the logged π). Each engine has its own process, as in a worker, held to the
-instruction set that recorded the run. Each step is also scored with the weights of another step, as a control.
+Every checkpointed step of every recorded run is scored by vLLM's prefill and by its decode (compared with the logged μ)
+and by a forward pass set up as the trainer's (compared with the logged π). Each engine has its own process, as in a
+worker, held to the instruction set that recorded the run. Each step is also scored with the weights of another step, as
+a control.
 
 Bars: max |d| ≤ 1e-5 if this CPU can be held to the run's environment, k3 < 1e-6 if it has a lower one; the control
 differs by at least 100 times either bar. The noise floor is the same scorer with another batch composition.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from probes.engines.protocol import ScoreCommand
 # The replay of each logged score: the engine's of log μ, the trainer's of log π.
 ENGINE_REPLAY, TRAINER_REPLAY = (str(name) for name in middle_of_chain(default_scorers()))
 SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
+# Also replays log μ, one token at a time as the engine sampled; takes some minutes more.
+ENGINE_DECODE = "vllm.decode"
 BAR_MAXIMUM = 1e-5
 BAR_K3 = 1e-6
 
@@ -109,7 +112,7 @@ def replayer() -> Iterator[Replayer]:
 
 def logged(batch: RolloutBatch, scorer: str) -> NDArray[np.float32]:
     """Return the logged log-probs [T] that `scorer` replays."""
-    values = batch.rollout_log_probs if scorer == ENGINE_REPLAY else batch.trainer_log_probs
+    values = batch.trainer_log_probs if scorer == TRAINER_REPLAY else batch.rollout_log_probs
     assert values is not None
     return values
 
@@ -139,11 +142,11 @@ class Row:
         )
 
 
-def rows_of(run: RecordedRun, replay: Replayer) -> Iterator[Row]:
+def rows_of(run: RecordedRun, replay: Replayer, scorers: Sequence[str] = SCORERS) -> Iterator[Row]:
     """Yield a row for each checkpointed step and scorer; weights are loaded once per scorer."""
     steps = run.steps()
     environment = run.environment.nearest()
-    for scorer in SCORERS:
+    for scorer in scorers:
         wrong: dict[int, Difference] = {}
         right: dict[int, tuple[Difference, Difference, bool]] = {}
         for index, step in enumerate(steps):
@@ -172,14 +175,14 @@ def main() -> int:
     rows: list[Row] = []
     with replayer() as replay:
         for run in runs:
-            for row in rows_of(run, replay):
+            for row in rows_of(run, replay, (*SCORERS, ENGINE_DECODE)):
                 print(row, flush=True)
                 rows.append(row)
     other_environment = sorted({row.run for row in rows if not row.same})
     if other_environment:
         print(f"recorded in an environment that this CPU cannot be held to: {', '.join(other_environment)}")
     figures: dict[str, object] = {}
-    for scorer in SCORERS:
+    for scorer in (*SCORERS, ENGINE_DECODE):
         for same, place in ((True, "same_environment"), (False, "other_environment")):
             chosen = [row.right for row in rows if row.scorer == scorer and row.same == same]
             if chosen:

@@ -38,7 +38,13 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
-_DEFAULT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
+_DEFAULT_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    # Both of oneDNN's caches keep a kernel for each shape of a batch, 1,024 of them if not told otherwise. Rollouts
+    # have so many lengths that memory then grows by 2 kB for every token scored. A forward pass uses fewer than 32.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
+    "LRU_CACHE_CAPACITY": "32",
+}
 
 
 class EngineError(ForeshockError):
