@@ -28,7 +28,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Peaks in bytes by vocabulary and tokens, and the largest over that of the smallest product."""
+    """Peaks in bytes by vocabulary and tokens.
+
+    `product_share`: how the peaks grow with vocabulary × tokens, beyond what each of the two adds alone (the second
+    difference of the four peaks), as a share of that of logits [T, V] in float32. The head's weights grow with the
+    vocabulary and the rollouts with the tokens, so that a peak cannot stay where it was.
+    """
 
     name: str
     peaks: dict[tuple[int, int], int]
@@ -37,13 +42,23 @@ class Growth:
     def ratio(self) -> float:
         return max(self.peaks.values()) / self.peaks[min(self.peaks)]
 
+    @property
+    def product_share(self) -> float:
+        (small, large), (few, many) = VOCABULARIES, TOKENS
+        peaks = self.peaks
+        found = peaks[large, many] - peaks[large, few] - peaks[small, many] + peaks[small, few]
+        return found / (4 * (large - small) * (many - few))
+
     def __str__(self) -> str:
         lines = [
             f"{self.name:<16}V = {vocabulary:>7,}, {tokens:>6,} tokens: {peak / MIB:>6.0f} MiB above the loaded model; "
             f"[T, V] in float32 would be {4 * vocabulary * tokens / MIB:>6,.0f} MiB"
             for (vocabulary, tokens), peak in self.peaks.items()
         ]
-        return "\n".join([*lines, f"{self.name:<16}the largest peak is {self.ratio:.2f} times the first"])
+        found = (
+            f"{self.product_share:.2%} of logits [T, V] grow with V × T; the last peak is {self.ratio:.2f} of the first"
+        )
+        return "\n".join([*lines, f"{self.name:<16}{found}"])
 
 
 def measure_memory(folder: Path) -> Iterator[Growth]:

@@ -31,7 +31,7 @@ from probes.scorers.tokens import sequence, sequence_lengths
 from probes.scorers.torch_forward import ForwardOptions, plan_of
 from probes.scorers.vllm_arguments import VllmOptions, engine_arguments
 
-__all__ = ["Comparison", "measure_torch", "measure_vllm"]
+__all__ = ["Comparison", "cpu_seconds", "measure_torch", "measure_vllm"]
 
 REPEATS = 5
 VOCABULARY, HIDDEN, LAYERS = 32_768, 1024, 4
@@ -154,13 +154,13 @@ def measure_vllm(folder: Path) -> Comparison:
             int(lengths.sum()),
             lambda: replay.score(rollouts, weights, ENGINE_REPLAY),
             bare,
-            _cpu_seconds,
+            cpu_seconds,
         )
     finally:
         pool.close()
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """Return the CPU seconds so far of this process and of all that it started, the replay's engine among them."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
