@@ -16,6 +16,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from benchmarks.running_service import running_service
+from examples.demo.service_child import tokenizers_of
 from foreshock import Reader
 from foreshock.page_addresses import run_page_path
 
@@ -61,7 +62,8 @@ def main() -> int:
         print("neither chromium nor google-chrome is installed; run `sudo apt-get install chromium`", file=sys.stderr)
         return 1
     IMAGES.mkdir(exist_ok=True)
-    with running_service(REPOSITORY) as address, sync_playwright() as playwright:
+    settings = {"FORESHOCK_TOKENIZERS_FOLDER": str(tokenizers_of(data))}
+    with running_service(REPOSITORY, **settings) as address, sync_playwright() as playwright:
         places = pages_of_the_demo(address)
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=browser_program, args=[*arguments, "--disable-gpu"])

@@ -10,6 +10,7 @@ from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
+from examples.tiny_rl.tokenizer import TOKENIZER
 from foreshock import AdviceFeed, Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.queries import find_run
@@ -56,7 +57,7 @@ def log_run(
     scalars = record.scalars()
     checkpoints = {checkpoint.step: checkpoint for checkpoint in manifest.checkpoints}
     with Client(url, run_key=manifest.run.key, attempt_key=attempt.key, spool_directory=spool, strict=True) as client:
-        start_run(client, manifest.run, attempt, manifest.fingerprints())
+        start_run(client, manifest.run, attempt, {"tokenizer": TOKENIZER, **manifest.fingerprints()})
         with AdviceFeed(client) as feed:
             for number, step in enumerate(steps):
                 if step in checkpoints:

@@ -14,6 +14,7 @@ import httpx
 
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
+from examples.tiny_rl.tokenizer import write_tokenizer
 
 HOST = "127.0.0.1"
 USUAL_PORT = 8765
@@ -54,16 +55,23 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
+def tokenizers_of(data: Path) -> Path:
+    """Return the folder of tokenizers in a demo's data."""
+    return data / "tokenizers"
+
+
 @contextlib.contextmanager
 def running_service(data: Path) -> Iterator[tuple[Child, str]]:
     """Yield a ready service and its address. Raises DemoError with the end of its log if it does not start."""
     with own_port() as port:
         url = f"http://{HOST}:{port}"
+        write_tokenizer(tokenizers_of(data))
         environment = {
             "FORESHOCK_HOST": HOST,
             "FORESHOCK_PORT": str(port),
             "FORESHOCK_DATABASE_URL": f"sqlite:///{data}/foreshock.db",
             "FORESHOCK_STORE_URL": str(data / "tokens"),
+            "FORESHOCK_TOKENIZERS_FOLDER": str(tokenizers_of(data)),
         }
         with Child("service", ["serve"], environment, data / "service.log") as child:
             _wait_until_ready(child, url)

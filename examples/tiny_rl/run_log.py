@@ -90,11 +90,11 @@ def start_run(
     client: Client,
     description: RunDescription,
     attempt: Attempt,
-    fingerprint: Mapping[str, Mapping[str, Any]] | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
 ) -> None:
     """Register the run with its description, in the mode `apply`.
 
-    `fingerprint` has those of the logged scores by name, for batches that do not carry them.
+    `fingerprint` has those of the logged scores by name, for batches that do not carry them, and the tokenizer's name.
     """
     client.start_run(
         name=description.name,
