@@ -47,19 +47,33 @@ def add_evidence(logs: tuple[float, ...], pooling: Pooling, value: float, thresh
     return added_evidence(logs, log_factors(pooling, value, threshold))
 
 
+def bets_of(pooling: Pooling) -> tuple[float, ...]:
+    """Return the bets λ whose evidence is averaged."""
+    return MEAN_BETS if pooling == "mean" else DEVIATION_BETS
+
+
 def log_factors(pooling: Pooling, value: float, threshold: float) -> list[float]:
     """Return the logarithm of each bet's factor."""
+    return [log_factor(pooling, bet, value, threshold) for bet in bets_of(pooling)]
+
+
+def log_factor(pooling: Pooling, bet: float, value: float, threshold: float) -> float:
+    """Return the logarithm of the factor of one bet."""
     if pooling == "mean":
-        excess = min(max(value / threshold, 0.0), LARGEST_RATIO) - 1.0
-        return [math.log1p(bet * excess) for bet in MEAN_BETS]
-    return [bet * value - 0.5 * bet * bet for bet in DEVIATION_BETS]
+        return math.log1p(bet * (min(max(value / threshold, 0.0), LARGEST_RATIO) - 1.0))
+    return bet * value - 0.5 * bet * bet
 
 
 def added_evidence(logs: tuple[float, ...], factors: list[float]) -> tuple[float, ...]:
-    """Return log M of each bet after a value with these factors; it never falls if a log of the grid is higher."""
+    """Return log M of each bet after a value with these factors."""
     before = logs or (-math.inf,) * len(factors)
-    added = (_log_plus_one(log) + factor for log, factor in zip(before, factors, strict=True))
-    return tuple(math.floor(log * GRID) / GRID for log in added)
+    return tuple(added_log(log, factor) for log, factor in zip(before, factors, strict=True))
+
+
+def added_log(log: float, factor: float) -> float:
+    """Return log M of one bet after a value with this factor; it never falls if `log`, of the grid, is higher."""
+    plus_one = log + math.log1p(math.exp(-log)) if log > 0.0 else math.log1p(math.exp(log))
+    return math.floor((plus_one + factor) * GRID) / GRID
 
 
 def log_evidence(logs: tuple[float, ...]) -> float:
@@ -68,7 +82,3 @@ def log_evidence(logs: tuple[float, ...]) -> float:
         return -math.inf
     largest = max(logs)
     return largest + math.log(sum(math.exp(each - largest) for each in logs) / len(logs))
-
-
-def _log_plus_one(log: float) -> float:
-    return log + math.log1p(math.exp(-log)) if log > 0.0 else math.log1p(math.exp(log))

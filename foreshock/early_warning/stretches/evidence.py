@@ -3,12 +3,13 @@
 Without rounding, M_t = exp(S_t) (M_0 + Σ exp(−S_j)) over j < t, with S the sum of the log factors: a bound from above
 for arrays, as rounding is down. The last evidence is found without most of the values, as evidence is forgotten: it is
 followed over the newest values from below and from above all that it can be. If both become equal they are it, because
-`added_evidence` keeps the order of any two values of its grid.
+`added_log` keeps the order of any two values of its grid.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,9 +20,9 @@ from foreshock.early_warning.pooling import (
     LARGEST_RATIO,
     MEAN_BETS,
     Pooling,
-    add_evidence,
-    added_evidence,
-    log_factors,
+    added_log,
+    bets_of,
+    log_factor,
 )
 from foreshock.early_warning.stretches.columns import Flags, Floats
 
@@ -30,8 +31,8 @@ _MARGIN = 1e-3
 
 _LARGEST_SUM = 1e6
 
-_NEWEST_VALUES = 96
-"""Values after which the evidence of a healthy run rarely depends on what came before them."""
+_FORGOTTEN = 18.0
+"""A difference of log M that has shrunk by exp(−18) is below the grid, with something to spare."""
 
 
 def evidence_over(
@@ -41,7 +42,7 @@ def evidence_over(
 
     Shapes [N], N ≥ 1; `thresholds` are those of "mean".
     """
-    before = np.array(logs or (-np.inf,) * len(MEAN_BETS if pooling == "mean" else DEVIATION_BETS))
+    before = np.array(logs or (-np.inf,) * len(bets_of(pooling)))
     with np.errstate(over="ignore", invalid="ignore"):
         bounds = _bounds(before, pooling, values, thresholds)
     if bounds is None:
@@ -71,21 +72,35 @@ def _bounds(before: Floats, pooling: Pooling, values: Floats, thresholds: Floats
 def _last(
     logs: tuple[float, ...], pooling: Pooling, values: Floats, thresholds: Floats, bounds: Floats
 ) -> tuple[float, ...]:
-    count = _NEWEST_VALUES
-    while count < len(values):
-        first = len(values) - count
-        low: tuple[float, ...] = (-math.inf,) * len(bounds)
-        high: tuple[float, ...] | None = tuple((np.ceil(bounds[:, first - 1] * GRID) / GRID).tolist())
-        for value, threshold in zip(values[first:].tolist(), thresholds[first:].tolist(), strict=True):
-            factors = log_factors(pooling, value, threshold)
-            low = added_evidence(low, factors)
-            if high is not None:
-                high = added_evidence(high, factors)
-                if low == high:
-                    high = None
-        if high is None:
+    before = logs or (-math.inf,) * len(bounds)
+    # A value makes a difference of log M smaller by the factor M / (1 + M) of the M before it, or more.
+    shrunk = np.cumsum(np.logaddexp(0.0, -bounds[:, ::-1]), axis=1)
+    found: list[float] = []
+    for bet, log, lost, high in zip(bets_of(pooling), before, shrunk, bounds, strict=True):
+
+        def factors(first: int, bet: float = bet) -> list[float]:
+            newest = zip(values[first:].tolist(), thresholds[first:].tolist(), strict=True)
+            return [log_factor(pooling, bet, value, threshold) for value, threshold in newest]
+
+        found.append(_last_of_bet(log, factors, int(np.searchsorted(lost, _FORGOTTEN)) + 2, high))
+    return tuple(found)
+
+
+def _last_of_bet(log: float, factors: Callable[[int], list[float]], newest: int, bounds: Floats) -> float:
+    """Return log M of a bet after N values, N ≥ 1: from the `newest` of them, or from more if these do not tell.
+
+    `factors` returns the log factors from an index on; `bounds` [N] are from above, of log M after each value.
+    """
+    while newest < len(bounds):
+        first = len(bounds) - newest
+        low, high = -math.inf, math.ceil(float(bounds[first - 1]) * GRID) / GRID
+        for factor in factors(first):
+            are_equal = low == high
+            low = added_log(low, factor)
+            high = low if are_equal else added_log(high, factor)
+        if low == high:
             return low
-        count *= 4
-    for value, threshold in zip(values.tolist(), thresholds.tolist(), strict=True):
-        logs = add_evidence(logs, pooling, value, threshold)
-    return logs
+        newest *= 2
+    for factor in factors(0):
+        log = added_log(log, factor)
+    return log
