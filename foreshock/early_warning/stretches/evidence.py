@@ -31,6 +31,9 @@ _MARGIN = 1e-3
 
 _LARGEST_SUM = 1e6
 
+_NEWEST_VALUES = 256
+"""The values whose bounds are looked at if all before them are healthy."""
+
 _FORGOTTEN = 18.0
 """A difference of log M that has shrunk by exp(−18) is below the grid, with something to spare."""
 
@@ -43,11 +46,17 @@ def evidence_over(
     Shapes [N], N ≥ 1; `thresholds` are those of "mean".
     """
     before = np.array(logs or (-np.inf,) * len(bets_of(pooling)))
+    first = len(values) - _NEWEST_VALUES
+    if pooling == "mean" and first > 0 and not beyond[:first].any() and np.all(values[:first] <= thresholds[:first]):
+        # Each of these factors is at most 1, so that M has grown by at most 1 a value.
+        before = np.logaddexp(before, math.log(first))
+    else:
+        first = 0
     with np.errstate(over="ignore", invalid="ignore"):
-        bounds = _bounds(before, pooling, values, thresholds)
+        bounds = _bounds(before, pooling, values[first:], thresholds[first:])
     if bounds is None:
         return None
-    pooled = np.logaddexp.reduce(bounds[:, beyond], axis=0) - math.log(len(bounds))
+    pooled = np.logaddexp.reduce(bounds[:, beyond[first:]], axis=0) - math.log(len(bounds))
     if np.any(pooled >= math.log(AVERAGE_RUN_LENGTH)):
         return None
     return _last(logs, pooling, values, thresholds, bounds)
@@ -72,35 +81,38 @@ def _bounds(before: Floats, pooling: Pooling, values: Floats, thresholds: Floats
 def _last(
     logs: tuple[float, ...], pooling: Pooling, values: Floats, thresholds: Floats, bounds: Floats
 ) -> tuple[float, ...]:
-    before = logs or (-math.inf,) * len(bounds)
     # A value makes a difference of log M smaller by the factor M / (1 + M) of the M before it, or more.
-    shrunk = np.cumsum(np.logaddexp(0.0, -bounds[:, ::-1]), axis=1)
+    shrunk = np.cumsum(np.logaddexp(0.0, -bounds[:, : -_NEWEST_VALUES - 1 : -1]), axis=1)
     found: list[float] = []
-    for bet, log, lost, high in zip(bets_of(pooling), before, shrunk, bounds, strict=True):
+    for bet, log, lost, high in zip(bets_of(pooling), logs or (-math.inf,) * len(bounds), shrunk, bounds, strict=True):
 
-        def factors(first: int, bet: float = bet) -> list[float]:
-            newest = zip(values[first:].tolist(), thresholds[first:].tolist(), strict=True)
+        def factors(count: int, bet: float = bet) -> list[float]:
+            newest = zip(values[-count:].tolist(), thresholds[-count:].tolist(), strict=True)
             return [log_factor(pooling, bet, value, threshold) for value, threshold in newest]
 
-        found.append(_last_of_bet(log, factors, int(np.searchsorted(lost, _FORGOTTEN)) + 2, high))
+        count = int(np.searchsorted(lost, _FORGOTTEN)) + 2
+        last = _from_newest(factors, count, high)
+        if last is None:
+            for factor in factors(len(values)):
+                log = added_log(log, factor)
+            last = log
+        found.append(last)
     return tuple(found)
 
 
-def _last_of_bet(log: float, factors: Callable[[int], list[float]], newest: int, bounds: Floats) -> float:
-    """Return log M of a bet after N values, N ≥ 1: from the `newest` of them, or from more if these do not tell.
+def _from_newest(factors: Callable[[int], list[float]], count: int, bounds: Floats) -> float | None:
+    """Return log M of a bet after its last value from the newest `count` of them, or from more if these do not tell.
 
-    `factors` returns the log factors from an index on; `bounds` [N] are from above, of log M after each value.
+    `factors` returns the log factors of so many newest values. `bounds` are from above, of log M after each of the
+    newest values. None: they do not tell.
     """
-    while newest < len(bounds):
-        first = len(bounds) - newest
-        low, high = -math.inf, math.ceil(float(bounds[first - 1]) * GRID) / GRID
-        for factor in factors(first):
+    while count < len(bounds):
+        low, high = -math.inf, math.ceil(float(bounds[-count - 1]) * GRID) / GRID
+        for factor in factors(count):
             are_equal = low == high
             low = added_log(low, factor)
             high = low if are_equal else added_log(high, factor)
         if low == high:
             return low
-        newest *= 2
-    for factor in factors(0):
-        log = added_log(log, factor)
-    return log
+        count *= 2
+    return None
