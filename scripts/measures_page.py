@@ -252,7 +252,7 @@ SECTIONS: tuple[Section, ...] = (
         "Quantiles come from a fixed logarithmic histogram and are accurate to about 1 %; below 2^−27 = 7.5e-9 they "
         "are reported as 0, above 128 as 128. Extremes are exact.",
         named("mean_abs_d", "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "max_abs_d", "min_d", "max_d",
-              "zero_fraction"),
+              "zero_fraction", "low_probability_abs_d"),
     ),
     Section(
         "Tails",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foreshock.interval_names import CALLED_INTERVAL, INTERVAL, RANGE
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP
 from foreshock.measures.statistics.tails import (
     LARGEST_TAIL_SHAPE,
@@ -127,6 +128,11 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
     _extreme("max_abs_d", "|d|", "nats", "0 is agreement", "maximum over tokens"),
     _extreme("min_d", "d", "nats", "far below 0: π ≪ μ", "minimum over tokens"),
     _extreme("max_d", "d", "nats", "far above 0: π ≫ μ", "maximum over tokens"),
+    Measure(
+        "low_probability_abs_d", f"|d|, μ < {LOW_PROBABILITY:g}", "nats",
+        "0 is agreement; a mismatch shows first in tokens that the sampler gave a low probability",
+        f"mean over the tokens with μ < {LOW_PROBABILITY:g}", "comparison", "Foreshock",
+    ),
     _token("zero_fraction", "1{d = 0}", "1", "1 if π was copied from μ", "Foreshock"),
     _token("rollout_probs_diff_mean", "|π − μ|", "1", "0 is agreement; hides rare tokens", VERL_DEBUG),
     Measure(
@@ -267,6 +273,7 @@ _OF_ADVANTAGES: tuple[Measure, ...] = (
 
 _COMPARISON_COUNTS: tuple[Measure, ...] = (
     _count("tokens", "model-generated tokens with two finite log-probs"),
+    _count("low_probability_tokens", f"measured tokens with μ < {LOW_PROBABILITY:g}"),
     _count("rollouts", "rollouts compared"),
     _count("prompt_groups", "prompt groups compared; a rollout without a group is one by itself"),
     _count("incomplete_rollouts", "rollouts with a token without a finite log-prob on one side"),

@@ -13,6 +13,7 @@ from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
+from foreshock.measures.statistics.conditions import BUCKET_EDGES, LOW_PROBABILITY
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.sequences import SEQUENCE_MEANS
@@ -27,6 +28,7 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         **_token_means(statistics),
         **_probabilities(statistics),
         **_distribution(statistics),
+        **_of_low_probability(statistics),
         **_tails(statistics),
         **_sequences(statistics),
         **_perplexities(statistics),
@@ -124,6 +126,13 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
         "min_d": -minus_lowest,
         "max_d": highest,
     }
+
+
+def _of_low_probability(statistics: ComparisonSums) -> dict[str, float]:
+    """Return the measures of the tokens that μ gave a low probability."""
+    buckets = statistics.conditions["probability"]
+    tokens, mean_abs_d = buckets.mean_abs_d_below(BUCKET_EDGES, LOW_PROBABILITY)
+    return {"low_probability_abs_d": mean_abs_d, "low_probability_tokens": tokens}
 
 
 def _tail_shapes(statistics: ComparisonSums) -> dict[str, float]:

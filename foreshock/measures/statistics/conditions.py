@@ -11,11 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BUCKET_EDGES", "CONDITIONS", "POSITION_EDGES", "Condition", "position_buckets", "probability_buckets"]
+__all__ = [
+    "BUCKET_EDGES",
+    "CONDITIONS",
+    "LOW_PROBABILITY",
+    "POSITION_EDGES",
+    "Condition",
+    "position_buckets",
+    "probability_buckets",
+]
 
 
 # Half decades of the probability under μ. The first bucket holds all below 1e-8; the last includes probability 1.
 BUCKET_EDGES: tuple[float, ...] = (0.0, *(10.0 ** (-8 + half / 2) for half in range(16)), 1.0)
+
+LOW_PROBABILITY = 0.1
+"""Tokens whose probability under μ is below this are of low probability; one of BUCKET_EDGES."""
+
 _LOG_EDGES = np.array([math.log(edge) for edge in BUCKET_EDGES[1:-1]])
 
 # Powers of two of the position in the response, from 0: bucket i holds 2^i − 1 ≤ position < 2^(i+1) − 1.

@@ -122,7 +122,8 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
         "ess_token": effective_fraction(d),
         "pinsker_tv_bound": math.sqrt(result["chi2_token"]) / 2,
     }
-    result |= tails(d) | probabilities(tokens) | of_sequences(sequences) | of_advantages(tokens)
+    result |= tails(d) | probabilities(tokens) | of_low_probability(tokens)
+    result |= of_sequences(sequences) | of_advantages(tokens)
     return result | clustered(sequences, groups) | weights(sequences, result["k3_kl"])
 
 
@@ -223,6 +224,12 @@ def probabilities(tokens: Sequence) -> dict[str, float]:
         "rollout_probs_diff_std": math.sqrt(square / (len(gaps) - 1)) if len(gaps) > 1 else math.nan,
         "rollout_actor_probs_pearson_corr": of_both / scale if scale else math.nan,
     }
+
+
+def of_low_probability(tokens: Sequence) -> dict[str, float]:
+    """Return the mean |d| and the number of the tokens with a probability below 0.1 under μ."""
+    low = [token for token in tokens if token.log_behaviour < math.log(0.1)]
+    return {"low_probability_abs_d": mean([abs(token.d) for token in low]), "low_probability_tokens": len(low)}
 
 
 def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:

@@ -91,7 +91,7 @@ def test_batch_of_no_tokens_and_a_batch_of_no_rollouts_have_no_measures() -> Non
     for offsets in ([0], [0, 0, 0]):
         statistics = ComparisonStatistics.of([], [], offsets, token_ids=[], lag=[], entropy=[], turn=[], advantage=[])
         counts = {"tokens", "rollouts", "prompt_groups", "incomplete_rollouts"}
-        counts |= {"nonfinite_target", "nonfinite_behaviour"}
+        counts |= {"nonfinite_target", "nonfinite_behaviour", "low_probability_tokens"}
         measures = statistics.measures()
         assert {name: measures[name] for name in counts} == dict.fromkeys(counts, 0) | {"rollouts": len(offsets) - 1}
         assert all(math.isnan(value) for name, value in measures.items() if name not in counts)

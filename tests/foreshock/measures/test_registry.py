@@ -46,6 +46,7 @@ FACTS = {
     *("log_ppl_diff_max", "log_ppl_diff_min"),
     *("advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative"),
     "bad_update_fraction",
+    *("low_probability_abs_d", "low_probability_tokens"),
     *(f"{name}_{end}" for name in ("k3_kl", "chi2_token", "tv_token") for end in ("bootstrap_low", "bootstrap_high")),
 }
 

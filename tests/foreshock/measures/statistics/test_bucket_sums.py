@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from foreshock.measures import BUCKET_EDGES, CONDITIONS, compare
+from foreshock.measures import BUCKET_EDGES, CONDITIONS, ComparisonStatistics, compare
 from foreshock.measures.statistics.conditions import POSITION_EDGES, position_buckets, probability_buckets
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
@@ -29,6 +29,21 @@ def test_edges_are_half_decades_from_1e_8_to_1() -> None:
 def test_token_is_in_the_bucket_of_its_probability(log_prob: float, edges: tuple[float, float]) -> None:
     index = int(probability_buckets(np.array([log_prob]))[0])
     assert BUCKET_EDGES[index : index + 2] == pytest.approx(edges)
+
+
+def test_tokens_of_low_probability_are_those_of_the_buckets_below_a_tenth() -> None:
+    log_mu = np.log([0.5, 0.1, 0.0999, 0.02, 1e-12])
+    d = np.array([0.5, 0.25, -0.1, 0.3, -0.2])
+    offsets = [0, 5]
+    found = ComparisonStatistics.of(log_mu + d, log_mu, offsets).measures()
+    assert found["low_probability_tokens"] == 3
+    assert found["low_probability_abs_d"] == pytest.approx(0.2, rel=1e-12)
+
+
+def test_without_tokens_of_low_probability_their_mean_is_undefined() -> None:
+    found = ComparisonStatistics.of([-0.2, -0.3], [-0.1, -0.1], [0, 2]).measures()
+    assert found["low_probability_tokens"] == 0
+    assert math.isnan(found["low_probability_abs_d"])
 
 
 def test_positions_are_in_buckets_of_powers_of_two() -> None:
