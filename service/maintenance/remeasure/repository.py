@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.tables import MeasurementStatistics, Run, Shard, ShardStatistics, Step
+from service.platform.database.tables import MeasurementStatistics, Run, Shard, ShardStatistics, Step, measurements
 from service.runs.step_key import StepKey
 
 
@@ -39,7 +39,8 @@ def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:
         if wanted is not None:
             query = query.where(column == wanted)
     if not choice.everything:
-        query = query.where(_of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics))
+        old = _of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics)
+        query = query.where(old | _without_newest_measures())
     ordered = query.order_by(Run.created_at_us, Step.run_id, Step.attempt, Step.step)
     return [StepKey(*row) for row in session.execute(ordered)]
 
@@ -62,6 +63,18 @@ def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
         table.statistics_version != STATISTICS_VERSION,
     )
     return session.scalars(query.order_by(table.comparison)).all()
+
+
+def _without_newest_measures() -> ColumnElement[bool]:
+    """Whether a step has a comparison that was measured before the newest columns existed: a count is never NULL."""
+    columns = measurements.c
+    return exists().where(
+        columns.run_id == Step.run_id,
+        columns.attempt == Step.attempt,
+        columns.step == Step.step,
+        columns.tokens.is_not(None),
+        columns.low_probability_tokens.is_(None),
+    )
 
 
 def _of_another_version(table: type[ShardStatistics] | type[MeasurementStatistics]) -> ColumnElement[bool]:

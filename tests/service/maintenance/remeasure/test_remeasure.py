@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
 from service.maintenance.remeasure.console import Request, remeasure
@@ -18,7 +18,7 @@ from service.maintenance.remeasure.service import StepReport, remeasure_step
 from service.platform.context import ServiceContext
 from service.platform.database.schema import upgrade
 from service.platform.database.session import Database
-from service.platform.database.tables import Shard
+from service.platform.database.tables import Shard, measurements
 from service.platform.settings import Settings
 from service.runs.rollouts.shards import measure_stored
 from service.runs.step_key import StepKey
@@ -88,6 +88,33 @@ def test_old_statistics_become_what_this_release_stores(
     assert command(Request(everything=True)) == 0
     assert "2 of 2 steps" in capsys.readouterr().out
     assert stored_bytes(beside) == stored
+
+
+def test_steps_measured_before_the_newest_columns_are_measured_again(
+    http: httpx.Client, beside: Database, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sender = start_run(http)
+    for step in (3, 4):
+        put_step(sender, step)
+    names = ("low_probability_abs_d", "low_probability_tokens")
+    columns = [measurements.c[name] for name in ("step", "comparison", *names)]
+
+    def rows() -> list[dict[str, Any]]:
+        with beside.read() as session:
+            query = select(*columns).order_by(*measurements.primary_key.columns)
+            return [dict(row) for row in session.execute(query).mappings()]
+
+    measured = rows()
+    assert all(row["low_probability_tokens"] > 0 for row in measured if row["comparison"] == "trainer/rollout")
+    # As a migrated database has them: statistics of this version, and NULL in the new columns.
+    emptied = update(measurements).where(measurements.c.step == 3).values(dict.fromkeys(names))
+    beside.write(lambda session: session.execute(emptied))
+    assert rows() != measured
+    assert command(Request()) == 0
+    assert "1 of 1 steps were measured again" in capsys.readouterr().out
+    assert rows() == measured
+    assert command(Request()) == 0
+    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_scored_comparisons_and_their_attribution_are_measured_again(

@@ -34,6 +34,8 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
+LOW_PROBABILITY = ("low_probability_abs_d", "low_probability_tokens")
+
 OLD_ROWS: dict[str, dict[str, object]] = {
     "runs": {
         "id": "run_1", "project": "default", "key": "a run", "state": "running", "advice_mode": "shadow",
@@ -137,7 +139,7 @@ def test_upgrade_keeps_stored_values_and_new_measures_are_null(empty_database: s
     assert {name: new[name] for name in old} == old
     assert new["k3_kl"] == 1e-4
     added = set(new) - set(old)
-    assert {"pareto_k", "tail_asymmetry_ln2", "k3_kl_bootstrap_low"} <= added
+    assert {"pareto_k", "tail_asymmetry_ln2", "k3_kl_bootstrap_low", *LOW_PROBABILITY} <= added
     assert {new[name] for name in added} == {None}
     assert set(new) == set(measurements.c.keys())
 
@@ -149,6 +151,18 @@ def test_downgrade_restores_the_rows_of_the_release_before(empty_database: str) 
     upgrade(empty_database)
     migrate(empty_database, _BEFORE, down=True)
     assert {table: rows_of(empty_database, table) for table in OLD_ROWS} == before
+
+
+def test_measures_of_low_probability_come_and_go_in_place(empty_database: str) -> None:
+    migrate(empty_database, "0035")
+    fill_old(empty_database)
+    (before,) = rows_of(empty_database, "measurements")
+    migrate(empty_database, "0036")
+    assert rows_of(empty_database, "measurements") == [{**before, **dict.fromkeys(LOW_PROBABILITY)}]
+    with connected(empty_database) as connection:
+        connection.execute(sa.text("UPDATE measurements SET low_probability_abs_d = 0.02, low_probability_tokens = 11"))
+    migrate(empty_database, "0035", down=True)
+    assert rows_of(empty_database, "measurements") == [before]
 
 
 OLD_SEVERITIES: dict[str, list[dict[str, object]]] = {
