@@ -10,6 +10,7 @@ from dashboards.panels import Level, Panel, PanelOptions, latest, levels_of, ove
 from dashboards.queries import PromQuery, SqlQuery
 from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.registry import measure_named
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.ranges import required_range, threshold_number
@@ -202,6 +203,19 @@ def _tails() -> tuple[Panel, ...]:
             ("mean_abs_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "max_abs_d"),
             "Mean and quantiles of |log π − log μ| over tokens, in nats. 0 is not drawn on a log axis.",
             logarithmic=True,
+        ),
+        of_comparison(
+            "Tokens of low probability: |d|",
+            ("low_probability_abs_d", "mean_abs_d"),
+            f"Mean |log π − log μ| in nats: of the tokens with μ < {LOW_PROBABILITY:g}, where a mismatch shows first, "
+            "and of all tokens. Empty at steps without such tokens.",
+            logarithmic=True,
+        ),
+        of_comparison(
+            "Tokens of low probability: number",
+            ("low_probability_tokens",),
+            f"Tokens with μ < {LOW_PROBABILITY:g}. The mean |d| of few tokens is noisy.",
+            minimum=0,
         ),
         of_comparison(
             "Tail asymmetry",

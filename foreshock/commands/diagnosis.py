@@ -39,6 +39,7 @@ MISMATCH_MEASURES = (
     "nonfinite_target",
     "nonfinite_behaviour",
     "max_d",
+    "low_probability_abs_d",
     "tail_asymmetry_ln2",
     "pareto_k",
     "pareto_k_inverse",

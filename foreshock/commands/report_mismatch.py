@@ -23,6 +23,7 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.conclusions.health import step_verdict
 from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.model_kind import UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import required_range
 
@@ -109,6 +110,7 @@ def _shape(curve: Curve, model_kind: ModelKind | None) -> list[str]:
     """Return a table of tail and advantage measures: medians of the newest steps."""
     reach = recent_median(curve.of("max_d"))
     measures = (
+        ("low_probability_abs_d", f"mean |d| at μ < {LOW_PROBABILITY:g}", "nats; where a mismatch shows first"),
         ("tail_asymmetry_ln2", "tail asymmetry at ln 2", "> 0: π ≪ μ is more frequent; < 0: π ≫ μ is"),
         ("pareto_k", "k̂ of π/μ", _pareto_meaning(recent_median(curve.of("pareto_k")), reach, model_kind)),
         ("ess_seq_predicted", "ESS of sequences, exp(−2·KL·T)", "fraction of the sample, with sequence weights"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.ranges import required_range
 from service.replay.workers.service import LIVE_MINUTES
 
@@ -56,6 +57,10 @@ OF_COMPARISONS: dict[str, Family] = {
     ),
     "max_abs_d": _of_comparison(
         "foreshock_log_prob_difference_max_nats", "Largest |log target - log behaviour| of a token"
+    ),
+    "low_probability_abs_d": _of_comparison(
+        "foreshock_low_probability_log_prob_difference_abs_nats",
+        f"Mean |log target - log behaviour| of the tokens with a probability below {LOW_PROBABILITY:g} under behaviour",
     ),
     "mean_ratio": _of_comparison("foreshock_mean_ratio", "Token mean of target/behaviour; 1 is ideal"),
     "chi2_token": _of_comparison("foreshock_chi2_token", "Token mean of (ratio - 1)^2, chi2(target‖behaviour)"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import HealthyRange, required_range
 from service.platform.database.tables import Run
@@ -127,9 +128,12 @@ def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
 
 def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the tail of the ratios of trainer/rollout and the effective sample size that remains."""
-    names = ("tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "ess_token", "max_d")
+    names = (
+        "tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "low_probability_abs_d", "ess_token",
+        "max_d",
+    )  # fmt: skip
     found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {})
-    tail, asymmetry, shape, difference, ess, largest = (found.get(name, Curve((), ())) for name in names)
+    tail, asymmetry, shape, difference, low, ess, largest = (found.get(name, Curve((), ())) for name in names)
     kind = run.model_kind
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
     difference_range = required_range("rollout_probs_diff_mean", kind)
@@ -140,6 +144,7 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
         Panel("tail asymmetry at ln 2 (above 0: π ≪ μ)", asymmetry),
         _judged("k̂, the shape of the tail of π/μ", shape, shape_range if matters else None),
         _judged("mean |Δ probability|", difference, difference_range),
+        Panel(f"mean |d| of tokens with μ < {LOW_PROBABILITY:g}, nats", low, logarithmic=True),
         Panel("effective sample size of the token weights", ess),
     )
     means = (

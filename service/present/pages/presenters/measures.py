@@ -39,7 +39,8 @@ GROUPS = (
         (
             "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "min_d", "max_d", "tail_below(ln2)",
             "tail_above(ln2)", "tail_below(1)", "tail_above(1)", "tail_asymmetry(1)", "tail_below(3)", "tail_above(3)",
-            "tail_asymmetry(3)", "pareto_k_inverse", "pinsker_tv_bound", "zero_fraction",
+            "tail_asymmetry(3)", "pareto_k_inverse", "pinsker_tv_bound", "zero_fraction", "low_probability_abs_d",
+            "low_probability_tokens",
         ),
     ),
     _Group(
