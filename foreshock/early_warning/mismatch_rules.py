@@ -1,20 +1,23 @@
-"""Rules on how far π and μ are apart: k3, k3 / entropy, χ² of both directions, and the trainers' own measures.
+"""Rules on how far π and μ are apart: k3, k3 / entropy, |d| at low probability, χ² both ways, the trainers' measures.
 
 They pool steps: a step of a few prompts says little, and healthy k3 changes tenfold between two of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
 from foreshock.early_warning.threshold_rule import ThresholdRule
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import HealthyRange, required_range, threshold_number
 from foreshock.scorers import ENGINE_REPLAY, NOISE_FLOOR_VARIANT, score_name
 
 K3 = f"{TRAINER_ROLLOUT}:k3_kl"
+LOW_PROBABILITY_ABS_D = f"{TRAINER_ROLLOUT}:low_probability_abs_d"
 K3_PER_ENTROPY = f"{TRAINER_ROLLOUT}:k3_kl_per_entropy"
 NOISE_FLOOR = f"{comparison_name(score_name(ENGINE_REPLAY, NOISE_FLOOR_VARIANT), ENGINE_REPLAY)}:k3_kl"
 
@@ -36,6 +39,7 @@ def mismatch_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
     return (
         *_k3_rules(k3, model),
         *_rising_k3_rules(k3, model),
+        _low_probability_rule(k3),
         *_per_entropy_rules(required_range("k3_kl_per_entropy", model_kind), model),
         *_chi2_rules(k3),
         *_trainer_rules(model_kind),
@@ -138,6 +142,25 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             what_to_do=PROBE,
             source="our choice: half of the engine's noise floor is part of k3, so that a twentieth of it is explained",
         ),
+    )
+
+
+def _low_probability_rule(k3: HealthyRange) -> ThresholdRule:
+    warning, _ = _levels(k3)
+    return ThresholdRule(
+        name="low_probability_rise",
+        key=LOW_PROBABILITY_ABS_D,
+        # k3 is d²/2 for small d: below this |d|, k3 of these tokens alone is within the healthy range of all tokens.
+        absolute=math.sqrt(2.0 * warning),
+        relative=2.5,
+        severity="warning",
+        pooled="mean",
+        why=f"The mean |d| of the tokens with a probability below {LOW_PROBABILITY:g} under μ has risen to at least "
+        "2.5 times this run's own baseline. A mismatch shows first in tokens that the sampler gave a low probability.",
+        what_to_do="Read the mismatch by probability on the step's page: numerical noise grows towards rare tokens, a "
+        f"difference at likely tokens has another cause. {PROBE}",
+        source="our choice: 2.5 times the run's own baseline, a sixfold k3, and three times its noise; with some ten "
+        "such tokens a step, the mean of ten steps of the healthy recorded run reaches 1.7 times its baseline",
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from foreshock.early_warning.default_rules import K3, default_rules
 from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration
 from foreshock.early_warning.events import Event
-from foreshock.early_warning.mismatch_rules import NOISE_FLOOR
+from foreshock.early_warning.mismatch_rules import LOW_PROBABILITY_ABS_D, NOISE_FLOOR
 from foreshock.early_warning.threshold_rule import Baseline, ThresholdRule
 from foreshock.measures.registry import MEASURES
 from tests.foreshock.early_warning.curves import LENGTH, closed_steps, fired, noisy, watch
@@ -59,6 +59,8 @@ CASES = {
     "mismatch_runaway": Case(K3, rise(5e-4, 2e-2), flat(2e-2), 5e-4),
     "mismatch_above_noise_floor": Case(K3, flat(5e-4), flat(5e-5), 5e-5, reference=1e-5),
     "mismatch_baseline_critical": Case(K3, flat(2e-2), flat(5e-3), 1e-3),
+    # Few tokens a step: as noisy as in a tiny run.
+    "low_probability_rise": Case(f"{PAIR}:low_probability_abs_d", rise(0.03, 0.15), noisy(flat(0.03), 0.6), 0.03),
     "mismatch_per_entropy_warning": Case(f"{PAIR}:k3_kl_per_entropy", flat(0.06), flat(0.02), 0.01),
     "mismatch_per_entropy_critical": Case(f"{PAIR}:k3_kl_per_entropy", flat(0.6), flat(0.2), 0.01),
     "mismatch_per_entropy_rise": Case(f"{PAIR}:k3_kl_per_entropy", rise(1e-3, 0.02), noisy(flat(1e-3), 0.9), 1e-3),
@@ -239,6 +241,24 @@ def test_lagging_rollouts_skip_absolute_rules_and_use_the_baseline_of_equal_lag(
     # The tenfold higher value at lag 4 is the baseline of that lag; only a rise above it fires.
     assert names["mismatch_runaway"] == 75
     assert names["mismatch_rise"] == 75
+
+
+def test_rise_at_low_probability_is_a_warning_at_equal_lag_that_moves_nothing() -> None:
+    lag = np.r_[flat(0.0, 30), flat(4.0, 70)]
+    _, events = watch(closed_steps({LOW_PROBABILITY_ABS_D: rise(0.03, 0.3, at=30, steps=100), "rollout:lag_mean": lag}))
+    assert events == []
+    _, events = watch(closed_steps({LOW_PROBABILITY_ABS_D: rise(0.03, 0.3, at=30, steps=100)}))
+    (event,) = events
+    assert (event.rule, event.severity, event.moves_learning_rate) == ("low_probability_rise", "warning", False)
+    assert event.evidence["cause"] == "mismatch"
+
+
+def test_rise_at_low_probability_within_the_healthy_range_of_k3_is_silent() -> None:
+    steps = closed_steps({LOW_PROBABILITY_ABS_D: rise(0.003, 0.04)})
+    assert watch(steps)[1] == []
+    steps = closed_steps({LOW_PROBABILITY_ABS_D: rise(0.03, 0.13)})
+    assert [rule for rule, _ in fired(watch(steps)[1])] == ["low_probability_rise"]
+    assert watch(steps, WarningConfiguration.for_model("moe"))[1] == []
 
 
 def test_mixture_of_experts_has_its_own_ranges() -> None:
