@@ -26,6 +26,7 @@ from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock.scorers import NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
+from foreshock.scorers import SCORERS as KNOWN_SCORERS
 from probes.engines.environment import AS_IT_IS, EngineEnvironment
 from probes.engines.pool import EnginePool
 from probes.engines.protocol import ScoreCommand
@@ -34,7 +35,11 @@ from probes.engines.protocol import ScoreCommand
 ENGINE_REPLAY, TRAINER_REPLAY = (str(name) for name in middle_of_chain(default_scorers()))
 SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
 # Also replays log μ, one token at a time as the engine sampled; takes some minutes more.
-ENGINE_DECODE = "vllm.decode"
+ENGINE_DECODE = next(
+    scorer.name
+    for scorer in KNOWN_SCORERS.values()
+    if scorer.engine == KNOWN_SCORERS[ENGINE_REPLAY].engine and not scorer.by_default
+)
 BAR_MAXIMUM = 1e-5
 BAR_K3 = 1e-6
 

@@ -15,19 +15,19 @@ import importlib
 import json
 import os
 import sys
-import time
 import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import torch
 import torch.distributed
 from megatron.core import mpu
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from tests.foreshock.integrations.operators import halve_learning_rate
 
 PROMPTS, SAMPLES_PER_PROMPT = 3, 4
 RATE = 1e-3
@@ -200,15 +200,6 @@ def load_function(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def halve() -> None:
-    """Halve the learning rate as an operator."""
-    with httpx.Client(base_url=os.environ["FORESHOCK_URL"], timeout=30) as http:
-        key = os.environ["FORESHOCK_RUN_KEY"]
-        run = next(each["id"] for each in http.get("/v1/runs").json()["items"] if each["key"] == key)
-        body = {"kind": "halve", "reason": "a test of slime"}
-        http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body).raise_for_status()
-
-
 def train(folder: Path) -> dict[str, Any]:
     """Train, in the order of slime's `train_actor` and `train_one_step`."""
     modules = install_modules()
@@ -242,10 +233,9 @@ def train(folder: Path) -> dict[str, Any]:
                     [trainer[row] for row in micro_batch], args=args,
                     unconcat_tokens=[data["tokens"][row] for row in micro_batch],
                 )  # fmt: skip
-        if rollout_id == HALVED_AT and os.environ.get("FORESHOCK_ADVICE_MODE") == "apply":
-            if torch.distributed.get_rank() == 0:
-                halve()
-            time.sleep(3)
+        operated = torch.distributed.get_rank() == 0 and os.environ.get("FORESHOCK_ADVICE_MODE") == "apply"
+        if operated and rollout_id == HALVED_AT:
+            halve_learning_rate("a test of slime")
         before = load_function("foreshock.integrations.slime.apply_advice")
         critic = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
         before(args, rollout_id, 0, [SimpleNamespace(role="critic")], critic, None)

@@ -14,6 +14,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
 from tests.foreshock.running_service import RunningService
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
@@ -68,7 +69,8 @@ def train(
         folder = tmp_path_factory.mktemp("trl")
         key = f"{algorithm}-{engine}-{scenario}"
         settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
-                    "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool")}  # fmt: skip
+                    "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool"),
+                    "MASTER_PORT": str(free_port())}  # fmt: skip
         arguments = [str(folder), algorithm, engine, scenario, str(STEPS), str(HALVED_AT)]
         (finished,) = libraries.run(folder, "tests.foreshock.integrations.trl_runs", arguments, [settings])
         assert finished.returncode == 0, finished.stderr[-4000:]

@@ -6,28 +6,21 @@ python -m tests.foreshock.integrations.trl_runs FOLDER ALGORITHM ENGINE SCENARIO
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 from trl.generation import vllm_generation
 
 from examples.trl.train import new_trainer, reward_of_ones
+from tests.foreshock.integrations.operators import halve_learning_rate
 
 
 def halving_reward(completions: list[str], trainer_state: Any = None, **_: Any) -> list[float]:
     """Halve the learning rate as an operator during one step, and wait until the feed has the answer."""
     if trainer_state.global_step + 1 == int(sys.argv[6]):
-        with httpx.Client(base_url=os.environ["FORESHOCK_URL"], timeout=30) as http:
-            runs = http.get("/v1/runs").raise_for_status().json()["items"]
-            run = next(each["id"] for each in runs if each["key"] == os.environ["FORESHOCK_RUN_KEY"])
-            decision = {"kind": "halve", "reason": "a test of TRL"}
-            http.post(f"/v1/runs/{run}/lr-advice/decisions", json=decision).raise_for_status()
-        time.sleep(3)
+        halve_learning_rate("a test of TRL")
     return reward_of_ones(completions)
 
 

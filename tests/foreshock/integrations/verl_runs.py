@@ -13,13 +13,11 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import torch
 import torch.distributed
@@ -29,6 +27,8 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils import tensordict_utils
 from verl.workers.engine_workers import TrainingWorker
+
+from tests.foreshock.integrations.operators import halve_learning_rate
 
 PROMPTS, ROLLOUTS_PER_PROMPT, PROMPT_LENGTH, RESPONSE_LENGTH = 4, 4, 6, 16
 RATE = 1e-3
@@ -210,12 +210,7 @@ def halve(trainer: Any) -> None:
 
     def generate(batch: DataProto) -> DataProto:
         if trainer.global_steps == HALVED_AT:
-            with httpx.Client(base_url=os.environ["FORESHOCK_URL"], timeout=30) as http:
-                key = os.environ["FORESHOCK_RUN_KEY"]
-                run = next(each["id"] for each in http.get("/v1/runs").json()["items"] if each["key"] == key)
-                body = {"kind": "halve", "reason": "a test of verl"}
-                http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body).raise_for_status()
-            time.sleep(3)
+            halve_learning_rate("a test of verl")
         result: DataProto = own(batch)
         return result
 
