@@ -7,7 +7,6 @@ job), job not possible (fail it with the reason), worker stopped (finish within 
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -30,6 +29,7 @@ from probes.offers import offers_of_machine
 from probes.service_client import FailKind, Lease, LeaseClient, LeaseLostError
 from probes.settings import WorkerSettings
 from probes.weights import WeightsLibrary
+from probes.work_folder import work_folder
 
 __all__ = ["Worker"]
 
@@ -78,14 +78,14 @@ class Worker:
         """Work until stopped, with `once` for one job, with `until_idle_seconds` until there was no job that long."""
         self._log_settings()
         timeouts = EngineTimeouts(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
-        with tempfile.TemporaryDirectory(prefix="foreshock-worker-") as folder:
-            pool = self._engines or EnginePool(Path(folder), timeouts, self._console.log)
+        with work_folder() as folder:
+            pool = self._engines or EnginePool(folder, timeouts, self._console.log)
             try:
                 idle_since = time.monotonic()
                 while not self._stopping():
                     lease = self._next_lease(idle_since, until_idle_seconds)
                     if lease is not None:
-                        self._run_job(lease, pool, Path(folder))
+                        self._run_job(lease, pool, folder)
                         idle_since = time.monotonic()
                         if once:
                             break

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,6 +26,7 @@ from probes.exact_divergence.logit_sources import LogitSource, SourceError
 from probes.scorers.request import UnsupportedScoreError
 from probes.scorers.tokens import vocabulary_size
 from probes.scorers.vllm_arguments import VllmOptions
+from probes.work_folder import ENGINE_DISTRIBUTION, work_folder
 
 __all__ = ["EngineDistribution", "JobFolder"]
 
@@ -73,13 +73,13 @@ class EngineDistribution:
             )
         if not target.tokens:
             return exact_divergences(target, target, token_ids=[], top_ks=top_ks)
-        with tempfile.TemporaryDirectory(prefix="foreshock-engine-distribution-") as folder:
-            files = JobFolder(Path(folder))
+        with work_folder(ENGINE_DISTRIBUTION) as folder:
+            files = JobFolder(folder)
             job = Job(weights_folder=self.weights.resolve(), options=self.options, top_ks=tuple(top_ks))
             files.job.write_text(job.model_dump_json(), "utf-8")
             files.rollouts.write_bytes(encode_rollouts(rollouts))
             files.write_target(target)
-            status = _run(files, Path(folder), self.environment)
+            status = _run(files, folder, self.environment)
             if files.refusal.exists():
                 refusal = Refusal.model_validate_json(files.refusal.read_bytes())
                 if refusal.kind == "unsupported":
