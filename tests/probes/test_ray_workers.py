@@ -78,7 +78,14 @@ def actors() -> dict[int, psutil.Process]:
         with contextlib.suppress(psutil.Error):
             if any(part.startswith(_ACTOR) for part in process.cmdline()[:1]):
                 found[process.pid] = process
-    return found
+    # An engine that is being started has its worker's name until it runs its own program.
+    return {pid: process for pid, process in found.items() if _parent(process) not in found}
+
+
+def _parent(process: psutil.Process) -> int | None:
+    with contextlib.suppress(psutil.Error):
+        return process.ppid()
+    return None
 
 
 @contextlib.contextmanager

@@ -12,14 +12,15 @@ import pytest
 from foreshock.conclusions.health import Health
 from foreshock.conclusions.run_signals import LEAST_VALUES, RunSignals, SteppedValues, reward_fall
 from foreshock.conclusions.run_verdict import StandingAlert, conclude_run
-from tests.paths import SHARED_RUNS
+from tests.foreshock.batches import recorded_run
 
 QUIET = Health("healthy", (), ("Healthy: k3 of trainer/rollout is 5.0e-4.",))
 NONE = SteppedValues((), ())
 
 
 def recorded(run: str, names: Sequence[str]) -> list[SteppedValues]:
-    rows = [json.loads(line) for line in (SHARED_RUNS / run / "metrics.jsonl").read_text().splitlines()]
+    metrics = recorded_run(run).parent / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [SteppedValues([row["step"] for row in rows], [row[name] for row in rows]) for name in names]
 
 
