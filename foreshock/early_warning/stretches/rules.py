@@ -1,7 +1,8 @@
 """The rules over a stretch: each alone, as rules depend on each other by nothing but a baseline that follows learning.
 
 A rule is quiet if it does not fire at the start and, counted over the whole stretch, was never beyond its threshold
-long enough; a rule that pools steps, if its evidence was not enough at any value beyond.
+long enough; a rule that pools steps, if its evidence was not enough at any value beyond. A rule that is not quiet is
+looked at in halves of the stretch, and goes step by step over a short one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from foreshock.early_warning.threshold_rule import BASELINE_VALUES, Baseline, Th
 MOST_LAGS = 8
 """Lags of a stretch that have thresholds of their own; with more, its rules go step by step."""
 
+FEW_STEPS = 100
+"""A rule that is not quiet goes step by step over so many: halving them further takes as long."""
+
 Placed = tuple[int, int, Event]
 """An event with the index of its step and the place of its rule."""
 
@@ -52,6 +56,20 @@ def rules_over(
     state: RulesState, steps: ClosedSteps, rules: tuple[ThresholdRule, ...], learning: Learning
 ) -> RulesOver:
     """Return what `advance_rules` gives at each of the steps, of one set of rules."""
+    after, found = _advance(state, steps, rules, learning)
+    corroborated = np.zeros(len(steps), dtype=np.bool_)
+    for place, rule in enumerate(rules):
+        if rule.corroborates_surge:
+            events = [(index, event) for index, of_rule, event in found if of_rule == place]
+            corroborated |= firing_flags(len(steps), state.firing(rule) is not None, events)
+    episodes, events = _with_episodes(state, rules, found)
+    return RulesOver(RulesState(after.rules, after.baselines, episodes), events, corroborated)
+
+
+def _advance(
+    state: RulesState, steps: ClosedSteps, rules: tuple[ThresholdRule, ...], learning: Learning
+) -> tuple[RulesState, list[Placed]]:
+    """Return the rules' states and baselines after the steps, without episodes, and the events in order."""
     lags = _lags(steps.column(LAG_KEY))
     states, baselines = dict(state.rules), dict(state.baselines)
     found: list[Placed] = []
@@ -67,27 +85,32 @@ def rules_over(
                 alone.append((place,))
             elif after.measured:
                 states[rule.name] = after.state
-        if alone and (changed is None or any(rules[place].follows_learning for (place,) in alone)):
+        together = changed is None or any(rules[place].follows_learning for (place,) in alone)
+        if alone and together:
             # The baseline itself may follow the values, and all rules of the group have it.
             alone = [places]
         for these in alone:
             chosen = tuple(rules[place] for place in these)
             one = RulesState({name: each for name in _names(chosen) if (each := state.rules.get(name))}, known, {})
-            one, events = _each_step(one, steps, chosen, learning)
+            advance = _each_step if together or len(steps) <= FEW_STEPS else _each_half
+            one, events = advance(one, steps, chosen, learning)
             states |= one.rules
             baselines |= one.baselines
-            by_name = {rules[place].name: place for place in these}
-            found += [(index, by_name[event.rule], event) for index, event in events]
+            found += [(index, these[place], event) for index, place, event in events]
         if changed is not None and places not in alone:
             baselines |= changed
     found.sort(key=lambda each: each[:2])
-    corroborated = np.zeros(len(steps), dtype=np.bool_)
-    for place, rule in enumerate(rules):
-        if rule.corroborates_surge:
-            events = [(index, event) for index, of_rule, event in found if of_rule == place]
-            corroborated |= firing_flags(len(steps), state.firing(rule) is not None, events)
-    episodes, events = _with_episodes(state, rules, found)
-    return RulesOver(RulesState(states, baselines, episodes), events, corroborated)
+    return RulesState(states, baselines, {}), found
+
+
+def _each_half(
+    state: RulesState, steps: ClosedSteps, rules: tuple[ThresholdRule, ...], learning: Learning
+) -> tuple[RulesState, list[Placed]]:
+    """Advance some rules over both halves of the steps."""
+    half = len(steps) // 2
+    state, found = _advance(state, steps.part(0, half), rules, learning)
+    state, later = _advance(state, steps.part(half, len(steps)), rules, lambda index: learning(half + index))
+    return state, found + [(half + index, place, event) for index, place, event in later]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +240,9 @@ def _quiet_of(rule: ThresholdRule, state: RuleState, values: Floats, measured: A
 
 def _each_step(
     state: RulesState, steps: ClosedSteps, rules: tuple[ThresholdRule, ...], learning: Learning
-) -> tuple[RulesState, list[tuple[int, Event]]]:
+) -> tuple[RulesState, list[Placed]]:
     """Advance some rules step by step."""
+    by_name = {rule.name: place for place, rule in enumerate(rules)}
     keys = {LAG_KEY, *(key for rule in rules for key in rule.keys)}
     columns = {key: steps.columns[key] for key in sorted(keys) if key in steps.columns}
     read = [key for key in columns if key != LAG_KEY or any(LAG_KEY in rule.keys for rule in rules)]
@@ -227,12 +251,12 @@ def _each_step(
         measured |= np.isfinite(columns[key])
     places = np.flatnonzero(measured)
     rows = zip(*(column[places].tolist() for column in columns.values()), strict=True)
-    found: list[tuple[int, Event]] = []
+    found: list[Placed] = []
     for index, step, row in zip(places.tolist(), steps.steps[places].tolist(), rows, strict=True):
         values = dict(zip(columns, row, strict=True))
         states, baselines, events = advance_each(state, step, values, rules, lambda: learning(index))  # noqa: B023
         state = RulesState(states, baselines, {})
-        found += [(index, event) for event in events]
+        found += [(index, by_name[event.rule], event) for event in events]
     return state, found
 
 

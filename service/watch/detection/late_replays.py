@@ -41,7 +41,7 @@ _STEPS_READ_FIRST = 400
 
 _STEPS_READ_AT_ONCE = 5_000
 
-_STEPS_WITH_DENSE_STATES = 1_000
+_STEPS_WITH_DENSE_STATES = 250
 """The newest steps, of which a replay keeps a state in every block of MILESTONE_STEPS: most late data is of them."""
 
 _RUNS_PER_SWEEP = 20
