@@ -22,7 +22,7 @@ from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import Settings
 from service.runs.rollouts.shards import PRELOAD
 from tests.service.postgres import PostgresCluster, start_postgres
-from tests.service.server import RunningServer
+from tests.service.server import NO_CERTIFICATES, RunningServer
 
 
 @pytest.fixture(scope="session")
@@ -108,5 +108,5 @@ def server(app: FastAPI) -> Iterator[RunningServer]:
 @pytest.fixture
 def http(server: RunningServer) -> Iterator[httpx.Client]:
     """A client of the running server."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=60, verify=NO_CERTIFICATES) as client:
         yield client
