@@ -25,8 +25,7 @@ from benchmarks.recorded_runs import RecordedRun, recorded_runs
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
-from foreshock.scorers import NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
-from foreshock.scorers import SCORERS as KNOWN_SCORERS
+from foreshock.scorers import CHAIN, NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
 from probes.engines.environment import AS_IT_IS, EngineEnvironment
 from probes.engines.pool import EnginePool
 from probes.engines.protocol import ScoreCommand
@@ -34,12 +33,8 @@ from probes.engines.protocol import ScoreCommand
 # The replay of each logged score: the engine's of log μ, the trainer's of log π.
 ENGINE_REPLAY, TRAINER_REPLAY = (str(name) for name in middle_of_chain(default_scorers()))
 SCORERS = (ENGINE_REPLAY, TRAINER_REPLAY)
-# Also replays log μ, one token at a time as the engine sampled; takes some minutes more.
-ENGINE_DECODE = next(
-    scorer.name
-    for scorer in KNOWN_SCORERS.values()
-    if scorer.engine == KNOWN_SCORERS[ENGINE_REPLAY].engine and not scorer.by_default
-)
+# Before it in the chain: the engine's replay one token at a time, as it sampled. It takes some minutes more.
+ENGINE_DECODE = CHAIN[CHAIN.index(ENGINE_REPLAY) - 1]
 BAR_MAXIMUM = 1e-5
 BAR_K3 = 1e-6
 

@@ -72,3 +72,18 @@ def test_young_folders_and_those_of_others_stay(temporary_folder: Path) -> None:
         make_old(folder)
     remove_left_folders()
     assert set(temporary_folder.iterdir()) == {young, other, elsewhere, link}
+
+
+def test_without_locks_a_worker_has_its_folder_and_removes_no_other(
+    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks available")
+
+    left = temporary_folder / "foreshock-worker-left"
+    left.mkdir()
+    make_old(left)
+    monkeypatch.setattr("probes.work_folder.fcntl.flock", refuse)
+    with work_folder() as own:
+        assert set(temporary_folder.iterdir()) == {left, own}
+    assert list(temporary_folder.iterdir()) == [left]
