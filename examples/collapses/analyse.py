@@ -67,12 +67,11 @@ def document(results: dict[str, Result]) -> str:
     return "\n\n".join(map(_filled, blocks)) + "\n"
 
 
-def is_current(text: str, results: dict[str, Result]) -> bool:
-    """Return whether a document's text is the one of these results.
+def is_current(text: str, expected: str) -> bool:
+    """Return whether a document's text is the `expected` one of today's results.
 
     The tables of the rules are compared only if the document names the configuration of today's rules.
     """
-    expected = document(results)
     today, then = _RULES.search(expected), _RULES.search(text)
     if today is None or then is None:
         return False
@@ -168,6 +167,7 @@ The same runs by k3 instead of dose:
 
 
 def _leads(tuning: tables.Part, locked: tables.Part) -> str:
+    of_tuning, of_locked = tables.rocs(tuning), tables.rocs(locked)
     text = f"""
 ## Which signals lead
 
@@ -177,12 +177,12 @@ tuning part; the locked part is judged at that θ. Hits, leads (median and range
 as by `foreshock backtest`: a hit starts between min(200, t/2) and 3 steps before the collapse at t. Collapses in the
 first ten steps leave no baseline and are not counted.
 
-{tables.leads(tuning, locked)}
+{tables.leads(of_tuning, of_locked)}
 
 The ROC of each signal on the {"locked" if locked else "tuning"} part: hit share and false alarms per 1,000 healthy
 steps at each θ.
 
-{tables.signal_rocs(locked or tuning)}"""
+{tables.signal_rocs(of_locked if locked else of_tuning)}"""
     if locked:
         text += f"""
 
@@ -256,7 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
         DOCUMENT.write_text(document(results))
         print(f"wrote {DOCUMENT}")
         return 0
-    current = is_current(DOCUMENT.read_text(), results)
+    current = is_current(DOCUMENT.read_text(), document(results))
     print("current" if current else f"{DOCUMENT} is not current: python -m examples.collapses.analyse")
     return 0 if current else 1
 

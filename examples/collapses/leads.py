@@ -58,7 +58,7 @@ SIGNALS: Final = (
 
 def alarms(steps: Sequence[ClosedStep], signal: Signal, ratio: float) -> list[Episode]:
     """Return the episodes of a signal's alarm in one run; none if its baseline is not above 0."""
-    return episodes(signal.title, [(step, each >= ratio) for step, each in rises(steps, signal)])
+    return _alarms(rises(steps, signal), signal, ratio)
 
 
 def rises(steps: Sequence[ClosedStep], signal: Signal) -> list[tuple[int, float]]:
@@ -95,7 +95,12 @@ def episodes(title: str, over: Sequence[tuple[int, bool]]) -> list[Episode]:
 
 def roc(signal: Signal, runs: Sequence[RecordedRun], steps: Sequence[Sequence[ClosedStep]]) -> dict[float, Score]:
     """Return a signal's score at each ratio. ``steps`` are those of each of ``runs``."""
-    return {ratio: score(signal.title, runs, [alarms(each, signal, ratio) for each in steps]) for ratio in RATIOS}
+    levels = [rises(each, signal) for each in steps]
+    return {ratio: score(signal.title, runs, [_alarms(each, signal, ratio) for each in levels]) for ratio in RATIOS}
+
+
+def _alarms(levels: Sequence[tuple[int, float]], signal: Signal, ratio: float) -> list[Episode]:
+    return episodes(signal.title, [(step, level >= ratio) for step, level in levels])
 
 
 def chosen_ratio(scores: dict[float, Score]) -> float | None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from examples.collapses.grid import DOSES, LEARNING_RATES
-from examples.collapses.leads import RATIOS, SIGNALS, chosen_ratio, false_rate, roc
+from examples.collapses.leads import RATIOS, SIGNALS, Signal, chosen_ratio, false_rate, roc
 from examples.collapses.pairs import PAIRED, best_alarm, scores_of
 from examples.collapses.summary import Summary
 from foreshock.backtest.replay import RecordedRun
@@ -126,12 +126,17 @@ def kinds(runs: Sequence[Summary]) -> str:
     return markdown(header, rows)
 
 
-def leads(tuning: Part, locked: Part) -> str:
+def rocs(part: Part) -> dict[Signal, dict[float, Score]]:
+    """Return the score of a simple alarm on each signal at every ratio."""
+    runs, steps = [each[1] for each in part], [each[2] for each in part]
+    return {signal: roc(signal, runs, steps) for signal in SIGNALS}
+
+
+def leads(tuning: dict[Signal, dict[float, Score]], locked: dict[Signal, dict[float, Score]]) -> str:
     """Return what a simple alarm on each signal gives: its threshold from the tuning part, its score on both."""
     rows = []
     for signal in SIGNALS:
-        of_tuning, of_locked = (roc(signal, [each[1] for each in part], [each[2] for each in part])
-                                for part in (tuning, locked))  # fmt: skip
+        of_tuning, of_locked = tuning[signal], locked[signal]
         ratio = chosen_ratio(of_tuning)
         if ratio is None:
             rows.append([signal.title, NOTHING, *[NOTHING] * 6])
@@ -141,15 +146,15 @@ def leads(tuning: Part, locked: Part) -> str:
     return markdown(header, rows)
 
 
-def signal_rocs(part: Part) -> str:
+def signal_rocs(scores: dict[Signal, dict[float, Score]]) -> str:
     """Return hits and false alarms of each signal at every ratio."""
-    rows = []
-    for signal in SIGNALS:
-        scores = roc(signal, [each[1] for each in part], [each[2] for each in part])
-        rows.append([
+    rows = [
+        [
             signal.title,
-            *(f"{_percent(each.hits, each.hits + each.misses)}, {false_rate(each):.1f}" for each in scores.values()),
-        ])  # fmt: skip
+            *(f"{_percent(each.hits, each.hits + each.misses)}, {false_rate(each):.1f}" for each in at.values()),
+        ]
+        for signal, at in scores.items()
+    ]
     return markdown(("signal", *(f"θ = {ratio:g}" for ratio in RATIOS)), rows)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 TAIL = 0.025
 _BISECTIONS = 80
 
 
+# A table asks for the same few counts again and again.
+@lru_cache(maxsize=4096)
 def proportion_interval(hits: int, trials: int) -> tuple[float, float]:
     """Return the interval of the probability of a hit; (0, 1) without trials."""
     if trials == 0:
@@ -18,6 +21,7 @@ def proportion_interval(hits: int, trials: int) -> tuple[float, float]:
     return low, high
 
 
+@lru_cache(maxsize=4096)
 def poisson_interval(count: int) -> tuple[float, float]:
     """Return the interval of the expected count."""
     most = 2.0 * count + 20.0

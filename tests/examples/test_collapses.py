@@ -264,8 +264,9 @@ def test_document_is_the_one_of_the_committed_results() -> None:
     planned = {run.name for run in grid()}
     assert set(results) <= planned
     # To write it: python -m examples.collapses.analyse
-    assert is_current(DOCUMENT.read_text(), results)
-    assert not is_current(DOCUMENT.read_text().replace("collapsed", "fell", 1), results)
+    expected = document(results)
+    assert is_current(DOCUMENT.read_text(), expected)
+    assert not is_current(DOCUMENT.read_text().replace("collapsed", "fell", 1), expected)
 
 
 def test_committed_results_are_small_and_their_settings_are_those_of_the_grid() -> None:

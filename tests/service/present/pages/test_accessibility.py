@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,16 @@ pytestmark = pytest.mark.slow
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 
 
-def serious(page: Page) -> list[str]:
-    """Return the findings of axe-core that are serious or critical, each with its first element."""
-    page.evaluate(AXE)
-    found: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+# The rules of axe-core whose findings depend on the colour scheme.
+COLOUR_RULES = ("color-contrast", "link-in-text-block")
+
+
+def serious(page: Page, rules: Sequence[str] = ()) -> list[str]:
+    """Return the findings of axe-core that are serious or critical, each with its first element; () for all rules."""
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE)
+    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    found: dict[str, Any] = page.evaluate("options => axe.run(document, options)", options)
     return [
         f"{each['id']}: {json.dumps(each['nodes'][0]['target'])} {each['nodes'][0]['failureSummary']}"
         for each in found["violations"]
