@@ -74,6 +74,8 @@ def _run(words: list[str]) -> int:
     parser = SuggestingParser(prog="foreshock", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"foreshock {foreshock.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="<command>", required=True)
+    if words == ["--version"]:
+        parser.parse_args(words)
     # Import only the requested command; import all of them for the list of commands.
     if requested in entry_points:
         chosen = _load(entry_points[requested])

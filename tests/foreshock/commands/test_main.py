@@ -37,6 +37,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"foreshock {foreshock.__version__}\n"
 
 
+def test_version_imports_no_command() -> None:
+    code = """
+import sys
+from foreshock.commands.main import main
+try:
+    main(["--version"])
+except SystemExit:
+    print([name for name in ("numpy", "pyarrow") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == f"foreshock {foreshock.__version__}\n[]\n"
+
+
 @pytest.mark.parametrize("words", [[], ["unknown"], ["report", "--unknown"], ["probe", "run"]])
 def test_invalid_arguments_exit_with_status_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
