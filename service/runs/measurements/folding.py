@@ -21,6 +21,9 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.step_statistics import StepStatistics
 from service.platform.database.packing import Packed
 
+# Rows of summaries beyond which zstd, which begins anew for each column, is worth its time; packing compresses as well.
+_LEAST_COMPRESSED = 64
+
 
 @dataclass(frozen=True, slots=True)
 class FoldedStatistics:
@@ -90,9 +93,14 @@ def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
         Comparison(statistics, summaries).measures(),
         statistics.statistics_version,
         statistics.to_bytes(),
-        summaries.to_bytes(),
+        pack_summaries(summaries),
         buckets=bucket_bytes(comparison, statistics),
     )
+
+
+def pack_summaries(summaries: RolloutSummaries) -> Packed:
+    """Return the summaries of a shard or step, packed for the database."""
+    return Packed.of(summaries.to_bytes(compressed=summaries.num_rollouts > _LEAST_COMPRESSED))
 
 
 def bucket_bytes(comparison: str, statistics: ComparisonStatistics) -> bytes | None:

@@ -25,7 +25,7 @@ from service.platform.store.temporaries import write_private
 from service.platform.store.tokens import StoredFile
 from service.runs.changes.setups import StoredSetup, setup_of
 from service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
-from service.runs.measurements.folding import FoldedStatistics, bucket_bytes
+from service.runs.measurements.folding import FoldedStatistics, bucket_bytes, pack_summaries
 from service.runs.step_key import StepKey
 
 # Modules that a decoder process imports when it starts.
@@ -157,7 +157,7 @@ def _packed_parts(measurement: StepMeasurement) -> tuple[PackedPart, ...]:
             name,
             pair.statistics.statistics_version,
             Packed.of(pair.statistics.to_blob()),
-            Packed.of(pair.summaries.to_bytes()),
+            pack_summaries(pair.summaries),
         )
         for name, pair in sorted(measurement.comparisons.items())
     )
