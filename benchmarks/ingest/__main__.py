@@ -8,7 +8,8 @@ measured by all measures, checked by the lint, observed by the detectors, advice
 1. Tokens per second of shards of 128 rollouts × 3,000 tokens, on SQLite and local files, and the memory of all
    processes of the service while `--tokens` of them are ingested.
 2. Small steps (8 rollouts × 20 tokens) closed per second around step 100 and around step `--steps`, which are all
-   really ingested, without and with eight scalars a step. The same on PostgreSQL up to step POSTGRESQL_STEPS.
+   really ingested, without and with eight scalars a step: the median of three windows of 400 steps. The same on
+   PostgreSQL up to step POSTGRESQL_STEPS.
 3. Bytes of database per small step, between those two steps.
 
 Bars: ≥ 5 M tokens/s; ≥ 100 small steps/s at both steps (SQLite); ≤ 8 kB of database a step; memory < 1 GiB and flat.
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from sqlalchemy import create_engine, text
 
@@ -39,6 +41,7 @@ BAR_TOKENS, BAR_STEPS, BAR_BYTES, BAR_MEMORY, BAR_GROWTH = 5e6, 100.0, 8_000, 1 
 LARGE, SMALL = (128, 3_000), (8, 20)
 # Steps over which a rate is taken.
 WINDOW = 400
+WINDOWS = 3
 FIRST_WINDOW = 100
 WARM_UP = 400
 POSTGRESQL_STEPS = 1_000
@@ -86,30 +89,42 @@ def steps(run: str, bodies: Sequence[bytes], numbers: range, *, scalars: bool) -
 
 
 def small_steps(url: str, last: int) -> tuple[dict[tuple[int, bool], Rate], float]:
-    """Return the rates by (step, with scalars), and the bytes of database per step between the two windows."""
+    """Return the rates by (step, with scalars), and the bytes of database per step between the first windows of one
+    run and the last ones.
+
+    A rate is the median of WINDOWS windows: around FIRST_WINDOW of as many runs, around `last` one after the other.
+    """
     bodies = encoded_shards(*SMALL, DISTINCT)
-    rates = {}
+    rates: dict[tuple[int, bool], list[Rate]] = {
+        (step, on): [] for step in (FIRST_WINDOW, last) for on in (True, False)
+    }
     with tempfile.TemporaryDirectory(prefix="foreshock-ingest-") as folder:
         url = url or f"sqlite:///{folder}/foreshock.db"
         with running_service(Path(folder), FORESHOCK_DATABASE_URL=url) as address:
             # The length of a run is measured, not the age of the service: decoders load their machine code first.
             send(address, list(steps(start_run(address, "first"), bodies, range(WARM_UP), scalars=True)), CONNECTIONS)
-            run, other = start_run(address, "small"), start_run(address, "small with scalars")
-            send(address, list(steps(other, bodies, range(FIRST_WINDOW), scalars=True)), CONNECTIONS)
-            rates[FIRST_WINDOW, True] = _window(address, other, bodies, FIRST_WINDOW, scalars=True)
-            send(address, list(steps(run, bodies, range(FIRST_WINDOW), scalars=False)), CONNECTIONS)
-            rates[FIRST_WINDOW, False] = _window(address, run, bodies, FIRST_WINDOW, scalars=False)
+            for number in range(WINDOWS):
+                for scalars in (True, False):
+                    run = start_run(address, f"small {number} {scalars}")
+                    send(address, list(steps(run, bodies, range(FIRST_WINDOW), scalars=scalars)), CONNECTIONS)
+                    rates[FIRST_WINDOW, scalars].append(_window(address, run, bodies, FIRST_WINDOW, scalars=scalars))
             before = database_bytes(url)
             send(address, list(steps(run, bodies, range(FIRST_WINDOW + WINDOW, last), scalars=False)), CONNECTIONS)
             each = (database_bytes(url) - before) / (last - FIRST_WINDOW - WINDOW)
-            rates[last, False] = _window(address, run, bodies, last, scalars=False)
-            rates[last, True] = _window(address, run, bodies, last + WINDOW, scalars=True)
-    return rates, each
+            windows = iter(range(last, last + 2 * WINDOWS * WINDOW, WINDOW))
+            for _ in range(WINDOWS):
+                for scalars in (False, True):
+                    rates[last, scalars].append(_window(address, run, bodies, next(windows), scalars=scalars))
+    return {key: _median(found) for key, found in rates.items()}, each
 
 
 def _window(address: str, run: str, bodies: Sequence[bytes], first: int, *, scalars: bool) -> Rate:
     requests = list(steps(run, bodies, range(first, first + WINDOW), scalars=scalars))
     return measured(address, requests, WINDOW)
+
+
+def _median(rates: Sequence[Rate]) -> Rate:
+    return Rate(median(each.per_second for each in rates), median(each.cpu_ms for each in rates))
 
 
 def database_bytes(url: str) -> int:

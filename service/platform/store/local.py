@@ -79,10 +79,9 @@ class LocalTokenStore(TokenStore):
 
     def path_of(self, name: str) -> Path:
         """Return the path of a name; raises ValueError for a name outside the store."""
-        path = (self.root / name).absolute()
-        if ".." in path.parts or not path.is_relative_to(self.root):
+        if os.path.isabs(name) or ".." in name.split(os.sep):
             raise ValueError(f"{name!r} is not inside the token store")
-        return path
+        return self.root / name
 
     def file(self, name: str) -> LocalFile:
         """Return the file of a name; raises ValueError for a name outside the store."""
