@@ -323,7 +323,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
     handle_signals(partial(asyncio.get_running_loop().call_soon_threadsafe, context.stopping.begin))
     try:
         # What connections need (service/platform/connections.py).
-        yield {"stopping": context.stopping, "header_seconds": context.settings.header_seconds}
+        yield {
+            "stopping": context.stopping,
+            "header_seconds": context.settings.header_seconds,
+            "max_header_bytes": context.settings.max_header_bytes,
+        }
     finally:
         orphans.stop()
         watching.cancel()

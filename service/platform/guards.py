@@ -91,14 +91,24 @@ class RequestGuard:
     def _check_origin(self, request: Request) -> None:
         # Not Starlette's TrustedHostMiddleware: it answers text/plain instead of application/problem+json, and it does
         # not drain the body first, so a client that still writes would see a reset connection instead of the 400.
-        if _host_name(request.headers.get("host", "")) not in self._hosts:
+        hosts = request.headers.getlist("host")
+        # A second Host could be the one that a proxy in between looked at (RFC 9112, section 3.2: 400).
+        if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
             raise HostNotAllowed("this Host is not allowed: add it to FORESHOCK_ALLOWED_HOSTS")
         if request.method in SAFE_METHODS:
             return
         origin = request.headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        foreign = origin is not None and _address(origin) != hosts[0]
         if foreign or request.headers.get("sec-fetch-site") == "cross-site":
             raise CrossSiteRefused("requests from other sites' pages are refused")
+
+
+def _address(origin: str) -> str | None:
+    """Return the host and port of an Origin header; None if it is no origin."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _host_name(host: str) -> str:

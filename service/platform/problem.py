@@ -96,7 +96,7 @@ class InvalidRequest(ProblemError):
 
 
 class BadRequest(ProblemError):
-    """A body that cannot be read as JSON at all, such as one that is not UTF-8; raised by the framework."""
+    """A request that is no HTTP, or a body that cannot be read as JSON at all, such as one that is not UTF-8."""
 
     status = 400
     problem_type = "bad-request"
@@ -121,6 +121,13 @@ class RequestTimeout(ProblemError):
 
     status = 408
     problem_type = "request-timeout"
+
+
+class HeadersTooLarge(ProblemError):
+    """A request whose target, headers or trailers are beyond the cap; its connection is closed."""
+
+    status = 431
+    problem_type = "headers-too-large"
 
 
 class UnsupportedMediaType(ProblemError):

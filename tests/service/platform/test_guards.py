@@ -25,7 +25,14 @@ def test_loopback_names_are_allowed(http: httpx.Client, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://[::1"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
 )
 def test_writes_from_other_sites_pages_are_refused(
     http: httpx.Client, settings: Settings, headers: dict[str, str]
