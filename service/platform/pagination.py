@@ -48,9 +48,16 @@ def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
     except (binascii.Error, ValueError, RecursionError) as error:
         raise InvalidCursor("the cursor is not from this list: start without a cursor") from error
     fits = isinstance(parts, list) and [type(part) for part in parts] == list(shape)
-    if not fits or any(isinstance(part, int) and abs(part) >= 2**63 for part in parts):
+    if not fits or not all(map(_can_be_a_parameter, parts)):
         raise InvalidCursor("the cursor is not from this list: start without a cursor")
     return tuple(parts)
+
+
+def _can_be_a_parameter(part: str | int) -> bool:
+    """Return whether both databases take the value: no integer beyond 64 bits, no NUL and no lone surrogate."""
+    if isinstance(part, int):
+        return abs(part) < 2**63
+    return "\x00" not in part and not any("\ud800" <= letter <= "\udfff" for letter in part)
 
 
 def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey]) -> Page[Item]:
