@@ -19,6 +19,7 @@ from foreshock.errors import ConfigurationError
 from service.platform.audit.service import BY_SERVICE, record
 from service.platform.connections import PROTOCOL
 from service.platform.database.engine import parse_database_url
+from service.platform.database.only_service import only_service
 from service.platform.database.opening import prepare_database
 from service.platform.database.session import Database
 from service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
@@ -43,11 +44,12 @@ def serve() -> None:
     # First: a service that cannot have its port makes no database and no folder.
     with bound_socket(settings.host, settings.port) as bound:
         prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
-        check_store(settings)
-        prepare_keys(settings)
-        name_this_start()
-        print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
-        _run(settings, bound)
+        with only_service(settings.database_url):
+            check_store(settings)
+            prepare_keys(settings)
+            name_this_start()
+            print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
+            _run(settings, bound)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

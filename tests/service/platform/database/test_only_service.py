@@ -1,0 +1,62 @@
+"""Two services on one SQLite file: the second one says what to do, and a killed one leaves nothing in the way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foreshock.errors import ConfigurationError
+from service.platform.database.only_service import only_service
+from tests.paths import REPOSITORY
+from tests.service.operation.processes import service_process
+
+HOLDER = """
+import sys, time
+from service.platform.database.only_service import only_service
+with only_service(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def holder(url: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_second_service_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/foreshock.db"
+    with holder(url) as first:
+        try:
+            refusal = pytest.raises(
+                ConfigurationError, match=f"another service .process {first.pid}. uses the database"
+            )
+            with refusal, only_service(url):
+                pass
+        finally:
+            first.kill()
+    with only_service(url):
+        pass
+
+
+def test_services_share_a_postgresql_database() -> None:
+    with only_service("postgresql://a/b"), only_service("postgresql://a/b"):
+        pass
+
+
+def test_started_service_refuses_a_second_one_in_its_folder_and_starts_again_after_sigkill(tmp_path: Path) -> None:
+    with service_process(tmp_path) as first:
+        command = [sys.executable, "-m", "foreshock.commands.main", "serve", "--port", "0"]
+        second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert second.returncode != 0
+        assert f"another service (process {first.process.pid})" in second.stderr
+        assert "Traceback" not in second.stderr
+        first.process.kill()
+        first.process.wait(timeout=60)
+        with service_process(tmp_path):
+            pass
