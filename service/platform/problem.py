@@ -183,8 +183,13 @@ def _own_error(_: Request, error: Exception) -> JSONResponse:
     return problem_response(error)
 
 
-def _request_invalid(_: Request, error: Exception) -> JSONResponse:
+def _request_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
+    if isinstance(error.body, bytes) and any(fault["loc"] == ("body",) for fault in error.errors()):
+        # The framework leaves a body of another type as bytes; curl sends a form unless it is told the type.
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip()
+        sent = media_type[:100] or "a body without a type"
+        return problem_response(UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}"))
     items = [
         ProblemItem(location=".".join(str(part) for part in fault["loc"]), message=str(fault["msg"]))
         for fault in error.errors()

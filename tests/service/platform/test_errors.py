@@ -104,6 +104,14 @@ def test_invalid_json_bodies_are_problems(app: FastAPI, http: httpx.Client) -> N
                     assert answer.status_code < 500, f"{method} {path}: {answer.text}"
 
 
+@pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "text/plain", ""])
+def test_json_of_another_media_type_is_a_415_that_names_the_type(http: httpx.Client, media_type: str) -> None:
+    answer = http.post("/v1/runs", content=b'{"key": "a"}', headers={"Content-Type": media_type} if media_type else {})
+    assert answer.status_code == 415
+    assert_problem(answer, media_type)
+    assert "Content-Type: application/json" in answer.json()["detail"]
+
+
 def test_unknown_paths_and_methods_are_problems(app: FastAPI, http: httpx.Client) -> None:
     assert_problem(http.get("/v1/no/such/path"), "unknown path")
     for route in api_routes(app):
