@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock.page_addresses import run_page_path
@@ -60,8 +61,10 @@ static = APIRouter(include_in_schema=False)
 # The page of rules first: a run may be called `steps`.
 ROUTERS = (static, parts, rules, pages)
 LONGEST_SAMPLE_ID = 1024
-Asked = Annotated[str, Query(max_length=200)]
-ComparedRuns = Annotated[Sequence[str], Query(max_length=100)]
+# PostgreSQL stores no NUL and refuses to compare with one.
+_NO_NUL = r"^[^\x00]*$"
+Asked = Annotated[str, Query(max_length=200, pattern=_NO_NUL)]
+ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=_NO_NUL)]], Query(max_length=100)]
 
 
 @pages.get("/")

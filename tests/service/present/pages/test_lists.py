@@ -145,3 +145,11 @@ def test_runs_are_ticked_and_compared_with_one_zoom(visit: Visit, site: Site, fa
     page.wait_for_function(f"() => document.querySelector('{k3}')._fullLayout.xaxis.range[1] === 6")
     assert "from=2" in page.url
     visit.assert_clean()
+
+
+# PostgreSQL has no NUL in texts.
+@pytest.mark.parametrize(
+    "path", ["/?search=%00", "/?project=%00", "/?model=a%00", "/compare?run=%00", "/alerts?state=%00"]
+)
+def test_nul_in_what_a_page_asks_for_is_refused(http: httpx.Client, path: str) -> None:
+    assert http.get(path).status_code == 422
