@@ -188,7 +188,7 @@ class Settings(BaseSettings):
             raise ValueError("set both FORESHOCK_STORE_ACCESS_KEY_ID and FORESHOCK_STORE_SECRET_ACCESS_KEY, or neither")
         return self
 
-    @field_validator("public_url", "grafana_url")
+    @field_validator("public_url", "grafana_url", "traces_url")
     @classmethod
     def _is_web_address(cls, value: str) -> str:
         return value if not value else web_address(value)
