@@ -151,8 +151,9 @@ class RolloutSummaries:
         Rows are sorted first, so that the same rollouts give the same intervals bit for bit in any order: if a few
         rollouts dominate the mean, the rounding of sums shows in the first digits of a bootstrap.
         """
-        clusters = self.clusters()
-        order = np.lexsort((self.ranks("sample_id"), clusters))
+        of_names = self.ranks("sample_id")
+        clusters = self.clusters(of_names)
+        order = np.lexsort((of_names, clusters))
         sums = np.stack([self.column(_SUM_OF[name])[order] for name in BOOTSTRAPPED], axis=1)
         intervals = nonnegative_intervals(sums, self.column("n_tokens")[order], clusters[order])
         measures = {}
@@ -160,11 +161,21 @@ class RolloutSummaries:
             measures[f"{name}_bootstrap_low"], measures[f"{name}_bootstrap_high"] = interval.low, interval.high
         return measures
 
-    def clusters(self) -> NDArray[np.int64]:
-        """Return a number for each rollout's prompt group, [N], by rising id; a number of its own without a group."""
-        grouped = np.asarray(pc.is_valid(self.table.column("group_id")), dtype=np.bool_)
+    def clusters(self, of_names: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Return a number for each rollout's prompt group, [N], by rising id; a number of its own without a group.
+
+        `of_names` are the ranks by sample id, if known.
+        """
+        rows, groups = self.num_rollouts, self.table.column("group_id")
+        if groups.null_count == 0:
+            return self.ranks("group_id")
         # Ids are unique in a shard, but not over several shards or ranks.
-        return np.where(grouped, self.ranks("group_id"), self.num_rollouts + self.ranks("sample_id", "first"))
+        if of_names is None or of_names.max(initial=0) < rows:
+            of_names = self.ranks("sample_id", "first")
+        if groups.null_count == rows:
+            return rows + of_names
+        grouped = np.asarray(pc.is_valid(groups), dtype=np.bool_)
+        return np.where(grouped, self.ranks("group_id"), rows + of_names)
 
     def ranks(self, name: str, ties: str = "dense") -> NDArray[np.int64]:
         """Return the rank of each row by a column, [N]; equal values share a rank, or with "first" are ranked in row

@@ -25,7 +25,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -126,11 +125,11 @@ def nonnegative_intervals(
     `uneven_groups.high_from_spread` if that is higher; the lower end is at least 0.
     """
     of_clusters, sizes = sums_of_clusters(sums, tokens, clusters)
-    ends = high_from_spread(of_clusters, sizes)
+    ends: list[float] = high_from_spread(of_clusters, sizes).tolist()
     return tuple(
-        replace(found, low=max(found.low, 0.0), high=float(np.fmax(found.high, end)))
+        Interval(found.mean, max(found.low, 0.0), max(found.high, end), found.clusters)
         if math.isfinite(found.high)
-        else found
+        else found  # `max` returns its first argument if the end is NaN
         for found, end in zip(_intervals(of_clusters, sizes, resamples, SEED), ends, strict=True)
     )
 
@@ -161,16 +160,20 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, draw: Calla
         rows = min(at_once, resamples - start)
         weights = draw(rows)
         total, total_squares, *_ = (sums := _product(weights, table)).T[:, :, None]
-        of_residuals, of_products, of_squares = np.split(sums[:, 2:], 3, axis=1)
+        of_residuals, of_products, of_squares = (sums[:, 2 + columns * part :][:, :columns] for part in range(3))
         shift = of_residuals / total
         shifted = np.square(shift) * total_squares
         squares = of_squares - 2.0 * shift * of_products + shifted
         # A difference within rounding is 0: such a resample has no error, and t* is infinite.
         squares[squares <= _ROUNDING * (of_squares + shifted)] = 0.0
         error = np.sqrt(squares) / total
-        found[start : start + rows] = np.where(
-            error > 0.0, shift / np.where(error > 0.0, error, 1.0), np.where(shift == 0.0, 0.0, shift * math.inf)
-        )
+        has_error = error > 0.0
+        if has_error.all():
+            np.divide(shift, error, out=found[start : start + rows])
+        else:
+            found[start : start + rows] = np.where(
+                has_error, shift / np.where(has_error, error, 1.0), np.where(shift == 0.0, 0.0, shift * math.inf)
+            )
     return found
 
 

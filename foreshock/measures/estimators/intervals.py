@@ -87,10 +87,26 @@ def sums_of_clusters(
     """Return the sums [G, K] and tokens [G] of each cluster that has tokens, from those of rollouts, [N, K] and [N]."""
     sizes: Float64 = tokens.astype(np.float64)
     if clusters is not None:
-        _, inverse = np.unique(clusters, return_inverse=True)
-        sizes = np.bincount(inverse, weights=sizes).astype(np.float64)
-        sums = np.stack([np.bincount(inverse, weights=column, minlength=sizes.size) for column in sums.T], axis=1)
-    return sums[sizes > 0], sizes[sizes > 0]
+        numbers = _numbers_of(clusters)
+        if numbers.size and int(numbers[-1]) == numbers.size - 1:
+            # Each rollout is a cluster, in its place. `bincount` adds to 0.0, which makes 0.0 of −0.0.
+            sizes, sums = sizes + 0.0, np.add(sums, 0.0, dtype=np.float64, order="C")
+        else:
+            sizes = np.bincount(numbers, weights=sizes).astype(np.float64)
+            sums = np.stack([np.bincount(numbers, weights=column, minlength=sizes.size) for column in sums.T], axis=1)
+    with_tokens = sizes > 0
+    return sums[with_tokens], sizes[with_tokens]
+
+
+def _numbers_of(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of each cluster, [N], among the different ones, rising; rows are mostly sorted by it."""
+    steps = clusters[1:] - clusters[:-1]
+    if (steps < 0).any():
+        unsorted: NDArray[np.int64] = np.unique(clusters, return_inverse=True)[1]
+        return unsorted
+    numbers = np.zeros(clusters.size, np.int64)
+    np.cumsum(steps > 0, out=numbers[1:])
+    return numbers
 
 
 def interval_from_residuals(mean: float, square_sum: float, tokens: int, clusters: int) -> Interval:

@@ -14,6 +14,8 @@ weak prior towards ½.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,9 +86,7 @@ def _zhang_stephens(logs: Float64) -> float:
     size = logs.size
     # The lower quartile is the value at ⌊n/4 + ½⌋ counted from the smallest.
     log_quartile = logs[size - math.floor(size / 4.0 + 0.5)]
-    points = 30 + math.floor(math.sqrt(size))
-    spread = (1.0 - np.sqrt(points / (np.arange(points) + 0.5))) / 3.0
-    grid = math.exp(log_quartile) + spread
+    grid = math.exp(log_quartile) + _spread(30 + math.floor(math.sqrt(size)))
     grid[grid == 0.0] = 1e-100  # there k(θ)/θ has a limit, which any small θ gives
     relative = logs - log_quartile
     shapes = _profile_shapes(grid, relative)
@@ -95,14 +95,24 @@ def _zhang_stephens(logs: Float64) -> float:
     return float(_profile_shapes(np.array([grid @ weights / weights.sum()]), relative)[0])
 
 
+@lru_cache(maxsize=64)
+def _spread(points: int) -> Float64:
+    """Return (1 − √(m/(j − ½)))/3 of each of the m points j of the grid; steps of a run have the same few sizes."""
+    spread: Float64 = (1.0 - np.sqrt(points / (np.arange(points) + 0.5))) / 3.0
+    spread.flags.writeable = False
+    return spread
+
+
 def _profile_shapes(thetas: Float64, logs: Float64) -> Float64:
-    """Return k(θ) = mean log(1 − θ·exp(logs)) of each θ, [J]; θ·exp(logs) < 1."""
-    shapes = np.where(np.isnan(thetas), math.nan, 0.0)
-    for chosen, sign in ((thetas < 0.0, -1.0), (thetas > 0.0, 1.0)):
-        if chosen.any():
+    """Return k(θ) = mean log(1 − θ·exp(logs)) of each θ, [J] rising; θ·exp(logs) < 1."""
+    values: list[float] = thetas.tolist()
+    shapes = np.zeros(len(values))
+    for chosen, sign in ((slice(bisect_left(values, 0.0)), -1.0), (slice(bisect_right(values, 0.0), None), 1.0)):
+        if values[chosen]:
             # math.log and np.log may differ in the last bit.
-            scales = np.array([math.log(sign * theta) for theta in thetas[chosen].tolist()])
+            scales = np.array([math.log(sign * theta) for theta in values[chosen]])
             products = scales[:, None] + logs
             terms = np.logaddexp(0.0, products) if sign < 0.0 else np.log1p(-np.exp(products))
-            shapes[chosen] = terms.mean(axis=1)
+            # As `mean`, without its checks.
+            shapes[chosen] = np.add.reduce(terms, axis=1) / logs.size
     return shapes

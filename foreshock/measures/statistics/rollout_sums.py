@@ -55,6 +55,9 @@ TOKEN_SUMS = (
     "d_with_advantage",  # Σ d of the tokens that have an advantage
 )
 
+_PLACES = {name: place for place, name in enumerate(TOKEN_SUMS)}
+_NO_TOKEN_IDS = TokenIdSums.empty()
+
 # DPPO calls an update bad if A < 0 and μ − π is at least this.
 DPPO_PROBABILITY_GAP = 0.5
 
@@ -113,6 +116,16 @@ class RolloutSums:
             turns=np.zeros(rollouts, np.int64),
         )
 
+    @classmethod
+    def unfilled(cls, rollouts: int) -> RolloutSums:
+        """Return sums that the compiled pass fills: all but `sums` and `tail_sums` are missing."""
+        nothing: NDArray[np.int64] = np.zeros(0, np.int64)
+        floats: Float64 = np.zeros(0)
+        return cls(
+            nothing, nothing, np.zeros((rollouts, len(TOKEN_SUMS))), floats, floats, nothing, nothing, nothing,
+            tail_counts=nothing, histogram=nothing, weight_sums=floats, conditions={}, token_ids=_NO_TOKEN_IDS,
+        )  # fmt: skip
+
     def column(self, name: str) -> Float64:
         """Return the sums of one of TOKEN_SUMS, [N]."""
-        return self.sums[:, TOKEN_SUMS.index(name)]
+        return self.sums[:, _PLACES[name]]

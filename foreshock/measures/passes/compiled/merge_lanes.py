@@ -43,33 +43,39 @@ def fill_rollouts(result: RolloutSums, ranges: Float64, counts: Int64) -> None:
 
 def fill_totals(result: RolloutSums, states: Sequence[LaneState]) -> None:
     """Fill the fields over all rollouts, except the sums by token id."""
-    counts = np.sum([state.counts for state in states], axis=0)
+    counts = _sum([state.counts for state in states])
     result.nonfinite_target = int(counts[layout.NONFINITE_TARGET])
     result.nonfinite_behaviour = int(counts[layout.NONFINITE_BEHAVIOUR])
     result.bad_updates = int(counts[layout.BAD_UPDATES])
     result.max_probability_difference = max(float(state.largest_difference[0]) for state in states)
-    histogram = np.sum([state.histogram for state in states], axis=0)
-    result.histogram = histogram[:-1].reshape(2, layout.FINE_SIZE).copy()
+    histogram = _sum([state.histogram for state in states])
+    result.histogram = histogram[:-1].reshape(2, layout.FINE_SIZE)
     result.zero_tokens = int(histogram[-1])
     bucket_sums = functools.reduce(
         CompensatedSums.__add__, (CompensatedSums(state.bucket_sums_high, state.bucket_sums_low) for state in states)
     )
-    result.weight_sums = (
-        bucket_sums.value[: layout.TAIL_BUCKETS].reshape(2, layout.COARSE_SIZE, layout.SUMS_PER_BUCKET).copy()
+    weights = slice(layout.TAIL_BUCKETS)
+    result.weight_sums = (bucket_sums.high[weights] + bucket_sums.low[weights]).reshape(
+        2, layout.COARSE_SIZE, layout.SUMS_PER_BUCKET
     )
-    bucket_tokens = np.sum([state.bucket_tokens.reshape(2, -1) for state in states], axis=(0, 1))
+    bucket_tokens = _sum([copy for state in states for copy in state.bucket_tokens.reshape(2, -1)])
     _fill_tails(result, bucket_sums, bucket_tokens)
-    bucket_max_abs_d = np.max([state.bucket_max_abs_d.reshape(2, -1) for state in states], axis=(0, 1))
+    bucket_max_abs_d = functools.reduce(
+        np.maximum, [copy for state in states for copy in state.bucket_max_abs_d.reshape(2, -1)]
+    )
     for name, first in layout.CONDITION_BUCKETS.items():
         own = slice(first, first + CONDITIONS[name].size)
         result.conditions[name] = BucketSums(
-            bucket_tokens[own].copy(),
-            CompensatedSums(bucket_sums.high[own].copy(), bucket_sums.low[own].copy()),
-            bucket_max_abs_d[own].copy(),
+            bucket_tokens[own], CompensatedSums(bucket_sums.high[own], bucket_sums.low[own]), bucket_max_abs_d[own]
         )
     result.largest_minus_d, result.largest_d = (_largest(states, side) for side in range(2))
     result.token_weights = _log_weights(states, (layout.PLAIN_TOKENS, layout.SCALED_TOKENS))
     result.turn_weights = _log_weights(states, (layout.SCALED_TURNS,))
+
+
+def _sum(parts: Sequence[Int64]) -> Int64:
+    """Return the sum of arrays of one shape; `np.sum` of a list would copy them first."""
+    return functools.reduce(np.add, parts)
 
 
 def _fill_tails(result: RolloutSums, bucket_sums: CompensatedSums, bucket_tokens: Int64) -> None:
@@ -77,20 +83,23 @@ def _fill_tails(result: RolloutSums, bucket_sums: CompensatedSums, bucket_tokens
     own = slice(layout.TAIL_BUCKETS, layout.TAIL_BUCKETS + 2 * layout.LEVELS)
     between = bucket_tokens[own].reshape(2, layout.LEVELS)
     result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
+    filled: list[bool] = (between > 0).any(axis=0).tolist()
+    if not any(filled):
+        return
     high = bucket_sums.high[own].reshape(2, layout.LEVELS, layout.SUMS_PER_BUCKET)
     low = bucket_sums.low[own].reshape(2, layout.LEVELS, layout.SUMS_PER_BUCKET)
     running = CompensatedSums.zeros(2, layout.SUMS_PER_BUCKET)
     for level in reversed(range(layout.LEVELS)):
         # Most levels of a small step are empty.
-        if between[:, level].any():
+        if filled[level]:
             running = running + CompensatedSums(high[:, level], low[:, level])
         result.tail_sums[:, level] = running.value
 
 
 def _largest(states: Sequence[LaneState], side: int) -> Float64:
     """Return the LARGEST_VALUES largest values of all lanes, falling."""
-    values = np.concatenate([state.largest[side, : state.largest_kept[side]] for state in states])
-    return np.sort(values)[::-1][:LARGEST_VALUES].copy()
+    parts = [state.largest[side, : state.largest_kept[side]] for state in states]
+    return np.sort(parts[0] if len(parts) == 1 else np.concatenate(parts))[::-1][:LARGEST_VALUES].copy()
 
 
 def _log_weights(states: Sequence[LaneState], rows: tuple[int, ...]) -> LogWeights:

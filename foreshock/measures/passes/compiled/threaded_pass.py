@@ -32,10 +32,11 @@ def sum_rollouts_in_lanes(inputs: TokenInputs, threads: int | None) -> RolloutSu
     """Return the sums of each rollout and of all rollouts together; `threads` None: one per processor."""
     functions, batch = compiled_functions(), batch_columns(inputs)
     rollouts = inputs.offsets.size - 1
-    result = RolloutSums.empty(rollouts)
     if rollouts == 0:
-        return result
-    ranges = np.tile(np.array([math.inf, -math.inf]), (rollouts, 1))
+        return RolloutSums.empty(rollouts)
+    result = RolloutSums.unfilled(rollouts)
+    ranges = np.empty((rollouts, 2))
+    ranges[:, 0], ranges[:, 1] = math.inf, -math.inf
     counts = np.zeros((rollouts, layout.ROLLOUT_COUNTS), np.int64)
     cuts = lane_cuts(batch.columns.offsets, batch.table_size).tolist()
     tables = np.zeros((len(cuts) - 1, batch.table_size, layout.ID_COLUMNS))
@@ -54,7 +55,7 @@ def sum_rollouts_in_lanes(inputs: TokenInputs, threads: int | None) -> RolloutSu
 
 def run_lanes(add_lane: Callable[[int], None], lanes: int, threads: int | None) -> None:
     """Call `add_lane` for each lane on at most `threads` threads."""
-    workers = min(lanes, threads or processors())
+    workers = 1 if lanes == 1 else min(lanes, threads or processors())
     if workers <= 1:
         for lane in range(lanes):
             add_lane(lane)
@@ -75,6 +76,8 @@ def lane_cuts(offsets: NDArray[np.int64], table_size: int) -> NDArray[np.int64]:
     lanes = min(max(tokens // _LANE_TOKENS, 1), _LARGEST_LANES)
     while lanes > 1 and lanes * table_size > tokens * DENSE_ROWS_PER_TOKEN:
         lanes //= 2
+    if lanes == 1:
+        return np.array([0, rollouts] if rollouts else [0])
     shares = np.arange(1, lanes) * (tokens / lanes)
     inner = np.searchsorted(offsets, shares)
     return np.unique(np.concatenate([[0], inner, [rollouts]]))
