@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import selectors
+import socket
 import threading
 import time
 
@@ -24,8 +26,10 @@ from service.platform.database.engine import parse_database_url
 _CONNECT_SECONDS = 5
 _HEARTBEAT_SECONDS = 15.0
 _UNHEARD_SECONDS = 5.0
-# How often `stop` is looked at.
+# How often the heartbeat is looked at.
 _SLICE_SECONDS = 0.5
+# How long `stop` waits for a thread that hangs.
+_STOP_SECONDS = 1.0
 _FIRST_RETRY_SECONDS = 0.2
 _LONGEST_RETRY_SECONDS = 5.0
 
@@ -46,6 +50,8 @@ class Listener:
         self._own = f"{CHANNEL}_{secrets.token_hex(8)}"
         self._heard_at = -math.inf
         self._thread: threading.Thread | None = None
+        # Closing it wakes the thread, which waits for its other end as for the database.
+        self._waker: socket.socket | None = None
 
     @property
     def is_used(self) -> bool:
@@ -65,28 +71,40 @@ class Listener:
     def start(self) -> None:
         """Start the thread."""
         if self.is_used:
-            self._thread = threading.Thread(target=self._loop, name="foreshock-listener", daemon=True)
+            self._waker, woken = socket.socketpair()
+            self._thread = threading.Thread(target=self._loop, args=[woken], name="foreshock-listener", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """End the thread; one that hangs on a frozen database is left behind."""
         self._stopping.set()
+        if self._waker is not None:
+            self._waker.close()
         if self._thread is not None:
-            self._thread.join(timeout=2 * _SLICE_SECONDS)
+            self._thread.join(timeout=_STOP_SECONDS)
 
-    def _loop(self) -> None:
+    def _loop(self, woken: socket.socket) -> None:
         backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
-        while not self._stopping.is_set():
-            try:
-                with psycopg.connect(_conninfo(self._url), autocommit=True, connect_timeout=_CONNECT_SECONDS) as found:
-                    self._listen(found, backoff)
-            except (psycopg.Error, OSError) as error:
-                if self.is_listening:
-                    _logger.warning("the connection that hears of changes ended (%s): connecting", type(error).__name__)
-            self._heard_at = -math.inf
-            self._stopping.wait(backoff.next_delay(None))
+        with woken:
+            while not self._stopping.is_set():
+                self._connect(woken, backoff)
+                self._heard_at = -math.inf
+                self._stopping.wait(backoff.next_delay(None))
 
-    def _listen(self, connection: psycopg.Connection, backoff: Backoff) -> None:
+    def _connect(self, woken: socket.socket, backoff: Backoff) -> None:
+        try:
+            with (
+                psycopg.connect(_conninfo(self._url), autocommit=True, connect_timeout=_CONNECT_SECONDS) as connection,
+                selectors.DefaultSelector() as selector,
+            ):
+                selector.register(connection, selectors.EVENT_READ)
+                selector.register(woken, selectors.EVENT_READ)
+                self._listen(connection, selector, backoff)
+        except (psycopg.Error, OSError) as error:
+            if self.is_listening:
+                _logger.warning("the connection that hears of changes ended (%s): connecting", type(error).__name__)
+
+    def _listen(self, connection: psycopg.Connection, selector: selectors.BaseSelector, backoff: Backoff) -> None:
         for channel in (CHANNEL, self._own):
             connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         self._connects += 1
@@ -100,13 +118,14 @@ class Listener:
             if heard and now - sent_at >= _HEARTBEAT_SECONDS:
                 connection.execute("SELECT pg_notify(%s, '')", (self._own,))
                 heard, sent_at = False, now
-            for notify in connection.notifies(timeout=_SLICE_SECONDS, stop_after=1):
+            for notify in connection.notifies(timeout=0):
                 if notify.channel == self._own:
                     heard, self._heard_at = True, time.monotonic()
                     backoff.reset()
                 else:
                     # Also of this process's own changes, which are announced already: hearing one twice costs a query.
                     announce(notify.payload)
+            selector.select(_SLICE_SECONDS)
 
 
 def _conninfo(url: URL) -> str:

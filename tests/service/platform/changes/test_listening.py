@@ -89,3 +89,17 @@ def test_listener_connects_again_and_says_that_anything_may_have_changed(
     wait_until(lambda: listener.is_listening)
     notify(database_url, "run_c")
     assert heard.get(timeout=10) == "run_c"
+
+
+def test_listener_that_hears_nothing_stops_at_once(database_url: str) -> None:
+    # It has just heard its heartbeat and looks at it again after half a second. The shortest of three: load delays one.
+    assert min(seconds_to_stop(database_url) for _ in range(3)) < 0.25
+
+
+def seconds_to_stop(database_url: str) -> float:
+    listener = Listener(database_url)
+    listener.start()
+    wait_until(lambda: listener.is_listening)
+    started = time.monotonic()
+    listener.stop()
+    return time.monotonic() - started
