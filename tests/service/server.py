@@ -19,7 +19,10 @@ NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class _Server(uvicorn.Server):
-    """A server that ends at once when it is told to, instead of looking ten times a second."""
+    """A server that ends at once when it is told to, instead of looking ten times a second.
+
+    Hundreds of tests end one.
+    """
 
     _loop: asyncio.AbstractEventLoop | None = None
 
@@ -33,6 +36,24 @@ class _Server(uvicorn.Server):
         _, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in others:
             task.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as uvicorn does, without its pauses of a tenth of a second."""
+        for server in self.servers:
+            server.close()
+        for listening in sockets or []:
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:
+            await asyncio.sleep(0.005)
+        # The service leaves these reads behind, since its process ends; here a connection would stay open.
+        reads = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_read_all"]
+        if reads:
+            await asyncio.wait(reads, timeout=1)
+        for server in self.servers:
+            await server.wait_closed()
+        await self.lifespan.shutdown()
 
     def end(self) -> None:
         """Begin to end; from any thread."""
