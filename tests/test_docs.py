@@ -12,26 +12,10 @@ import pytest
 import torch
 
 from benchmarks.running_service import running_service
-from foreshock.client.settings import FROM_ENVIRONMENT
-from service.platform.settings import Settings
+from foreshock.setting_names import setting_names
 from tests.paths import DOCS, REPOSITORY
 
 DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-OTHER_VARIABLES = {
-    "FORESHOCK_ADVICE_MODE",
-    "FORESHOCK_SYNCHRONOUS",
-    "FORESHOCK_WEIGHTS_ROOT",
-    "FORESHOCK_URL",
-    "FORESHOCK_API_KEY",
-    "FORESHOCK_ATTEMPT_KEY",
-    "FORESHOCK_EXPORT",
-    "FORESHOCK_RUN_KEY",
-    "FORESHOCK_SPOOL_DIRECTORY",
-    "FORESHOCK_WEIGHTS_ROOTS",
-    "FORESHOCK_ENGINE_SERVERS",
-    "FORESHOCK_ENGINE_SERVER_KEYS",
-    "FORESHOCK_INSTRUCTION_SET",
-}
 
 
 def batch(seed: int) -> dict[str, object]:
@@ -89,7 +73,7 @@ def test_every_file_that_a_document_names_exists() -> None:
 
 
 def test_every_setting_that_a_document_names_exists() -> None:
-    known = {f"FORESHOCK_{name.upper()}" for name in (*Settings.model_fields, *FROM_ENVIRONMENT)} | OTHER_VARIABLES
+    known = {f"FORESHOCK_{name}" for name in setting_names()}
     for document in DOCUMENTS:
         named = set(re.findall(r"\bFORESHOCK_[A-Z_]+\b", document.read_text()))
         assert named <= known, document.name

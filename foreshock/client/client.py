@@ -49,6 +49,7 @@ from foreshock.model_kind import ModelKind
 from foreshock.page_addresses import run_page_path
 from foreshock.projects import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.setting_names import log_unknown_settings
 
 if TYPE_CHECKING:
     from foreshock.exporters.exporter import ExportedRun
@@ -94,6 +95,7 @@ class Client:
     ) -> None:
         """Start the background. Nothing is sent until a run is started. Raises ConfigurationError."""
         self.settings = ClientSettings.resolve(url, api_key, spool_directory, **settings)
+        log_unknown_settings()
         self.project = project
         self.run_key = run_key or os.environ.get("FORESHOCK_RUN_KEY") or f"run-{uuid.uuid4().hex[:12]}"
         self.launch = find_launch(attempt_key)
