@@ -136,8 +136,10 @@ def train(client: foreshock.Client, steps: int) -> None:
     sampler = threading.Thread(target=keep_sampling, args=(weights, ready, ended), daemon=True)
     sampler.start()
     try:
+        waiting = ready.get(timeout=60)
         for step in range(steps):
-            rollouts = ready.get(timeout=60)
+            # One batch always waits for its turn, so that on any machine the rollouts are a version or more behind.
+            rollouts, waiting = waiting, ready.get(timeout=60)
             mask = np.arange(LENGTH_CAP) < rollouts.lengths[:, None]
             reward = (rollouts.tokens == rollouts.prompts[:, None]).mean(axis=1, where=mask)
             advantage = reward - reward.reshape(-1, PER_PROMPT).mean(axis=1).repeat(PER_PROMPT)
