@@ -30,14 +30,16 @@ from foreshock.rollouts.scores import ScoreBatch
 
 __all__ = ["arrow_errors", "to_batch", "to_exact", "to_scores"]
 
+# The required columns give the offsets that the others must have.
+_REQUIRED_FIRST = tuple(sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required))
+
 
 def to_batch(reader: ColumnReader) -> RolloutBatch:
     """Return the rollouts of a table, not yet validated."""
     attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
     values: dict[str, Any] = {}
     per_token = False
-    # The required columns come first: they give the offsets that the others must have.
-    for column in sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required):
+    for column in _REQUIRED_FIRST:
         if not reader.has(column):
             continue
         if column.is_string:

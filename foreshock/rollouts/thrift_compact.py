@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ThriftError", "read_struct"]
+__all__ = ["ThriftError", "read_struct", "read_struct_with_spans"]
 
 _MAX_DEPTH = 24
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
@@ -35,6 +35,33 @@ def read_struct(data: _Data, position: int = 0) -> tuple[dict[int, Any], int]:
         return _struct(data, position, 0)
     except IndexError:
         raise ThriftError("the data ends inside a struct") from None
+
+
+def read_struct_with_spans(data: bytes) -> tuple[dict[int, Any], dict[int, tuple[int, int]]]:
+    """Return the struct at the start of `data`, and where each of its fields begins and ends, its type included.
+
+    Values and errors are those of `read_struct`. The span of a field that is repeated goes from its first to its last.
+    """
+    fields: dict[int, Any] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    position = number = 0
+    try:
+        while (header := data[position]) != _STOP:
+            start = position
+            position += 1
+            delta, kind = header >> 4, header & 15
+            if delta:
+                number += delta
+            else:
+                number, position = _value(data, position, _INTEGERS[0], 0)
+            if kind in (_TRUE, _FALSE):
+                fields[number] = kind == _TRUE
+            else:
+                fields[number], position = _value(data, position, kind, 0)
+            spans[number] = spans.get(number, (start, 0))[0], position
+    except IndexError:
+        raise ThriftError("the data ends inside a struct") from None
+    return fields, spans
 
 
 def _struct(data: _Data, position: int, depth: int) -> tuple[dict[int, Any], int]:
