@@ -133,6 +133,8 @@ class Following:
     def __init__(self, service: RunningService, folder: Path, key: str, spool: Path, *words: str) -> None:
         arguments = ["import", str(folder), "--follow", "--run-key", key, "--settle", "1", *words]
         self.output = folder.parent / f"{key}.log"
+        # Tests started in the background inherit an ignored SIGINT; their children would too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with self.output.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "foreshock.commands.main", *arguments, "--url", service.url],

@@ -21,6 +21,14 @@ document.addEventListener("securitypolicyviolation", (event) => {
   window.breaches.push(`${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`);
 });
 """
+# Before the page's own script, a deferred module, reads how often a live page refreshes itself.
+REFRESH_OFTEN = """
+document.addEventListener("readystatechange", () => {
+  if (document.readyState !== "interactive") return;
+  window.shippedSeconds = document.body.dataset.refreshSeconds;
+  document.body.dataset.refreshSeconds = "0.5";
+});
+"""
 
 
 class Visit:
@@ -59,6 +67,13 @@ class Visit:
         self.go(site_url + path)
         self.page.wait_for_selector("body[data-drawn=yes]")
         return self.page
+
+    def open_live(self, site_url: str, path: str, seconds: int) -> Page:
+        """Open a page that refreshes itself every `seconds`; here it does so twice a second."""
+        self.page.add_init_script(REFRESH_OFTEN)
+        page = self.open(site_url, path)
+        assert page.evaluate("window.shippedSeconds") == str(seconds)
+        return page
 
     def go(self, address: str) -> None:
         """Leave the page for another one."""

@@ -137,7 +137,7 @@ def test_policy_blocks_an_inline_script(visit: Visit, site: Site) -> None:
 
 def test_page_of_a_running_run_refreshes_itself(visit: Visit, site: Site) -> None:
     run = send_run(site.http, "live", "a live run", steps=2)
-    page = visit.open(site.url, run.address)
+    page = visit.open_live(site.url, run.address, seconds=5)
     page.evaluate("window.still = 'the same page'")
     send_run(site.http, "live", "a live run", steps=3)
     page.wait_for_function("() => document.querySelector('[data-part=tiles]').innerText.includes('newest step 3')")
@@ -151,7 +151,7 @@ def test_page_of_a_running_run_refreshes_itself(visit: Visit, site: Site) -> Non
 
 def test_open_details_stay_open_during_a_refresh(visit: Visit, site: Site) -> None:
     run = send_run(site.http, "opened", "an opened run", steps=1)
-    page = visit.open(site.url, f"{run.address}/steps/1")
+    page = visit.open_live(site.url, f"{run.address}/steps/1", seconds=10)
     page.locator("summary", has_text="Distribution and tails of d").click()
     # The part that holds the focus is left alone: the reader goes on to something else.
     page.evaluate("document.activeElement.blur()")

@@ -50,7 +50,7 @@ def test_zoom_moves_all_curves_and_survives_a_reload(visit: Visit, site: Site) -
 @browsed
 def test_zoom_survives_the_refresh_of_a_live_run(visit: Visit, site: Site) -> None:
     send_run(site.http, "zoomed", steps=4)
-    page = visit.open(site.url, "/runs/default/zoomed")
+    page = visit.open_live(site.url, "/runs/default/zoomed", seconds=5)
     zoom(page, 1.5, 3.5)
     send_run(site.http, "zoomed", steps=5)
     page.wait_for_function(f"() => document.querySelector('{MISMATCH}').data[0].x.length === 5")
