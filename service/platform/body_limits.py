@@ -1,19 +1,24 @@
-"""Limits on request bodies: the declared length, the bytes that are received, and draining a refused body.
+"""Limits on request bodies: the declared length, the bytes that are received, and the refusal of unread bodies.
 
 The body is counted as it is received and never stored here.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from starlette.requests import Request
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope, Send
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from service.platform.problem import BodyRefused, LimitExceeded
+from service.platform.problem import BodyRefused, LimitExceeded, ProblemError, problem_response
 from service.platform.settings import Settings
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 _TABLES = (PARQUET_MEDIA_TYPE, STATISTICS_MEDIA_TYPE)
+# The longest time that a refused client may go on writing.
+_LINGER_SECONDS = 2.0
 
 
 def body_limit(request: Request, settings: Settings) -> int:
@@ -31,11 +36,30 @@ def body_limit(request: Request, settings: Settings) -> int:
     return limit
 
 
-async def drain(receive: Receive, most_bytes: int) -> None:
-    """Read and discard up to about `most_bytes` of a refused body.
+async def refuse_unread(error: ProblemError, scope: Scope, receive: Receive, send: Send, most_bytes: int) -> None:
+    """Answer before the body, then close the connection.
 
-    If the connection were closed while the client still writes, it would see a reset instead of the answer.
+    A client that still writes would see a reset connection instead of the answer if it were closed at once. So the
+    answer's end is sent after `most_bytes` or `_LINGER_SECONDS`, during which the body is read and discarded; its
+    headers and its whole text are sent before.
     """
+
+    async def send_lingering(message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        # The latter is of a body that stalls.
+        with contextlib.suppress(TimeoutError, BodyRefused):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                await _discard(receive, most_bytes)
+        await send({"type": "http.response.body"})
+
+    error.headers = {**error.headers, "Connection": "close"}
+    await problem_response(error)(scope, receive, send_lingering)
+
+
+async def _discard(receive: Receive, most_bytes: int) -> None:
     while most_bytes > 0:
         message = await receive()
         if message["type"] != "http.request" or not message.get("more_body", False):

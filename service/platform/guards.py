@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.problem_types import HOST_NOT_ALLOWED
 from service.platform.body_encoding import DecompressedBody, body_encoding
-from service.platform.body_limits import CountedBody, body_limit, drain
+from service.platform.body_limits import CountedBody, body_limit, refuse_unread
 from service.platform.keys.limits import KeyLimits
 from service.platform.path_segments import keep_encoded_slashes
 from service.platform.problem import InternalError, ProblemError, problem_response
@@ -54,8 +54,7 @@ class RequestGuard:
             limit = body_limit(request, self._settings)
             encoding = body_encoding(request.headers.get("content-encoding"))
         except ProblemError as error:
-            await drain(receive, self._settings.max_json_bytes)
-            await problem_response(error)(scope, receive, send)
+            await refuse_unread(error, scope, receive, send, self._settings.max_json_bytes)
             return
         if request.method == "HEAD":
             # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
@@ -90,7 +89,7 @@ class RequestGuard:
 
     def _check_origin(self, request: Request) -> None:
         # Not Starlette's TrustedHostMiddleware: it answers text/plain instead of application/problem+json, and it does
-        # not drain the body first, so a client that still writes would see a reset connection instead of the 400.
+        # not read the body, so a client that still writes would see a reset connection instead of the 400.
         hosts = request.headers.getlist("host")
         # A second Host could be the one that a proxy in between looked at (RFC 9112, section 3.2: 400).
         if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
