@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from service.platform.json_bodies import fault_of, syntax_fault
 from service.platform.logs.request_ids import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -96,7 +97,7 @@ class InvalidRequest(ProblemError):
 
 
 class BadRequest(ProblemError):
-    """A request that is no HTTP, or a body that cannot be read as JSON at all, such as one that is not UTF-8."""
+    """A request that is no HTTP, or a JSON body that is not UTF-8, is nested too deep or has a too long integer."""
 
     status = 400
     problem_type = "bad-request"
@@ -190,18 +191,25 @@ def _request_invalid(request: Request, error: Exception) -> JSONResponse:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip()
         sent = media_type[:100] or "a body without a type"
         return problem_response(UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}"))
-    items = [
-        ProblemItem(location=".".join(str(part) for part in fault["loc"]), message=str(fault["msg"]))
-        for fault in error.errors()
-    ]
+    items = [_item(fault, error.body) for fault in error.errors()]
     detail = "; ".join(f"{item.location}: {item.message}" for item in items)
     return problem_response(InvalidRequest(detail or "the request is not valid", errors=items))
 
 
-def _framework_error(_: Request, error: Exception) -> JSONResponse:
+def _item(fault: Mapping[str, Any], body: object) -> ProblemItem:
+    if fault["type"] == "json_invalid" and isinstance(body, str):
+        return ProblemItem(location="body", message=syntax_fault(body, int(fault["loc"][1]), fault["ctx"]["error"]))
+    return ProblemItem(location=".".join(str(part) for part in fault["loc"]), message=str(fault["msg"]))
+
+
+def _framework_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error, BodyRefused):
         return problem_response(error.problem)
+    # The framework says only that there was an error; it has read the body by then.
+    fault = fault_of(error.__cause__, getattr(request, "_body", b"")) if error.__cause__ is not None else None
+    if fault is not None:
+        return problem_response(BadRequest(fault))
     title = HTTPStatus(error.status_code).phrase
     document = ProblemDocument(
         type=PROBLEM_TYPE_PREFIX + title.lower().replace(" ", "-"),
