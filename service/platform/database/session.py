@@ -57,8 +57,11 @@ class Database:
                 session.expunge_all()
                 session.rollback()
 
-    def write(self, work: Callable[[Session], Result]) -> Result:
+    def write(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None = None) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
+
+        On SQLite `on_queued` is called as soon as every later call of `write` is sure to run after this one. PostgreSQL
+        has no such queue: there it is never called.
 
         `work` may run again if PostgreSQL aborts it for a deadlock, so it changes nothing but the session.
         Raises what `work` raises, after rolling back.
@@ -72,15 +75,15 @@ class Database:
         begin = time.perf_counter()
         try:
             with span("database.write"):
-                result = self._write(noted)
+                result = self._write(noted, on_queued)
         finally:
             self.write_seconds.append(time.perf_counter() - begin)
         run_in_caller(used[0], self)
         return result
 
-    def _write(self, work: Callable[[Session], Result]) -> Result:
+    def _write(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None) -> Result:
         if self._writer is not None:
-            return self._writer.run(work)
+            return self._writer.run(work, on_queued)
         return retry(
             lambda: self._write_directly(work),
             Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),

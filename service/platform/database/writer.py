@@ -57,8 +57,11 @@ class GroupCommitWriter:
         """Return how many units of work wait."""
         return self._queue.qsize()
 
-    def run(self, work: Callable[[Session], Result]) -> Result:
-        """Run a unit of work and return its result once it is committed; raises what the unit raised."""
+    def run(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None = None) -> Result:
+        """Run a unit of work and return its result once it is committed; raises what the unit raised.
+
+        `on_queued` is called once the unit has its place in the queue: units that are queued later run later.
+        """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a unit of work must not start another one: pass it the session instead")
         unit = _Unit(work)
@@ -66,6 +69,8 @@ class GroupCommitWriter:
             if self._closed:
                 raise RuntimeError("the database is closed")
             self._queue.put(unit)
+        if on_queued is not None:
+            on_queued()
         result: Result = unit.future.result()
         return result
 

@@ -188,7 +188,7 @@ def _store_shard(
 
     passed("ingest.before-transaction")
     try:
-        committed = context.database.write(commit)
+        committed = context.database.write(commit, place.leave)
     except Exception:
         # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
         if not may_be_committed:

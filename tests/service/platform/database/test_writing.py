@@ -98,6 +98,33 @@ def test_queued_units_share_one_commit(database: Database) -> None:
     assert len(names(database)) == 11
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_units_run_in_the_order_in_which_they_were_queued(database: Database) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def hold(_: Session) -> None:
+        entered.set()
+        leave.wait(timeout=30)
+
+    def note(_: Session, number: int) -> None:
+        ran.append(number)
+
+    with ThreadPoolExecutor(21) as threads:
+        futures = [threads.submit(database.write, hold)]
+        assert entered.wait(timeout=30)
+        for number in range(20):
+            # None of them has begun: the writer is held.
+            queued = threading.Event()
+            futures.append(threads.submit(database.write, partial(note, number=number), queued.set))
+            assert queued.wait(timeout=30)
+        assert not ran
+        leave.set()
+        for future in futures:
+            future.result(timeout=30)
+    assert ran == list(range(20))
+
+
 def test_hooks_run_after_the_commit_and_not_after_a_rollback(database: Database) -> None:
     seen: list[set[str]] = []
 

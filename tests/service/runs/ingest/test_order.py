@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from foreshock.rollouts import encode_rollouts
 from service.platform.database.session import Database
@@ -125,3 +127,34 @@ def test_a_step_that_is_decoded_first_is_committed_after_the_earlier_one(
         received = session.scalars(select(Shard.step).order_by(Shard.received_at_us)).all()
     database.close()
     assert received == [1, 2]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_steps_that_are_ready_while_the_writer_is_busy_are_committed_together(http: httpx.Client, app: FastAPI) -> None:
+    database = app.state.context.database
+    sender = start_run(http)
+    sender.put_shard(1, encode_rollouts(make_batch(seed=1))).raise_for_status()
+    commits: list[object] = []
+    event.listen(database._write_engine, "commit", commits.append)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        entered.set()
+        leave.wait(60)
+
+    with ThreadPoolExecutor(4) as threads:
+        held = threads.submit(database.write, hold)
+        assert entered.wait(60)
+        sent = [threads.submit(sender.put_shard, step, encode_rollouts(make_batch(seed=step))) for step in (2, 3, 4)]
+        deadline = time.monotonic() + 60
+        while database.writes_waiting < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert database.writes_waiting == 3
+        leave.set()
+        held.result()
+        answers = [each.result() for each in sent]
+    assert all(answer.json()["step_closed"] for answer in answers)
+    # The unit that held the writer changes nothing, so it has no transaction.
+    assert len(commits) == 1
+    with database.read() as session:
+        assert session.scalars(select(Shard.step).order_by(Shard.received_at_us)).all() == [1, 2, 3, 4]
