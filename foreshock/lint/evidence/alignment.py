@@ -23,6 +23,10 @@ _CLEAR_TOKENS, _CLEAR_GAP, _CLEAR_FACTOR = 6, 0.1, 0.25
 # log μ of a likely token, the largest log-prob of an uncertain one, and the least that is taken, in nats.
 _LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
 
+_SCALE_OF_LIKELY, _SCALE_OF_UNLIKELY = (
+    tuple(f"scale_{part}_{product}" for product in ("cross", "mu", "pi")) for part in ("likely", "unlikely")
+)
+
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 
 
@@ -48,14 +52,15 @@ def _sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
 def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], builder: EvidenceBuilder) -> None:
     """Sum products of the two log-probs over likely and over unlikely tokens; a factor shows in both."""
     below = (behaviour < np.float32(_BELOW_ZERO)) & (target < np.float32(_BELOW_ZERO))
-    chosen = np.flatnonzero(below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB))
+    chosen = (below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB)).nonzero()[0]
     mu, pi = behaviour[chosen], target[chosen]
     likely = mu > np.float32(_LIKELY)
     builder.count(scale_tokens=chosen.size)
-    for part, of_part in (("likely", likely), ("unlikely", ~likely)):
+    for (cross, of_mu, of_pi), of_part in ((_SCALE_OF_LIKELY, likely), (_SCALE_OF_UNLIKELY, ~likely)):
         one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
-        products = {"cross": one * other, "mu": one * one, "pi": other * other}
-        builder.add(**{f"scale_{part}_{name}": float(values.sum()) for name, values in products.items()})
+        builder.sums[cross] += float(np.add.reduce(one * other))
+        builder.sums[of_mu] += float(np.add.reduce(one * one))
+        builder.sums[of_pi] += float(np.add.reduce(other * other))
 
 
 def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) -> None:
@@ -64,19 +69,21 @@ def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) 
     if behaviour.size < 3:
         return
     inner = np.ones(behaviour.size, dtype=np.bool_)
-    filled = np.flatnonzero(np.diff(offsets))
+    filled = (offsets[1:] - offsets[:-1]).nonzero()[0]
     inner[offsets[:-1][filled]] = False
     inner[offsets[1:][filled] - 1] = False
     inner[0] = inner[-1] = False
-    chosen = np.flatnonzero(inner)
+    chosen = inner.nonzero()[0]
+    of_target = target[chosen]
     with np.errstate(invalid="ignore", over="ignore"):
-        gaps = [np.abs(target[chosen] - behaviour[chosen + shift]) for shift in (-1, 0, 1)]
+        gaps = [np.abs(of_target - behaviour[chosen + shift]) for shift in (-1, 0, 1)]
     known = np.isfinite(gaps[0]) & np.isfinite(gaps[1]) & np.isfinite(gaps[2])
-    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(inner, dtype=np.int64)])
+    if not known.all():
+        gaps = [np.where(known, gap, np.float32(0.0)) for gap in gaps]
+    running = np.zeros(inner.size + 1, np.int64)
+    np.cumsum(inner, out=running[1:])
     rows = running[offsets]
-    earlier, own, later = (
-        row_sums(np.where(known, np.minimum(gap, np.float32(_SHIFT_CAP)), np.float32(0.0)), rows) for gap in gaps
-    )
+    earlier, own, later = (row_sums(np.minimum(gap, np.float32(_SHIFT_CAP)), rows) for gap in gaps)
     tokens = row_sums(known, rows)
     counted = tokens > 0
     prefer_earlier, prefer_later = counted & (earlier < 0.5 * own), counted & (later < 0.5 * own)
@@ -89,8 +96,11 @@ def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) 
         shift_prefer_earlier=int(prefer_earlier.sum()),
         shift_prefer_later=int(prefer_later.sum()),
     )
-    preferring = prefer_earlier if prefer_earlier.sum() >= prefer_later.sum() else prefer_later
-    for row in np.argsort(np.where(preferring, -own, 0.0), kind="stable")[: min(2, int(preferring.sum()))].tolist():
+    by_earlier, by_later = builder.counts["shift_prefer_earlier"], builder.counts["shift_prefer_later"]
+    preferring = prefer_earlier if by_earlier >= by_later else prefer_later
+    most = min(2, max(by_earlier, by_later))
+    worst = np.argsort(np.where(preferring, -own, 0.0), kind="stable")[:most].tolist() if most else ()
+    for row in worst:
         start = int(offsets[row])
         four = slice(start, min(start + 4, int(offsets[row + 1])))
         text = f"log μ {_join(behaviour[four])}, log π {_join(target[four])}"

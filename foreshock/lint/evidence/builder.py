@@ -25,8 +25,9 @@ class EvidenceBuilder:
 
     def count(self, **numbers: int) -> None:
         """Add to counts."""
+        counts = self.counts
         for name, number in numbers.items():
-            self.counts[name] += int(number)
+            counts[name] += int(number)
 
     def add(self, **numbers: float) -> None:
         """Add to sums."""

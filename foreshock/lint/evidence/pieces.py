@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.ragged import lengths_of_offsets, row_of_position
+from foreshock.rollouts.ragged import row_of_position
 
 __all__ = ["Piece", "iterate_pieces", "row_ranges", "row_sums"]
 
@@ -95,7 +95,11 @@ def row_sums(
 ) -> NDArray[np.float64]:
     """Return the float64 sum of each row, shape [N]; 0 for an empty row."""
     sums = np.zeros(offsets.size - 1)
-    filled = lengths_of_offsets(offsets).nonzero()[0]
-    if filled.size:
-        sums[filled] = np.add.reduceat(values, offsets[:-1][filled], dtype=np.float64)
+    starts = offsets[:-1]
+    filled = (offsets[1:] > starts).nonzero()[0]
+    if filled.size == sums.size > 0:
+        # Nearly always: no row is empty.
+        np.add.reduceat(values, starts, dtype=np.float64, out=sums)
+    elif filled.size:
+        sums[filled] = np.add.reduceat(values, starts[filled], dtype=np.float64)
     return sums

@@ -19,6 +19,8 @@ __all__ = ["RolloutHashes", "hash_rollouts"]
 
 Keys = NDArray[np.uint64]
 _SALT = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND, _THIRD = map(np.uint64, (0xD1342543DE82EF95, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_30, _27, _31 = map(np.uint64, (30, 27, 31))
 # Weights of positions that are kept in memory: 32 kB.
 _SHORT_ROW = 4096
 
@@ -53,7 +55,8 @@ class RolloutHashes:
 
     def are_distinct(self) -> bool:
         """Return whether no rollout repeats another one; `repeats` then counts none at any level."""
-        return bool(np.unique(self.contents).size == self.contents.size)
+        rising = np.sort(self.contents)
+        return not bool((rising[1:] == rising[:-1]).any())
 
     def repeats(self, *at_most: float) -> list[tuple[int, float]]:
         """Return how many rollouts repeat an earlier one bit for bit, and how many are expected to by chance.
@@ -153,8 +156,8 @@ def _weights(count: int) -> Keys:
 
 def _mix(keys: Keys, values: NDArray[np.integer]) -> Keys:
     """Return one key of a key and an integer (the finalizer of splitmix64)."""
-    with np.errstate(over="ignore"):
-        mixed = keys * np.uint64(0xD1342543DE82EF95) + values.astype(np.uint64) + _SALT
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+    # Arrays of integers wrap around without a warning.
+    mixed = keys * _FIRST + values.astype(np.uint64) + _SALT
+    mixed = (mixed ^ (mixed >> _30)) * _SECOND
+    mixed = (mixed ^ (mixed >> _27)) * _THIRD
+    return np.asarray(mixed ^ (mixed >> _31))

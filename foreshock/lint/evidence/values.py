@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,10 +29,10 @@ def count_values(batch: RolloutBatch, piece: Piece, name: str, builder: Evidence
     if values is None or values.size == 0:
         return None
     # Two reductions are enough for a valid column: NaN and ±inf show in min() or max().
-    least, most = float(values.min()), float(values.max())
+    least, most = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
     builder.count(**{f"{name}_logged": values.size})
     finite: NDArray[np.bool_] | None = None
-    if not (np.isfinite(least) and np.isfinite(most)):
+    if not (math.isfinite(least) and math.isfinite(most)):
         finite = np.isfinite(values)
         nan = int(np.isnan(values).sum())
         minus = int(np.isneginf(values).sum())
@@ -63,7 +65,8 @@ def count_rounding(batch: RolloutBatch, name: str, builder: EvidenceBuilder) -> 
         return
     stride = max(1, column.size // _MOST_SAMPLED)
     sample = np.ascontiguousarray(column[::stride])
-    chosen = np.isfinite(sample) & (np.abs(sample) > _LEAST_SIZE)
+    sizes = np.abs(sample)
+    chosen = (sizes > _LEAST_SIZE) & (sizes < np.inf)
     if batch.response_mask is not None:
         chosen &= batch.response_mask[::stride] != 0
     values = sample[chosen]
@@ -79,11 +82,11 @@ def count_rounding(batch: RolloutBatch, name: str, builder: EvidenceBuilder) -> 
     builder.count(
         **{
             f"{name}_rounding_seen": values.size,
-            f"{name}_as_bfloat16": int(as_bfloat16.sum()),
-            f"{name}_as_float16": int(as_half.sum()),
-            f"{name}_large_seen": int(large.sum()),
-            f"{name}_large_as_bfloat16": int((as_bfloat16 & large).sum()),
-            f"{name}_large_as_float16": int((as_half & large).sum()),
+            f"{name}_as_bfloat16": int(np.count_nonzero(as_bfloat16)),
+            f"{name}_as_float16": int(np.count_nonzero(as_half)),
+            f"{name}_large_seen": int(np.count_nonzero(large)),
+            f"{name}_large_as_bfloat16": int(np.count_nonzero(as_bfloat16 & large)),
+            f"{name}_large_as_float16": int(np.count_nonzero(as_half & large)),
         }
     )
     builder.add(**{f"{name}_bfloat16_variance": square / 2.0**14, f"{name}_float16_variance": square / 2.0**20})
