@@ -25,11 +25,13 @@ from foreshock.measures.statistics.comparison_blob import read_comparison, store
 from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.rollout_sums import RolloutSums
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.sequences import sequence_sums
 from foreshock.measures.statistics.tails import LARGEST_VALUES, merge_largest
 
 __all__ = ["ComparisonStatistics"]
+
+_CLUSTER_PLACES = np.array([TOKEN_SUMS.index(name) for name in CLUSTER_COLUMNS])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,8 +78,9 @@ class ComparisonStatistics(ComparisonSums):
         of_sequences, errors, log_weights = sequence_sums(rollouts)
         measured = rollouts.tokens > 0
         values = np.concatenate([rollouts.sums[measured], of_sequences], axis=1)
-        low = np.concatenate([np.zeros_like(rollouts.sums[measured]), errors], axis=1)
-        cluster_values = np.stack([rollouts.column(name) for name in CLUSTER_COLUMNS], axis=1)
+        low = np.zeros_like(values)
+        low[:, -errors.shape[1] :] = errors
+        cluster_values = rollouts.sums[:, _CLUSTER_PLACES]
         return cls(
             counts=_counts(rollouts),
             sums=CompensatedSums.over_first_axis(values, low),
@@ -170,9 +173,8 @@ def _counts(rollouts: RolloutSums) -> NDArray[np.int64]:
 def _extremes(rollouts: RolloutSums, log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return EXTREMES from the rollouts' sums and Σ d of the measured rollouts."""
     measured = rollouts.tokens > 0
+    if not log_weights.size:
+        return np.array([-math.inf, -math.inf, rollouts.max_probability_difference, -math.inf, -math.inf])
     mean_d = log_weights / rollouts.tokens[measured]
-    of_rollouts = (-rollouts.min_d[measured], rollouts.max_d[measured], -mean_d, mean_d)
-    minus_lowest, highest, log_ppl_diff, minus_log_ppl_diff = (
-        float(np.max(values, initial=-math.inf)) for values in of_rollouts
-    )
-    return np.array([minus_lowest, highest, rollouts.max_probability_difference, log_ppl_diff, minus_log_ppl_diff])
+    lowest, highest = rollouts.min_d[measured].min(), rollouts.max_d[measured].max()
+    return np.array([-lowest, highest, rollouts.max_probability_difference, -mean_d.min(), mean_d.max()])

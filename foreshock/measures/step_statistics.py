@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,7 +64,7 @@ class StepStatistics:
     @classmethod
     def of(cls, batch: RolloutBatch) -> StepStatistics:
         """Return the statistics of a batch's rollouts."""
-        totals = _Totals()
+        totals = _Totals(batch)
         totals.add_rollouts(batch)
         if batch.reward is not None:
             totals.add_rewards(batch.reward)
@@ -78,14 +79,12 @@ class StepStatistics:
         lag = lag_of_tokens(batch)
         if lag is not None:
             totals.add_lag(lag[batch.generated])
+        high, low = zip(*(totals.sums[name] for name in SUMS), strict=True)
         return cls(
             np.array([totals.counts[name] for name in COUNTS], dtype=np.int64),
-            CompensatedSums(
-                np.concatenate([totals.sums[name].high for name in SUMS]),
-                np.concatenate([totals.sums[name].low for name in SUMS]),
-            ),
+            CompensatedSums(np.array(high), np.array(low)),
             np.array([totals.extremes[name] for name in EXTREMES]),
-            LengthStatistics.of(batch.generated_lengths),
+            LengthStatistics.of(totals.generated_lengths),
         )
 
     def merge(self, other: StepStatistics) -> StepStatistics:
@@ -177,17 +176,19 @@ class StepStatistics:
 
 
 class _Totals:
-    """COUNTS, SUMS and EXTREMES by name, while one batch is added up."""
+    """COUNTS, SUMS as (high, low), and EXTREMES by name, while one batch is added up."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: RolloutBatch) -> None:
+        self.generated_lengths = batch.generated_lengths
+        self._tokens = int(self.generated_lengths.sum())
         self.counts = dict.fromkeys(COUNTS, 0)
-        self.sums = {name: CompensatedSums.zeros(1) for name in SUMS}
+        self.sums = dict.fromkeys(SUMS, (0.0, 0.0))
         self.extremes = dict.fromkeys(EXTREMES, -math.inf)
         self._of_rollouts: dict[str, NDArray[np.float64]] = {}
 
     def add_rollouts(self, batch: RolloutBatch) -> None:
         truncated, known = truncated_rollouts(batch)
-        self.counts["tool_tokens"] = batch.num_tokens - int(batch.generated_lengths.sum())
+        self.counts["tool_tokens"] = batch.num_tokens - self._tokens
         self.counts["prompt_tokens"] = int(batch.prompt_offsets[-1])
         self.counts["truncated"], self.counts["truncation_known"] = int(truncated.sum()), int(known.sum())
         if batch.turn is not None:
@@ -197,29 +198,34 @@ class _Totals:
         rewards = reward[np.isfinite(reward)].astype(np.float64)
         square, lost = two_product(rewards, rewards)
         self.counts["rewards"] = rewards.size
-        both, errors = np.stack([rewards, square], axis=1), np.stack([np.zeros_like(lost), lost], axis=1)
-        sums = CompensatedSums.over_first_axis(both, errors)
-        for place, name in enumerate(("reward", "reward_squared")):
-            self.sums[name] = CompensatedSums(sums.high[place : place + 1], sums.low[place : place + 1])
-        self.extremes["minus_min_reward"] = float(np.max(-rewards, initial=-math.inf))
-        self.extremes["max_reward"] = float(np.max(rewards, initial=-math.inf))
+        both, errors = np.empty((rewards.size, 2)), np.zeros((rewards.size, 2))
+        both[:, 0], both[:, 1], errors[:, 1] = rewards, square, lost
+        self._sum_columns(("reward", "reward_squared"), both, errors)
+        if rewards.size:
+            self.extremes["minus_min_reward"] = -float(rewards.min())
+            self.extremes["max_reward"] = float(rewards.max())
 
     def add_tokens(self, name: str, batch: RolloutBatch, values: NDArray[np.float32]) -> None:
         """Add the finite values of generated tokens; of log-probs, also count the non-finite ones."""
-        finite = np.isfinite(values) & batch.generated
+        finite = np.isfinite(values)
+        if batch.response_mask is not None:
+            finite &= batch.generated
         plural = "entropies" if name == "entropy" else f"{name}s"
-        self.counts[plural] = int(finite.sum())
+        self.counts[plural] = found = int(np.count_nonzero(finite))
         if name != "entropy":
-            self.counts[f"nonfinite_{plural}"] = int(batch.generated_lengths.sum()) - self.counts[plural]
+            self.counts[f"nonfinite_{plural}"] = self._tokens - found
         # Summing each rollout first makes the result independent of the split into shards.
-        self._of_rollouts[name] = _row_sums(batch, np.where(finite, values, 0.0))
+        self._of_rollouts[name] = _row_sums(batch, values if found == values.size else np.where(finite, values, 0.0))
 
     def add_up(self) -> None:
         """Sum what was added of tokens over the rollouts, all columns at once."""
         if self._of_rollouts:
-            sums = CompensatedSums.over_first_axis(np.stack(list(self._of_rollouts.values()), axis=1))
-            for place, name in enumerate(self._of_rollouts):
-                self.sums[name] = CompensatedSums(sums.high[place : place + 1], sums.low[place : place + 1])
+            columns = np.array(list(self._of_rollouts.values())).T.copy()
+            self._sum_columns(self._of_rollouts, columns, np.zeros_like(columns))
+
+    def _sum_columns(self, names: Iterable[str], values: NDArray[np.float64], errors: NDArray[np.float64]) -> None:
+        sums = CompensatedSums.over_first_axis(values, errors)
+        self.sums.update(zip(names, zip(sums.high.tolist(), sums.low.tolist(), strict=True), strict=True))
 
     def add_lag(self, lag: NDArray[np.integer]) -> None:
         if lag.size:

@@ -108,6 +108,8 @@ def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArr
     Raises InvalidRolloutsError if the number of ids is not N.
     """
     keys = np.zeros(rollouts, dtype=np.uint64)
+    if group_ids is None:
+        return keys, np.zeros(rollouts, dtype=np.bool_)
     names = group_names(group_ids, rollouts)
     known: dict[str, int] = {}
     for row, group in enumerate(names):

@@ -29,8 +29,9 @@ class LengthStatistics:
         """Return the statistics of N lengths."""
         histogram = np.bincount(LENGTH_GRID.bins(lengths.astype(np.float64)), minlength=LENGTH_GRID.size)
         least = int(lengths.min()) if lengths.size else np.iinfo(np.int64).max
-        moments = [lengths.size, int(lengths.sum()), int(np.square(lengths).sum()), -least, int(lengths.max(initial=0))]
-        return cls(np.array(moments, dtype=np.int64), histogram.astype(np.int64))
+        most = int(lengths.max()) if lengths.size else 0
+        moments = [lengths.size, int(lengths.sum()), int(np.square(lengths).sum()), -least, most]
+        return cls(np.array(moments, dtype=np.int64), histogram.astype(np.int64, copy=False))
 
     def merge(self, other: LengthStatistics) -> LengthStatistics:
         """Return the statistics of both sets of lengths."""

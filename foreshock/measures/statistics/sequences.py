@@ -44,6 +44,10 @@ SEQUENCE_SUMS = (
     *MOMENTS,
 )
 
+# Places of these among TOKEN_SUMS.
+_MEANS = np.array([TOKEN_SUMS.index(name) for name in SEQUENCE_MEANS])
+_FIRST, _SECOND = (np.array([TOKEN_SUMS.index(pair[place]) for pair in MOMENTS.values()]) for place in (0, 1))
+
 
 def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
     """Return the terms [M, len(SEQUENCE_SUMS)] of the M rollouts with measured tokens, their rounding errors, and Σd,
@@ -53,9 +57,11 @@ def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
     """
     measured = rollouts.tokens > 0
     tokens = rollouts.tokens[measured].astype(np.float64)
-    sums = {name: column[measured] for name, column in zip(TOKEN_SUMS, rollouts.sums.T, strict=True)}
+    # A row for each of TOKEN_SUMS.
+    table = np.ascontiguousarray(rollouts.sums[measured].T)
+    sums = dict(zip(TOKEN_SUMS, table, strict=True))
     log_weights = sums["d"]
-    columns = [sums[name] / tokens for name in SEQUENCE_MEANS]
+    columns = list(table[_MEANS] / tokens)
     mean_d = log_weights / tokens
     log_ppl = [-sums[name] / tokens for name in ("log_target", "log_behaviour")]
     with np.errstate(over="ignore", under="ignore"):
@@ -63,8 +69,7 @@ def sequence_sums(rollouts: RolloutSums) -> tuple[Float64, Float64, Float64]:
         columns += [column for value in log_ppl for column in (np.exp(value), value)]
         columns.append(np.expm1(2.0 * log_weights))
     # All moments at once: for a few rollouts each operation takes longer to begin than to do.
-    first, second = (np.array([sums[pair[place]] for pair in MOMENTS.values()]) for place in (0, 1))
-    quotients, remainders = _product_over(first, second, tokens)
+    quotients, remainders = _product_over(table[_FIRST], table[_SECOND], tokens)
     exact = len(columns)
     terms, errors = np.empty((tokens.size, len(SEQUENCE_SUMS))), np.zeros((tokens.size, len(SEQUENCE_SUMS)))
     for place, column in enumerate(columns):

@@ -55,10 +55,10 @@ def derive_words(header: bytes, words: Words) -> bytes | None:
     for at, predicted, is_near in predictions(places, plan, words, d):
         stored[at] = _zigzag(words[at] - predicted) if is_near else words[at] ^ predicted
     found = np.concatenate([_find(words[plan.listed], d), _find(words[plan.listed_sizes], np.abs(d))])
-    stored[np.concatenate([plan.listed, plan.listed_sizes])[found > 0]] = 0
+    stored[np.concatenate([plan.listed, plan.listed_sizes])[found.nonzero()[0]]] = 0
     stored[places["largest_d"].all] = stored[places["largest_minus_d"].all] = 0
     used = stored != 0
-    at = np.flatnonzero(used)
+    at = used.nonzero()[0]
     kinds, left = layout.kinds_with(plan)[at], stored[at]
     parts = left[kinds == _INTEGER], found, left[kinds == _NEAR], left[kinds == _OTHER]
     return coded + np.packbits(used).tobytes() + b"".join(map(words_in_planes, parts))
@@ -158,9 +158,9 @@ def _read_list(reader: PlaneReader) -> Float64:
 def _find(words: Words, values: Float64) -> Words:
     """Return 1 + the place of each word's bits among the bits of the values; 0 for one that is not there."""
     bits = values.view(np.uint64)
-    order = np.argsort(bits, kind="stable")
-    at = np.minimum(np.searchsorted(bits[order], words), order.size - 1)
-    found: Words = np.where(bits[order[at]] == words, order[at] + 1, 0).astype(np.uint64)
+    order = bits.argsort(kind="stable")
+    places = order[np.minimum(bits[order].searchsorted(words), order.size - 1)]
+    found: Words = ((places + 1) * (bits[places] == words)).astype(np.uint64)
     return found
 
 

@@ -43,6 +43,7 @@ _SHAPES: dict[str, tuple[int | None, ...]] = {
 # Of `counts` the measured tokens; of `sums` Σ log π and Σ log μ, and the columns of a bucket: |d|, d, k3 and |π − μ|.
 _TOKENS, _LOG_TARGET, _LOG_BEHAVIOUR = 4, 9, 10
 _BUCKET_COLUMNS = np.array([1, 0, 3, 13])
+_FOUR, _OF_ALL_SUMS = np.arange(4), np.arange(_LOG_TARGET)
 # k3 = exp(d) − 1 − d = d²·(1/2! + d/3! + …): nearly all bits for |d| < 0.5, where nearly all tokens are.
 _K3_SERIES = tuple(1.0 / math.factorial(power) for power in range(2, 16))
 
@@ -64,13 +65,15 @@ class Place:
 class Plan:
     """Places of words, which follow from the integers of the statistics and the list of d alone.
 
-    `listed` are those that should be one of d, `listed_sizes` one of |d|. `first` and `second` are predicted nearly, in
-    this order; so is the histogram. `single` are Σ d of the token ids of one token, `several` of the others, with Σ |d|
-    in the next word; `cells` are Σ(ρ − 1) of the bins of |d| that have tokens; `buckets`, of each condition that all
-    tokens have, the sums [B, 4] of those that have tokens, most tokens first.
+    `bins` and `cell_of_tokens` are those of |d| of each token. `listed` are those that should be one of d,
+    `listed_sizes` one of |d|. `first` and `second` are predicted nearly, in this order; so is the histogram. `single`
+    are Σ d of the token ids of one token, `several` of the others, with Σ |d| in the next word; `cells` are Σ(ρ − 1) of
+    the bins of |d| that have tokens; `buckets`, of each condition that all tokens have, the sums [B, 4] of those that
+    have tokens, most tokens first.
     """
 
     bins: Int64
+    cell_of_tokens: Int64
     tokens_of_cells: Int64
     cells: Int64
     single: Int64
@@ -91,25 +94,26 @@ class Plan:
         """Return the plan for statistics of which the integers are known."""
         tokens_of_ids = words[places["token_id_tokens"].all]
         of_ids = places["token_id_sums"].start + 3 * np.arange(tokens_of_ids.size)
-        single, several = of_ids[tokens_of_ids == 1], of_ids[tokens_of_ids != 1]
+        is_single = tokens_of_ids == 1
+        single, several = of_ids[is_single], of_ids[~is_single]
         bins = _FINE.bins(np.abs(d))
-        coarse = _COARSE.bins_of(_FINE, bins) + np.where(d > 0, _COARSE.size, 0)
+        coarse = _COARSE.bins_of(_FINE, bins) + (d > 0) * _COARSE.size
         tokens_of_cells = np.bincount(coarse, minlength=2 * _COARSE.size)
-        cells = places["weight_sums"].start + 4 * np.flatnonzero(tokens_of_cells)
+        cells = places["weight_sums"].start + 4 * tokens_of_cells.nonzero()[0]
         tokens = int(words[places["counts"].start + _TOKENS])
         buckets, sizes = [], [np.zeros(0, np.int64)]
         for name in _CONDITIONS:
             of_buckets = words[places[f"{name}_tokens"].all]
-            filled = np.flatnonzero(of_buckets)
+            filled = of_buckets.nonzero()[0]
             if filled.size:
                 sizes.append(places[f"{name}_max"].start + filled)
                 if int(of_buckets.sum()) == tokens:
-                    order = filled[np.argsort(~of_buckets[filled], kind="stable")]
-                    buckets.append((places[f"{name}_sums"].start + 4 * order)[:, None] + np.arange(4))
+                    order = filled[(~of_buckets[filled]).argsort(kind="stable")]
+                    buckets.append((places[f"{name}_sums"].start + 4 * order)[:, None] + _FOUR)
         sums, weights, extremes = (places[name].start for name in ("sums", "weights", "extremes"))
-        of_all = [sums + np.arange(_LOG_TARGET), extremes + np.arange(2), weights + np.arange(3)]
+        of_all = [sums + _OF_ALL_SUMS, extremes + _FOUR[:2], weights + _FOUR[:3]]
         return cls(
-            bins, tokens_of_cells, cells, single, several, tuple(buckets),
+            bins, coarse, tokens_of_cells, cells, single, several, tuple(buckets),
             listed=single,
             listed_sizes=np.concatenate(sizes),
             first=np.concatenate([cells, *of_all, single + 1, single + 2]),
@@ -124,20 +128,19 @@ def predictions(
 
     One after the other: each prediction uses words that are not predicted, or were before.
     """
-    histogram = np.bincount((plan.bins + np.where(d > 0, _FINE.size, 0))[d != 0], minlength=2 * _FINE.size)
+    histogram = np.bincount((plan.bins + (d > 0) * _FINE.size)[d != 0], minlength=2 * _FINE.size)
     yield places["histogram"].all, histogram.view(np.uint64), True
     with np.errstate(over="ignore", invalid="ignore"):
-        signed = np.stack([d, -d, d - d[0]])
+        signed = np.array([d, -d, d - d[0]])
         k3, of_minus_d, of_scaled = signed * signed * _series(signed)
         above, below, scaled = d + k3, of_minus_d - d, 1.0 + (signed[2] + of_scaled)
-        terms = np.stack([
+        terms = np.array([
             d, np.abs(d), d * d, k3, above, above * above, -(above * below), np.maximum(-above, 0.0),
             np.maximum(above, below), scaled, scaled * scaled,
         ])  # fmt: skip
         # The running sum is defined term by term, unlike `sum`.
-        totals = np.cumsum(terms, axis=1)[:, -1]
-        cells = _COARSE.bins_of(_FINE, plan.bins) + np.where(d > 0, _COARSE.size, 0)
-        filled = np.flatnonzero(plan.tokens_of_cells)
+        totals = terms.cumsum(axis=1)[:, -1]
+        cells, filled = plan.cell_of_tokens, plan.tokens_of_cells.nonzero()[0]
         of_cells: Float64 = np.bincount(cells, above)[filled].astype(np.float64)
         single = words[plan.single].view(np.float64)
         sizes: list[Float64 | Sequence[float]] = [

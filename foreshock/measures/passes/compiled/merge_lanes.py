@@ -83,7 +83,7 @@ def _fill_tails(result: RolloutSums, bucket_sums: CompensatedSums, bucket_tokens
     own = slice(layout.TAIL_BUCKETS, layout.TAIL_BUCKETS + 2 * layout.LEVELS)
     between = bucket_tokens[own].reshape(2, layout.LEVELS)
     result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
-    filled: list[bool] = (between > 0).any(axis=0).tolist()
+    filled = [any(counts) for counts in between.T.tolist()]
     if not any(filled):
         return
     high = bucket_sums.high[own].reshape(2, layout.LEVELS, layout.SUMS_PER_BUCKET)
