@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from foreshock.client.client import Client
     from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
     from foreshock.learning_rate.feed import AdviceFeed
+    from foreshock.operating.async_operator import AsyncOperator
+    from foreshock.operating.operator import Operator
     from foreshock.reading.async_reader import AsyncReader
     from foreshock.reading.reader import Reader
     from foreshock.rollouts.batch import RolloutBatch
@@ -22,8 +24,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdviceFeed",
+    "AsyncOperator",
     "AsyncReader",
     "Client",
+    "Operator",
     "Reader",
     "RolloutBatch",
     "__version__",
@@ -33,8 +37,10 @@ __all__ = [
 
 _MODULES = {
     "AdviceFeed": "foreshock.learning_rate.feed",
+    "AsyncOperator": "foreshock.operating.async_operator",
     "AsyncReader": "foreshock.reading.async_reader",
     "Client": "foreshock.client.client",
+    "Operator": "foreshock.operating.operator",
     "Reader": "foreshock.reading.reader",
     "RolloutBatch": "foreshock.rollouts.batch",
     "applied_learning_rates": "foreshock.learning_rate.apply",

@@ -1,4 +1,4 @@
-"""The async twin of `ServiceConnection`, for GET requests of an event loop."""
+"""The async twin of `ServiceConnection`, for the requests of an event loop."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ class AsyncServiceConnection:
             follow_redirects=False,
         )
 
-    async def get(
+    async def request(
         self,
+        method: str,
         path: str,
         *,
         query: Query = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> httpx.Response:
-        """Send a GET and return the answer (2xx or 304). Raises ServiceError for any other, and for none."""
+        """Send a request and return the answer (2xx or 304). Raises ServiceError for any other, and for none."""
         try:
-            response = await self._http.get(
+            response = await self._http.request(
+                method,
                 path,
                 params=exchange.parameters_of(query),
+                content=content,
                 headers=headers,
                 timeout=httpx.USE_CLIENT_DEFAULT if timeout_seconds is None else exchange.timeout_of(timeout_seconds),
             )

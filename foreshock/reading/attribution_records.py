@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = [
     "WeightsReplayRecord",
     "WeightsSearchRecord",
     "attribution_record",
+    "weights_search_record",
 ]
 
 
@@ -58,16 +60,29 @@ class WeightsReplayRecord:
     max_abs_d: float
     at_noise_floor: bool
     skipped: str
+    step: int | None = None
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsSearchRecord:
-    """The weights search of a step; replays whose k3 is at most `bound` are at the noise floor."""
+    """The weights search of a step; replays whose k3 is at most `bound` are at the noise floor.
+
+    `floor_k3` is k3 of the scorer against itself in other batches, `confirmed_k3` that of the best other weights in an
+    engine that was started with them. `tied`: head and embeddings of the model are one tensor.
+    """
 
     scorer: str
     bound: float
     ended: str
     replays: tuple[WeightsReplayRecord, ...]
+    step: int | None = None
+    attempt: int | None = None
+    rollouts: int = 0
+    tokens: int = 0
+    floor_k3: float = math.nan
+    confirmed_k3: float = math.nan
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,23 +160,36 @@ def _link(value: Mapping[str, Any]) -> LinkRecord:
 
 
 def _weights_search(value: Any) -> WeightsSearchRecord | None:
-    if value is None:
-        return None
+    return None if value is None else weights_search_record(value)
+
+
+def weights_search_record(value: Mapping[str, Any]) -> WeightsSearchRecord:
+    """Parse a weights search."""
     return WeightsSearchRecord(
         scorer=str(value["scorer"]),
         bound=number_or_nan(value.get("bound")),
         ended=str(value.get("ended") or ""),
-        replays=tuple(
-            WeightsReplayRecord(
-                weights=str(each["weights"]),
-                announced=bool(each.get("announced")),
-                k3_kl=number_or_nan(each.get("k3_kl")),
-                k3_low=number_or_nan(each.get("k3_low")),
-                k3_high=number_or_nan(each.get("k3_high")),
-                max_abs_d=number_or_nan(each.get("max_abs_d")),
-                at_noise_floor=bool(each.get("at_noise_floor")),
-                skipped=str(each.get("skipped") or ""),
-            )
-            for each in value["replays"]
-        ),
+        replays=tuple(map(_replay, value["replays"])),
+        step=value.get("step"),
+        attempt=value.get("attempt"),
+        rollouts=int(value.get("rollouts") or 0),
+        tokens=int(value.get("tokens") or 0),
+        floor_k3=number_or_nan(value.get("floor_k3")),
+        confirmed_k3=number_or_nan(value.get("confirmed_k3")),
+        tied=bool(value.get("tied")),
+    )
+
+
+def _replay(value: Mapping[str, Any]) -> WeightsReplayRecord:
+    return WeightsReplayRecord(
+        weights=str(value["weights"]),
+        announced=bool(value.get("announced")),
+        k3_kl=number_or_nan(value.get("k3_kl")),
+        k3_low=number_or_nan(value.get("k3_low")),
+        k3_high=number_or_nan(value.get("k3_high")),
+        max_abs_d=number_or_nan(value.get("max_abs_d")),
+        at_noise_floor=bool(value.get("at_noise_floor")),
+        skipped=str(value.get("skipped") or ""),
+        step=value.get("step"),
+        part=str(value.get("part") or ""),
     )

@@ -4,65 +4,18 @@
         for run in reader.runs(states=["running"]):
             steps, k3 = reader.measurements(run.id, measures=["k3_kl"]).curve("trainer/rollout", "k3_kl")
 
-`foreshock/reading/api.py` has the parameters and the documentation of every method.
+`foreshock/reading/calls/` has the parameters and the documentation of every method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
-
-from foreshock.client.connection import ServiceConnection
 from foreshock.reading import api
-from foreshock.reading.remembered import RememberedAnswers
-from foreshock.reading.request import ItemPage, Listing, Request
-from foreshock.reading.shared import ReaderSettings, describe_method, is_retryable, read_answer
-from foreshock.retry import retry
+from foreshock.reading.caller import Caller, answer_of, call, items_of, listing
 
 __all__ = ["Reader", "answer_of", "items_of"]
 
-Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
-Item = TypeVar("Item")
 
-
-def answer_of(connection: ServiceConnection, request: Request[Answer], project: str | None = None) -> Answer:
-    """Return the answer to a request, asked for once. Raises ServiceError."""
-    response = connection.request("GET", request.path, query=request.parameters(project), headers=request.headers)
-    return read_answer(connection.url, request, response)
-
-
-def items_of(connection: ServiceConnection, listing: Listing[Item], project: str | None = None) -> Iterator[Item]:
-    """Yield the items of all pages, each asked for once. Raises ServiceError."""
-    return _items(lambda request: answer_of(connection, request, project), listing)
-
-
-def _items(get: Callable[[Request[ItemPage[Item]]], ItemPage[Item]], listing: Listing[Item]) -> Iterator[Item]:
-    page = get(listing.page(None))
-    yield from page.items
-    while page.next_cursor is not None:
-        page = get(listing.page(page.next_cursor))
-        yield from page.items
-
-
-def _one(request: Callable[Arguments, Request[Answer]]) -> Callable[Concatenate[Reader, Arguments], Answer]:
-    def method(reader: Reader, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
-        return reader.get(request(*arguments, **named))
-
-    describe_method(method, request)
-    return method
-
-
-def _list(request: Callable[Arguments, Listing[Item]]) -> Callable[Concatenate[Reader, Arguments], Iterator[Item]]:
-    def method(reader: Reader, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Iterator[Item]:
-        return reader.items(request(*arguments, **named))
-
-    describe_method(method, request)
-    return method
-
-
-class Reader:
+class Reader(Caller):
     """Reads runs, steps, curves, tokens, alerts, probes and advice. Use one reader per thread.
 
     Arguments not given come from `FORESHOCK_URL` and `FORESHOCK_API_KEY`. `project=None`: runs of all projects that the
@@ -73,83 +26,47 @@ class Reader:
     The newest answers are kept, at most 16 MiB of them: one that has not changed is not sent again.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        project: str | None = None,
-        *,
-        api_key: str | None = None,
-        timeout_seconds: float = 30.0,
-        retry_seconds: float = 10.0,
-    ) -> None:
-        """Prepare the reader; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
-        self.settings = ReaderSettings(url, project, api_key, timeout_seconds, retry_seconds)
-        self._remembered = RememberedAnswers()
-        self._connection = ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds)
-
-    runs = _list(api.runs)
-    run = _one(api.run)
-    attempts = _list(api.attempts)
-    steps = _list(api.steps)
-    changes = _list(api.changes)
-    checkpoints = _list(api.checkpoints)
-    measures = _list(api.measures)
-    measurements = _one(api.measurements)
-    export_measurements = _one(api.export_measurements)
-    scalars = _one(api.scalars)
-    export_scalars = _one(api.export_scalars)
-    buckets = _one(api.buckets)
-    token_ids = _one(api.token_ids)
-    worst_tokens = _one(api.worst_tokens)
-    rollout_tokens = _one(api.rollout_tokens)
-    health = _one(api.health)
-    risk = _one(api.risk)
-    attribution = _one(api.attribution)
-    lint = _one(api.lint)
-    lint_of_run = _one(api.lint_of_run)
-    corrections = _one(api.corrections)
-    theory = _one(api.theory)
-    exact = _one(api.exact)
-    exact_tokens = _one(api.exact_tokens)
-    routing = _one(api.routing)
-    layers = _one(api.layers)
-    alerts = _list(api.alerts)
-    changed_alerts = _one(api.changed_alerts)
-    alerts_of_runs = _list(api.alerts_of_runs)
-    advice = _one(api.advice)
-    decisions = _list(api.decisions)
-    probes = _list(api.probes)
-    probes_of_runs = _list(api.probes_of_runs)
-    probe = _one(api.probe)
-
-    def get(self, request: Request[Answer]) -> Answer:
-        """Return the answer to a request. Raises ServiceError."""
-        response = retry(
-            lambda: self._connection.request(
-                "GET",
-                request.path,
-                query=request.parameters(self.settings.project),
-                headers={**request.headers, **self._remembered.headers(request.asked)},
-                timeout_seconds=self.settings.timeout_seconds + request.wait_seconds,
-            ),
-            self.settings.backoff(),
-            is_retryable=is_retryable,
-            deadline_seconds=self.settings.retry_seconds,
-        )
-        return read_answer(self._connection.url, request, response, self._remembered)
-
-    def items(self, listing: Listing[Item]) -> Iterator[Item]:
-        """Yield the items of all pages. Raises ServiceError."""
-        return _items(self.get, listing)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    runs = listing(api.runs)
+    run = call(api.run)
+    attempts = listing(api.attempts)
+    steps = listing(api.steps)
+    changes = listing(api.changes)
+    checkpoints = listing(api.checkpoints)
+    deletions = listing(api.deletions)
+    retention = call(api.retention)
+    measures = listing(api.measures)
+    measurements = call(api.measurements)
+    export_measurements = call(api.export_measurements)
+    scalars = call(api.scalars)
+    export_scalars = call(api.export_scalars)
+    buckets = call(api.buckets)
+    token_ids = call(api.token_ids)
+    worst_tokens = call(api.worst_tokens)
+    rollout_tokens = call(api.rollout_tokens)
+    exact_tokens = call(api.exact_tokens)
+    health = call(api.health)
+    risk = call(api.risk)
+    lint = call(api.lint)
+    lint_of_run = call(api.lint_of_run)
+    corrections = call(api.corrections)
+    theory = call(api.theory)
+    attribution = call(api.attribution)
+    exact = call(api.exact)
+    routing = call(api.routing)
+    layers = call(api.layers)
+    weights_search = call(api.weights_search)
+    matrix = call(api.matrix)
+    alerts = listing(api.alerts)
+    changed_alerts = call(api.changed_alerts)
+    alerts_of_runs = listing(api.alerts_of_runs)
+    advice = call(api.advice)
+    decisions = listing(api.decisions)
+    rules = call(api.rules)
+    default_rules = call(api.default_rules)
+    probes = listing(api.probes)
+    probes_of_runs = listing(api.probes_of_runs)
+    probe = call(api.probe)
+    probe_policy = call(api.probe_policy)
+    hardware = call(api.hardware)
+    service = call(api.service)
+    audit = listing(api.audit)

@@ -1,17 +1,34 @@
-"""A request and how its answer is read, without sending: the readers of both kinds send what `api.py` describes."""
+"""A request and how its answer is read, without sending: clients of both kinds send what their `api.py` describes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from foreshock.client.exchange import QueryValue
+from foreshock.reading.parsing import parse
 
-__all__ = ["ITEMS_ON_A_PAGE", "ItemPage", "Listing", "Query", "Request", "json_request", "run_path"]
+__all__ = [
+    "ITEMS_ON_A_PAGE",
+    "ItemPage",
+    "Listing",
+    "Method",
+    "Query",
+    "Request",
+    "json_request",
+    "names_of",
+    "of_step",
+    "probe_path",
+    "run_path",
+    "several",
+]
 
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+Record = TypeVar("Record")
 Answer_co = TypeVar("Answer_co", covariant=True)
 Item_co = TypeVar("Item_co", covariant=True)
 
@@ -20,10 +37,11 @@ Query = Sequence[tuple[str, QueryValue]]
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[Answer_co]):
-    """A GET. `read` makes the answer from the body; it raises KeyError, TypeError or ValueError if it cannot.
+    """One request. `read` makes the answer from the body; it raises KeyError, TypeError or ValueError if it cannot.
 
-    `in_project`: the reader's project is a parameter of the request. `wait_seconds`: a long poll, which is answered
-    once the answer differs from the one that the reader has, or after that time.
+    `in_project`: the client's project is a parameter of the request. `wait_seconds`: a long poll, which is answered
+    once the answer differs from the one that the reader has, or after that time. `content` is a JSON body.
+    `is_repeatable`: the same request twice has the effect of one, so that it may be sent again after a failure.
     """
 
     path: str
@@ -32,14 +50,18 @@ class Request(Generic[Answer_co]):
     accept: str = "application/json"
     in_project: bool = True
     wait_seconds: float = 0.0
+    method: Method = "GET"
+    content: bytes | None = None
+    is_repeatable: bool = True
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers of the request."""
-        return {"Accept": self.accept}
+        kind = {} if self.content is None else {"Content-Type": "application/json"}
+        return {"Accept": self.accept, **kind}
 
     def parameters(self, project: str | None) -> list[tuple[str, QueryValue]]:
-        """Return the parameters of the request, with the reader's project if it is one of them."""
+        """Return the parameters of the request, with the client's project if it is one of them."""
         wait = self.wait_seconds or None
         return [*self.query, ("project", project if self.in_project else None), ("wait", wait)]
 
@@ -94,4 +116,30 @@ def json_request(
 
 def run_path(run: str, *parts: str | int) -> str:
     """Return the path of a run, by its id or key, and of what is below it."""
-    return "/".join(["/v1/runs", *(quote(str(part), safe="") for part in (run, *parts))])
+    return _path("/v1/runs", run, *parts)
+
+
+def probe_path(probe: str, *parts: str) -> str:
+    """Return the path of a probe, by its id, and of what is below it."""
+    return _path("/v1/probes", probe, *parts)
+
+
+def _path(start: str, *parts: str | int) -> str:
+    return "/".join([start, *(quote(str(part), safe="") for part in parts)])
+
+
+def of_step(run: str, step: int, name: str, query: Query, kind: type[Record]) -> Request[Record]:
+    """Return a request for a record that is below a step."""
+    return json_request(run_path(run, "steps", step, name), query, partial(parse, kind))
+
+
+def several(name: str, values: Sequence[str]) -> list[tuple[str, QueryValue]]:
+    """Return a parameter that is repeated for each value. Raises TypeError for one text instead of several."""
+    return [(name, value) for value in names_of(name, values)]
+
+
+def names_of(argument: str, values: Sequence[str]) -> list[str]:
+    """Return the values of an argument. Raises TypeError for one text instead of several."""
+    if isinstance(values, str):
+        raise TypeError(f"{argument} takes several names, such as [{values!r}], got {values!r}")
+    return list(values)

@@ -15,11 +15,13 @@ __all__ = [
     "AttemptRecord",
     "ChangeRecord",
     "CheckpointRecord",
+    "DeletionRecord",
     "DifferenceRecord",
     "HealthRecord",
     "IncompleteStep",
     "MeasureRecord",
     "PooledRecord",
+    "RetentionRecord",
     "RunRecord",
     "StepRecord",
     "run_record",
@@ -28,7 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run. `state` is "running", "stale", "finished" or "failed"; `last_step` the newest step with rollouts."""
+    """A run. `state` is "running", "stale", "finished" or "failed"; `last_step` the newest step with rollouts.
+
+    `scalar_names` are the run's own names of watched quantities, None: the well-known ones.
+    """
 
     id: str
     key: str
@@ -42,7 +47,9 @@ class RunRecord:
     initial_learning_rate: float | None = None
     length_cap: int | None = None
     model_kind: ModelKind | None = None
+    model_kind_source: str | None = None
     advice_mode: str | None = None
+    scalar_names: Mapping[str, str] | None = None
     last_step: int | None = None
     created_at_us: int | None = None
     updated_at_us: int | None = None
@@ -135,6 +142,34 @@ class CheckpointRecord:
     weights_version: int | None = None
     expires_at_us: int | None = None
     announced_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionRecord:
+    """A deletion of rollouts, "running" or "done". Of the ids only their numbers are kept."""
+
+    id: str
+    state: str
+    sample_ids: int
+    group_ids: int
+    steps: int
+    rollouts: int
+    files: int
+    requested_at_us: int
+    finished_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRecord:
+    """The steps that keep their tokens: the newest, each so-many-th, and those near alerts; None: no such rule.
+
+    `last_steps` None keeps all steps. `source` is "run", or "settings": the run has no rules of its own.
+    """
+
+    source: str
+    last_steps: int | None = None
+    every_steps: int | None = None
+    alert_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

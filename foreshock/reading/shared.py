@@ -1,4 +1,4 @@
-"""What the reader and its async twin share: the address, the key, the project, and how an answer is read."""
+"""What callers of both kinds share: address, key, project, which failures are retried, and how an answer is read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from foreshock.reading.remembered import RememberedAnswers
 from foreshock.reading.request import Request
 from foreshock.retry import Backoff
 
-__all__ = ["ReaderSettings", "describe_method", "is_retryable", "read_answer"]
+__all__ = ["CallerSettings", "describe_method", "is_retryable", "read_answer", "retryable_of"]
 
 Answer = TypeVar("Answer")
 
 
-class ReaderSettings:
-    """The address, key and project of a reader, and how long it waits and retries."""
+class CallerSettings:
+    """The address, key and project of a reader or operator, and how long it waits and retries."""
 
     def __init__(
         self, url: str | None, project: str | None, api_key: str | None, timeout_seconds: float, retry_seconds: float
@@ -56,6 +56,20 @@ def read_answer(
 def is_retryable(error: Exception) -> bool:
     """Return True if the same request may succeed later; one to a wrong address will not."""
     return isinstance(error, ServiceUnavailable) and not isinstance(error, WrongService)
+
+
+def retryable_of(request: Request[Any]) -> Callable[[Exception], bool]:
+    """Return which failures of a request are retried.
+
+    One that is not repeatable is sent again only if the service has certainly not begun it: no connection, or 429.
+    """
+    return is_retryable if request.is_repeatable else _was_not_begun
+
+
+def _was_not_begun(error: Exception) -> bool:
+    never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+    too_many = isinstance(error, ServiceUnavailable) and error.status == httpx.codes.TOO_MANY_REQUESTS
+    return never_sent or too_many
 
 
 def describe_method(method: Callable[..., Any], request: Callable[..., Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import io
 import math
 import os
@@ -12,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import pytest
 import foreshock
 from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable, WrongService
 from foreshock.measures.registry import MEASURES
+from foreshock.operating import api as operating
 from foreshock.reading import api
 from foreshock.reading.async_reader import AsyncReader
 from foreshock.reading.reader import Reader
@@ -34,6 +33,7 @@ from foreshock.reading.request import Listing
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
 from tests.foreshock.running_service import RunningService
+from tests.foreshock.twins import KINDS, assert_twins, opener
 from tests.paths import DOCS, REPOSITORY
 from tests.ports import free_port
 
@@ -41,30 +41,6 @@ PAGE = DOCS / "api.md"
 ADDRESS = "http://127.0.0.1:8765"
 STEPS = list(range(1, 31))
 DIGEST = "sha256:" + "0" * 64
-
-
-class InLoop:
-    """An AsyncReader whose methods are called like those of a Reader: each answer is awaited in an event loop."""
-
-    def __init__(self, reader: AsyncReader, loop: asyncio.AbstractEventLoop) -> None:
-        self._reader = reader
-        self._loop = loop
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._reader, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            answer = method(*arguments, **named)
-            if isinstance(answer, AsyncIterator):
-                return iter(self._loop.run_until_complete(_all(answer)))
-            assert isinstance(answer, Coroutine)
-            return self._loop.run_until_complete(answer)
-
-        return call
-
-
-async def _all(items: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in items]
 
 
 @dataclass
@@ -97,30 +73,11 @@ def made(real_service: RunningService, tmp_path_factory: pytest.TempPathFactory)
     return Made(real_service.url, run)
 
 
-@pytest.fixture(params=["reader", "async twin"])
+@pytest.fixture(params=KINDS)
 def open_reader(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """A function that opens a reader of one kind."""
-    if request.param == "reader":
-        opened: list[Reader] = []
-
-        def open_one(*arguments: Any, **named: Any) -> Any:
-            opened.append(Reader(*arguments, **named))
-            return opened[-1]
-
+    with opener(request.param, Reader, AsyncReader) as open_one:
         yield open_one
-        for each in opened:
-            each.close()
-        return
-    with asyncio.Runner() as runner:
-        twins: list[AsyncReader] = []
-
-        def open_twin(*arguments: Any, **named: Any) -> Any:
-            twins.append(AsyncReader(*arguments, **named))
-            return InLoop(twins[-1], runner.get_loop())
-
-        yield open_twin
-        for twin in twins:
-            runner.run(twin.close())
 
 
 @pytest.fixture
@@ -129,20 +86,8 @@ def reader(made: Made, open_reader: Callable[..., Any]) -> Any:
     return open_reader(made.url)
 
 
-def requests_of_api() -> dict[str, Callable[..., Any]]:
-    return {
-        name: item
-        for name, item in inspect.getmembers(api, inspect.isfunction)
-        if item.__module__ == api.__name__ and not name.startswith("_")
-    }
-
-
 def test_both_readers_have_a_method_for_every_request_with_its_parameters_and_documentation() -> None:
-    for name, described in requests_of_api().items():
-        for kind in (Reader, AsyncReader):
-            method = getattr(kind, name)
-            assert list(inspect.signature(method).parameters) == ["self", *inspect.signature(described).parameters]
-            assert method.__doc__ == described.__doc__
+    assert_twins(Reader, AsyncReader, {name: getattr(api, name) for name in api.__all__})
 
 
 def test_runs_are_found_by_filter_key_and_id(made: Made, reader: Any) -> None:
@@ -410,10 +355,10 @@ def test_curl_commands_of_other_pages_run(made: Made, tmp_path: Path) -> None:
         assert done.stdout, command
 
 
-def test_page_names_every_method_of_the_readers() -> None:
+def test_page_names_every_method_of_readers_and_operators() -> None:
     methods = re.findall(r"^\| [^|]* \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", " ".join(methods)))
-    assert named == set(requests_of_api())
+    assert named == {*api.__all__, *operating.__all__}
 
 
 def test_client_has_a_reader_of_its_project(made: Made, tmp_path: Any) -> None:

@@ -1,0 +1,1 @@
+"""Changing what the service has: `Operator` and its async twin."""

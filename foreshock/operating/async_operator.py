@@ -1,0 +1,52 @@
+"""The async twin of `Operator`: the same methods, whose answers are awaited.
+
+async with foreshock.AsyncOperator() as operator:
+    await operator.decide("my-run", "hold", "the reward fell after step 400")
+"""
+
+from __future__ import annotations
+
+from foreshock.operating import api
+from foreshock.reading.async_caller import AsyncCaller, call
+from foreshock.reading.async_reader import AsyncReader
+
+__all__ = ["AsyncOperator"]
+
+
+class AsyncOperator(AsyncCaller):
+    """Answers alerts, decides on the learning rate, orders probes, and changes or deletes runs; for one event loop.
+
+    Arguments not given come from `FORESHOCK_URL` and `FORESHOCK_API_KEY`. `project` is that of run keys; None: the one
+    project that has the key. A call that fails because the service is away or busy is repeated for `retry_seconds`,
+    each attempt has `timeout_seconds`. Calls that must not happen twice, such as `decide`, are sent again only if the
+    service has not received them.
+
+    Every failure is a ServiceError; `error.problem` has the service's detail and `request_id`.
+    """
+
+    acknowledge_alert = call(api.acknowledge_alert)
+    resolve_alert = call(api.resolve_alert)
+    decide = call(api.decide)
+    set_rules = call(api.set_rules)
+    request_probe = call(api.request_probe)
+    retry_probe = call(api.retry_probe)
+    cancel_probe = call(api.cancel_probe)
+    set_probe_policy = call(api.set_probe_policy)
+    update_run = call(api.update_run)
+    announce_change = call(api.announce_change)
+    announce_checkpoint = call(api.announce_checkpoint)
+    set_retention = call(api.set_retention)
+    clear_retention = call(api.clear_retention)
+    delete_rollouts = call(api.delete_rollouts)
+    delete_run = call(api.delete_run)
+
+    def reader(self) -> AsyncReader:
+        """Return a reader of what the service has, with this operator's address, key and project."""
+        settings = self.settings
+        return AsyncReader(
+            settings.url,
+            settings.project,
+            api_key=settings.api_key,
+            timeout_seconds=settings.timeout_seconds,
+            retry_seconds=settings.retry_seconds,
+        )

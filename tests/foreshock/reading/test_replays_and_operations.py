@@ -1,0 +1,169 @@
+"""Both readers against the real service: replays, rules, retention, deletions, the audit, the service itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import foreshock
+from foreshock.early_warning.default_rules import default_rules
+from foreshock.errors import Rejected, RunNotFound
+from foreshock.reading.async_reader import AsyncReader
+from foreshock.reading.reader import Reader
+from foreshock.scorers import REFERENCE, default_scorers
+from foreshock.weights_search import CAPABILITY, WeightsReplay, WeightsSearch
+from tests.foreshock.running_service import RunningService
+from tests.foreshock.twins import KINDS, opener
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import (
+    EVERYTHING,
+    LeaseHolder,
+    announce_checkpoint,
+    ask_for_lease,
+    ask_for_probe,
+    noisy,
+    scores_of,
+)
+
+STEP = 20
+RULES = "version = 1\neffective_from_step = 40\n\n[rules.entropy_fall]\nenabled = false\n"
+
+
+@pytest.fixture(scope="module")
+def run(real_service: RunningService) -> Iterator[Sender]:
+    """A run with a matrix and a weights search of one step."""
+    with httpx.Client(base_url=real_service.url, timeout=60) as http:
+        sender = start_run(http, "my-run")
+        sender.put_shard(STEP, make_batch(24)).raise_for_status()
+        for step in (1, STEP):
+            announce_checkpoint(sender, step, f"sha256:{step:064x}")
+        for scorer, options in ((REFERENCE, {}), ("torch.trainer", {"head_dtype": "float32"})):
+            asked = {"kind": "matrix", "options": {scorer: options} if options else {}}
+            ask_for_probe(sender, STEP, (scorer,), **asked).raise_for_status()
+        ask_for_probe(sender, STEP, (), kind="weights").raise_for_status()
+        while (answer := ask_for_lease(http, scorers=(*EVERYTHING, CAPABILITY))).status_code == 200:
+            _work(LeaseHolder(http, answer.json()))
+        yield sender
+
+
+def _work(holder: LeaseHolder) -> None:
+    rollouts, job = holder.rollouts(), holder.lease["job"]
+    for each in job["scorers"]:
+        scores = scores_of(rollouts, noisy(rollouts, len(each["scorer"])), engine=each["scorer"].partition(".")[0])
+        holder.put_scores(scores, each["scorer"], variant=each["variant"]).raise_for_status()
+    if job["kind"] == "weights":
+        replays = (WeightsReplay(STEP, "all", 1e-2, 9e-3, 2e-2, 2.0), WeightsReplay(1, "lm_head", skipped="too large"))
+        search = WeightsSearch(STEP, "vllm.prefill", 24, rollouts.num_tokens, 1e-8, replays=replays, ended="not found")
+        headers = {"X-Foreshock-Lease-Token": str(holder.token)}
+        holder.http.put(f"{holder.url}/weights-search", json=search.to_dict(), headers=headers).raise_for_status()
+    holder.complete().raise_for_status()
+
+
+@pytest.fixture(params=KINDS)
+def open_reader(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """A function that opens a reader of one kind."""
+    with opener(request.param, Reader, AsyncReader) as open_one:
+        yield open_one
+
+
+@pytest.fixture
+def reader(run: Sender, real_service: RunningService, open_reader: Callable[..., Any]) -> Any:
+    """A reader of all projects."""
+    return open_reader(real_service.url)
+
+
+def test_matrix_of_a_step(run: Sender, reader: Any) -> None:
+    matrix = reader.matrix("my-run", STEP)
+    assert (matrix.run, matrix.attempt, matrix.step, matrix.rollouts) == (run.run, 1, STEP, 24)
+    reference, cell = matrix.cells
+    assert matrix.reference == reference.probe
+    assert (cell.scorer, cell.state, cell.options) == ("torch.trainer", "done", {"head_dtype": "float32"})
+    assert reference.against_reference is None
+    assert cell.against_reference.comparison == f"{REFERENCE}/torch.trainer"
+    assert cell.against_reference.low <= cell.against_reference.k3_kl <= cell.against_reference.high
+    assert reader.matrix(run.run, STEP, attempt=1) == matrix
+
+
+def test_weights_search_of_a_step(reader: Any) -> None:
+    search = reader.weights_search("my-run", STEP)
+    assert (search.scorer, search.step, search.rollouts, search.ended) == ("vllm.prefill", STEP, 24, "not found")
+    assert search.floor_k3 == 1e-8
+    assert search.confirmed_k3 != search.confirmed_k3
+    announced, skipped = search.replays
+    assert (announced.announced, announced.k3_kl, announced.step, announced.part) == (True, 1e-2, STEP, "all")
+    assert (skipped.part, skipped.skipped, skipped.announced) == ("lm_head", "too large", False)
+
+
+def test_what_was_not_replayed_is_a_rejection_with_the_details_of_the_service(reader: Any) -> None:
+    for read, kind in ((reader.matrix, "matrix-not-found"), (reader.weights_search, "weights-search-not-found")):
+        with pytest.raises(Rejected, match="404") as raised:
+            read("my-run", STEP + 1)
+        assert raised.value.problem["type"].endswith(kind)
+        assert raised.value.problem["request_id"]
+        with pytest.raises(RunNotFound):
+            read("another-run", STEP)
+
+
+def test_hardware_has_workers_and_accelerators(reader: Any) -> None:
+    hardware = reader.hardware()
+    (worker,) = hardware.workers
+    assert (worker.name, worker.accelerator, worker.device_name) == ("w1", "cpu", "a CPU")
+    assert set(worker.scorers) >= set(EVERYTHING)
+    (cpu,) = (each for each in hardware.accelerators if each.accelerator == "cpu")
+    assert (cpu.workers, cpu.queued_jobs, cpu.devices) == (1, 0, ("a CPU",))
+
+
+def test_probe_policy_and_retention_that_were_not_set_are_the_defaults(reader: Any) -> None:
+    policy = reader.probe_policy("my-run")
+    assert (policy.state, policy.every_steps, policy.on_alerts, policy.changed_at_us) == ("off", None, False, None)
+    assert [each.scorer for each in policy.scorers] == list(default_scorers())
+    retention = reader.retention("my-run")
+    assert (retention.source, retention.last_steps) == ("settings", None)
+
+
+def test_rules_of_a_run_and_the_defaults(run: Sender, reader: Any) -> None:
+    defaults = reader.default_rules(model_kind="moe")
+    assert {rule.name for rule in defaults.rules} >= {rule.name for rule in default_rules("moe")}
+    assert defaults.model_kind == "moe"
+    run.http.put(f"/v1/runs/{run.run}/rules", json={"toml": RULES}).raise_for_status()
+    later, before = reader.rules("my-run"), reader.rules("my-run", step=39)
+    assert {rule.name for rule in before.rules} - {rule.name for rule in later.rules} == {"entropy_fall"}
+    assert (later.versions[-1].effective_from_step, later.versions[-1].toml) == (40, RULES)
+    (rule,) = (rule for rule in before.rules if rule.name == "entropy_fall")
+    assert rule.key
+    assert rule.source
+
+
+def test_every_page_of_deletions_and_of_the_audit_is_read(
+    real_service: RunningService, open_reader: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with httpx.Client(base_url=real_service.url, timeout=60) as http:
+        run = start_run(http, f"deletions-{id(open_reader)}")
+        asked = [http.post(f"/v1/runs/{run.run}/deletions", json={"sample_ids": [f"{n}", "x"]}) for n in range(5)]
+    made = [each.raise_for_status().json()["id"] for each in asked]
+    monkeypatch.setattr("foreshock.reading.request.ITEMS_ON_A_PAGE", 2)
+    reader = open_reader(real_service.url)
+    deletions = list(reader.deletions(run.run))
+    assert [each.id for each in deletions] == made[::-1]
+    assert {(each.sample_ids, each.group_ids, each.rollouts) for each in deletions} == {(2, 0, 0)}
+    entries = list(reader.audit(run_id=run.run))
+    assert len(entries) == 5
+    assert {entry.subject for entry in entries} <= {*made, run.run}
+    assert all(entry.run_id == run.run and entry.actor == "anonymous" and entry.request_id for entry in entries)
+    assert list(reader.audit(run_id=run.run, action=entries[0].action, actor="anonymous")) == entries
+    assert list(reader.audit(run_id=run.run, action="run.delete")) == []
+
+
+def test_state_of_the_service(reader: Any) -> None:
+    service = reader.service()
+    assert service.version == foreshock.__version__
+    assert service.readiness.ready
+    assert service.readiness.checks
+    assert (service.process.processes, service.database.kind) == (1, "sqlite")
+    assert service.storage.database_bytes > 0
+    assert service.storage.token_space.free_bytes > 0
+    assert service.backlog.undelivered_items == 0
+    assert service.jobs
