@@ -18,13 +18,6 @@ from service.platform.database.tables.probes import ScoreShard
 from service.platform.decoding.pool import DecoderPool
 from service.platform.settings import load_settings
 
-_ADVICE = {
-    "missing": "send the same shard again, which restores it, or restore a backup; scores: request the probe again",
-    "damaged": "send the same shard again, which restores it, or restore a backup; scores: request the probe again",
-    "wrong size": "run `foreshock fsck --repair`",
-    "orphan": "the service removes it by itself; `foreshock fsck --repair` does it now",
-}
-
 
 def fsck(request: Request, *, as_json: bool, decoders: DecoderPool | None = None) -> int:
     """Check the store and print the report; return 0 if nothing is left to repair, else 1. Raises ConfigurationError.
@@ -50,7 +43,7 @@ def _document(report: Report) -> dict[str, object]:
         "checked": dict(report.checked),
         "purged": report.purged,
         "foreign": report.foreign,
-        "findings": [asdict(finding) for finding in report.findings],
+        "findings": [asdict(finding) | {"to_do": finding.to_do} for finding in report.findings],
     }
 
 
@@ -73,7 +66,7 @@ def _show(report: Report, request: Request) -> None:
     for finding in report.findings:
         whose = f" ({finding.owner})" if finding.owner else ""
         print(f"\n{finding.problem}: {finding.file}{whose}\n  {finding.detail}")
-        print(f"  repaired: {finding.repaired}" if finding.repaired else f"  to do: {_ADVICE[finding.problem]}")
+        print(f"  repaired: {finding.repaired}" if finding.repaired else f"  to do: {finding.to_do}")
 
 
 def _count(session: Session) -> int:

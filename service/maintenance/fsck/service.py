@@ -20,6 +20,7 @@ from service.platform.context import ServiceContext
 from service.platform.problem import ProblemError
 from service.platform.store.names import FileName, parse_name
 from service.platform.store.orphans import find_orphans
+from service.platform.store.reading import fault_in_file
 from service.platform.store.tokens import ListedFile
 from service.runs.rollouts.service import set_file_bytes
 from service.runs.step_key import StepKey
@@ -37,6 +38,18 @@ class Finding:
     owner: str
     detail: str
     repaired: str | None = None
+
+    @property
+    def to_do(self) -> str | None:
+        """What an operator does; None if it was repaired."""
+        if self.repaired is not None:
+            return None
+        if self.problem in ("missing", "damaged"):
+            again = "send the same shard again" if self.kind == "rollouts" else "request the probe again"
+            return f"{again}, or copy the file from the backup: either restores it"
+        if self.problem == "wrong size":
+            return "run `foreshock fsck --repair`, which reads the file and corrects its row"
+        return "the service removes it by itself; `foreshock fsck --repair` does it now"
 
 
 @dataclass(slots=True)
@@ -89,13 +102,14 @@ def _check(context: ServiceContext, sizes: dict[str, int], quick: bool, file: Ca
     size = sizes.get(file.name)
     if size is None:
         return found("missing", detail="a row names it, and the store does not have it")
-    wrong_size = file.size is not None and size != file.size
+    is_short = file.size is not None and size < file.size
+    sizes_differ = f"it has {size:,} bytes, and its row says {file.size or 0:,}"
     if not quick:
         reason = _difference(context, file.name, file)
         if reason is not None:
-            return found("damaged", detail=reason)
-    if wrong_size:
-        return found("wrong size", detail=f"it has {size:,} bytes, and its row says {file.size:,}")
+            return found("damaged", detail=f"it is cut off: {sizes_differ}; {reason}" if is_short else reason)
+    if file.size is not None and size != file.size:
+        return found("wrong size", detail=sizes_differ)
     return None
 
 
@@ -104,7 +118,7 @@ def _difference(context: ServiceContext, name: str, file: CataloguedFile) -> str
     try:
         contents = context.decoders.run(read_contents, context.store.file(name), file.kind)
     except RolloutsError as error:
-        return str(error)
+        return fault_in_file(error)
     except (OSError, ProblemError) as error:
         return f"it cannot be read: {error}"
     expected = (file.rollouts, file.tokens)

@@ -96,6 +96,24 @@ def test_a_flipped_bit_is_found_by_reading(command: Callable[..., dict[str, Any]
     assert problems(command()) == [("damaged", False)]
 
 
+@pytest.mark.parametrize("left", [0, 1, 100])
+def test_a_file_that_was_cut_is_told_as_one_of_the_store(
+    command: Callable[..., dict[str, Any]], sender: Sender, files: list[Path], http: httpx.Client, left: int
+) -> None:
+    whole = files[1].read_bytes()
+    files[1].write_bytes(whole[:left])
+    (finding,) = command()["findings"]
+    sizes = f"it has {left:,} bytes, and its row says {len(whole):,}"
+    assert finding["problem"] == "damaged"
+    assert finding["detail"] == f"it is cut off: {sizes}; this is not a Parquet file"
+    assert finding["to_do"] == "send the same shard again, or copy the file from the backup: either restores it"
+    answer = http.get(f"/v1/runs/{sender.run}/steps/1/tokens")
+    assert (answer.status_code, answer.json()["type"]) == (500, "urn:foreshock:problem:tokens-damaged")
+    assert "encode_rollouts" not in answer.text
+    assert sender.put_shard(1, encode_rollouts(make_batch(4, seed=1))).status_code == 200
+    assert command()["status"] == 0
+
+
 def test_a_file_of_another_shard_is_found(command: Callable[..., dict[str, Any]], files: list[Path]) -> None:
     shutil.copy(files[0], files[1])
     (finding,) = command()["findings"]
