@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ DEFAULT_CONNECTIONS = 60
 """Connections of one process. PostgreSQL's own default allows 100 in all."""
 
 _POOL_TIMEOUT_SECONDS = 10.0
+# No other thread connects to a file before the descriptor that made it is closed.
+_making_file = threading.Lock()
 
 
 def parse_database_url(text: str | URL) -> URL:
@@ -50,9 +55,20 @@ def make_engine(text: str | URL, *, for_writing: bool = True, connections: int =
         return create_engine(url, pool_pre_ping=True, **pool)
     Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url, **pool)
+    event.listen(engine, "do_connect", _make_private_file)
     event.listen(engine, "connect", _prepare_sqlite_connection)
     event.listen(engine, "begin", _begin_immediate if for_writing else _begin_deferred)
     return engine
+
+
+def _make_private_file(_dialect: Any, _record: Any, arguments: list[Any], _options: Any) -> None:
+    """Make a missing database file, which holds names of runs and hashes of keys, readable by its user only.
+
+    SQLite gives its -wal, -shm and -journal the mode of the main file. A file that exists keeps its mode, and is never
+    opened here: closing it would end the locks of this process's connections to it. Failures are left to SQLite.
+    """
+    with _making_file, contextlib.suppress(OSError):
+        os.close(os.open(arguments[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
