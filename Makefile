@@ -1,12 +1,13 @@
 # make demo    replay a recorded run with real engines and show the pages; ONCE=1 exits at the end
 # make collapses  make the missing runs of examples/collapses; RUNS=10: the next ten. Long: nice -n 19 make collapses
 # make closed-loop  make the missing runs of examples/closed_loop, as above
-# make test    run everything that CI runs
+# make test    run everything that CI runs; WORKERS=2: fewer processes of pytest, for a machine with less than 16 GB
 # make docs    build the documentation site into build/site; SERVE=1 serves it on http://localhost:8000
 # make bench-… measure one claim; prints a table and a line of key=value pairs, exits 1 if the bar is not reached
 
 VENV   ?= .venv
 PYTHON ?= python3
+WORKERS ?= 3
 BIN    := $(VENV)/bin
 export VENV PYTHON
 
@@ -30,9 +31,10 @@ closed-loop: setup
 collapses: setup
 	@$(BIN)/python -m examples.collapses $(if $(RUNS),--runs $(RUNS))
 
-setup:
-	@scripts/setup_environment.sh test
-	@scripts/setup_programs.sh
+setup:  # programs by apt and the environment by pip, at the same time
+	@scripts/setup_programs.sh & programs=$$!; \
+	scripts/setup_environment.sh test; environment=$$?; \
+	wait $$programs && exit $$environment
 
 test: setup lint types imports pytest
 
@@ -49,8 +51,8 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-pytest: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+pytest: setup  # a process of tests uses two thirds of a core, as it waits for other processes: three for two cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20
 
 format: setup
 	$(BIN)/ruff check --fix .

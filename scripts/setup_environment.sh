@@ -40,6 +40,14 @@ quiet=-q
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 has() { "$python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$1').split('+')[0] != '$2')" 2>/dev/null; }
 
+if [ "$purpose" = test ]; then
+    log "installing MLflow and trackio, which the exporters write to, beside the environment"
+    # Into a folder of their own, so at the same time as the rest. If that fails, this one ends first.
+    pip install -q --no-deps --upgrade --target "$venv/trackers" -r scripts/trackers.txt &
+    trackers=$!
+    trap wait EXIT
+fi
+
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
     vllm_package=vllm
     has vllm "$vllm_version" || { log "installing vLLM $vllm_version with CUDA (several minutes)"; pip install "vllm==$vllm_version"; }
@@ -71,8 +79,5 @@ if [ "$purpose" = test ] && ! { has verl "$verl_version" && has TransferQueue "$
     # Without dependencies, which pin a trainer's whole environment; the functions used need only the extra `bench`.
     pip install $quiet --no-deps "verl==$verl_version" "TransferQueue==$transfer_queue_version"
 fi
-if [ "$purpose" = test ]; then
-    log "installing MLflow and trackio, which the exporters write to, beside the environment"
-    pip install $quiet --no-deps --upgrade --target "$venv/trackers" -r scripts/trackers.txt
-fi
+if [ "$purpose" = test ]; then wait "$trackers"; fi
 echo "$stamp" > "$venv/.foreshock-$purpose"
