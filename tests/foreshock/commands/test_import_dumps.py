@@ -51,29 +51,29 @@ def k3(service: RunningService, key: str) -> dict[int, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_service_measures_what_the_framework_measures(
-    real_service: RunningService, folder: str, capsys: pytest.CaptureFixture[str]
+    shared_service: RunningService, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = FOLDERS[folder]
     words = [str(DUMPS / folder), "--format", name, "--run-key", folder, "--allow-pickle"]
-    assert run(real_service, *words) == 0
+    assert run(shared_service, *words) == 0
     assert "2 steps (1 to 45) with 16 rollouts imported; run" in capsys.readouterr().out
-    found = k3(real_service, folder)
+    found = k3(shared_service, folder)
     assert found == {step: pytest.approx(measures(read(folder, step))["k3_kl"], rel=1e-9) for step in (1, 45)}
     for step, value in found.items():
         for own in ("mismatch_kl/all/mean", "gen_kl_error"):
             if own in figures(folder, step):
                 assert value == pytest.approx(figures(folder, step)[own], abs=1e-6, rel=0)
-    described = run_named(real_service, folder)
+    described = run_named(shared_service, folder)
     assert described["state"] == "finished"
     assert described["trainer"].lower() == name
-    assert run(real_service, *words) == 0
+    assert run(shared_service, *words) == 0
     assert "shards of them already stored" in capsys.readouterr().out
-    assert k3(real_service, folder) == found
+    assert k3(shared_service, folder) == found
 
 
-def test_own_scalars_keep_their_names(real_service: RunningService) -> None:
-    assert run(real_service, str(DUMPS / "prime-rl"), "--run-key", "scalars") == 0
-    found = columns(real_service, "scalars", "scalars")
+def test_own_scalars_keep_their_names(shared_service: RunningService) -> None:
+    assert run(shared_service, str(DUMPS / "prime-rl"), "--run-key", "scalars") == 0
+    found = columns(shared_service, "scalars", "scalars")
     values = {
         (step, name): value for step, name, value in zip(found["step"], found["name"], found["value"], strict=True)
     }
@@ -81,33 +81,33 @@ def test_own_scalars_keep_their_names(real_service: RunningService) -> None:
     assert values[45, "mismatch_kl/all/mean"] == pytest.approx(own, rel=1e-6)
 
 
-def test_pickles_need_permission(real_service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(real_service, str(DUMPS / "slime"), "--run-key", "pickles") == 1
+def test_pickles_need_permission(shared_service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(shared_service, str(DUMPS / "slime"), "--run-key", "pickles") == 1
     assert "1.pt is a pickle, which may contain code. With --allow-pickle" in capsys.readouterr().err
 
 
 def test_invalid_step_ends_the_import_and_sends_nothing_of_it(
-    real_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(DUMPS / "prime-rl", tmp_path / "dumps")
     file = tmp_path / "dumps" / "token_exports" / "step_45" / "rank_1.jsonl"
     file.write_text(file.read_text().replace("token_ids", "tokens", 1))
-    assert run(real_service, str(tmp_path / "dumps"), "--run-key", "invalid") == 1
+    assert run(shared_service, str(tmp_path / "dumps"), "--run-key", "invalid") == 1
     shown = capsys.readouterr()
     assert "error: rank_1.jsonl, line 1, field `token_ids`: is missing" in shown.err
     assert "1 steps (1 to 1)" in shown.out
     # Rank 0 of the step is valid and was not sent either.
-    assert set(columns(real_service, "invalid", "measurements")["step"]) == {1}
+    assert set(columns(shared_service, "invalid", "measurements")["step"]) == {1}
 
 
 def test_unfinished_step_is_left_out(
-    real_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared_service: RunningService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(DUMPS / "prime-rl", tmp_path / "dumps")
     (tmp_path / "dumps" / "token_exports" / "step_45" / "STABLE").unlink()
-    assert run(real_service, str(tmp_path / "dumps"), "--run-key", "unfinished") == 0
+    assert run(shared_service, str(tmp_path / "dumps"), "--run-key", "unfinished") == 0
     assert "step 45 is not finished (no STABLE file)" in capsys.readouterr().err
-    assert set(k3(real_service, "unfinished")) == {1}
+    assert set(k3(shared_service, "unfinished")) == {1}
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_unfinished_step_is_left_out(
     ],
 )
 def test_wrong_arguments_say_what_to_do(
-    real_service: RunningService, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    shared_service: RunningService, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(real_service, str(tmp_path), *words, "--run-key", "wrong") == 1
+    assert run(shared_service, str(tmp_path), *words, "--run-key", "wrong") == 1
     with pytest.raises(ConfigurationError, match=message):
         raise ConfigurationError(capsys.readouterr().err)
 
@@ -178,12 +178,12 @@ def write_step(folder: Path, step: int, *, seed_step: int = 45) -> Path:
 
 @pytest.mark.slow
 def test_follower_continues_after_it_was_killed_and_imports_nothing_twice(
-    real_service: RunningService, tmp_path: Path
+    shared_service: RunningService, tmp_path: Path
 ) -> None:
     folder, spool = tmp_path / "dumps", tmp_path / "spool"
     folder.mkdir()
     write_step(folder, 1, seed_step=1)
-    with following(real_service, folder, "killed", spool, "--format", "nemo-rl") as first:
+    with following(shared_service, folder, "killed", spool, "--format", "nemo-rl") as first:
         first.wait_for("step 1: 8 rollouts, 32 tokens")
         whole = write_step(folder, 2).read_bytes()
         first.wait_for("step 2: 8 rollouts")
@@ -194,47 +194,47 @@ def test_follower_continues_after_it_was_killed_and_imports_nothing_twice(
         assert "step 3" not in first.text()
         first.end(signal.SIGKILL)
     half.write_bytes(whole)
-    with following(real_service, folder, "killed", spool, "--format", "nemo-rl", "--until-idle", "3") as second:
+    with following(shared_service, folder, "killed", spool, "--format", "nemo-rl", "--until-idle", "3") as second:
         assert second.process.wait(120) == 0
         text = second.text()
     assert "steps were imported before" in text
     assert text.count("step 1: ") == 1
     assert text.count("step 3: 8 rollouts") == 1
     found = columns(
-        real_service, "killed", "measurements", measure=["rollouts", "tokens"], comparison="trainer/rollout"
+        shared_service, "killed", "measurements", measure=["rollouts", "tokens"], comparison="trainer/rollout"
     )
     assert found["step"] == [1, 2, 3]
     assert found["tokens"] == [30, 133, 133]
-    assert run_named(real_service, "killed")["state"] == "finished"
+    assert run_named(shared_service, "killed")["state"] == "finished"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_follower_delivers_before_it_is_stopped(
-    real_service: RunningService, tmp_path: Path, number: signal.Signals
+    shared_service: RunningService, tmp_path: Path, number: signal.Signals
 ) -> None:
     folder, key = tmp_path / "dumps", f"stopped-{number.name}"
     folder.mkdir()
     write_step(folder, 1)
-    with following(real_service, folder, key, tmp_path / "spool", "--format", "nemo-rl") as follower:
+    with following(shared_service, folder, key, tmp_path / "spool", "--format", "nemo-rl") as follower:
         follower.wait_for("step 1: 8 rollouts")
         assert follower.end(number) == 0
         assert "stopped; the same command continues here" in follower.text()
         assert "Traceback" not in follower.text()
-    assert set(k3(real_service, key)) == {1}
-    assert run_named(real_service, key)["state"] == "running"
+    assert set(k3(shared_service, key)) == {1}
+    assert run_named(shared_service, key)["state"] == "running"
 
 
 @pytest.mark.slow
 def test_follower_waits_for_markers_and_reports_what_it_did_not_import(
-    real_service: RunningService, tmp_path: Path
+    shared_service: RunningService, tmp_path: Path
 ) -> None:
     folder = tmp_path / "dumps"
     shutil.copytree(DUMPS / "prime-rl", folder)
     (folder / "token_exports" / "step_45" / "STABLE").unlink()
     shutil.copytree(DUMPS / "prime-rl" / "token_exports" / "step_1", folder / "token_exports" / "step_2")
     with following(
-        real_service, folder, "marked", tmp_path / "spool", "--format", "prime-rl", "--until-idle", "3"
+        shared_service, folder, "marked", tmp_path / "spool", "--format", "prime-rl", "--until-idle", "3"
     ) as follower:
         assert follower.process.wait(120) == 1
         text = follower.text()
@@ -242,15 +242,15 @@ def test_follower_waits_for_markers_and_reports_what_it_did_not_import(
     assert "note: step 45 was not imported: its marker is missing" in text
     # The copy in the folder of step 2 has the lines of step 1.
     assert "note: step 2 was not imported: rank_0.jsonl, line 1, field `step`: is 1 in the folder of step 2" in text
-    assert set(k3(real_service, "marked")) == {1}
+    assert set(k3(shared_service, "marked")) == {1}
 
 
 @pytest.mark.slow
-def test_files_that_change_after_their_import_are_reported(real_service: RunningService, tmp_path: Path) -> None:
+def test_files_that_change_after_their_import_are_reported(shared_service: RunningService, tmp_path: Path) -> None:
     folder, spool = tmp_path / "dumps", tmp_path / "spool"
     folder.mkdir()
     write_step(folder, 1)
-    words = (real_service, folder, "changed", spool, "--format", "nemo-rl", "--until-idle", "3")
+    words = (shared_service, folder, "changed", spool, "--format", "nemo-rl", "--until-idle", "3")
     with following(*words) as first:
         assert first.process.wait(120) == 0
     lines = [json.loads(line) for line in write_step(folder, 1).read_text().splitlines()]
@@ -258,25 +258,25 @@ def test_files_that_change_after_their_import_are_reported(real_service: Running
     with following(*words) as second:
         assert second.process.wait(120) == 0
         assert "the files of step 1 changed after it was imported" in second.text()
-    assert set(k3(real_service, "changed")) == {1}
+    assert set(k3(shared_service, "changed")) == {1}
 
 
 @pytest.mark.slow
 def test_other_content_of_a_stored_step_is_rejected_and_later_steps_are_imported(
-    real_service: RunningService, tmp_path: Path
+    shared_service: RunningService, tmp_path: Path
 ) -> None:
     folder = tmp_path / "dumps"
     folder.mkdir()
     write_step(folder, 1, seed_step=1)
-    assert run(real_service, str(folder), "--format", "nemo-rl", "--run-key", "rejected", "--unfinished") == 0
-    before = k3(real_service, "rejected")
+    assert run(shared_service, str(folder), "--format", "nemo-rl", "--run-key", "rejected", "--unfinished") == 0
+    before = k3(shared_service, "rejected")
     write_step(folder, 1)
     write_step(folder, 2)
     words = ("--format", "nemo-rl", "--until-idle", "3", "--unfinished")
-    with following(real_service, folder, "rejected", tmp_path / "spool", *words) as follower:
+    with following(shared_service, folder, "rejected", tmp_path / "spool", *words) as follower:
         assert follower.process.wait(120) == 1
         assert "note: step 1 was not imported: 1 items were rejected" in follower.text()
         assert follower.text().count("was not imported") == 1
-    after = k3(real_service, "rejected")
+    after = k3(shared_service, "rejected")
     assert set(after) == {1, 2}
     assert after[1] == before[1]

@@ -13,12 +13,12 @@ from tests.foreshock.running_service import RunningService
 
 
 @pytest.fixture
-def make(real_service: RunningService, tmp_path: Path) -> Iterator[Callable[..., Client]]:
+def make(shared_service: RunningService, tmp_path: Path) -> Iterator[Callable[..., Client]]:
     made: list[Client] = []
 
     def make_client(run_key: str, **options: Any) -> Client:
         settings: dict[str, Any] = {"spool_directory": tmp_path / "spool", "attempt_key": "a", "strict": True} | options
-        made.append(Client(real_service.url, run_key=run_key, **settings))
+        made.append(Client(shared_service.url, run_key=run_key, **settings))
         return made[-1]
 
     yield make_client

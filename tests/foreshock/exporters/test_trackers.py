@@ -63,7 +63,7 @@ print(json.dumps({"history": history, "page": "", "service": list(curve(client, 
 
 
 @pytest.mark.parametrize(("name", "code"), [("mlflow", _MLFLOW), ("trackio", _TRACKIO)])
-def test_steps_are_in_the_trackers_store(real_service: RunningService, tmp_path: Path, name: str, code: str) -> None:
+def test_steps_are_in_the_trackers_store(shared_service: RunningService, tmp_path: Path, name: str, code: str) -> None:
     if not (TRACKERS / name).is_dir():
         message = f"{name} is not in {TRACKERS}: scripts/setup_environment.sh test installs it"
         pytest.fail(message) if os.environ.get("CI", "").lower() == "true" else pytest.skip(message)
@@ -74,7 +74,7 @@ def test_steps_are_in_the_trackers_store(real_service: RunningService, tmp_path:
         "HF_HUB_OFFLINE": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", code, real_service.url],
+        [sys.executable, "-c", code, shared_service.url],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -85,7 +85,7 @@ def test_steps_are_in_the_trackers_store(real_service: RunningService, tmp_path:
     assert history["reward"] == pytest.approx({step: step / 10 for step in STEPS})
     assert set(history["foreshock/lr_scale"]) == set(history["foreshock/alerts/critical"]) == set(STEPS)
     if name == "mlflow":
-        assert result["page"].startswith(f"{real_service.url}/runs/")
+        assert result["page"].startswith(f"{shared_service.url}/runs/")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

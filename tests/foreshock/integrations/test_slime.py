@@ -55,9 +55,9 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def http(real_service: RunningService) -> Iterator[httpx.Client]:
+def http(shared_service: RunningService) -> Iterator[httpx.Client]:
     """A connection to the service."""
-    with httpx.Client(base_url=real_service.url, timeout=60) as client:
+    with httpx.Client(base_url=shared_service.url, timeout=60) as client:
         yield client
 
 
@@ -72,14 +72,14 @@ def megatron() -> Iterator[Preloaded]:
 
 @pytest.fixture(scope="module")
 def train(
-    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, megatron: Preloaded
+    shared_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, megatron: Preloaded
 ) -> Callable[..., Run]:
     """Train with `ranks` processes: `train(scenario, ranks)`."""
 
     def run(scenario: str, ranks: int = 1, **settings: str) -> Run:
         key = f"slime-{scenario}-{ranks}"
         folder = tmp_path_factory.mktemp("slime")
-        settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key, "FORESHOCK_WEIGHTS_ROOT": "weights",
+        settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_RUN_KEY": key, "FORESHOCK_WEIGHTS_ROOT": "weights",
                     "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool"), "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), **settings}  # fmt: skip
         ended = megatron.run(
@@ -160,8 +160,8 @@ def test_run_metrics_and_checkpoints_are_logged(tools: Run) -> None:
     assert (scalars["step"], scalars["value"]) == ([0, 1, 2, 3], [2.0, 3.0, 4.0, 5.0])
 
 
-def test_environment_and_precision_of_the_trainer_are_logged(tools: Run, real_service: RunningService) -> None:
-    trainer = logged_attributes(real_service, tools.id).trainer_fingerprint
+def test_environment_and_precision_of_the_trainer_are_logged(tools: Run, shared_service: RunningService) -> None:
+    trainer = logged_attributes(shared_service, tools.id).trainer_fingerprint
     assert trainer is not None
     assert (trainer.master_dtype, trainer.autocast) == ("bfloat16", None)
     assert trainer.cpu_isa

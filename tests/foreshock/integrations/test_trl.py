@@ -44,9 +44,9 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def http(real_service: RunningService) -> Iterator[httpx.Client]:
+def http(shared_service: RunningService) -> Iterator[httpx.Client]:
     """A connection to the service."""
-    with httpx.Client(base_url=real_service.url, timeout=60) as client:
+    with httpx.Client(base_url=shared_service.url, timeout=60) as client:
         yield client
 
 
@@ -61,14 +61,14 @@ def libraries() -> Iterator[Preloaded]:
 
 @pytest.fixture(scope="module")
 def train(
-    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, libraries: Preloaded
+    shared_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, libraries: Preloaded
 ) -> Callable[..., Run]:
     """Train in a process of its own: `train(algorithm, engine, scenario)`."""
 
     def run(algorithm: str, engine: str, scenario: str) -> Run:
         folder = tmp_path_factory.mktemp("trl")
         key = f"{algorithm}-{engine}-{scenario}"
-        settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
+        settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_RUN_KEY": key,
                     "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool"),
                     "MASTER_PORT": str(free_port())}  # fmt: skip
         arguments = [str(folder), algorithm, engine, scenario, str(STEPS), str(HALVED_AT)]
@@ -127,8 +127,8 @@ def test_run_describes_model_trainer_and_engine(grpo: Run) -> None:
     assert run["length_cap"] == 24
 
 
-def test_environment_and_precision_of_both_sides_are_logged(grpo: Run, real_service: RunningService) -> None:
-    attributes = logged_attributes(real_service, grpo.id)
+def test_environment_and_precision_of_both_sides_are_logged(grpo: Run, shared_service: RunningService) -> None:
+    attributes = logged_attributes(shared_service, grpo.id)
     trainer, engine = attributes.trainer_fingerprint, attributes.engine_fingerprint
     assert trainer is not None
     assert engine is not None

@@ -47,9 +47,9 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def http(real_service: RunningService) -> Iterator[httpx.Client]:
+def http(shared_service: RunningService) -> Iterator[httpx.Client]:
     """A connection to the service."""
-    with httpx.Client(base_url=real_service.url, timeout=60) as client:
+    with httpx.Client(base_url=shared_service.url, timeout=60) as client:
         yield client
 
 
@@ -62,13 +62,13 @@ def libraries() -> Iterator[Preloaded]:
 
 @pytest.fixture(scope="module")
 def train(
-    real_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, libraries: Preloaded
+    shared_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, libraries: Preloaded
 ) -> Callable[..., Run]:
     """Train in a process of its own; nothing but environment variables connects it."""
 
     def run(scenario: str, module: str = "verl_runs", **settings: str) -> Run:
         key = "-".join([module, scenario, *settings.values()])
-        settings = {"FORESHOCK_URL": real_service.url, "FORESHOCK_RUN_KEY": key,
+        settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_RUN_KEY": key,
                     "FORESHOCK_SPOOL_DIRECTORY": str(tmp_path_factory.mktemp("spool")), **settings}  # fmt: skip
         folder = tmp_path_factory.mktemp("verl")
         (finished,) = libraries.run(
@@ -120,10 +120,10 @@ def test_run_and_metrics_are_described(decoupled: Run) -> None:
     assert run["length_cap"] == 16
 
 
-def test_kind_and_precision_are_those_of_verls_configuration(decoupled: Run, real_service: RunningService) -> None:
+def test_kind_and_precision_are_those_of_verls_configuration(decoupled: Run, shared_service: RunningService) -> None:
     """verl's default: FSDP casts to bfloat16."""
     assert decoupled.http.get(f"/v1/runs/{decoupled.id}").json()["model_kind"] == "moe"
-    trainer = logged_attributes(real_service, decoupled.id).trainer_fingerprint
+    trainer = logged_attributes(shared_service, decoupled.id).trainer_fingerprint
     assert trainer is not None
     assert (trainer.master_dtype, trainer.autocast) == ("bfloat16", "bfloat16")
 
@@ -179,9 +179,9 @@ def test_mismatch_of_a_v1_trainer_equals_verls_own(v1: Run) -> None:
         assert steps["reward_mean"][step] == pytest.approx(metrics["critic/score/mean"], abs=1e-6)
 
 
-def test_scale_and_lag_of_a_v1_trainer(v1: Run, real_service: RunningService) -> None:
+def test_scale_and_lag_of_a_v1_trainer(v1: Run, shared_service: RunningService) -> None:
     assert v1.rates == [1.0]
-    versions = real_service.folder / "data" / "tokens"
+    versions = shared_service.folder / "data" / "tokens"
     files = sorted(path for path in versions.rglob("*.parquet") if v1.id in str(path))
     batches = [decode_rollouts(path.read_bytes()) for path in files]
     assert sorted(batch.attributes.trainer_weights_version or 0 for batch in batches) == [0, 1, 2]
