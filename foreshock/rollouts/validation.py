@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.exact import ExactBatch
 from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.ragged import row_of_position
+from foreshock.rollouts.ragged import lengths_of_offsets, row_of_position
 from foreshock.rollouts.schema import EXACT_COLUMNS, ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec
 from foreshock.rollouts.scores import ScoreBatch
 
@@ -128,7 +128,7 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values:
         raise InvalidRolloutsError(
             f"has {offsets.size - 1} rows, but `sample_id` has {rollouts}: offsets need N + 1 entries", column=name
         )
-    lengths = np.diff(offsets)
+    lengths = lengths_of_offsets(offsets)
     if int(offsets[0]) != 0 or int(offsets[-1]) != values or bool((lengths < 0).any()):
         raise InvalidRolloutsError(
             f"its offsets must start at 0, never fall, and end at {values}, the number of values", column=name

@@ -12,6 +12,7 @@ import pytest
 
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.rollouts.parquet import read_rollouts
+from foreshock.rollouts.thrift_compact import ThriftError, read_struct_with_spans
 
 OWN = {
     "row_group_size": 64,
@@ -90,3 +91,24 @@ def test_bytes_that_belong_to_no_page_are_not_kept() -> None:
     body = encode_rollouts(rollouts())
     footer = int.from_bytes(body[-8:-4], "little")
     assert not keeps(body[: -8 - footer] + b"hidden" + body[-8 - footer :])
+
+
+def test_schema_is_remembered_with_the_metadata_that_it_follows_from() -> None:
+    body = encode_rollouts(rollouts())
+    plain = pq.read_table(io.BytesIO(body))
+    for _ in range(2):
+        assert read_rollouts(body, DecodeLimits()).own_layout
+        for wider in (pa.float64(), pa.float32()):
+            place = plain.schema.get_field_index("reward")
+            table = plain.set_column(place, "reward", plain.column("reward").cast(wider))
+            sink = io.BytesIO()
+            pq.write_table(table, sink, **OWN)
+            assert read_rollouts(sink.getvalue(), DecodeLimits()).own_layout == (wider == pa.float32())
+
+
+def test_span_of_a_repeated_field_holds_all_of_its_values() -> None:
+    # Field 2 as an integer, field 2 again (a number of its own) as bytes, then the end.
+    data = bytes([0x25, 0x02, 0x08, 0x04, 0x01, 0x41, 0x00])
+    assert read_struct_with_spans(data) == ({2: b"A"}, {2: (0, 6)})
+    with pytest.raises(ThriftError):
+        read_struct_with_spans(data[:-1])
