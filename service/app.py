@@ -50,6 +50,7 @@ from service.platform.store.removals import remove_due_files
 from service.platform.upload_places import UploadPlaces
 from service.present.exporter.endpoints import router as exporter
 from service.present.pages.endpoints import ROUTERS as PAGES
+from service.replay.attribution.causes import causes_of_run
 from service.replay.attribution.endpoints import router as attribution
 from service.replay.attribution.service import (
     attribute_published_scores,
@@ -93,10 +94,15 @@ from service.runs.events import (
     ScalarsLogged,
     StepClosed,
 )
+from service.runs.findings.endpoints import of_runs as findings_of_runs
+from service.runs.findings.endpoints import router as findings
+from service.runs.findings.rebuilding import Sources, rebuild_due_findings
+from service.runs.findings.service import forget_superseded as forget_superseded_findings
 from service.runs.health.endpoints import router as run_health
 from service.runs.ingest.endpoints import router as ingest
 from service.runs.ingest.upload_route import UploadRoute
 from service.runs.lint.endpoints import router as lint
+from service.runs.lint.service import findings_of_run
 from service.runs.measurements.endpoints import router as measurements
 from service.runs.rollouts.endpoints import router as rollouts
 from service.runs.rollouts.shards import PRELOAD
@@ -154,6 +160,8 @@ ROUTERS = (
     measurements,
     run_health,
     lint,
+    findings,
+    findings_of_runs,
     probes,
     probe_policies,
     leases,
@@ -177,6 +185,9 @@ ROUTERS = (
     retention,
     deletions,
 )
+
+FINDING_SOURCES: Sources = {"lint": findings_of_run, "attribution": causes_of_run}
+"""What reads the findings of a run, by source."""
 
 
 @cache
@@ -252,6 +263,7 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     events.subscribe(ScalarsLogged, retract_silence)
     events.subscribe(AttemptStarted, resolve_superseded)
     events.subscribe(AttemptStarted, forget_superseded)
+    events.subscribe(AttemptStarted, forget_superseded_findings)
     events.subscribe(AttemptStarted, rewind_log)
     # After the rewind: the replay appends decisions to the new attempt's log.
     events.subscribe(AttemptStarted, partial(restart_from_resume, events))
@@ -284,6 +296,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("raise_jobs_near_alerts", lambda: raise_jobs_near_alerts(context)),
         Job("make_automatic_probes", lambda: make_automatic_probes(context)),
         Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
+        Job("rebuild_due_findings", lambda: rebuild_due_findings(context, FINDING_SOURCES)),
         Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),  # its own
         Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
     ]

@@ -135,7 +135,7 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
     numbers = [file.shard for file in measured.stored.files]
     replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
     if is_closed(session, key):
-        store_fold(session, key, measured.folded)
+        store_fold(session, key, measured.folded, again=True)
     if measured.attribution is not None and measured.stored.scored is not None:
         store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
     return True

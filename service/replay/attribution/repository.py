@@ -74,6 +74,20 @@ def other_documents(
     return [document for document in reversed(session.scalars(query).all()) if document is not None]
 
 
+def newest_documents(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int
+) -> list[tuple[StepKey, dict[str, Any] | None]]:
+    """Return the documents of up to `limit` active steps that have been computed, the newest first."""
+    chosen = is_active(attempts, Attribution.attempt, Attribution.step)
+    query = (
+        select(Attribution.attempt, Attribution.step, Attribution.document)
+        .where(Attribution.run_id == run_id, chosen, Attribution.computed_at_us.is_not(None))
+        .order_by(Attribution.step.desc())
+        .limit(limit)
+    )
+    return [(StepKey(run_id, attempt, step), document) for attempt, step, document in session.execute(query)]
+
+
 def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
     """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
     query = (

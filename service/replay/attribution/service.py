@@ -46,6 +46,7 @@ from service.replay.weights.schemas import WeightsSearchRead
 from service.replay.weights.service import find_search
 from service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
 from service.runs.events import MeasurementsChanged, StepClosed
+from service.runs.findings.service import mark_due
 from service.runs.measurements.service import store_measurements
 from service.runs.runs.service import get_run, lock_run_for_background
 from service.runs.step_key import StepKey
@@ -59,7 +60,7 @@ _SWEEP_AFTER_US = 30_000_000
 _COMPUTED_AT_ONCE = 10
 _RETRY_AFTER_SECONDS = 5
 # Other probed steps that the conclusions compare a step with, the newest.
-_DRIFT_STEPS = 20
+DRIFT_STEPS = 20
 
 
 class AttributionNotFound(ProblemError):
@@ -128,7 +129,7 @@ def read_attribution(
 def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRead:
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
-    others = repository.other_documents(session, run.id, attempts, document.step, _DRIFT_STEPS)
+    others = repository.other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
     found = exact_of_step(session, StepKey(run.id, document.attempt, document.step))
     exact = [ExactOfLink.of_scores(each, document.scores) for each in found]
     search = find_search(session, StepKey(run.id, document.attempt, document.step))
@@ -245,6 +246,7 @@ def store_attribution(
         ]
         document = AttributionDocument.of(key, result.attribution, result, sources, now)
     repository.put(session, key, None if document is None else document.model_dump(mode="json"), now)
+    mark_due(session, key.run_id, "attribution")
     store_measurements(
         session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]
     )

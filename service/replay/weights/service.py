@@ -14,6 +14,7 @@ from service.replay.leases.result_repository import ResultRepository
 from service.replay.leases.service import hold
 from service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead, storable
 from service.runs.attempts.service import resolve_step
+from service.runs.findings.service import mark_due
 from service.runs.runs.service import get_run
 from service.runs.step_key import StepKey
 
@@ -60,6 +61,8 @@ def publish_search(session: Session, job: ProbeJob, probe: Probe, token: int, no
             "the result of the weights search is missing: send it with PUT /v1/leases/{lease}/weights-search, then "
             "complete"
         )
+    # A search can name the cause of the step's mismatch.
+    mark_due(session, probe.run_id, "attribution")
 
 
 def find_search(session: Session, key: StepKey) -> WeightsSearch | None:

@@ -99,6 +99,12 @@ def verdict_of(session: Session, key: StepKey) -> StepLint | None:
     return session.get(StepLint, key)
 
 
+def warnings_of(session: Session, key: StepKey) -> dict[str, str]:
+    """Return the severity of each warning of a step by its name; empty if the step has no verdict."""
+    query = select(StepLint.warnings).filter_by(**key._asdict())
+    return session.scalar(query) or {}
+
+
 def warned_steps(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None
 ) -> list[WarnedStep]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
@@ -16,9 +16,11 @@ from foreshock.severity import severity_rank
 from service.platform.database.tables import Run, ShardLint
 from service.platform.problem import ProblemError
 from service.platform.security import Principal
-from service.runs.attempts.active_attempts import AttemptStart
+from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
 from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from service.runs.coverage.service import coverage_of_step
+from service.runs.findings.schemas import FindingOfStep, FindingOfSteps
+from service.runs.findings.service import add_step, of_steps
 from service.runs.lint import repository
 from service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
 from service.runs.lint.repository import RunSums, WarnedStep
@@ -54,9 +56,10 @@ def evidence_of_step(session: Session, key: StepKey) -> Sequence[ShardLint]:
     return repository.evidence_of_step(session, key)
 
 
-def store_verdict(session: Session, key: StepKey, verdict: StepVerdict) -> None:
-    """Store the verdict on a step, or overwrite an older one."""
+def store_verdict(session: Session, key: StepKey, verdict: StepVerdict, *, again: bool = False) -> None:
+    """Store the verdict on a step, or overwrite an older one; `again`: the step may have one. The run is locked."""
     warnings = verdict.report.warnings
+    before = repository.warnings_of(session, key) if again else {}
     repository.put_verdict(
         session,
         {
@@ -71,6 +74,35 @@ def store_verdict(session: Session, key: StepKey, verdict: StepVerdict) -> None:
             "largest_surprisal": verdict.largest_surprisal,
         },
     )
+    if before or warnings:
+        add_step(session, key, "lint", before, [_finding(warning) for warning in warnings])
+
+
+def findings_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
+    """Return the warnings of the run's active steps, each with the evidence of the newest step that has it."""
+    attempts = attempts_of_run(session, run_id)
+    found = []
+    for name, having in _by_name_of_steps(repository.warned_steps(session, run_id, attempts, None)).items():
+        newest = having[-1].step
+        key = StepKey(run_id, active_attempt_of(attempts, newest) or 0, newest)
+        stored = repository.verdict_of(session, key)
+        # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
+        warnings = [] if stored is None else stored.report["warnings"]
+        warning = next((each for each in warnings if each["name"] == name), None)
+        if warning is not None:
+            steps, severities = [step.step for step in having], [step.warnings[name] for step in having]
+            found.append(of_steps(steps, severities, _finding_of_report(warning)))
+    return found
+
+
+def _finding_of_report(warning: Mapping[str, Any]) -> FindingOfStep:
+    """Return the finding of a stored report, which an older release may have written with fewer fields."""
+    name, title = warning["name"], warning["title"]
+    return FindingOfStep(name, warning["severity"], title, warning.get("seen", title), warning.get("remedy"))
+
+
+def _finding(warning: WarningRead) -> FindingOfStep:
+    return FindingOfStep(warning.name, warning.severity, warning.title, warning.seen, warning.remedy)
 
 
 def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepLintRead:
@@ -142,10 +174,6 @@ def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:
 
 def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
     """Return the warnings of all steps by name, each with the severity of its worst step."""
-    found: dict[str, list[WarnedStep]] = {}
-    for step in steps:
-        for name in step.warnings:
-            found.setdefault(name, []).append(step)
     warnings = [
         RunWarningRead(
             name=name,
@@ -155,9 +183,17 @@ def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
             first_step=having[0].step,
             newest_step=having[-1].step,
         )
-        for name, having in found.items()
+        for name, having in _by_name_of_steps(steps).items()
     ]
     return sorted(warnings, key=lambda each: (severity_rank(each.severity), -each.newest_step, each.name))
+
+
+def _by_name_of_steps(steps: Sequence[WarnedStep]) -> dict[str, list[WarnedStep]]:
+    found: dict[str, list[WarnedStep]] = {}
+    for step in steps:
+        for name in step.warnings:
+            found.setdefault(name, []).append(step)
+    return found
 
 
 def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:

@@ -51,8 +51,11 @@ class _Fold:
     step: FoldedStep
 
 
-def store_fold(session: Session, key: StepKey, folded: FoldedStep) -> None:
-    """Store the measurements of a step and the lint's verdict on it. The caller holds the run's lock."""
+def store_fold(session: Session, key: StepKey, folded: FoldedStep, *, again: bool = False) -> None:
+    """Store the measurements of a step and the lint's verdict on it; `again`: it has been closed before.
+
+    The caller holds the run's lock.
+    """
     # A fold of a part of the shards (the others have another statistics version) never replaces a fold of all.
     kept = [
         each
@@ -61,7 +64,7 @@ def store_fold(session: Session, key: StepKey, folded: FoldedStep) -> None:
     ]
     store_measurements(session, key, kept)
     if folded.verdict is not None:
-        store_verdict(session, key, folded.verdict)
+        store_verdict(session, key, folded.verdict, again=again)
 
 
 def mark_closed(step: Step) -> None:
@@ -155,8 +158,9 @@ def _store(
     if shard_versions(session, key) != fold.shards:
         return "changed"
     if step.folded_shards < step.received_shards:
+        again = step.closed_at_us is not None
         mark_closed(step)
-        store_fold(session, key, fold.step)
+        store_fold(session, key, fold.step, again=again)
         session.flush()
         context.events.publish(session, StepClosed(*key))
         passed("steps.before-commit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -24,6 +25,10 @@ def theirs(http: httpx.Client, database: Database) -> dict[str, str]:
     """Ids of a run of another project, with a probe and a lease; from then on the service needs keys."""
     sender = start_run(http, key=SECRET, project="theirs", name=SECRET, initial_learning_rate=1e-6)
     sender.put_shard(1, make_batch(4)).raise_for_status()
+    batch = make_batch(40)
+    copied = replace(batch, trainer_log_probs=batch.rollout_log_probs)
+    sender.put_shard(2, copied).raise_for_status()
+    assert [each["run_key"] for each in http.get("/v1/findings").json()["items"]] == [SECRET]
     sender.put_scalars(1, {SECRET: 1.0}).raise_for_status()
     announce_checkpoint(sender, 1)
     ask_for_probe(sender, 1).raise_for_status()

@@ -14,6 +14,7 @@ from service.platform.database.tables.changes import AnnouncedChange, RunSetup
 from service.platform.database.tables.checkpoints import Checkpoint
 from service.platform.database.tables.detection import DueReplay, RulesVersion, ScalarTail
 from service.platform.database.tables.exact import ExactDivergence, ExactShard
+from service.platform.database.tables.findings import DueFindings, StoredFinding
 from service.platform.database.tables.jobs import BackgroundJob
 from service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
 from service.platform.database.tables.lint import ShardLint, StepLint
@@ -42,6 +43,7 @@ __all__ = [
     "Checkpoint",
     "Deletion",
     "DetectorSnapshot",
+    "DueFindings",
     "DueReplay",
     "EndedSession",
     "ExactDivergence",
@@ -68,6 +70,7 @@ __all__ = [
     "ShardStatistics",
     "Step",
     "StepLint",
+    "StoredFinding",
     "StoredLayerComparison",
     "StoredRouting",
     "StoredWeightsSearch",

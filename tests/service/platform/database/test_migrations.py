@@ -19,6 +19,8 @@ from service.platform.database.engine import make_engine
 from service.platform.database.schema import MIGRATIONS, current_revision, newest_revision, upgrade
 from service.platform.database.session import Database
 from service.platform.database.tables import Alert, Base, StepLint, measurements
+from service.replay.attribution.causes import causes_of_run
+from service.runs.lint.service import findings_of_run
 
 _MIGRATIONS = str(MIGRATIONS)
 # The release before the measures of statistics version 2.
@@ -245,6 +247,41 @@ def test_downgrade_restores_the_severities_of_the_release_before(empty_database:
     after = {table: rows_of(empty_database, table) for table in OLD_SEVERITIES}
     by_id = {table: sorted(map(repr, _parsed(rows))) for table, rows in after.items()}
     assert by_id == {table: sorted(map(repr, _parsed(rows))) for table, rows in before.items()}
+
+
+def test_findings_of_stored_verdicts_and_attributions_are_due(empty_database: str) -> None:
+    migrate(empty_database, "0005")
+    fill_old_severities(empty_database)
+    migrate(empty_database, "0036")
+    with connected(empty_database) as connection:
+        attribution = {"run_id": "run_1", "attempt": 1, "step": 7, "stale": False, "changed_at_us": 1, "computed": 2}
+        connection.execute(
+            sa.text(
+                "INSERT INTO attributions (run_id, attempt, step, stale, changed_at_us, document, computed_at_us) "
+                "VALUES (:run_id, :attempt, :step, :stale, :changed_at_us, NULL, :computed)"
+            ),
+            [attribution, {**attribution, "step": 8}],
+        )
+    upgrade(empty_database)
+    due = rows_of(empty_database, "due_findings")
+    assert sorted((row["run_id"], row["source"], row["changes"]) for row in due) == [
+        ("run_1", "attribution", 1),
+        ("run_1", "lint", 1),
+    ]
+    assert rows_of(empty_database, "findings") == []
+    database = Database(empty_database)
+    with database.read() as session:
+        found = {each.newest.name: each for each in findings_of_run(session, "run_1")}
+        assert causes_of_run(session, "run_1") == []
+    database.close()
+    assert {name: (each.steps, each.first_step, each.newest_step) for name, each in found.items()} == {
+        "shifted_log_probs": (1, 7, 7),
+        "pad_id_sampled": (2, 7, 8),
+    }
+    assert found["pad_id_sampled"].newest.title == "what looks bad"
+    migrate(empty_database, "0036", down=True)
+    migrate(empty_database, "0037")
+    assert len(rows_of(empty_database, "due_findings")) == 2
 
 
 def _parsed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
