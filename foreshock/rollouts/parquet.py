@@ -23,7 +23,7 @@ from foreshock.errors import LimitExceededError
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.exact import ExactBatch
 from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.parquet_batches import arrow_errors, to_batch, to_exact, to_scores
+from foreshock.rollouts.parquet_batches import arrow_errors, attributes_of, to_batch, to_exact, to_scores
 from foreshock.rollouts.parquet_columns import ColumnReader
 from foreshock.rollouts.parquet_footer import open_checked
 from foreshock.rollouts.parquet_layout import ROLLOUTS_PER_ROW_GROUP
@@ -124,7 +124,7 @@ def _read_rollouts(data: Body, limits: DecodeLimits, check_values: bool) -> Read
         batch = to_batch(reader)
     validate_rollouts(batch, limits, check_values=check_values)
     # Attributes of a newer release are not kept.
-    known = reader.metadata.get(ATTRIBUTES_KEY) == batch.attributes.to_json().encode()
+    known = ATTRIBUTES_KEY in reader.metadata and attributes_of(reader.metadata[ATTRIBUTES_KEY])[1]
     return ReadRollouts(batch, own_layout and known)
 
 

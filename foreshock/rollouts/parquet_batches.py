@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from foreshock.rollouts.schema import (
 )
 from foreshock.rollouts.scores import ScoreBatch
 
-__all__ = ["arrow_errors", "to_batch", "to_exact", "to_scores"]
+__all__ = ["arrow_errors", "attributes_of", "to_batch", "to_exact", "to_scores"]
 
 # The required columns give the offsets that the others must have.
 _REQUIRED_FIRST = tuple(sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required))
@@ -36,7 +37,7 @@ _REQUIRED_FIRST = tuple(sorted(ROLLOUT_COLUMNS, key=lambda column: not column.re
 
 def to_batch(reader: ColumnReader) -> RolloutBatch:
     """Return the rollouts of a table, not yet validated."""
-    attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
+    attributes, _ = attributes_of(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
     values: dict[str, Any] = {}
     per_token = False
     for column in _REQUIRED_FIRST:
@@ -52,6 +53,21 @@ def to_batch(reader: ColumnReader) -> RolloutBatch:
         else:
             values[column.field] = reader.numbers(column, null_value=attributes.null_value(column))
     return RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
+
+
+def attributes_of(text: bytes) -> tuple[BatchAttributes, bool]:
+    """Return the attributes in the metadata, and whether the text is that of `to_json`. Raises InvalidRolloutsError."""
+    return _known_attributes(text) if len(text) <= _MOST_KNOWN_BYTES else _read_attributes(text)
+
+
+def _read_attributes(text: bytes) -> tuple[BatchAttributes, bool]:
+    attributes = BatchAttributes.from_json(text)
+    return attributes, attributes.to_json().encode() == text
+
+
+# The shards of a run differ in few attributes, if in any.
+_MOST_KNOWN_BYTES = 16 << 10
+_known_attributes = lru_cache(maxsize=64)(_read_attributes)
 
 
 def to_scores(reader: ColumnReader) -> ScoreBatch:

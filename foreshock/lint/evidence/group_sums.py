@@ -34,13 +34,7 @@ class GroupSums:
     @classmethod
     def of(cls, keys: Keys, tokens: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupSums:
         """Return the sums by group of N rollouts with these group keys [N], tokens [N] and sums [N, 3]."""
-        # As `np.unique`, in half of its time for few groups.
-        order = keys.argsort()
-        rising = keys[order]
-        is_first = np.ones(rising.size, np.bool_)
-        np.not_equal(rising[1:], rising[:-1], out=is_first[1:])
-        unique, inverse = rising[is_first], np.empty(rising.size, np.int64)
-        inverse[order] = np.cumsum(is_first) - 1
+        unique, inverse = np.unique(keys, return_inverse=True)
         totals = np.zeros((unique.size, len(GROUP_COLUMNS)))
         np.add.at(totals, inverse, sums)
         counted = np.bincount(inverse, tokens, unique.size).astype(np.int64)

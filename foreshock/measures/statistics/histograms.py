@@ -37,7 +37,7 @@ class BitGrid:
         shift = _MANTISSA_BITS - self.bits
         raw = np.ascontiguousarray(values, dtype=np.float64).view(np.int64) >> shift
         first = (_EXPONENT_BIAS + self.lowest) << self.bits
-        # `np.clip` takes four times as long for few values.
+        # `np.clip` takes 2 µs longer, which is most of its time for few values.
         bins: NDArray[np.int64] = np.minimum(np.maximum(raw - (first - 1), 0), self.size - 1)
         return bins
 

@@ -110,12 +110,5 @@ def _table_of_ids(token_ids: NDArray[np.integer] | None) -> tuple[NDArray[np.int
         places = np.zeros(most + 1, np.int32)
         places[ids] = np.arange(ids.size, dtype=np.int32)
         return places[token_ids], ids.size, ids
-    # As `np.unique`, whose checks take as long again for a small batch.
-    order = token_ids.argsort()
-    rising = token_ids[order]
-    is_first = np.ones(rising.size, np.bool_)
-    np.not_equal(rising[1:], rising[:-1], out=is_first[1:])
-    rows = np.empty(rising.size, np.int64)
-    rows[order] = np.cumsum(is_first) - 1
-    ids = rising[is_first].astype(np.int64)
-    return rows, ids.size, ids
+    ids, rows = np.unique(token_ids, return_inverse=True)
+    return rows, ids.size, ids.astype(np.int64)
