@@ -6,7 +6,16 @@
 
 from __future__ import annotations
 
-from foreshock.reading.calls.analyses import corrections, health, lint, lint_of_run, risk, theory
+from foreshock.reading.calls.analyses import (
+    corrections,
+    findings,
+    findings_of_runs,
+    health,
+    lint,
+    lint_of_run,
+    risk,
+    theory,
+)
 from foreshock.reading.calls.curves import export_measurements, export_scalars, measurements, measures, scalars
 from foreshock.reading.calls.operations import audit, service
 from foreshock.reading.calls.probing import hardware, probe, probe_policy, probes, probes_of_runs
@@ -42,6 +51,8 @@ __all__ = [
     "exact_tokens",
     "export_measurements",
     "export_scalars",
+    "findings",
+    "findings_of_runs",
     "hardware",
     "health",
     "layers",

@@ -44,6 +44,8 @@ class AsyncReader(AsyncCaller):
     exact_tokens = call(api.exact_tokens)
     health = call(api.health)
     risk = call(api.risk)
+    findings = listing(api.findings)
+    findings_of_runs = listing(api.findings_of_runs)
     lint = call(api.lint)
     lint_of_run = call(api.lint_of_run)
     corrections = call(api.corrections)

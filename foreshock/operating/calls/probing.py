@@ -60,7 +60,7 @@ def request_probe(
 def retry_probe(probe: str) -> Request[ProbeRecord]:
     """Queue the failed and skipped jobs of an ended probe again. Raises Rejected (409) if it has not ended.
 
-    It is never sent twice: the second time it would not have ended.
+    It is sent again only if the service has not received it: the second time the probe would not have ended.
     """
     read = partial(parse, ProbeRecord)
     return json_change("POST", probe_path(probe, "retry"), read, in_project=False, is_repeatable=False)

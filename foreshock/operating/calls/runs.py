@@ -60,8 +60,8 @@ def update_run(
 def delete_run(run: str) -> Request[None]:
     """Delete a run; later calls that name it, late uploads included, are Rejected (410). The key needs `admin`.
 
-    Its files go after the service's grace, and its key stays taken. It is never sent twice: the second time there is no
-    such run.
+    Its files go after the service's grace, and its key stays taken. It is sent again only if the service has not
+    received it: the second time the run would be gone.
     """
     return Request(run_path(run), (), _nothing, method="DELETE", is_repeatable=False)
 
@@ -72,7 +72,7 @@ def delete_rollouts(
     """Delete the tokens of rollouts by sample or group id, now and when they are sent again; aggregates stay.
 
     At most 10,000 ids of each kind. `Reader.deletions` says how far it is. Each call is a deletion of its own: it is
-    never sent twice. The key needs `admin`.
+    sent again only if the service has not received it. The key needs `admin`.
     """
     body = {
         "sample_ids": names_of("sample_ids", sample_ids),

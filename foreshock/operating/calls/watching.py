@@ -30,7 +30,7 @@ def decide(run: str, kind: DecisionKind, reason: str) -> Request[AdviceRecord]:
     """Hold, release, raise or halve the learning rate as an operator, and return the advice that follows.
 
     `reason` is kept in the log of decisions. Raises Rejected (409) if the decision changes nothing, or the run has
-    ended. It is never sent twice: two halvings are a quarter. The key needs `admin`.
+    ended. It is sent again only if the service has not received it: two halvings are a quarter. The key needs `admin`.
     """
     path, body = run_path(run, "lr-advice", "decisions"), {"kind": kind, "reason": reason}
     return json_change("POST", path, advice_record, body, is_repeatable=False)
@@ -40,7 +40,7 @@ def set_rules(run: str, toml: str) -> Request[RulesVersionRecord]:
     """Change a run's rules from the step that the file names; its alerts are derived again. The key needs `admin`.
 
     `toml` is the text of a file of rules; one without rules brings the defaults back. Raises Rejected (422) if it is
-    invalid. Each call is a version: it is never sent twice.
+    invalid. Each call is a version: it is sent again only if the service has not received it.
     """
     read = partial(parse, RulesVersionRecord)
     return json_change("PUT", run_path(run, "rules"), read, {"toml": toml}, is_repeatable=False)

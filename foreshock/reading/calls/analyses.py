@@ -1,4 +1,4 @@
-"""The calls that read what the service concludes from logged log-probs: lint, corrections, theory, health, risk."""
+"""The calls that read what the service concludes: findings, lint, corrections, theory, health, risk."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from functools import partial
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.model_kind import ModelKind
+from foreshock.reading.finding_records import FindingRecord
 from foreshock.reading.parsing import parse
-from foreshock.reading.request import Query, Request, json_request, of_step, run_path, several
+from foreshock.reading.request import Listing, Query, Request, json_request, of_step, run_path, several
 from foreshock.reading.run_records import HealthRecord
 from foreshock.reading.step_records import CorrectionsRecord, LintRecord, RunLintRecord, TheoryRecord
 from foreshock.reading.watch_records import RiskRecord
 
-__all__ = ["corrections", "health", "lint", "lint_of_run", "risk", "theory"]
+__all__ = ["corrections", "findings", "findings_of_runs", "health", "lint", "lint_of_run", "risk", "theory"]
 
 
 def health(run: str, *, steps: int | None = None, model_kind: ModelKind | None = None) -> Request[HealthRecord]:
@@ -70,3 +71,17 @@ def theory(
     """
     bounds: Query = [("delta_max", delta_max), ("gradient_bound", gradient_bound)]
     return of_step(run, step, "theory", [*bounds, ("comparison", comparison), ("attempt", attempt)], TheoryRecord)
+
+
+def findings(run: str, *, sources: Sequence[str] = (), severities: Sequence[str] = ()) -> Listing[FindingRecord]:
+    """Yield what is concluded from a run's data, the last changed first; `sources` are "attribution" and "lint"."""
+    query = [*several("source", sources), *several("severity", severities)]
+    return Listing(run_path(run, "findings"), query, partial(parse, FindingRecord))
+
+
+def findings_of_runs(
+    *, sources: Sequence[str] = (), severities: Sequence[str] = (), names: Sequence[str] = ()
+) -> Listing[FindingRecord]:
+    """Yield the findings of all runs that the key may see, the last changed first."""
+    query = [*several("source", sources), *several("severity", severities), *several("name", names)]
+    return Listing("/v1/findings", query, partial(parse, FindingRecord))

@@ -1,0 +1,112 @@
+"""Every route of the API is a call of a client: `Reader`, `Operator` or `Client`, or is excepted with the reason."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+
+import foreshock
+from foreshock.operating import api as operating
+from foreshock.reading import api as reading
+from foreshock.reading.request import Listing, Request
+from service.app import ROUTERS
+from tests.foreshock.batches import random_batch
+from tests.foreshock.client.faulty_service import faulty_service
+
+_WORKER = "the protocol of workers, spoken by `foreshock worker`: a lease has a fencing token and ends by itself"
+NOT_OFFERED = {
+    ("POST", "/v1/leases"): _WORKER,
+    ("POST", "/v1/leases/{lease}/heartbeat"): _WORKER,
+    ("GET", "/v1/leases/{lease}/rollouts"): _WORKER,
+    ("POST", "/v1/leases/{lease}/fail"): _WORKER,
+    ("PUT", "/v1/leases/{lease}/scores/{shard}"): _WORKER,
+    ("POST", "/v1/leases/{lease}/complete"): _WORKER,
+    ("PUT", "/v1/leases/{lease}/exact/{shard}"): _WORKER,
+    ("PUT", "/v1/leases/{lease}/weights-search"): _WORKER,
+    ("PUT", "/v1/leases/{lease}/layers"): _WORKER,
+    ("PUT", "/v1/leases/{lease}/routing"): _WORKER,
+}
+"""Routes without a call in Python -> why."""
+
+_ARGUMENTS: dict[str, Any] = {
+    "alert": "a",
+    "digest": "sha256:0",
+    "format": "csv",
+    "kind": "other",
+    "last_steps": None,
+    "path": "step-1",
+    "probe": "p",
+    "reason": "why",
+    "root": "weights",
+    "run": "r",
+    "sample_id": "s",
+    "step": 1,
+    "toml": "",
+}
+"""Arguments of calls by name, for those without a default."""
+
+
+def routes() -> list[APIRoute]:
+    every = (route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute))
+    return [route for route in every if route.path.startswith("/v1")]
+
+
+def operations() -> set[tuple[str, str]]:
+    return {(method, route.path) for route in routes() for method in route.methods}
+
+
+def route_of(method: str, path: str) -> tuple[str, str]:
+    """Return the route that takes a request; fail the test if there is none."""
+    for route in routes():
+        match, _ = route.matches({"type": "http", "method": method, "path": path, "headers": []})
+        if match is Match.FULL:
+            return method, route.path
+    return pytest.fail(f"the service has no route {method} {path}")
+
+
+def described_by(api: ModuleType) -> Iterator[tuple[str, str]]:
+    for name in api.__all__:
+        function: Callable[..., Any] = getattr(api, name)
+        needed = [each.name for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+        described = function(**{argument: _ARGUMENTS[argument] for argument in needed})
+        request = described.page(None) if isinstance(described, Listing) else described
+        assert isinstance(request, Request), name
+        yield route_of(request.method, request.path)
+
+
+def sent_by_client(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the routes of what a trainer's client sends, in both modes."""
+    with faulty_service() as service:
+        for mode in ("tokens", "statistics"):
+            settings: dict[str, Any] = {"mode": mode, "heartbeat_seconds": 0.05, "strict": True}
+            client = foreshock.Client(service.url, run_key=mode, spool_directory=folder / mode, **settings)
+            with client.start_run(model="M"):
+                client.log_rollouts(1, random_batch(1))
+                client.log_scalars(1, {"grad_norm": 1.0})
+                client.log_checkpoint(1, root="weights", path="step-1", digest="sha256:" + "0" * 64)
+                client.log_change(1, "other")
+                client.acknowledge(0, 1, 1e-6)
+                assert client.flush(60)
+        sent = [(item.method, item.path) for item in service.received]
+    for method, path in sent:
+        yield route_of(method, path)
+
+
+def test_every_route_of_the_api_is_a_call_of_a_client_or_excepted(tmp_path: Path) -> None:
+    offered = {*described_by(reading), *described_by(operating), *sent_by_client(tmp_path)}
+    missing = sorted(operations() - offered - NOT_OFFERED.keys())
+    assert missing == [], f"no client offers {missing}: add a call to Reader or Operator, or the reason to NOT_OFFERED"
+    assert not NOT_OFFERED.keys() & offered
+    assert operations() >= NOT_OFFERED.keys()
+
+
+def test_reader_only_reads_and_operator_only_changes() -> None:
+    assert {method for method, _ in described_by(reading)} == {"GET"}
+    assert "GET" not in {method for method, _ in described_by(operating)}
