@@ -57,6 +57,16 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._waiting is None:
             self._wait_for_headers()
 
+    def _should_upgrade(self) -> bool:
+        """Serve a request for another protocol, such as WebSocket, as HTTP: there is no other (RFC 9110, section 7.8).
+
+        uvicorn would hand it to a WebSocket library, past the checks of Host, and answer in plain text.
+        """
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: anyone could fill the log."""
+
     def on_message_begin(self) -> None:
         """Begin a request."""
         self._gave, self._header_bytes = True, 0

@@ -143,3 +143,17 @@ def test_second_host_header_is_refused(server: RunningServer) -> None:
         assert answer is not None
         assert answer.status == 400
         assert answer.json()["type"] == "urn:foreshock:problem:host-not-allowed"
+
+
+@pytest.mark.parametrize("key", ["", "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"])
+@pytest.mark.parametrize(("path", "host", "status"), [("/livez", "127.0.0.1", 200), ("/livez", "evil.example", 400)])
+def test_request_for_a_websocket_is_served_as_http(
+    server: RunningServer, key: str, path: str, host: str, status: int
+) -> None:
+    upgrade = f"Connection: Upgrade\r\nUpgrade: websocket\r\n{key}\r\n"
+    with connect(server) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{upgrade}".encode())
+        answer = read_answer(connection)
+        assert answer is not None
+        assert answer.status == status
+        assert status == 200 or answer.json()["type"] == "urn:foreshock:problem:host-not-allowed"
