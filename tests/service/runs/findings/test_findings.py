@@ -142,6 +142,27 @@ def test_attribution_that_names_no_cause_is_no_finding(http: httpx.Client, app: 
     assert findings(run) == []
 
 
+def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Client, app: FastAPI) -> None:
+    batch = make_batch(40, attributes=KNOWN)
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    run = start(http, batch, 1, 2)
+    replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, AMX, 2)
+    rebuild(app)
+    assert findings(run) == []
+    # The replay of step 1, in the same environment, is equal bit for bit: the environment does not explain step 2.
+    replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.rollout_log_probs}, AMX, 1)
+    rebuild(app)
+    named = {
+        (conclusion["link"], step, conclusion["sentence"])
+        for step in (1, 2)
+        for conclusion in run.get(f"steps/{step}/attribution").json()["conclusions"]
+        if conclusion["names_cause"]
+    }
+    assert ("vllm.prefill/rollout", 2) in {(link, step) for link, step, _ in named}
+    assert {(each["name"], each["newest_step"], each["sentence"]) for each in findings(run)} == named
+
+
 def test_weights_that_a_search_finds_are_a_finding(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     send(run, STEP, make_batch(12))
