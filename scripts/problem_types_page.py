@@ -28,16 +28,17 @@ This page is generated from the service's errors by `python -m scripts.problem_t
 
 def page() -> str:
     """Return the text of the page."""
-    errors = sorted(_errors(ProblemError), key=lambda each: each.problem_type)
+    errors = sorted(declared_errors(), key=lambda each: each.problem_type)
     rows = [f"| `{each.problem_type}` | {each.status} | {_meaning(each)} |" for each in errors]
     return _HEAD + "\n".join(rows) + "\n"
 
 
-def _errors(base: type[ProblemError]) -> Iterator[type[ProblemError]]:
+def declared_errors(base: type[ProblemError] = ProblemError) -> Iterator[type[ProblemError]]:
+    """Yield every error that the service declares."""
     for each in base.__subclasses__():
         if each.__module__.startswith("service."):
             yield each
-        yield from _errors(each)
+        yield from declared_errors(each)
 
 
 def _meaning(error: type[ProblemError]) -> str:

@@ -6,9 +6,18 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from http import HTTPStatus
 from typing import Any
 
+from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from scripts.problem_types_page import declared_errors
+
 PROBLEM = "application/problem+json"
+# What a page, its figures and its static files are.
+_OF_PAGES = frozenset({"text/html", "application/json", "text/javascript", "text/css", "image/svg+xml"})
+# Of the framework: an unknown path, and a method that a path has not.
+_OF_THE_FRAMEWORK = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
 
 def problem_types(responses: Mapping[str, Any], status: int) -> list[str]:
@@ -19,6 +28,26 @@ def problem_types(responses: Mapping[str, Any], status: int) -> list[str]:
             if found:
                 return found
     return []
+
+
+def is_known(status: int, headers: Mapping[str, str], body: bytes) -> bool:
+    """Return whether an error is a problem document of a documented type and of the status that the type has."""
+    if _media_type(headers) != PROBLEM:
+        return False
+    # An answer to HEAD has no body.
+    return not body or (json.loads(body)["type"], status) in _known_problems()
+
+
+@cache
+def _known_problems() -> frozenset[tuple[str, int]]:
+    own = {(PROBLEM_TYPE_PREFIX + each.problem_type, each.status) for each in declared_errors()}
+    return frozenset(
+        own | {(PROBLEM_TYPE_PREFIX + each.phrase.lower().replace(" ", "-"), each.value) for each in _OF_THE_FRAMEWORK}
+    )
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip()
 
 
 @dataclass(slots=True)
@@ -48,7 +77,7 @@ class Tally:
         self.requests += 1
         self.statuses[status] += 1
         where = " ".join(operation)
-        media_type = headers.get("content-type", "").partition(";")[0].strip()
+        media_type = _media_type(headers)
         if status >= 500:
             self.note(f"{where}: {status}", f"{example}: {body[:300]!r}")
         if status >= 400:
@@ -66,3 +95,16 @@ class Tally:
         content = documented.get("content", {})
         if body and media_type not in content:
             self.note(f"{where}: {status} as {media_type}, documented {', '.join(content) or 'nothing'}", example)
+
+    def judge_page(self, path: str, status: int, headers: Mapping[str, str], body: bytes, example: str) -> None:
+        """Count the answer of a page: any document of pages, or a documented problem."""
+        self.requests += 1
+        self.statuses[status] += 1
+        media_type = _media_type(headers)
+        if status >= 500:
+            self.note(f"GET {path}: {status}", f"{example}: {body[:300]!r}")
+        elif media_type == PROBLEM:
+            if not is_known(status, headers, body):
+                self.note(f"GET {path}: {status} is no documented problem", f"{example}: {body[:300]!r}")
+        elif body and media_type not in _OF_PAGES:
+            self.note(f"GET {path}: {status} as {media_type or 'no type'}", example)

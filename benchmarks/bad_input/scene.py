@@ -57,6 +57,11 @@ class Scene:
         """The scorer of the leased job."""
         return str(self.holder.lease["job"]["scorers"][0]["scorer"])
 
+    @property
+    def sample_id(self) -> str:
+        """A rollout of the step."""
+        return make_batch(6, seed=1).sample_ids[0]
+
     def headers(self, scope: str) -> dict[str, str]:
         """Return the header with the key of a scope; none for `none`."""
         return {"Authorization": f"Bearer {self.keys[scope]}"} if scope in self.keys else {}
@@ -86,13 +91,18 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path) -> Iterator[Scene]:
-    """Start the service in `folder`, which is its HOME and TMPDIR too, and make its keys and its run."""
+def scene(folder: Path, database_url: str | None = None) -> Iterator[Scene]:
+    """Start the service in `folder`, which is its HOME and TMPDIR too, and make its keys and its run.
+
+    Its database is a SQLite file in `folder`, or that of `database_url`.
+    """
     surroundings = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     for path in surroundings.values():
         Path(path).mkdir(parents=True)
-    keys = _make_keys(folder)
-    with running_service(folder, **SETTINGS, **surroundings) as url:
+    (folder / "foreshock-data").mkdir()
+    database = {"FORESHOCK_DATABASE_URL": database_url or f"sqlite:///{folder / 'foreshock-data' / 'foreshock.db'}"}
+    keys = _make_keys(*database.values())
+    with running_service(folder, **SETTINGS, **surroundings, **database) as url:
         process = next(
             child for child in psutil.Process().children() if "serve" in _words(child) and _port(url) in _words(child)
         )
@@ -105,10 +115,8 @@ def scene(folder: Path) -> Iterator[Scene]:
             yield Scene(url, folder, keys, sender.run, sender, take_lease(http), process)
 
 
-def _make_keys(folder: Path) -> dict[str, str]:
+def _make_keys(url: str) -> dict[str, str]:
     """Make a key of each scope in the database that the service will open; return the secrets by scope."""
-    (folder / "foreshock-data").mkdir()
-    url = f"sqlite:///{folder / 'foreshock-data' / 'foreshock.db'}"
     prepare_database(url)
     keys = {scope: new_secret() for scope in SCOPES}
     with existing_database(url) as database:

@@ -11,17 +11,22 @@ import pytest
 
 from benchmarks.bad_input.__main__ import DECODER_BYTES, SERVICE_BYTES
 from benchmarks.bad_input.answers import Tally
+from benchmarks.bad_input.cursors import forged_cursor, send_cursors
 from benchmarks.bad_input.described import send_described
 from benchmarks.bad_input.documents import hostile_document
 from benchmarks.bad_input.mutated import send_mutated
+from benchmarks.bad_input.queries import Route, hostile_address, send_queries
+from benchmarks.bad_input.raw import raw_request, send_raw
 from benchmarks.bad_input.scene import Scene, scene
 from benchmarks.bad_input.tables import damaged, hostile_table
 from foreshock.rollouts import encode_rollouts
+from tests.service.postgres import start_postgres
 from tests.service.sending import make_batch
 
 pytestmark = pytest.mark.slow
 
 MUTATIONS = 200
+RAW, CURSORS, QUERIES = 300, 140, 250
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +35,31 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def postgres_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    cluster = start_postgres()
+    try:
+        with scene(tmp_path_factory.mktemp("bad-input-postgres"), cluster.new_database()) as running:
+            yield running
+    finally:
+        cluster.stop()
+
+
+def assert_unharmed(service: Scene) -> None:
+    assert service.process.is_running()
+    assert httpx.get(f"{service.url}/livez", timeout=60).status_code == 200
+    assert service.peaks()["service"] < SERVICE_BYTES
+    assert service.strays() == []
+
+
 def test_mutated_bodies_are_refused_and_nothing_breaks(service: Scene) -> None:
     document = httpx.get(f"{service.url}/openapi.json", timeout=120).json()
     tally = send_mutated(service, document, MUTATIONS, seed=1)
     assert not tally.faults, tally.examples
     assert tally.requests == MUTATIONS
     assert sum(count for status, count in tally.statuses.items() if 400 <= status < 500) > MUTATIONS / 2
-    assert service.process.is_running()
-    peaks = service.peaks()
-    assert peaks["service"] < SERVICE_BYTES
-    assert 0 < peaks["decoder"] < DECODER_BYTES
-    assert service.strays() == []
+    assert 0 < service.peaks()["decoder"] < DECODER_BYTES
+    assert_unharmed(service)
 
 
 def test_generated_requests_of_every_operation_get_documented_answers(service: Scene) -> None:
@@ -48,6 +67,49 @@ def test_generated_requests_of_every_operation_get_documented_answers(service: S
     assert not tally.faults, tally.examples
     assert tally.requests > 200
     assert {200, 401, 403, 404} <= set(tally.statuses)
+
+
+def test_raw_requests_are_answered_or_refused_and_nothing_breaks(service: Scene) -> None:
+    tally = send_raw(service.url, RAW, seed=1)
+    assert not tally.faults, tally.examples
+    assert tally.requests == RAW
+    # Not HTTP, another site's Origin, too large lengths, and headers without a bound.
+    assert {400, 403, 413, 431} <= set(tally.statuses)
+    assert_unharmed(service)
+
+
+@pytest.mark.parametrize("name", ["service", "postgres_service"])
+def test_forged_cursors_get_documented_answers(name: str, request: pytest.FixtureRequest) -> None:
+    service: Scene = request.getfixturevalue(name)
+    tally = send_cursors(service, httpx.get(f"{service.url}/openapi.json", timeout=120).json(), CURSORS, seed=1)
+    assert not tally.faults, tally.examples
+    assert tally.requests == CURSORS
+    # Some come to the database.
+    assert {200, 422} <= set(tally.statuses)
+    assert_unharmed(service)
+
+
+@pytest.mark.parametrize("name", ["service", "postgres_service"])
+def test_hostile_queries_of_pages_and_calls_get_documented_answers(name: str, request: pytest.FixtureRequest) -> None:
+    service: Scene = request.getfixturevalue(name)
+    tally = send_queries(service, httpx.get(f"{service.url}/openapi.json", timeout=120).json(), QUERIES, seed=1)
+    assert not tally.faults, tally.examples
+    assert tally.requests == QUERIES
+    assert {200, 404, 422} <= set(tally.statuses)
+    assert_unharmed(service)
+
+
+def test_same_seed_gives_the_same_requests() -> None:
+    route = Route("/runs/{run}", ("search", "cursor"), None)
+    makers: list[Callable[[random.Random], object]] = [
+        lambda source: raw_request(source, b"127.0.0.1:8765"),
+        lambda source: forged_cursor(source),
+        lambda source: hostile_address(route, {"run": "run_1"}, source),
+    ]
+    for make in makers:
+        first, again = ([make(random.Random(seed)) for seed in range(20)] for _ in range(2))
+        assert first == again
+        assert len(set(first)) > 10
 
 
 def test_same_seed_gives_the_same_bodies() -> None:
@@ -82,3 +144,17 @@ def test_undocumented_answers_and_server_errors_are_faults() -> None:
     tally.judge(operation, responses, 201, json, b"{}", "")
     tally.judge(operation, responses, 200, {"content-type": "text/html"}, b"<p>", "")
     assert sum(tally.faults.values()) == 7
+
+
+def test_server_errors_and_undocumented_problems_of_pages_are_faults() -> None:
+    problem = {"content-type": "application/problem+json"}
+    tally = Tally()
+    tally.judge_page("/", 200, {"content-type": "text/html; charset=utf-8"}, b"<p>", "")
+    tally.judge_page("/", 303, {}, b"", "")
+    tally.judge_page("/", 422, problem, b'{"type": "urn:foreshock:problem:invalid-request"}', "")
+    assert not tally.faults
+    tally.judge_page("/", 500, problem, b'{"type": "urn:foreshock:problem:internal"}', "")
+    tally.judge_page("/", 400, problem, b'{"type": "urn:foreshock:problem:invalid-request"}', "")
+    tally.judge_page("/", 422, problem, b'{"type": "urn:another"}', "")
+    tally.judge_page("/", 400, {"content-type": "text/plain"}, b"no", "")
+    assert sum(tally.faults.values()) == 4
