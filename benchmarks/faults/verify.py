@@ -18,8 +18,9 @@ from benchmarks.faults.workload import Item, RunPlan
 from benchmarks.step_rows import comparable
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
+from service.platform.database.dialect import table_of
 from service.platform.database.session import Database
-from service.platform.database.tables import Shard, Step
+from service.platform.database.tables import DueFindings, Shard, Step, StoredFinding
 from service.platform.database.tables.exact import ExactShard
 from service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
 from service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
@@ -50,14 +51,17 @@ class Findings:
 
 
 def wait_until_settled(database: Database, run_id: str) -> bool:
-    """Wait until every step of the run is closed and no attribution is stale: after a crash that is the sweeper's."""
+    """Wait until every step of the run is closed, and no attribution and no finding is due: after a crash that is the
+    sweeper's.
+    """
     deadline = time.monotonic() + _SETTLE_SECONDS
     while time.monotonic() < deadline:
         with database.read() as session:
             steps = session.scalars(select(Step).where(Step.run_id == run_id)).all()
             stale = session.scalars(select(Attribution.stale).where(Attribution.run_id == run_id)).all()
+            due = session.scalars(select(DueFindings.source).where(DueFindings.run_id == run_id)).all()
         closed = all(step.closed_at_us is not None and step.folded_shards == step.received_shards for step in steps)
-        if closed and not any(stale):
+        if closed and not any(stale) and not due:
             return True
         time.sleep(0.2)
     return False
@@ -88,6 +92,10 @@ def verify_run(
         findings.counts[f"compared_alerts_of_{row['rule']}"] += 1
     if mine != others:
         findings.problem("mismatches", f"{where}: alerts: {_first_difference(mine, others)}")
+    found, expected = (_conclusions(*each) for each in ((database, sender), (clean_database, clean)))
+    findings.counts["compared_findings"] += len(expected)
+    if found != expected:
+        findings.problem("mismatches", f"{where}: findings: {_first_difference(found, expected)}")
     _check_advice(findings, where, sender, ours["advice_decisions"], theirs["advice_decisions"])
     _check_answers(findings, sender, url, clean, clean_url)
 
@@ -184,6 +192,15 @@ def _check_snapshots(findings: Findings, where: str, ours: list[dict[str, Any]],
     for key in sorted(mine.keys() & others.keys()):
         if mine[key] != others[key]:
             findings.problem("mismatches", f"{where}: the detectors' state after {key} differs")
+
+
+def _conclusions(database: Database, sender: RunSender) -> list[dict[str, Any]]:
+    """Return what is concluded about the run, without times."""
+    table = table_of(StoredFinding)
+    chosen = [column for column in table.columns if column.name not in ("run_id", "changed_at_us")]
+    query = select(*chosen).where(table.c.run_id == sender.run_id).order_by(table.c.source, table.c.name)
+    with database.read() as session:
+        return [dict(row) for row in session.execute(query).mappings()]
 
 
 def _alerts(rows: list[dict[str, Any]], plan: RunPlan) -> list[dict[str, Any]]:
