@@ -71,6 +71,12 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def on_disk(self) -> int:
+        """Number of entries that survive the end of this process."""
+        with self._lock:
+            return sum(entry.spooled is not None for entry in self._entries)
+
     def recover(self, *, other_keys: bool = False) -> int:
         """Put the entries that earlier processes left on disk in front; return their number.
 

@@ -158,8 +158,14 @@ class Pipeline:
 
     def _print(self, status: DeliveryStatus) -> None:
         lines = [f"foreshock: {status}"]
-        if status.undelivered:
-            lines.append(f"  the undelivered items are kept in {self._spool.directory}; the next client sends them")
+        kept = min(self._uploader.on_disk, status.undelivered)
+        if kept:
+            lines.append(f"  {kept} undelivered items are kept in {self._spool.directory}; the next client sends them")
+        if status.undelivered > kept:
+            lines.append(
+                f"  {status.undelivered - kept} could not be written to {self._spool.directory} and end with this "
+                "process; set FORESHOCK_SPOOL_DIRECTORY to a folder that can be written and has room"
+            )
         if status.rejected:
             lines.append(f"  the rejected items are in {self._spool.directory / 'rejected'}, each with the reason")
         with contextlib.suppress(OSError, ValueError):

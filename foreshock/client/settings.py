@@ -80,10 +80,16 @@ class ClientSettings:
         _check(settings)
         address, key = configured(url, api_key)
         directory = spool_directory or os.environ.get("FORESHOCK_SPOOL_DIRECTORY") or _default_spool_directory(address)
+        try:
+            folder = Path(directory).expanduser().absolute()
+        except RuntimeError:
+            raise ConfigurationError(
+                f"the spool directory {str(directory)!r} names a home folder that does not exist: give an absolute path"
+            ) from None
         return cls(
             url=address,
             api_key=key,
-            spool_directory=Path(directory).expanduser().absolute(),
+            spool_directory=folder,
             **settings,
         )
 
@@ -107,13 +113,16 @@ def _check(settings: dict[str, Any]) -> None:
 def _default_spool_directory(url: str) -> Path:
     """Return a folder per user and service; below the home folder, if writable, so that it survives a reboot."""
     service = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:12]
+    return (_usable_cache() or private_temporary_folder("foreshock-")) / "foreshock" / "spool" / service
+
+
+def _usable_cache() -> Path | None:
+    """Return the user's cache folder; None if it cannot be written."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    home = Path(cache) if cache else Path.home() / ".cache"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        usable = os.access(home, os.W_OK | os.X_OK)
-    except OSError:
-        usable = False
-    if not usable:
-        home = private_temporary_folder("foreshock-")
-    return home / "foreshock" / "spool" / service
+        folder = Path(cache) if cache else Path.home() / ".cache"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        # RuntimeError: a container's user that has no line in /etc/passwd, without HOME.
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None

@@ -132,6 +132,11 @@ class Uploader:
         self._deliverer.join(5.0)
         self._outbox.all_to_disk()
 
+    @property
+    def on_disk(self) -> int:
+        """Number of undelivered items that the next client finds in the spool."""
+        return self._outbox.on_disk
+
     def _wait(self, reached: Callable[[], bool], timeout_seconds: float) -> bool:
         deadline = time.monotonic() + timeout_seconds
         with self._changed:

@@ -15,6 +15,7 @@ from foreshock.client import Client
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError
 from tests.paths import DOCS
+from tests.ports import free_port
 
 
 def test_arguments_override_environment_and_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,3 +93,33 @@ def test_planted_temporary_folder_is_not_used_where_the_home_folder_is_not_writa
     assert folder() != unpredictable, "a new name while no folder has one"
     unpredictable.mkdir(mode=0o700)
     assert folder() == unpredictable, "what an earlier process kept there is found"
+
+
+def test_user_without_a_home_folder_has_a_spool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    # As for the user of a container that has no line in /etc/passwd.
+    monkeypatch.setattr(Path, "home", no_home)
+    for name in ("FORESHOCK_SPOOL_DIRECTORY", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert tmp_path in ClientSettings.resolve().spool_directory.parents
+
+
+def test_spool_in_an_unknown_home_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORESHOCK_SPOOL_DIRECTORY", raising=False)
+    with pytest.raises(ConfigurationError, match="give an absolute path"):
+        ClientSettings.resolve(spool_directory="~no-such-user-of-this-machine/spool")
+
+
+def test_items_that_no_spool_took_are_not_said_to_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # No folder can be made below a file, by any user.
+    (tmp_path / "file").touch()
+    spool = tmp_path / "file" / "spool"
+    client = Client(f"http://127.0.0.1:{free_port()}", spool_directory=spool, exit_seconds=0.2)
+    client.start_run(model="m", initial_learning_rate=1e-6)
+    client.close()
+    printed = capsys.readouterr().err
+    assert f"1 could not be written to {spool} and end with this process" in printed
+    assert "are kept in" not in printed
