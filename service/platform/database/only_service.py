@@ -27,7 +27,13 @@ def only_service(database_url: str) -> Iterator[None]:
         yield
         return
     path = f"{url.database}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file {path} cannot be opened ({error.strerror}): give this user write access to it and its folder, "
+            "or delete it, if another user made it and no service runs"
+        ) from None
     try:
         _lock(descriptor, str(url.database))
         os.ftruncate(descriptor, 0)

@@ -60,3 +60,11 @@ def test_started_service_refuses_a_second_one_in_its_folder_and_starts_again_aft
         first.process.wait(timeout=60)
         with service_process(tmp_path):
             pass
+
+
+def test_lock_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> None:
+    # For any user, root included; a file of another user is refused in the same way.
+    (tmp_path / "foreshock.db.lock").mkdir()
+    refusal = pytest.raises(ConfigurationError, match=r"foreshock\.db\.lock cannot be opened")
+    with refusal, only_service(f"sqlite:///{tmp_path}/foreshock.db"):
+        pass
