@@ -62,3 +62,4 @@ class HardwareRecord:
 
     workers: tuple[WorkerRecord, ...]
     accelerators: tuple[AcceleratorRecord, ...]
+    accelerators_left_out: int = 0

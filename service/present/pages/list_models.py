@@ -100,6 +100,7 @@ class HardwareRow:
 class HardwarePage:
     configurations: Sequence[ConfigurationRow]
     accelerators: Sequence[HardwareRow]
+    accelerators_left_out: int
 
 
 @dataclass(frozen=True, slots=True)

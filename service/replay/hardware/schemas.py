@@ -26,7 +26,7 @@ class AcceleratorRead(BaseModel):
 
     accelerator: str
     workers: int = Field(description=f"live workers: seen in the last {LIVE_MINUTES} minutes")
-    devices: list[str]
+    devices: list[str] = Field(description="names of its devices, at most 50")
     queued_jobs: int
     running_jobs: int
     scores: int = Field(description="published scores of its workers")
@@ -36,4 +36,7 @@ class HardwareRead(BaseModel):
     """The workers, the one seen last first, and the accelerators."""
 
     workers: list[WorkerRead]
-    accelerators: list[AcceleratorRead]
+    accelerators: list[AcceleratorRead] = Field(
+        description="at most 500: those with live workers first, then those with jobs, then those with scores"
+    )
+    accelerators_left_out: int = Field(description="accelerators beyond these")

@@ -14,6 +14,8 @@ from service.replay.probes.job_transitions import JobState
 from service.replay.workers.service import count_live_workers, newest_workers
 
 _MOST_WORKERS = 500
+# Workers and probes name accelerators and devices freely.
+_MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 
 
 def read_hardware(session: Session, principal: Principal) -> HardwareRead:
@@ -30,18 +32,24 @@ def read_hardware(session: Session, principal: Principal) -> HardwareRead:
     jobs: Counter[tuple[str, str]] = Counter()
     for accelerator, state, count in repository.waiting_and_running(session, principal.project):
         jobs[accelerator, state] += count
-    names = sorted({*devices, *(accelerator for accelerator, _ in jobs)})
+    names = {*devices, *(accelerator for accelerator, _ in jobs)}
+
+    def in_use(name: str) -> tuple[int, int, int]:
+        return live.get(name, 0), jobs[name, JobState.QUEUED] + jobs[name, JobState.RUNNING], made[name]
+
+    shown = sorted(sorted(names), key=in_use, reverse=True)[:_MOST_ACCELERATORS]
     return HardwareRead(
         workers=[WorkerRead.model_validate(each) for each in workers],
         accelerators=[
             AcceleratorRead(
                 accelerator=name,
                 workers=live.get(name, 0),
-                devices=sorted(device for device in devices[name] if device),
+                devices=sorted(device for device in devices[name] if device)[:_MOST_DEVICES],
                 queued_jobs=jobs[name, JobState.QUEUED],
                 running_jobs=jobs[name, JobState.RUNNING],
                 scores=made[name],
             )
-            for name in names
+            for name in sorted(shown)
         ],
+        accelerators_left_out=len(names) - len(shown),
     )

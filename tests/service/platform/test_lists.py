@@ -19,7 +19,7 @@ COLUMNAR = {"/v1/runs/{run}/measurements", "/v1/runs/{run}/scalars"}
 # Any other array of an answer, and why it is bounded.
 BOUNDED = {
     "/v1/measures": "the measures of the registry",
-    "/v1/hardware": "the 500 workers seen last, and their accelerators",
+    "/v1/hardware": "the 500 workers seen last, and at most 500 accelerators with 50 devices each",
     "/v1/rules": "the default rules, a fixed list",
     "/v1/runs/{run}/rules": "the rules of one run, and at most 100 versions of them",
     "/v1/runs/{run}/risk": "a reason for each family of rules",

@@ -37,6 +37,7 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
             )
             for each in hardware.accelerators
         ],
+        accelerators_left_out=hardware.accelerators_left_out,
     )  # fmt: skip
 
 

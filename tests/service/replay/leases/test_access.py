@@ -57,16 +57,3 @@ def test_each_scope_is_required(server: RunningServer, app: FastAPI, run: Sender
         assert ask_for_lease(worker).status_code == 200
         assert worker.get("/metrics").status_code == 403
     assert ask_for_lease(run.http).status_code == 401
-
-
-def test_hardware_lists_workers_and_queued_jobs(http: httpx.Client, run: Sender) -> None:
-    ask_for_probe(run, 1, ["torch.float32"], accelerator="H100").raise_for_status()
-    ask_for_lease(http, "w1", scorers=["vllm.prefill"]).raise_for_status()
-    read = http.get("/v1/hardware").json()
-    assert [(each["name"], each["accelerator"], each["device_name"]) for each in read["workers"]] == [
-        ("w1", "cpu", "a CPU")
-    ]
-    found = {each["accelerator"]: each for each in read["accelerators"]}
-    assert (found["cpu"]["workers"], found["cpu"]["devices"]) == (1, ["a CPU"])
-    assert found["H100"]["queued_jobs"] == 1
-    assert found["any"]["running_jobs"] == 1
