@@ -32,8 +32,8 @@ class FindingRead(BaseModel):
     project: str
     source: FindingSource
     name: str = Field(
-        description="of the lint: the name of the check; of an attribution: the link that is the cause, such as "
-        "`vllm.prefill/rollout`, or `wrong-weights` or `trainer-precision`"
+        description="of the lint: the name of the check; of an attribution: the link that is the cause, as the "
+        "attribution of the step names it, or `wrong-weights` or `trainer-precision`"
     )
     title: str
     severity: Severity = Field(description="of the worst step; `info` for causes, which say where and not how much")
