@@ -61,10 +61,13 @@ class RolloutsError(ForeshockError, ValueError):
     """Invalid rollouts or scores.
 
     `row` is the zero-based row (the rollout) and `column` the name of the column; both are None if the error concerns
-    the whole table. `message` is the text without row and column.
+    the whole table. `message` is the text without row and column, `fault` the text without `advice`, which is for the
+    sender of the rollouts.
     """
 
-    def __init__(self, message: str, *, row: int | None = None, column: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, row: int | None = None, column: str | None = None, advice: str | None = None
+    ) -> None:
         place = ", ".join(
             part
             for part in (
@@ -73,8 +76,10 @@ class RolloutsError(ForeshockError, ValueError):
             )
             if part
         )
-        super().__init__(f"{place}: {message}" if place else message)
-        self.message = message
+        self.fault = f"{place}: {message}" if place else message
+        end = "" if advice is None else f": {advice}"
+        super().__init__(self.fault + end)
+        self.message = message + end
         self.row = row
         self.column = column
 

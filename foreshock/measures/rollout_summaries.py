@@ -169,7 +169,7 @@ class RolloutSummaries:
         rows, groups = self.num_rollouts, self.table.column("group_id")
         if groups.null_count == 0:
             return self.ranks("group_id")
-        # Ids are unique in a shard, but not over several shards or ranks.
+        # Ids are unique in a shard, but not over several shards or ranks: then the largest rank is below N.
         if of_names is None or of_names.max(initial=0) < rows:
             of_names = self.ranks("sample_id", "first")
         if groups.null_count == rows:

@@ -42,11 +42,4 @@ class AsyncOperator(AsyncCaller):
 
     def reader(self) -> AsyncReader:
         """Return a reader of what the service has, with this operator's address, key and project."""
-        settings = self.settings
-        return AsyncReader(
-            settings.url,
-            settings.project,
-            api_key=settings.api_key,
-            timeout_seconds=settings.timeout_seconds,
-            retry_seconds=settings.retry_seconds,
-        )
+        return AsyncReader(**vars(self.settings))

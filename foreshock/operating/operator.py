@@ -45,11 +45,4 @@ class Operator(Caller):
 
     def reader(self) -> Reader:
         """Return a reader of what the service has, with this operator's address, key and project."""
-        settings = self.settings
-        return Reader(
-            settings.url,
-            settings.project,
-            api_key=settings.api_key,
-            timeout_seconds=settings.timeout_seconds,
-            retry_seconds=settings.retry_seconds,
-        )
+        return Reader(**vars(self.settings))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
 
 from foreshock.errors import ConfigurationError
-from foreshock.reading.request import Method, Query, Request
+from foreshock.reading.request import Method, Query, Request, json_request
 
 __all__ = ["UNCHANGED", "Unchanged", "given", "json_change"]
 
@@ -43,11 +44,8 @@ def json_change(
     is_repeatable: bool = True,
 ) -> Request[Answer]:
     """Return a request whose answer is a JSON object. Raises ConfigurationError if the body is no JSON."""
-    return Request(
-        path,
-        query,
-        lambda answer: read(json.loads(answer)),
-        in_project=in_project,
+    return replace(
+        json_request(path, query, read, in_project=in_project),
         method=method,
         content=None if body is None else _json(body),
         is_repeatable=is_repeatable,

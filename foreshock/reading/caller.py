@@ -38,15 +38,10 @@ class Caller:
 
     def send(self, request: Request[Answer]) -> Answer:
         """Return the answer to a request. Raises ServiceError."""
-        remembered = self._remembered if request.method == "GET" else None
+        remembered = self._remembered if request.is_read else None
         response = retry(
             lambda: self._connection.request(
-                request.method,
-                request.path,
-                query=request.parameters(self.settings.project),
-                content=request.content,
-                headers={**request.headers, **({} if remembered is None else remembered.headers(request.asked))},
-                timeout_seconds=self.settings.timeout_seconds + request.wait_seconds,
+                request.method, request.path, **self.settings.arguments(request, remembered)
             ),
             self.settings.backoff(),
             is_retryable=retryable_of(request),

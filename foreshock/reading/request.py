@@ -55,6 +55,11 @@ class Request(Generic[Answer_co]):
     is_repeatable: bool = True
 
     @property
+    def is_read(self) -> bool:
+        """Whether it changes nothing, so that its answer can be kept."""
+        return self.method == "GET"
+
+    @property
     def headers(self) -> dict[str, str]:
         """The headers of the request."""
         kind = {} if self.content is None else {"Content-Type": "application/json"}

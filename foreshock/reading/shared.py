@@ -31,6 +31,16 @@ class CallerSettings:
         self.timeout_seconds = timeout_seconds
         self.retry_seconds = retry_seconds
 
+    def arguments(self, request: Request[Any], remembered: RememberedAnswers | None) -> dict[str, Any]:
+        """Return what a connection's `request` takes beside method and path."""
+        kept = {} if remembered is None else remembered.headers(request.asked)
+        return {
+            "query": request.parameters(self.project),
+            "content": request.content,
+            "headers": {**request.headers, **kept},
+            "timeout_seconds": self.timeout_seconds + request.wait_seconds,
+        }
+
     def backoff(self) -> Backoff:
         """Return the delays between the attempts at one request."""
         return Backoff(first_seconds=0.25, longest_seconds=5.0)

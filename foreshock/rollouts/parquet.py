@@ -187,7 +187,7 @@ def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> 
         values += batch.nbytes
         if values > limits.max_uncompressed_bytes:
             raise LimitExceededError(
-                f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes: send more, smaller shards"
+                f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes", advice="send more, smaller shards"
             )
     schema = file.schema_arrow
     table = pa.Table.from_batches(batches, schema=schema)
@@ -201,6 +201,7 @@ def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:
     size = memoryview(data).nbytes
     if size > limits.max_body_bytes:
         raise LimitExceededError(
-            f"the body has more than the {limits.max_body_bytes:,} bytes of one shard: send more, smaller shards"
+            f"the body has more than the {limits.max_body_bytes:,} bytes of one shard",
+            advice="send more, smaller shards",
         )
     return pa.py_buffer(data)

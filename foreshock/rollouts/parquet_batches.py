@@ -136,7 +136,9 @@ def arrow_errors() -> Iterator[None]:
     except RolloutsError:
         raise
     except MemoryError as error:
-        raise LimitExceededError("it needs more memory than is available: send more, smaller shards") from error
+        raise LimitExceededError(
+            "it needs more memory than is available", advice="send more, smaller shards"
+        ) from error
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

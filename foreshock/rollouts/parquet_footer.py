@@ -28,7 +28,7 @@ from foreshock.rollouts.parquet_pages import (
     unreadable,
 )
 from foreshock.rollouts.schema import ColumnSpec
-from foreshock.rollouts.thrift_compact import ThriftError, read_struct_with_spans
+from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
 __all__ = ["CheckedFile", "bounds_of", "check_claims", "check_schema", "footer_bytes_of", "open_checked", "read_footer"]
 
@@ -143,7 +143,8 @@ def _read_footer(end: memoryview | bytes, file_bytes: int, limits: DecodeLimits)
         raise unreadable("its footer is cut off")
     data = bytes(end[-footer_bytes:-_TRAILER_BYTES])
     try:
-        footer, spans = read_struct_with_spans(data)
+        spans: dict[int, tuple[int, int]] = {}
+        footer, _ = read_struct(data, spans=spans)
     except ThriftError as error:
         raise unreadable(f"its footer is damaged ({error})") from error
     # Lengths keep two different pairs of parts apart.
@@ -152,7 +153,7 @@ def _read_footer(end: memoryview | bytes, file_bytes: int, limits: DecodeLimits)
 
 
 def _not_parquet() -> InvalidRolloutsError:
-    return InvalidRolloutsError("this is not a Parquet file: send the bytes that `encode_rollouts` returns")
+    return InvalidRolloutsError("this is not a Parquet file", advice="send the bytes that `encode_rollouts` returns")
 
 
 def check_claims(footer: dict[int, Any], chunks: list[ColumnChunk], limits: DecodeLimits) -> None:
@@ -165,10 +166,10 @@ def check_claims(footer: dict[int, Any], chunks: list[ColumnChunk], limits: Deco
         )
     if rows > limits.max_rollouts:
         raise LimitExceededError(
-            f"{rows:,} rollouts are more than the {limits.max_rollouts:,} of one shard: send more shards"
+            f"{rows:,} rollouts are more than the {limits.max_rollouts:,} of one shard", advice="send more shards"
         )
     if rows == 0:
-        raise InvalidRolloutsError("there are no rows: send at least one rollout")
+        raise InvalidRolloutsError("there are no rows", advice="send at least one rollout")
     if sum(number(group, GROUP_ROWS) for group in groups) != rows:
         raise unreadable("its row groups do not add up to its rows")
     for item in structs(footer, _FILE_KEY_VALUES, required=False):
@@ -190,13 +191,16 @@ def _check_chunks(chunks: list[ColumnChunk], rows: int, limits: DecodeLimits) ->
         # A footer counts an empty list as one value.
         if count > limits.max_tokens + rows:
             raise LimitExceededError(
-                f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
+                f"{count:,} tokens are more than the {limits.max_tokens:,} of one shard",
+                column=name,
+                advice="send more shards",
             )
     # Run-length encoding stores a million equal values in a few bytes: sizes of pages do not bound the decoded size.
     decoded = max(sum(chunk.uncompressed_bytes for chunk in chunks), _DECODED_BYTES * sum(values.values()))
     if decoded > limits.max_uncompressed_bytes:
         raise LimitExceededError(
-            f"it decodes to {decoded:,} bytes, more than {limits.max_uncompressed_bytes:,}: send more, smaller shards"
+            f"it decodes to {decoded:,} bytes, more than {limits.max_uncompressed_bytes:,}",
+            advice="send more, smaller shards",
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ThriftError", "read_struct", "read_struct_with_spans"]
+__all__ = ["ThriftError", "read_struct"]
 
 _MAX_DEPTH = 24
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
@@ -25,51 +25,32 @@ class ThriftError(ValueError):
     """The bytes are not a struct in the compact protocol."""
 
 
-def read_struct(data: _Data, position: int = 0) -> tuple[dict[int, Any], int]:
+def read_struct(
+    data: _Data, position: int = 0, spans: dict[int, tuple[int, int]] | None = None
+) -> tuple[dict[int, Any], int]:
     """Return the struct at `position`, as field numbers to values, and the position of its end.
+
+    `spans` is filled with where each of its fields begins and ends, its type included; that of a repeated field goes
+    from its first to its last.
 
     Values are integers, bytes, lists, booleans or structs; doubles and maps, which no size uses, are None. Raises
     ThriftError if there is no struct.
     """
     try:
-        return _struct(data, position, 0)
+        return _struct(data, position, 0, spans)
     except IndexError:
         raise ThriftError("the data ends inside a struct") from None
 
 
-def read_struct_with_spans(data: bytes) -> tuple[dict[int, Any], dict[int, tuple[int, int]]]:
-    """Return the struct at the start of `data`, and where each of its fields begins and ends, its type included.
-
-    Values and errors are those of `read_struct`. The span of a field that is repeated goes from its first to its last.
-    """
-    fields: dict[int, Any] = {}
-    spans: dict[int, tuple[int, int]] = {}
-    position = number = 0
-    try:
-        while (header := data[position]) != _STOP:
-            start = position
-            position += 1
-            delta, kind = header >> 4, header & 15
-            if delta:
-                number += delta
-            else:
-                number, position = _value(data, position, _INTEGERS[0], 0)
-            if kind in (_TRUE, _FALSE):
-                fields[number] = kind == _TRUE
-            else:
-                fields[number], position = _value(data, position, kind, 0)
-            spans[number] = spans.get(number, (start, 0))[0], position
-    except IndexError:
-        raise ThriftError("the data ends inside a struct") from None
-    return fields, spans
-
-
-def _struct(data: _Data, position: int, depth: int) -> tuple[dict[int, Any], int]:
+def _struct(
+    data: _Data, position: int, depth: int, spans: dict[int, tuple[int, int]] | None = None
+) -> tuple[dict[int, Any], int]:
     if depth > _MAX_DEPTH:
         raise _too_deep()
     fields: dict[int, Any] = {}
     number = 0
     while (header := data[position]) != _STOP:
+        start = position
         position += 1
         delta, kind = header >> 4, header & 15
         if delta:
@@ -89,6 +70,8 @@ def _struct(data: _Data, position: int, depth: int) -> tuple[dict[int, Any], int
             fields[number] = kind == _TRUE
         else:
             fields[number], position = _value(data, position, kind, depth)
+        if spans is not None:
+            spans[number] = spans.get(number, (start, 0))[0], position
     return fields, position + 1
 
 

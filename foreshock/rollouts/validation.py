@@ -88,10 +88,11 @@ def validate_exact(exact: ExactBatch, limits: DecodeLimits | None = None) -> Non
 def check_sample_ids(sample_ids: Sequence[str], limits: DecodeLimits) -> None:
     """Raise InvalidRolloutsError or LimitExceededError for no rows, too many, or an id that is missing or repeated."""
     if len(sample_ids) == 0:
-        raise InvalidRolloutsError("there are no rows: send at least one rollout", column="sample_id")
+        raise InvalidRolloutsError("there are no rows", column="sample_id", advice="send at least one rollout")
     if len(sample_ids) > limits.max_rollouts:
         raise LimitExceededError(
-            f"{len(sample_ids):,} rollouts are more than the {limits.max_rollouts:,} of one shard: send more shards"
+            f"{len(sample_ids):,} rollouts are more than the {limits.max_rollouts:,} of one shard",
+            advice="send more shards",
         )
     _check_strings("sample_id", sample_ids, limits)
     first_rows: dict[str, int] = {}
@@ -135,7 +136,9 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values:
         )
     if values > limits.max_tokens:
         raise LimitExceededError(
-            f"{values:,} tokens are more than the {limits.max_tokens:,} of one shard: send more shards", column=name
+            f"{values:,} tokens are more than the {limits.max_tokens:,} of one shard",
+            column=name,
+            advice="send more shards",
         )
     longest = limits.max_prompt_tokens if name == "prompt_token_ids" else limits.max_response_tokens
     if int(lengths.max(initial=0)) > longest:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
+from service.platform.media_types import media_type_of
 from service.platform.problem import BodyRefused, LimitExceeded, ProblemError, problem_response
 from service.platform.settings import Settings
 
@@ -26,7 +27,7 @@ def body_limit(request: Request, settings: Settings) -> int:
 
     Raises LimitExceeded if Content-Length is above the limit.
     """
-    is_table = request.headers.get("content-type", "").partition(";")[0].strip() in _TABLES
+    is_table = media_type_of(request) in _TABLES
     limit = settings.max_body_bytes if is_table else settings.max_json_bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:

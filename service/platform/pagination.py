@@ -12,6 +12,7 @@ from fastapi import Query
 from pydantic import BaseModel, Field
 
 from service.platform.problem import ProblemError
+from service.platform.schemas import LARGEST_INTEGER, is_storable_text
 
 Item = TypeVar("Item")
 CursorKey = tuple[str | int, ...]
@@ -54,10 +55,8 @@ def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
 
 
 def _can_be_a_parameter(part: str | int) -> bool:
-    """Return whether both databases take the value: no integer beyond 64 bits, no NUL and no lone surrogate."""
-    if isinstance(part, int):
-        return abs(part) < 2**63
-    return "\x00" not in part and not any("\ud800" <= letter <= "\udfff" for letter in part)
+    """Return whether both databases take the value."""
+    return abs(part) <= LARGEST_INTEGER if isinstance(part, int) else is_storable_text(part)
 
 
 def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey]) -> Page[Item]:

@@ -20,6 +20,7 @@ from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
 from service.platform.json_bodies import fault_of, syntax_fault
 from service.platform.logs.request_ids import current_request_id
+from service.platform.media_types import media_type_of
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
@@ -188,8 +189,7 @@ def _request_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     if isinstance(error.body, bytes) and any(fault["loc"] == ("body",) for fault in error.errors()):
         # The framework leaves a body of another type as bytes; curl sends a form unless it is told the type.
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip()
-        sent = media_type[:100] or "a body without a type"
+        sent = media_type_of(request)[:100] or "a body without a type"
         return problem_response(UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}"))
     items = [_item(fault, error.body) for fault in error.errors()]
     detail = "; ".join(f"{item.location}: {item.message}" for item in items)

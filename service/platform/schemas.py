@@ -10,6 +10,9 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 LARGEST_STEP = 2**31 - 1
 _DEEPEST = 16
+LARGEST_INTEGER = 2**63 - 1
+NO_NUL = r"^[^\x00]*$"
+"""Pattern of texts: PostgreSQL stores no NUL and refuses to compare with one."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Step = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
@@ -26,6 +29,11 @@ MaxPoints = Annotated[
 ToStep = Annotated[int, Query(ge=0, le=LARGEST_STEP, description="included")]
 
 
+def is_storable_text(text: str) -> bool:
+    """Return whether both databases take the text: no NUL and no lone surrogate."""
+    return "\x00" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def storable_json(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value if JSONB can hold it; raises ValueError for NUL, non-finite numbers and too deep nesting."""
     _check_json(value, _DEEPEST)
@@ -37,10 +45,10 @@ def _check_json(value: Any, depth: int) -> None:
         raise ValueError(f"is nested more than {_DEEPEST} levels deep")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("holds a number that is not finite")
-    if isinstance(value, int) and abs(value) >= 2**63:
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise ValueError("holds an integer beyond 64 bits")
     if isinstance(value, str):
-        if "\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        if not is_storable_text(value):
             raise ValueError("holds text that cannot be stored (NUL or a lone surrogate)")
     elif isinstance(value, dict):
         for key, item in value.items():

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from service.platform.body_limits import PARQUET_MEDIA_TYPE
 from service.platform.context import ServiceContext
+from service.platform.media_types import media_type_of
 from service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
 from service.platform.store.temporaries import write_private
 from service.platform.store.tokens import TokenStore
@@ -77,11 +78,7 @@ def is_small(request: Request, expected: str) -> bool:
     """Return whether the request declares a plain body of the expected type and of SMALL_BODY_BYTES at most."""
     size = request.headers.get("content-length", "")
     is_plain = request.headers.get("content-encoding", "identity") == "identity"
-    return is_plain and size.isdecimal() and int(size) <= SMALL_BODY_BYTES and _media_type(request) == expected
-
-
-def _media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip()
+    return is_plain and size.isdecimal() and int(size) <= SMALL_BODY_BYTES and media_type_of(request) == expected
 
 
 @asynccontextmanager
@@ -93,7 +90,7 @@ async def received_upload(
     The upload holds a place until then. Raises UnsupportedMediaType (415); before the body is read UploadsBusy (503)
     and TooManyRequests (429); LimitExceeded (413, before the rest is read) and UploadIncomplete.
     """
-    media_type = _media_type(request)
+    media_type = media_type_of(request)
     if media_type != expected:
         raise UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
     async with context.uploads.place(getattr(request.state, "key_id", None)):

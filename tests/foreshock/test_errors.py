@@ -118,10 +118,18 @@ def test_error_names_row_and_column() -> None:
     assert (error.row, error.column, error.message) == (3, "turn", "is negative: ids start at 0")
 
 
+def test_fault_has_no_advice_for_the_sender() -> None:
+    error = errors.LimitExceededError("9 rollouts are more than 8", column="sample_id", advice="send more shards")
+    assert str(error) == "column `sample_id`: 9 rollouts are more than 8: send more shards"
+    assert error.message == "9 rollouts are more than 8: send more shards"
+    assert error.fault == "column `sample_id`: 9 rollouts are more than 8"
+
+
 @pytest.mark.parametrize(
     "error",
     [
         errors.InvalidRolloutsError("wrong", row=1, column="reward"),
+        errors.LimitExceededError("too many", advice="send fewer"),
         errors.LimitExceededError("too many", column="sample_id"),
         errors.ServiceError("no", status=409, problem={"title": "conflict"}),
         errors.WeightsError("gone"),

@@ -58,9 +58,8 @@ def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], bu
     builder.count(scale_tokens=chosen.size)
     for (cross, of_mu, of_pi), of_part in ((_SCALE_OF_LIKELY, likely), (_SCALE_OF_UNLIKELY, ~likely)):
         one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
-        builder.sums[cross] += float(np.add.reduce(one * other))
-        builder.sums[of_mu] += float(np.add.reduce(one * one))
-        builder.sums[of_pi] += float(np.add.reduce(other * other))
+        products = {cross: one * other, of_mu: one * one, of_pi: other * other}
+        builder.add(**{name: float(np.add.reduce(values)) for name, values in products.items()})
 
 
 def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) -> None:

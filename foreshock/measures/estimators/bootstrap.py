@@ -126,10 +126,11 @@ def nonnegative_intervals(
     """
     of_clusters, sizes = sums_of_clusters(sums, tokens, clusters)
     ends: list[float] = high_from_spread(of_clusters, sizes).tolist()
+    # `max` returns its first argument if the end is NaN.
     return tuple(
         Interval(found.mean, max(found.low, 0.0), max(found.high, end), found.clusters)
         if math.isfinite(found.high)
-        else found  # `max` returns its first argument if the end is NaN
+        else found
         for found, end in zip(_intervals(of_clusters, sizes, resamples, SEED), ends, strict=True)
     )
 

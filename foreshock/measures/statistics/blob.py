@@ -60,21 +60,22 @@ def blob_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Blob:
     """Return the blob of `pack` before compression."""
     names = sorted(arrays)
     payload = b"".join([_little(arrays[name]).tobytes() for name in names])
-    start, end = _around_checksum(kind, tuple((name, arrays[name].dtype.kind, arrays[name].shape) for name in names))
+    start, end = _around_checksum(kind, tuple((name, arrays[name].dtype.str, arrays[name].shape) for name in names))
     header = b"%b%d%b" % (start, zlib.crc32(payload), end)
     return Blob(_MAGIC + len(header).to_bytes(4, "little") + header, payload)
 
 
 def _little(array: NDArray[Any]) -> NDArray[Any]:
     """Return the array with its lowest bytes first, which it has on nearly every machine."""
-    return array if _IS_LITTLE else array.astype(array.dtype.newbyteorder("<"))
+    is_little = _IS_LITTLE and array.dtype.isnative
+    return array if is_little else array.astype(array.dtype.newbyteorder("<"))
 
 
 # The arrays of most steps of a run have the same sizes; a new header takes 20 µs.
 @lru_cache(maxsize=256)
 def _around_checksum(kind: str, arrays: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, bytes]:
-    """Return the header of arrays (name, kind of dtype, shape) up to its checksum, and what follows."""
-    shapes = {name: [f"<{of_dtype}8", list(shape)] for name, of_dtype, shape in arrays}
+    """Return the header of arrays (name, dtype, shape) up to its checksum, and what follows."""
+    shapes = {name: [of_dtype.replace(">", "<"), list(shape)] for name, of_dtype, shape in arrays}
     header = {"kind": kind, "statistics_version": STATISTICS_VERSION, "arrays": shapes, "crc32": _NO_CHECKSUM}
     start, _, end = canonical_json(header).encode().rpartition(str(_NO_CHECKSUM).encode())
     return start, end

@@ -20,7 +20,6 @@ from service.platform.context import ServiceContext
 from service.platform.problem import ProblemError
 from service.platform.store.names import FileName, parse_name
 from service.platform.store.orphans import find_orphans
-from service.platform.store.reading import fault_in_file
 from service.platform.store.tokens import ListedFile
 from service.runs.rollouts.service import set_file_bytes
 from service.runs.step_key import StepKey
@@ -118,7 +117,7 @@ def _difference(context: ServiceContext, name: str, file: CataloguedFile) -> str
     try:
         contents = context.decoders.run(read_contents, context.store.file(name), file.kind)
     except RolloutsError as error:
-        return fault_in_file(error)
+        return error.fault
     except (OSError, ProblemError) as error:
         return f"it cannot be read: {error}"
     expected = (file.rollouts, file.tokens)

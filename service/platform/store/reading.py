@@ -30,11 +30,6 @@ class TokensDamaged(ProblemError):
     problem_type = "tokens-damaged"
 
 
-def fault_in_file(error: RolloutsError) -> str:
-    """Return what is wrong with a file of the store, without what the library advises the sender of an upload."""
-    return str(error).partition(": send ")[0]
-
-
 @contextmanager
 def present_file(what: str) -> Iterator[None]:
     """Raise TokensGone if a file of the store is missing; for a block whose other errors may be of an upload."""
@@ -54,6 +49,5 @@ def stored_file(what: str) -> Iterator[None]:
             yield
     except RolloutsError as error:
         raise TokensDamaged(
-            f"the token file of {what} is damaged: sending its bytes again restores it, or a backup "
-            f"({fault_in_file(error)})"
+            f"the token file of {what} is damaged: sending its bytes again restores it, or a backup ({error.fault})"
         ) from error

@@ -16,7 +16,7 @@ from service.platform.health.status import FiguresOfApp, service_state
 from service.platform.keys.service import Scope
 from service.platform.pagination import Cursor
 from service.platform.path_segments import SEGMENT_PATTERN, decoded_segment
-from service.platform.schemas import StepPath
+from service.platform.schemas import NO_NUL, StepPath
 from service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
 from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, compressed, digest_of, media_type_of
 from service.present.pages.presenters.alert_list import alerts_page
@@ -61,10 +61,8 @@ static = APIRouter(include_in_schema=False)
 # The page of rules first: a run may be called `steps`.
 ROUTERS = (static, parts, rules, pages)
 LONGEST_SAMPLE_ID = 1024
-# PostgreSQL stores no NUL and refuses to compare with one.
-_NO_NUL = r"^[^\x00]*$"
-Asked = Annotated[str, Query(max_length=200, pattern=_NO_NUL)]
-ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=_NO_NUL)]], Query(max_length=100)]
+Asked = Annotated[str, Query(max_length=200, pattern=NO_NUL)]
+ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=NO_NUL)]], Query(max_length=100)]
 
 
 @pages.get("/")

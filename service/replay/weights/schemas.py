@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.weights_search import WeightsReplay, WeightsSearch
-from service.platform.schemas import LARGEST_STEP, Step
+from service.platform.schemas import LARGEST_STEP, NO_NUL, Step
 from service.replay.probes.schemas import ScorerName
 
 MOST_ROWS = 1_000
 Part = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[a-z0-9_.+-]+$")]
-Text = Annotated[str, StringConstraints(max_length=1_000, pattern=r"^[^\x00]*$")]
+Text = Annotated[str, StringConstraints(max_length=1_000, pattern=NO_NUL)]
 Nats = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import CursorResult, bindparam, case, delete, select, tuple_, update
+from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from foreshock.severity import SEVERITIES, severity_rank
 from service.platform.database.dialect import insert_for, table_of, upsert
 from service.platform.database.prepared import Prepared
 from service.platform.database.tables import DueFindings, Run, StoredFinding
@@ -85,9 +86,9 @@ def _add_step(dialect: str) -> Prepared:
     statement = insert_for(dialect, table)
     added = statement.excluded
     is_newest = added.newest_step >= table.c.newest_step
-    worse = (table.c.severity == "critical") | ((table.c.severity == "warning") & (added.severity == "info"))
+    is_worse = _rank(added.severity) < _rank(table.c.severity)
     changed = {
-        "severity": case((worse, table.c.severity), else_=added.severity),
+        "severity": case((is_worse, added.severity), else_=table.c.severity),
         "sentence": case((is_newest, added.sentence), else_=table.c.sentence),
         "confidence": case((is_newest, added.confidence), else_=table.c.confidence),
         "title": added.title,
@@ -98,6 +99,10 @@ def _add_step(dialect: str) -> Prepared:
         "changed_at_us": case((added.steps > 0, added.changed_at_us), else_=table.c.changed_at_us),
     }
     return Prepared(statement.on_conflict_do_update(index_elements=_KEY, set_=changed), tuple(table.c.keys()))
+
+
+def _rank(severity: ColumnElement[str]) -> ColumnElement[int]:
+    return case({each: severity_rank(each) for each in SEVERITIES}, value=severity)
 
 
 def put(session: Session, rows: Sequence[dict[str, Any]]) -> None:

@@ -180,7 +180,7 @@ def _store_shard(
         nonlocal may_be_committed
         may_be_committed = False
         run = lock_run(session, principal, address.run_id)
-        # Later steps wait for the lock from here on.
+        # PostgreSQL: later steps wait for the lock from here on. SQLite's queue has let them go on before.
         place.leave()
         committed = commit_shard(session, context, run, address, upload, decoded, name)
         may_be_committed = True

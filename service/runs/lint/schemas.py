@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field
@@ -68,12 +67,6 @@ class CheckRead(BaseModel):
         return cls(name=check.name, title=check.title, state=check.state, why=check.why)
 
 
-# The checks of healthy steps have the same few results; to convert twenty takes 16 µs.
-@lru_cache(maxsize=1024)
-def _check_read(check: CheckResult) -> CheckRead:
-    return CheckRead.of(check)
-
-
 class StepLintRead(AnswerOfStep):
     """Verdict on a step, over all of its shards with stored evidence."""
 
@@ -96,7 +89,7 @@ class StepLintRead(AnswerOfStep):
             rollouts=report.rollouts,
             tokens=report.tokens,
             warnings=[WarningRead.of(warning) for warning in report.warnings],
-            checks=[_check_read(check) for check in report.checks],
+            checks=[CheckRead.of(check) for check in report.checks],
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -18,13 +18,11 @@ from foreshock.measures.comparison import Comparison
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS
 from foreshock.measures.step_statistics import StepStatistics
 from service.platform.database.packing import Packed
 
 # Rows of summaries beyond which zstd, which begins anew for each column, is worth its time; packing compresses as well.
 _LEAST_COMPRESSED = 64
-_K3 = BUCKET_SUMS.index("k3_kl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +107,5 @@ def bucket_bytes(comparison: str, statistics: ComparisonStatistics) -> bytes | N
     """Return `FoldedStatistics.buckets` of a comparison."""
     if comparison != TRAINER_ROLLOUT:
         return None
-    # Two of the columns of `statistics.buckets()`.
-    buckets = statistics.conditions["probability"]
-    tokens = buckets.tokens.astype(np.float64)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        k3 = buckets.sums.value[:, _K3] / tokens
-    return tokens.tobytes() + k3.tobytes()
+    table = statistics.buckets()
+    return np.stack([table.tokens.astype(np.float64), table.k3_kl]).tobytes()

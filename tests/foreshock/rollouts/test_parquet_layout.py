@@ -12,7 +12,7 @@ import pytest
 
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.rollouts.parquet import read_rollouts
-from foreshock.rollouts.thrift_compact import ThriftError, read_struct_with_spans
+from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
 OWN = {
     "row_group_size": 64,
@@ -109,6 +109,8 @@ def test_schema_is_remembered_with_the_metadata_that_it_follows_from() -> None:
 def test_span_of_a_repeated_field_holds_all_of_its_values() -> None:
     # Field 2 as an integer, field 2 again (a number of its own) as bytes, then the end.
     data = bytes([0x25, 0x02, 0x08, 0x04, 0x01, 0x41, 0x00])
-    assert read_struct_with_spans(data) == ({2: b"A"}, {2: (0, 6)})
+    spans: dict[int, tuple[int, int]] = {}
+    assert read_struct(data, spans=spans) == ({2: b"A"}, 7)
+    assert spans == {2: (0, 6)}
     with pytest.raises(ThriftError):
-        read_struct_with_spans(data[:-1])
+        read_struct(data[:-1], spans={})
