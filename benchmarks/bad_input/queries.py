@@ -65,9 +65,7 @@ def page_routes() -> list[Route]:
 
 def _api_routes(document: dict[str, Any]) -> list[Route]:
     return [
-        Route(
-            path, tuple(each["name"] for each in get.get("parameters", ()) if each["in"] == "query"), get["responses"]
-        )
+        Route(path, _query_of(get), get["responses"])
         for path, operations in document["paths"].items()
         if (get := operations.get("get")) is not None
     ]
