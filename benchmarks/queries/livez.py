@@ -58,7 +58,7 @@ def stalled_uploads(url: str, run: str) -> None:
 
 def read_scalars(url: str, run: str) -> None:
     """Read the most scalars of the run that one answer may have, and all of them thinned out, again and again."""
-    some = [("name", f"metric/{number}") for number in range(READ_SCALARS)]
+    some = {"name": [f"metric/{number}" for number in range(READ_SCALARS)]}
     with httpx.Client(base_url=url, timeout=600) as client:
         while True:
             client.get(f"/v1/runs/{run}/scalars", params=some).raise_for_status()
