@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
+from service.platform.database import prepared
 from service.platform.database.session import Database
 from service.platform.database.tables import DetectorSnapshot, Shard, Step
 from service.runs.lint.judging import judge_step
@@ -26,6 +27,7 @@ from service.runs.rollouts.shards import decode_shard
 from service.runs.step_key import StepKey
 from service.runs.steps import closing
 from service.runs.steps.closing import close_waiting_steps
+from service.watch.detection.replay_detectors import RECENT_STATES
 from tests.service.sending import Sender, make_batch, start_run
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
@@ -243,3 +245,21 @@ def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAP
     context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=later)))
     assert close_waiting_steps(context) == 1
     assert sender.get("steps").json()["items"][0]["closed"]
+
+
+def test_closing_compiles_no_statement_anew(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    compile_statement = prepared._compile
+
+    def counted(statement: Any, *others: Any) -> Any:
+        compiled.append(statement)
+        return compile_statement(statement, *others)
+
+    sender = start_run(http)
+    # More than the newest states that are kept: later steps use the same statements.
+    for step in range(2 * RECENT_STATES):
+        sender.put_shard(step, encode_rollouts(make_batch(seed=step))).raise_for_status()
+    monkeypatch.setattr(prepared, "_compile", counted)
+    for step in range(2 * RECENT_STATES, 2 * RECENT_STATES + 3):
+        assert sender.put_shard(step, encode_rollouts(make_batch(seed=step))).json()["step_closed"]
+    assert not compiled
