@@ -29,6 +29,7 @@ from benchmarks.queries.filled_database import DATABASE, start_runs
 from benchmarks.queries.scrape import serving_process
 from benchmarks.queries.uploads import PARQUET, encoded_batch
 from benchmarks.running_service import running_service
+from foreshock.scorers import REFERENCE
 
 BAR_SECONDS = 0.1
 SECONDS, EVERY_SECONDS, SETTLE_SECONDS = 12.0, 0.02, 1.0
@@ -90,7 +91,7 @@ def invented_accelerators(url: str, _run: str) -> None:
     with httpx.Client(base_url=url, timeout=600) as client:
         for number in itertools.count():
             name = f"invented-{number % INVENTED_ACCELERATORS}"
-            worker = {"worker": f"w-{name}", "accelerator": name, "device_name": name, "scorers": ["torch.float32"]}
+            worker = {"worker": f"w-{name}", "accelerator": name, "device_name": name, "scorers": [REFERENCE]}
             client.post("/v1/leases", json=worker).raise_for_status()
             if number % 50 == 0:
                 client.get("/v1/hardware").raise_for_status()

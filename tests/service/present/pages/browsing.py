@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Page, Request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Locator, Page, Request
 
 PATIENCE_MS = 240_000
 MISSING = "Chromium is missing: apt-get install chromium"
@@ -77,9 +80,19 @@ class Visit:
 
     def go(self, address: str) -> None:
         """Leave the page for another one."""
+        with self._being_left():
+            self.page.goto(address)
+
+    def follow(self, link: Locator) -> None:
+        """Leave the page by a link of it; it may still ask for figures."""
+        with self._being_left(), self.page.expect_navigation():
+            link.click()
+
+    @contextmanager
+    def _being_left(self) -> Iterator[None]:
         self._left = set(self._asked)
         self._leaving = True
-        self.page.goto(address)
+        yield
         self._leaving = False
 
     def assert_clean(self) -> None:

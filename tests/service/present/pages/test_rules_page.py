@@ -140,7 +140,7 @@ def test_operator_changes_a_rule_in_the_browser(visit: Visit, site: Site, width:
     page.set_viewport_size({"width": width, "height": 844})
     visit.origin = site.url
     visit.go(site.url + run.address)
-    page.get_by_role("link", name="Rules").click()
+    visit.follow(page.get_by_role("link", name="Rules"))
     assert page.evaluate("document.documentElement.scrollHeight") < 5 * 844
     rule = page.locator("#rule-mismatch_rise")
     rule.locator("summary").click()
